@@ -1,0 +1,68 @@
+# `make run` and `make test` need Python 3.11 or newer and nothing else: they set up their own virtual environment.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+HOST ?= 127.0.0.1
+PORT ?= 3000
+export DAGSTER_HOME := $(CURDIR)/dagster_home
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run ui test test-slow check wheel bench-memory clean
+
+help:
+	@echo "make run         run the demo datasets, from tar shards to packed files and manifests"
+	@echo "make ui          Dagster UI and daemon on http://$(HOST):$(PORT), demo shards registered"
+	@echo "make test        the test suite"
+	@echo "make test-slow   the tests that take minutes"
+	@echo "make check       ruff, mypy --strict, dg check defs"
+	@echo "make wheel       build the wheel and check what is in it"
+	@echo "make bench-memory  resident memory and throughput of each stage on a 500 MB shard"
+	@echo "make clean       remove the virtual environment and everything the demo wrote"
+
+$(VENV)/pip.done: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, found " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt pip
+	@touch $@
+
+$(VENV)/run.done: $(VENV)/pip.done pyproject.toml
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[s3]'
+	@touch $@
+
+$(VENV)/dev.done: $(VENV)/run.done
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[s3,pandas]' --group dev
+	@touch $@
+
+run: $(VENV)/run.done
+	$(BIN)/mm-assets run
+
+ui: $(VENV)/run.done
+	$(BIN)/mm-assets register
+	$(BIN)/dagster dev --workspace workspace.yaml --host $(HOST) --port $(PORT)
+
+test: $(VENV)/dev.done
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/dev.done
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/dev.done
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dg check defs
+
+wheel: $(VENV)/dev.done
+	rm -rf dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python -c "import glob, zipfile; n = zipfile.ZipFile(glob.glob('dist/*.whl')[0]).namelist(); \
+	need = ['.sql', 'defs.yaml', '.tar', 'shards/README.md']; gone = [e for e in need if not any(x.endswith(e) for x in n)]; \
+	assert not gone, gone; print(len(n), 'files in the wheel')"
+
+bench-memory: $(VENV)/dev.done
+	$(BIN)/python benchmarks/memory.py
+
+clean:
+	rm -rf $(VENV) dist
+	find dagster_home -mindepth 1 ! -name dagster.yaml -delete

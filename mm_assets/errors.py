@@ -1,0 +1,215 @@
+"""The exception tree of mm_assets: everything this package raises on purpose.
+
+The class says whose fault it is: `FormatError` the file's, `EncodeError` the caller's value, `SourceError` the storage
+behind a locator, `ConfigError` the declaration's. Leaf classes take typed facts, so that every message names where,
+what was found and what was expected. A bug raises whatever Python raises; nothing here wraps it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BadMagicError",
+    "ConfigError",
+    "CorruptError",
+    "EncodeError",
+    "FilterError",
+    "FormatError",
+    "MediaError",
+    "MissingExtraError",
+    "MmAssetsError",
+    "SchemaMismatchError",
+    "ShardError",
+    "SourceError",
+    "TruncatedError",
+    "UnsupportedVersionError",
+]
+
+
+class MmAssetsError(Exception):
+    """Base of every error that mm_assets raises on purpose."""
+
+
+class FormatError(MmAssetsError, ValueError):
+    """A packed file is wrong: not ours, too new, cut off, or damaged.
+
+    Args:
+        path: file path or URL.
+        detail: what is wrong, a clause without a final period.
+        sample: index of the sample concerned, if one is.
+        modality: name of the packed modality concerned, if one is.
+        found: what stands in the file.
+        expected: what should stand there.
+    """
+
+    def __init__(
+        self,
+        path: object,
+        detail: str,
+        *,
+        sample: int | None = None,
+        modality: str | None = None,
+        found: object = None,
+        expected: object = None,
+    ) -> None:
+        self.path = str(path)
+        self.detail = detail
+        self.sample = sample
+        self.modality = modality
+        self.found = found
+        self.expected = expected
+        where = self.path
+        if sample is not None:
+            where += f", sample {sample}"
+        if modality is not None:
+            where += f", modality {modality!r}"
+        message = f"{where}: {detail}"
+        if found is not None or expected is not None:
+            message += f" (found {found}, expected {expected})"
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process boundaries; the default rebuilds from the message alone and fails.
+        state = (type(self), self.path, self.detail, self.sample, self.modality, self.found, self.expected)
+        return _rebuild_format_error, state
+
+
+def _rebuild_format_error(
+    cls: type[FormatError],
+    path: str,
+    detail: str,
+    sample: int | None,
+    modality: str | None,
+    found: object,
+    expected: object,
+) -> FormatError:
+    return cls(path, detail, sample=sample, modality=modality, found=found, expected=expected)
+
+
+class BadMagicError(FormatError):
+    """The file does not start with a magic that we know."""
+
+
+class UnsupportedVersionError(FormatError):
+    """The file is of a version that this release does not read."""
+
+
+class TruncatedError(FormatError):
+    """The file is shorter than its own structures say."""
+
+
+class CorruptError(FormatError):
+    """The file's bytes contradict themselves, their checksums, or a configured limit."""
+
+
+class SchemaMismatchError(MmAssetsError):
+    """The file, or the table, and the given fields or columns disagree."""
+
+
+class EncodeError(MmAssetsError, ValueError):
+    """A value that was to be written is wrong for its field."""
+
+
+class SourceError(MmAssetsError):
+    """Content behind a locator cannot be had: missing, short, outside the allowed places, or changed underneath.
+
+    Args:
+        path: file path or URL of the source.
+        detail: what is wrong, a clause without a final period.
+        member: the archive member concerned, if one is.
+        byte_offset: absolute position in the source in bytes, if one is known.
+    """
+
+    def __init__(self, path: object, detail: str, *, member: str | None = None, byte_offset: int | None = None) -> None:
+        self.path = str(path)
+        self.detail = detail
+        self.member = member
+        self.byte_offset = byte_offset
+        where = self.path
+        if member is not None:
+            where += f", member {member!r}"
+        if byte_offset is not None:
+            where += f", at byte {byte_offset}"
+        super().__init__(f"{where}: {detail}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_source_error, (type(self), self.path, self.detail, self.member, self.byte_offset)
+
+
+def _rebuild_source_error(
+    cls: type[SourceError], path: str, detail: str, member: str | None, byte_offset: int | None
+) -> SourceError:
+    return cls(path, detail, member=member, byte_offset=byte_offset)
+
+
+class ShardError(SourceError):
+    """A shard cannot be read through: its archive structure is damaged at a byte offset."""
+
+
+class ConfigError(MmAssetsError, ValueError):
+    """A declaration is wrong: an unknown key, a value of the wrong kind, or two settings that exclude each other.
+
+    Args:
+        where: the file, or "arguments", that holds the declaration.
+        key: dotted path of the key, such as ``pack.fields[0].field``.
+        detail: what was found and what is allowed, a clause without a final period.
+    """
+
+    def __init__(self, where: object, key: str, detail: str) -> None:
+        self.where = str(where)
+        self.key = key
+        self.detail = detail
+        super().__init__(f"{self.where}: {key}: {detail}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ConfigError, (self.where, self.key, self.detail)
+
+
+class MissingExtraError(MmAssetsError, ImportError):
+    """A feature needs an optional package that is not installed.
+
+    Args:
+        feature: what was asked for.
+        extra: the extra of this package that brings it.
+    """
+
+    def __init__(self, feature: str, extra: str) -> None:
+        self.feature = feature
+        self.extra = extra
+        super().__init__(f"{feature} needs an optional package: pip install 'mm-assets[{extra}]'")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return MissingExtraError, (self.feature, self.extra)
+
+
+class FilterError(MmAssetsError):
+    """A filter or annotator broke its contract: a row out of range, a column missing or of the wrong length or type.
+
+    Args:
+        name: the filter or annotator.
+        detail: what it did and what was expected, a clause without a final period.
+    """
+
+    def __init__(self, name: str, detail: str) -> None:
+        self.name = name
+        self.detail = detail
+        super().__init__(f"{name}: {detail}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return FilterError, (self.name, self.detail)
+
+
+class MediaError(MmAssetsError, ValueError):
+    """Media bytes are not what they should be: an unknown codec, a damaged or cut-off header, an absurd size.
+
+    Args:
+        name: what the bytes are called, a file name, or a description such as ``<image>``.
+        reason: what was found and what was expected, a clause without a final period.
+    """
+
+    def __init__(self, name: object, reason: str) -> None:
+        self.name = str(name)
+        self.reason = reason
+        super().__init__(f"{self.name}: {reason}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return MediaError, (self.name, self.reason)

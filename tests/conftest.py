@@ -1,0 +1,23 @@
+"""Fixtures of the whole suite: where the demo shards and the optional sample corpora are."""
+
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+DEMO_SHARDS = REPO / "mm_assets" / "defs" / "demo" / "shards"
+
+
+@pytest.fixture(scope="session")
+def demo_shards() -> Path:
+    """The folder of the five demo shards, which ship with the project."""
+    return DEMO_SHARDS
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of larger sample corpora beside the checkout; tests that need it skip where it is absent."""
+    folder = REPO.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("the larger sample corpora are not beside this checkout")
+    return folder
