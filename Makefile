@@ -23,7 +23,7 @@ help:
 $(VENV)/pip.done: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, found " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --upgrade pip
 	@touch $@
 
 $(VENV)/run.done: $(VENV)/pip.done pyproject.toml
