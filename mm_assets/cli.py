@@ -1,0 +1,415 @@
+"""The `mm-assets` command: register, run, inspect, verify, convert, sql, clean.
+
+Results go to standard output, everything else to standard error. Exit code 0: all went well; 1: something that was
+asked for failed or a file is damaged; 2: the command was used wrongly.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mm_assets import __version__
+from mm_assets.errors import ConfigError, MmAssetsError
+
+if TYPE_CHECKING:
+    from mm_assets.etl.dataset_store import DatasetStore
+    from mm_assets.orchestration.launch import PartitionRun
+    from mm_assets.spec import DatasetSpec
+
+__all__ = ["main"]
+
+
+def _reports_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Shows the library's own errors as one line; a bug keeps its traceback."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except MmAssetsError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+    return wrapper
+
+
+def _dataset_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    options = (
+        click.option("--dataset", "-d", "names", multiple=True, metavar="D", help="Dataset name; may be given again."),
+        click.option("--module", "-m", default="mm_assets.definitions", show_default=True, help="Definitions module."),
+        click.option("--root", metavar="URL", help="Storage root, instead of the declaration's."),
+    )
+    return functools.reduce(lambda wrapped, option: option(wrapped), options, function)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mm-assets")
+def main() -> None:
+    """Multimodal tar shards to checked, packed training data."""
+
+
+def _specs(names: Sequence[str], module: str, root: str | None) -> list[DatasetSpec]:
+    """The declared datasets of these names, or all."""
+    from dataclasses import replace
+
+    from mm_assets.orchestration.launch import declared_datasets
+
+    declared = declared_datasets(module)
+    unknown = [name for name in names if name not in declared]
+    if unknown:
+        detail = f"{unknown[0]!r} is not declared in {module}; declared: {', '.join(sorted(declared)) or 'none'}"
+        raise ConfigError("arguments", "--dataset", detail)
+    chosen = [declared[name] for name in dict.fromkeys(names)] if names else list(declared.values())
+    return [replace(spec, root=root) if root else spec for spec in chosen]
+
+
+def _adhoc_spec(names: Sequence[str], shards: str, root: str | None, pack: str | None) -> DatasetSpec:
+    """A dataset that no YAML declares."""
+    from mm_assets.orchestration.component import default_root
+    from mm_assets.spec import DatasetSpec
+
+    if len(names) > 1:
+        raise ConfigError("arguments", "--dataset", "is given more than once; with --shards there is one dataset")
+    config = {"name": names[0] if names else "default", "shards": _absolute(shards), "settle_seconds": 0, "pack": pack}
+    return DatasetSpec.from_config(config, where="arguments", default_root=_absolute(root) if root else default_root())
+
+
+def _absolute(url: str) -> str:
+    from mm_assets.storage import is_local, local_path
+
+    return str(local_path(url)) if is_local(url) else url
+
+
+def _store_of(names: Sequence[str], module: str, root: str | None) -> list[DatasetStore]:
+    """Dataset folders for commands that need no shards: of declared datasets, or of any below `root`."""
+    from mm_assets.etl.dataset_store import DatasetStore
+    from mm_assets.orchestration.launch import ensure_dagster_home
+
+    ensure_dagster_home()
+    if root and names:
+        from mm_assets.spec import DatasetSpec
+
+        return [DatasetStore(DatasetSpec(name=name, shards="", root=_absolute(root))) for name in names]
+    return [DatasetStore(spec) for spec in _specs(names, module, _absolute(root) if root else None)]
+
+
+@main.command()
+@_dataset_options
+@click.option("--new-schema", is_flag=True, help="Decide the dataset's schema anew; every partition becomes pending.")
+@_reports_errors
+def register(names: tuple[str, ...], module: str, root: str | None, new_schema: bool) -> None:
+    """List the shards and make them partitions of the Dagster instance."""
+    from mm_assets.etl.dataset_store import DatasetStore
+    from mm_assets.orchestration.launch import open_instance, register_dataset
+
+    with open_instance() as instance:
+        for spec in _specs(names, module, root):
+            found = register_dataset(instance, DatasetStore(spec), new_schema=new_schema)
+            line = f"{spec.name}: {len(found.partitions)} partitions"
+            for what, keys in (("new", found.added), ("changed", found.changed), ("gone", found.removed)):
+                line += f", {len(keys)} {what}" if keys else ""
+            click.echo(line)
+            for key in found.removed:
+                click.echo(f"  gone: {key}: its shards are no longer there; it leaves the next manifest", err=True)
+            for url in found.unsettled:
+                click.echo(f"  not taken: {url}: still changing or too young", err=True)
+            for partition in found.partitions:
+                click.echo(f"  {partition.key}")
+
+
+@main.command()
+@_dataset_options
+@click.option("--shards", metavar="GLOB", help="Shards of a dataset that is not declared: folder, glob or URL.")
+@click.option("--pack", metavar="PRESET", help="With --shards: pack preset; chosen by the first shard otherwise.")
+@click.option("--partition", "-p", "keys", multiple=True, metavar="K", help="Run these partitions, pending or not.")
+@click.option("--jobs", "-j", "num_processes", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
+@_reports_errors
+def run(
+    names: tuple[str, ...],
+    module: str,
+    root: str | None,
+    shards: str | None,
+    pack: str | None,
+    keys: tuple[str, ...],
+    num_processes: int,
+) -> None:
+    """Register the shards, run every pending partition, make the manifests."""
+    from mm_assets.etl.dataset_store import DatasetStore
+    from mm_assets.orchestration.launch import make_manifest, open_instance, register_dataset
+
+    if pack and not shards:
+        raise ConfigError("arguments", "--pack", "goes with --shards; a declared dataset names its preset itself")
+    work: list[tuple[DatasetSpec, str]] = []
+    failed: list[str] = []
+    usable: list[DatasetSpec] = []
+    with open_instance() as instance:
+        specs = [_adhoc_spec(names, shards, root, pack)] if shards else _specs(names, module, root)
+        for spec in specs:
+            try:
+                found = register_dataset(instance, DatasetStore(spec))
+            except MmAssetsError as error:
+                if len(specs) == 1:
+                    raise
+                failed.append(f"{spec.name}: {error}")  # one dataset's trouble is not the others'
+                continue
+            usable.append(spec)
+            for key in found.removed:
+                click.echo(f"{spec.name}/{key}: its shards are gone; it leaves the manifest", err=True)
+            for url in found.unsettled:
+                click.echo(f"{spec.name}: not taken, still changing: {url}", err=True)
+            work += [(spec, key) for key in _wanted(DatasetStore(spec), keys)]
+    missing = [key for key in keys if key not in {key for _, key in work}]
+    if missing:
+        raise ConfigError("arguments", "--partition", f"{missing[0]!r} is no registered partition of {_names(specs)}")
+    began = time.perf_counter()
+    ended = _run_all(work, num_processes)
+    failed += [f"{r.dataset}/{r.partition}: {line}" for r in ended for line in r.failures]
+    for spec in usable:
+        made = make_manifest(spec)
+        failed += [f"{spec.name}: manifest: {line}" for line in made.failures]
+    _print_summary(usable, ended, time.perf_counter() - began)
+    for line in failed:
+        click.echo(f"failed: {line}", err=True)
+    if failed:
+        sys.exit(1)
+
+
+def _names(specs: Sequence[DatasetSpec]) -> str:
+    return ", ".join(spec.name for spec in specs)
+
+
+def _wanted(dataset: DatasetStore, keys: Sequence[str]) -> list[str]:
+    from mm_assets.etl.publish import pending_partitions
+
+    if not keys:
+        return pending_partitions(dataset)
+    registered = dataset.partitions()
+    return [key for key in keys if key in registered]
+
+
+def _run_all(work: Sequence[tuple[DatasetSpec, str]], num_processes: int) -> list[PartitionRun]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from mm_assets.orchestration.launch import run_partitions
+
+    ended: list[PartitionRun] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("partitions", total=len(work))
+        for result in run_partitions(work, num_processes=num_processes):
+            ended.append(result)
+            progress.update(task, advance=1, description=f"{result.dataset}/{result.partition}")
+            if not console.is_terminal:
+                click.echo(f"{result.dataset}/{result.partition}: {'done' if result.ok else 'FAILED'}", err=True)
+    return ended
+
+
+def _print_summary(specs: Sequence[DatasetSpec], ended: Sequence[PartitionRun], seconds: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from mm_assets.etl.dataset_store import DatasetStore
+
+    table = Table(title=f"{len(ended)} partitions run in {seconds:.1f} s")
+    for name in ("dataset", "partition", "status"):
+        table.add_column(name)
+    for name in ("members", "rows", "kept", "dropped", "rejects", "samples", "MULT bytes"):
+        table.add_column(name, justify="right")
+    results = {(r.dataset, r.partition): r for r in ended}
+    for spec in specs:
+        dataset = DatasetStore(spec)
+        for key in dataset.partitions():
+            result = results.get((spec.name, key))
+            status = "unchanged" if result is None else "done" if result.ok else "FAILED"
+            if result is None and dataset.marker(key) is None:
+                status = "pending"
+            table.add_row(spec.name, key, status, *_partition_numbers(dataset, key))
+    console = Console(width=max(Console().width, 110))
+    console.print(table)
+    for spec in specs:
+        click.echo(f"{spec.name}: {DatasetStore(spec).store.url_of('manifest.json')}")
+
+
+def _partition_numbers(dataset: DatasetStore, key: str) -> list[str]:
+    wanted = (
+        ("raw_shards", "members"),
+        ("rows", "rows"),
+        ("filtered_rows", "kept"),
+        ("filtered_rows", "dropped"),
+        ("rows", "rejects"),
+        ("packed_mult", "samples"),
+        ("packed_mult", "bytes"),
+    )
+    shown = []
+    for stage, count in wanted:
+        if not dataset.store.exists(dataset.record_name(stage, key)):
+            shown.append("-")
+        else:
+            shown.append(f"{dataset.record(stage, key).counts.get(count, 0):,}")
+    return shown
+
+
+@main.command()
+@click.argument("file")
+@click.option("--sample", "-s", type=int, metavar="N", help="Also show sample N, counted from 0.")
+@_reports_errors
+def inspect(file: str, sample: int | None) -> None:
+    """Show what a packed file or manifest holds."""
+    import mm_assets
+
+    with mm_assets.open(file) as dataset:
+        click.echo(f"{file}: {len(dataset):,} samples")
+        for key, value in dataset.schema.items():
+            if key not in ("modalities", "pack"):
+                click.echo(f"{key}: {json.dumps(value, ensure_ascii=False)}")
+        for name, field in dataset.fields.items():
+            click.echo(f"  {name}: {field!r}, {int(dataset.presence(name).sum()):,} present")
+        if sample is not None:
+            if not -len(dataset) <= sample < len(dataset):
+                raise ConfigError("arguments", "--sample", f"is {sample}, the file has {len(dataset)} samples")
+            click.echo(f"sample {sample}: {dataset.sample_ids[sample]}")
+            for name, value in dataset[sample].items():
+                click.echo(f"  {name}: {_describe(value)}")
+
+
+def _describe(value: Any) -> str:
+    """One value in one line."""
+    import numpy as np
+
+    if value is None:
+        return "absent"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} array of shape {value.shape}"
+    if isinstance(value, bytes | memoryview):
+        return f"{len(value):,} bytes"
+    if isinstance(value, list) and value and isinstance(value[0], tuple):
+        shown = ", ".join(f"{position}: {_describe(item)}" for position, item in value[:4])
+        return f"{len(value)} items: {shown}{', …' if len(value) > 4 else ''}"
+    if hasattr(value, "sample_rate"):
+        return f"{value.samples.shape[0] / value.sample_rate:.3f} s of sound at {value.sample_rate} Hz"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = "".join(c if c.isprintable() else "·" for c in text)
+    return text if len(text) <= 100 else f"{text[:99]}… ({len(text):,} characters)"
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True)
+def verify(files: tuple[str, ...]) -> None:
+    """Check every checksum and structure; exit 1 and name the damaged samples."""
+    import mm_assets
+
+    bad = False
+    for file in files:
+        try:
+            with mm_assets.open(file) as dataset:
+                report = dataset.verify()
+        except MmAssetsError as error:
+            bad = True
+            click.echo(f"{file}: DAMAGED: {error}")
+            continue
+        bad = bad or not report.ok
+        state = "ok" if report.ok else "DAMAGED"
+        click.echo(f"{file}: {state}, {report.num_payloads:,} payloads checked, {len(report.damage)} faults")
+        for damage in report.damage:
+            place = f"sample {damage.sample} ({damage.sample_id})" if damage.sample is not None else "file"
+            modality = f", {damage.modality}" if damage.modality else ""
+            click.echo(f"  {place}{modality}: {damage.message}")
+    if bad:
+        sys.exit(1)
+
+
+@main.command()
+@click.argument("source", metavar="IN")
+@click.argument("target", metavar="OUT")
+@_reports_errors
+def convert(source: str, target: str) -> None:
+    """Turn MULT into MSTR or back, by OUT's extension; payloads are copied, never decoded."""
+    from mm_assets.formats import convert as convert_file
+
+    if Path(target).suffix not in (".mult", ".mstr"):
+        raise ConfigError("arguments", "OUT", f"ends in {Path(target).suffix!r}, allowed: .mult, .mstr")
+    summary = convert_file(source, target)
+    click.echo(f"{target}: {summary.num_samples:,} samples, {summary.num_bytes:,} bytes")
+
+
+@main.command()
+@_dataset_options
+@click.argument("query")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values instead of a table.")
+@_reports_errors
+def sql(names: tuple[str, ...], module: str, root: str | None, query: str, as_csv: bool) -> None:
+    """Run QUERY over a dataset's tables: rows, filtered_rows, dropped, rejects and so on are views in DuckDB."""
+    import duckdb
+
+    from mm_assets.etl.publish import sql_connection
+
+    stores = _store_of(names, module, root)
+    if len(stores) != 1:
+        known = ", ".join(s.spec.name for s in stores)
+        raise ConfigError("arguments", "--dataset", f"name one dataset; declared: {known}")
+    connection = sql_connection(stores[0])
+    try:
+        cursor = connection.execute(query)
+        columns = [column[0] for column in cursor.description or ()]
+        if as_csv:
+            _print_csv(columns, cursor)
+        else:
+            _print_rows(columns, cursor.fetchmany(_SHOWN_ROWS + 1))
+    except duckdb.Error as error:
+        raise ConfigError("arguments", "QUERY", str(error)) from error
+    finally:
+        connection.close()
+
+
+_SHOWN_ROWS = 100  # of a query's result in a terminal; --csv gives all
+
+
+def _print_csv(columns: Sequence[str], cursor: Any) -> None:
+    import csv
+
+    writer = csv.writer(sys.stdout)
+    writer.writerow(columns)
+    while batch := cursor.fetchmany(1000):
+        writer.writerows(batch)
+
+
+def _print_rows(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows[:_SHOWN_ROWS]:
+        table.add_row(*("" if cell is None else escape(_describe(cell)) for cell in row))
+    Console().print(table)
+    if len(rows) > _SHOWN_ROWS:
+        click.echo(f"only the first {_SHOWN_ROWS} rows are shown; --csv gives all", err=True)
+
+
+@main.command()
+@_dataset_options
+@click.option("--keep", type=click.IntRange(1), help="Manifests to keep; the declaration's number otherwise.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@_reports_errors
+def clean(names: tuple[str, ...], module: str, root: str | None, keep: int | None, dry_run: bool) -> None:
+    """Remove packed files and manifests that no kept manifest needs."""
+    from mm_assets.etl.publish import clean as clean_dataset
+
+    for dataset in _store_of(names, module, root):
+        report = clean_dataset(dataset, keep=keep, dry_run=dry_run)
+        verb = "would remove" if dry_run else "removed"
+        click.echo(f"{dataset.spec.name}: {verb} {len(report.files)} files, {report.num_bytes:,} bytes")
+        for name in report.files:
+            click.echo(f"  {name}")

@@ -1,0 +1,149 @@
+"""A look at a table while it streams past: its first rows, a contact sheet, and sizes by power of two.
+
+A preview keeps a few rows and images whatever the table's size. It only describes: nothing that it fails to draw is an
+error of the data.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["Preview"]
+
+MAX_CELL = 80  # characters of a value that a preview shows
+MAX_IMAGE_BYTES = 4 << 20  # larger images are left out of the contact sheet
+THUMBNAIL = 72  # pixels; the sheet stays in Dagster's event log, so it has to be tiny
+COLUMNS = 6
+MAX_PIXELS = 64 << 20  # of an image that is decoded for a thumbnail
+
+
+class Preview:
+    """Watches the batches of one table.
+
+    Args:
+        num_rows: rows to keep.
+        num_images: images to keep.
+    """
+
+    def __init__(self, *, num_rows: int = 8, num_images: int = 12) -> None:
+        self._num_rows = num_rows
+        self._num_images = num_images
+        self.rows: list[dict[str, str]] = []
+        self.modalities: Counter[str] = Counter()
+        self._sizes: Counter[int] = Counter()
+        self._images: list[bytes] = []
+        self.num_rows = 0
+        self.content_bytes = 0
+
+    def observe(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Takes note of a batch and hands it on."""
+        self.num_rows += batch.num_rows
+        if len(self.rows) < self._num_rows:
+            for row in batch.slice(0, self._num_rows - len(self.rows)).to_pylist():
+                self.rows.append({name: _cell(value) for name, value in row.items()})
+        names = batch.schema.names
+        if "modality" in names:
+            for item in pc.value_counts(batch.column("modality")):
+                self.modalities[item["values"].as_py()] += item["counts"].as_py()
+        if "binary_content" in names:
+            self._observe_content(batch)
+        return batch
+
+    def _observe_content(self, batch: pa.RecordBatch) -> None:
+        content = batch.column("binary_content")
+        sizes = pc.binary_length(content).drop_null()
+        self.content_bytes += pc.sum(sizes).as_py() or 0
+        for size in sizes.to_pylist():
+            self._sizes[int(size).bit_length()] += 1
+        if len(self._images) < self._num_images:
+            wanted = pc.and_(pc.equal(batch.column("modality"), "image"), pc.is_valid(content))
+            for row in pc.indices_nonzero(wanted).to_pylist():
+                if content[row].as_buffer().size <= MAX_IMAGE_BYTES:
+                    self._images.append(content[row].as_py())
+                if len(self._images) >= self._num_images:
+                    break
+
+    def table(self) -> str:
+        """The first rows as a Markdown table; empty text where there are none."""
+        if not self.rows:
+            return ""
+        names = [name for name in self.rows[0] if any(row[name] for row in self.rows)]
+        lines = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
+        lines += ["| " + " | ".join(_escape(row[name]) for name in names) + " |" for row in self.rows]
+        return "\n".join(lines)
+
+    def histogram(self) -> str:
+        """Content sizes by power of two as a Markdown table with bars; empty text without content."""
+        if not self._sizes:
+            return ""
+        most = max(self._sizes.values())
+        lines = ["| bytes | items | |", "| ---: | ---: | --- |"]
+        for bits in range(min(self._sizes), max(self._sizes) + 1):
+            count = self._sizes[bits]
+            bar = "█" * max(round(24 * count / most), 1 if count else 0)
+            lines.append(f"| < {_human(1 << bits)} | {count} | {bar} |")
+        return "\n".join(lines)
+
+    def contact_sheet(self) -> bytes | None:
+        """The first images side by side as a JPEG of at most 432 x 144 pixels, or None where none could be drawn."""
+        from PIL import Image
+
+        drawn = [thumbnail for thumbnail in map(_thumbnail, self._images) if thumbnail is not None]
+        if not drawn:
+            return None
+        height = -(-len(drawn) // COLUMNS) * THUMBNAIL
+        sheet = Image.new("RGB", (min(len(drawn), COLUMNS) * THUMBNAIL, height), (245, 245, 245))
+        for number, thumbnail in enumerate(drawn):
+            left = number % COLUMNS * THUMBNAIL + (THUMBNAIL - thumbnail.width) // 2
+            top = number // COLUMNS * THUMBNAIL + (THUMBNAIL - thumbnail.height) // 2
+            sheet.paste(thumbnail, (left, top))
+        target = io.BytesIO()
+        sheet.save(target, "JPEG", quality=70)
+        return target.getvalue()
+
+
+def _thumbnail(content: bytes) -> Any:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            if image.width * image.height > MAX_PIXELS:
+                return None
+            image.draft("RGB", (THUMBNAIL, THUMBNAIL))
+            flat = image.convert("RGBA") if "A" in image.mode or "transparency" in image.info else image.convert("RGB")
+            flat.thumbnail((THUMBNAIL - 4, THUMBNAIL - 4))
+            if flat.mode == "RGBA":
+                ground = Image.new("RGBA", flat.size, (255, 255, 255, 255))
+                flat = Image.alpha_composite(ground, flat).convert("RGB")
+            return flat
+    except (OSError, ValueError, SyntaxError, ArithmeticError, Image.DecompressionBombError):
+        return (
+            None  # Pillow's ways to say that the bytes are no image; the checks and filters judge that, not a preview
+        )
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    text = str(value)
+    return text if len(text) <= MAX_CELL else text[: MAX_CELL - 1] + "…"
+
+
+def _escape(text: str) -> str:
+    shown = "".join(c if c.isprintable() else " " for c in text)
+    return shown.replace("\\", "\\\\").replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
+
+
+def _human(size: int) -> str:
+    for unit in ("", "Ki", "Mi"):
+        if size < 1024:
+            return f"{size} {unit}".strip()
+        size //= 1024
+    return f"{size} Gi"

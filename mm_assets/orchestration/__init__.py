@@ -1,0 +1,10 @@
+"""The one package that knows Dagster: declarations become assets, checks, jobs, a sensor and a schedule.
+
+Bodies here read configuration, call one library function and report. What the function does belongs in `mm_assets.etl`.
+"""
+
+from mm_assets.orchestration.build import build_definitions
+from mm_assets.orchestration.component import ShardDataset
+from mm_assets.orchestration.resources import StorageRoot
+
+__all__ = ["ShardDataset", "StorageRoot", "build_definitions"]

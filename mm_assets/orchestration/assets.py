@@ -1,0 +1,210 @@
+"""The assets of one dataset, from shard to manifest: a body reads configuration, calls one function, reports."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+
+from mm_assets import __version__
+from mm_assets.errors import MmAssetsError
+from mm_assets.etl import publish, stages
+from mm_assets.etl.dataset_store import DatasetStore
+from mm_assets.orchestration.checks import check_specs
+from mm_assets.orchestration.partitions import shard_partitions
+from mm_assets.orchestration.report import check_results, stage_metadata
+from mm_assets.orchestration.resources import StorageRoot, resource_key
+from mm_assets.spec import DatasetSpec
+
+__all__ = ["build_assets"]
+
+_STAGES: tuple[tuple[str, Callable[[DatasetStore, str], stages.StageResult], tuple[str, ...], set[str], str], ...] = (
+    (
+        "raw_shards",
+        stages.raw_shards,
+        (),
+        {"tar", "parquet"},
+        "Member index: a row per archive member with its offset and size. Payloads are not read.",
+    ),
+    (
+        "rows",
+        stages.rows,
+        ("raw_shards",),
+        {"parquet"},
+        "Row table: a metadata row per sample, a row per text and media item; what became no row is in `rejects`.",
+    ),
+    (
+        "materialized_rows",
+        stages.materialized_rows,
+        ("rows",),
+        {"parquet"},
+        "The same rows with the media bytes in `binary_content`, or the reason in `materialize_error`.",
+    ),
+    (
+        "filtered_rows",
+        stages.filtered_rows,
+        ("materialized_rows",),
+        {"parquet"},
+        "The rows that the filters keep, with the annotators' columns; the others are in `dropped`, with the reason.",
+    ),
+)
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Shows what the library raises on purpose as a failure with its own words; a bug keeps its traceback."""
+    try:
+        yield
+    except MmAssetsError as error:
+        raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+
+
+def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
+    """Every asset of the dataset, with its checks."""
+    staged = [_stage_asset(spec, *stage) for stage in _STAGES]
+    return [*staged, _packed_assets(spec), _published_asset(spec), _manifest_asset(spec)]
+
+
+def _common(spec: DatasetSpec) -> dict[str, Any]:
+    return {"group_name": spec.name, "owners": list(spec.owners) or None}
+
+
+def _code_version(spec: DatasetSpec, stage: str) -> str:
+    return f"{__version__}-{spec.digest(stage)[:12]}"
+
+
+def _stage_asset(
+    spec: DatasetSpec,
+    stage: str,
+    function: Callable[[DatasetStore, str], stages.StageResult],
+    upstream: tuple[str, ...],
+    kinds: set[str],
+    description: str,
+) -> dg.AssetsDefinition:
+    key = dg.AssetKey([spec.name, stage])
+
+    @dg.asset(
+        key=key,
+        deps=[dg.AssetKey([spec.name, name]) for name in upstream],
+        partitions_def=shard_partitions(spec),
+        check_specs=check_specs(spec, stage),
+        description=description,
+        kinds=kinds,
+        code_version=_code_version(spec, stage),
+        required_resource_keys={resource_key(spec)},
+        **_common(spec),
+    )
+    def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]  # no value is handed on
+        dataset = _open(context, spec)
+        with _reported():
+            result = function(dataset, context.partition_key)
+        return _materialized(result, key)
+
+    return body
+
+
+def _open(context: dg.AssetExecutionContext, spec: DatasetSpec) -> DatasetStore:
+    storage: StorageRoot = getattr(context.resources, resource_key(spec))
+    return storage.open(spec)
+
+
+def _materialized(result: stages.StageResult, key: dg.AssetKey) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    return dg.MaterializeResult(
+        asset_key=key,
+        metadata=stage_metadata(result),
+        check_results=check_results(result, key),
+        data_version=dg.DataVersion(next(iter(result.record.files.values())).sha256),
+    )
+
+
+def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
+    described = {
+        "mult": "MULT: one record per sample, all its modalities together.",
+        "mstr": "MSTR: one stream per modality, each read without touching the others.",
+    }
+    keys = {form: dg.AssetKey([spec.name, f"packed_{form}"]) for form in stages.PACKED_FORMATS}
+
+    @dg.multi_asset(
+        name=f"{spec.name}__packed",
+        specs=[
+            dg.AssetSpec(
+                key,
+                deps=[dg.AssetKey([spec.name, "filtered_rows"])],
+                description=described[form],
+                kinds={form},
+                code_version=_code_version(spec, "packed"),
+                skippable=True,
+                **_common(spec),
+            )
+            for form, key in keys.items()
+        ],
+        check_specs=[check for form in keys for check in check_specs(spec, f"packed_{form}")],
+        partitions_def=shard_partitions(spec),
+        can_subset=True,
+        required_resource_keys={resource_key(spec)},
+    )
+    def body(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        wanted = [form for form, key in keys.items() if key in context.selected_asset_keys]
+        dataset = _open(context, spec)
+        with _reported():
+            results = stages.packed(dataset, context.partition_key, formats=wanted)
+        for form, result in results.items():
+            yield _materialized(result, keys[form])
+
+    return body
+
+
+def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=dg.AssetKey([spec.name, "published"]),
+        deps=[dg.AssetKey([spec.name, f"packed_{form}"]) for form in stages.PACKED_FORMATS],
+        partitions_def=shard_partitions(spec),
+        description="Marker of a partition whose files belong together and passed every check; the last act of a run.",
+        kinds={"json"},
+        code_version=_code_version(spec, "packed"),
+        required_resource_keys={resource_key(spec)},
+        **_common(spec),
+    )
+    def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        dataset = _open(context, spec)
+        with _reported():
+            marker = publish.publish(dataset, context.partition_key)
+        packed = {form: marker["files"][form] for form in stages.PACKED_FORMATS}
+        return dg.MaterializeResult(
+            metadata={
+                "count/samples": marker["num_samples"],
+                **{f"uri/{form}": dg.MetadataValue.path(dataset.store.url_of(f["path"])) for form, f in packed.items()},
+                **{f"bytes/{form}": file["size"] for form, file in packed.items()},
+            },
+            data_version=dg.DataVersion("+".join(file["sha256"] for file in packed.values())),
+        )
+
+    return body
+
+
+def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=dg.AssetKey([spec.name, "manifest"]),
+        deps=[dg.AssetKey([spec.name, "published"])],
+        description="Dataset version: the published partitions with their packed files, counts, digests and schema.",
+        kinds={"json"},
+        required_resource_keys={resource_key(spec)},
+        **_common(spec),
+    )
+    def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        dataset = _open(context, spec)
+        with _reported():
+            report = publish.build_manifest(dataset)
+        left_out = "\n".join(f"- `{key}`: {reason}" for key, reason in report.left_out.items())
+        return dg.MaterializeResult(
+            metadata={
+                "uri/manifest": dg.MetadataValue.path(report.url),
+                "count/shards": len(report.manifest["shards"]),
+                "count/samples": report.manifest["num_samples"],
+                "count/left_out": len(report.left_out),
+                "left_out": dg.MetadataValue.md(left_out or "nothing"),
+            },
+            data_version=dg.DataVersion(report.digest),
+        )
+
+    return body

@@ -1,0 +1,23 @@
+"""All definitions of one dataset, by a plain function call."""
+
+import dagster as dg
+
+from mm_assets.orchestration.assets import build_assets
+from mm_assets.orchestration.jobs import build_jobs
+from mm_assets.orchestration.resources import StorageRoot, resource_key
+from mm_assets.orchestration.schedules import build_schedule
+from mm_assets.orchestration.sensors import build_sensors
+from mm_assets.spec import DatasetSpec
+
+__all__ = ["build_definitions"]
+
+
+def build_definitions(spec: DatasetSpec) -> dg.Definitions:
+    """Assets, checks, jobs, sensors, the schedule and the storage resource of a dataset."""
+    return dg.Definitions(
+        assets=build_assets(spec),
+        jobs=build_jobs(spec),
+        sensors=build_sensors(spec),
+        schedules=[build_schedule(spec)],
+        resources={resource_key(spec): StorageRoot(root=spec.root)},
+    )

@@ -1,0 +1,29 @@
+"""Check specs of each asset, from the library's catalog; every check is a gate."""
+
+import warnings
+
+import dagster as dg
+
+from mm_assets.checks.catalog import CATALOG
+from mm_assets.orchestration.partitions import shard_partitions
+from mm_assets.spec import DatasetSpec
+
+__all__ = ["check_specs"]
+
+
+def check_specs(spec: DatasetSpec, stage: str) -> list[dg.AssetCheckSpec]:
+    """The checks of one asset: per partition, and blocking because `dagster job execute` passes over the others."""
+    with warnings.catch_warnings():
+        # `partitions_def` of a check is a preview; without it results do not belong to a partition.
+        warnings.filterwarnings("ignore", category=dg.PreviewWarning)
+        return [
+            dg.AssetCheckSpec(
+                name=check.name,
+                asset=dg.AssetKey([spec.name, stage]),
+                description=check.description,
+                blocking=True,
+                partitions_def=shard_partitions(spec),
+            )
+            for check in CATALOG
+            if check.asset == stage
+        ]

@@ -1,0 +1,118 @@
+"""What a stage did, as Dagster metadata: numbers, columns, a preview, a contact sheet, check results."""
+
+import base64
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+
+from mm_assets.checks.runner import Outcome
+from mm_assets.etl.schema import MULTIMODAL_SCHEMA
+from mm_assets.etl.stages import StageResult
+
+__all__ = ["check_results", "stage_metadata"]
+
+MAX_LISTED = 20  # violations shown for a failed check
+_RESERVED_ABOUT = {
+    "sample_id": "unique document or sample identifier",
+    "position": "place within the sample, -1 for its metadata row",
+    "modality": "kind of row",
+    "content_type": "MIME type, by the bytes where they are at hand",
+    "text_content": "text of text rows",
+    "binary_content": "bytes of media rows",
+    "source_ref": "JSON locator of the original content",
+    "metadata_json": "the sample's whole JSON, on its metadata row",
+    "materialize_error": "why the bytes could not be had",
+}
+
+
+def stage_metadata(result: StageResult) -> dict[str, Any]:
+    """Metadata of one materialization; small enough to live in the event log for ever."""
+    record = result.record
+    metadata: dict[str, Any] = {
+        "partition": record.partition,
+        "seconds": round(result.seconds, 3),
+        "check_seconds": round(result.check_seconds, 3),
+        "digest": next(iter(record.files.values())).sha256,
+    }
+    for name, file in record.files.items():
+        metadata[f"uri/{name}"] = dg.MetadataValue.path(result.urls[name])
+        metadata[f"bytes/{name}"] = file.size
+    for name, count in record.counts.items():
+        metadata[f"count/{name}"] = count
+    moved = record.counts.get("content_bytes") or record.counts.get("bytes") or record.counts.get("shard_bytes") or 0
+    if moved and result.seconds > 0:
+        metadata["throughput_mb_per_s"] = round(moved / 1e6 / result.seconds, 1)
+    if result.schema is not None:
+        metadata["dagster/column_schema"] = _column_schema(result.schema)
+        metadata["dagster/row_count"] = result.preview.num_rows
+    preview = result.preview
+    if preview.modalities:
+        metadata["rows_by_modality"] = dg.MetadataValue.md(_counts_table(preview.modalities, "modality", "rows"))
+    reasons = {n: c for n, c in record.counts.items() if "." in n}
+    if reasons:
+        metadata["by_reason"] = dg.MetadataValue.md(_counts_table(reasons, "reason", "count"))
+    if preview.table():
+        metadata["preview"] = dg.MetadataValue.md(preview.table())
+    if preview.histogram():
+        metadata["content_sizes"] = dg.MetadataValue.md(preview.histogram())
+    sheet = preview.contact_sheet()
+    if sheet is not None:
+        encoded = base64.b64encode(sheet).decode()
+        metadata["contact_sheet"] = dg.MetadataValue.md(f"![contact sheet](data:image/jpeg;base64,{encoded})")
+    return metadata
+
+
+def _column_schema(schema: pa.Schema) -> dg.TableSchema:
+    columns = [
+        dg.TableColumn(
+            name=field.name,
+            type=str(field.type),
+            description=_RESERVED_ABOUT.get(field.name) if field.name in MULTIMODAL_SCHEMA.names else None,
+            constraints=dg.TableColumnConstraints(nullable=field.nullable),
+        )
+        for field in schema
+    ]
+    return dg.TableSchema(columns=columns)
+
+
+def _counts_table(counts: Mapping[str, int], what: str, of: str) -> str:
+    lines = [f"| {what} | {of} |", "| --- | ---: |"]
+    return "\n".join(lines + [f"| {name} | {count:,} |" for name, count in sorted(counts.items())])
+
+
+def check_results(
+    result: StageResult, asset_key: dg.AssetKey, *, wanted: Iterable[str] | None = None
+) -> list[dg.AssetCheckResult]:
+    """One Dagster check result per outcome, with the first violating rows of those that failed."""
+    names = None if wanted is None else set(wanted)
+    return [
+        dg.AssetCheckResult(
+            check_name=outcome.name,
+            asset_key=asset_key,
+            passed=outcome.passed,
+            severity=dg.AssetCheckSeverity.ERROR,
+            description=outcome.description,
+            metadata=_violations(outcome),
+        )
+        for outcome in result.outcomes
+        if names is None or outcome.name in names
+    ]
+
+
+def _violations(outcome: Outcome) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"num_violations": outcome.num_violations}
+    if outcome.violations:
+        columns = list(outcome.violations[0])
+        records = [
+            dg.TableRecord({name: _scalar(row.get(name)) for name in columns})
+            for row in outcome.violations[:MAX_LISTED]
+        ]
+        schema = dg.TableSchema(columns=[dg.TableColumn(name=name) for name in columns])
+        metadata["violations"] = dg.MetadataValue.table(records, schema=schema)
+    return metadata
+
+
+def _scalar(value: object) -> str | int | float | bool | None:
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -1,0 +1,29 @@
+"""Resources: primitive configuration in, a plain library object out."""
+
+from dataclasses import replace
+
+import dagster as dg
+
+from mm_assets.etl.dataset_store import DatasetStore
+from mm_assets.spec import DatasetSpec
+
+__all__ = ["StorageRoot", "resource_key"]
+
+
+def resource_key(spec: DatasetSpec) -> str:
+    """Key of the dataset's storage resource."""
+    return f"{spec.name}_storage"
+
+
+class StorageRoot(dg.ConfigurableResource):  # type: ignore[type-arg]  # generic in its own plain object only for IO managers
+    """Where a dataset's files go.
+
+    Attributes:
+        root: folder or fsspec URL; the dataset's own folder is made below it. Empty takes the declaration's root.
+    """
+
+    root: str = ""
+
+    def open(self, spec: DatasetSpec) -> DatasetStore:
+        """The dataset's folder below this root."""
+        return DatasetStore(replace(spec, root=self.root) if self.root else spec)

@@ -1,0 +1,103 @@
+"""Datasets declared in YAML: what they give, and what a wrong declaration says."""
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from mm_assets.errors import ConfigError
+from mm_assets.orchestration.component import ShardDataset
+
+TYPE = "mm_assets.orchestration.ShardDataset"
+
+
+def load(folder: Path, text: str) -> dg.Definitions:
+    """The definitions of one defs.yaml in a project of its own."""
+    import importlib.util
+    import sys
+
+    name = f"defs_of_{folder.name}"
+    (folder / name / "mine").mkdir(parents=True)
+    (folder / name / "__init__.py").write_text("")
+    (folder / name / "mine" / "defs.yaml").write_text(text)
+    spec = importlib.util.spec_from_file_location(name, folder / name / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+        return dg.ComponentTree.from_module(defs_module=module, project_root=folder).build_defs()
+    finally:
+        del sys.modules[name]
+
+
+def test_a_few_lines_give_a_dataset(tmp_path: Path, dagster_home: Path) -> None:
+    """Three settings make all assets, checks, jobs, sensors and the schedule of a dataset."""
+    definitions = load(tmp_path, f"type: {TYPE}\nattributes:\n  name: mine\n  shards: shards/*.tar\n")
+    graph = definitions.resolve_asset_graph()
+    names = {key.path[-1] for key in graph.get_all_asset_keys()}
+    assert {"raw_shards", "rows", "materialized_rows", "filtered_rows", "packed_mult", "packed_mstr"} <= names
+    assert {"published", "manifest"} <= names
+    assert len(graph.asset_check_keys) > 10
+    assert {job.name for job in definitions.resolve_all_job_defs()} >= {"mine_pack", "mine_manifest"}
+    assert definitions.resolve_sensor_def("mine_shards")
+    assert definitions.resolve_schedule_def("mine_pending")
+    (component,) = definitions.component_tree.get_all_components(of_type=ShardDataset)  # type: ignore[union-attr]
+    assert component.spec.shards.endswith("/mine/shards/*.tar")
+    assert component.spec.root == str(dagster_home / "data")
+
+
+def test_two_documents_are_two_datasets(tmp_path: Path, dagster_home: Path) -> None:
+    """A second dataset is a second document of the same file."""
+    one = "type: " + TYPE + "\nattributes:\n  name: {}\n  shards: {}\n"
+    definitions = load(tmp_path, one.format("a", "x/*.tar") + "---\n" + one.format("b", "s3://bucket/y"))
+    assert {k.path[0] for k in definitions.resolve_asset_graph().get_all_asset_keys()} == {"a", "b"}
+
+
+def test_environment_variables_fill_in(tmp_path: Path, dagster_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates of the YAML are resolved, so that a root or a secret can come from the environment."""
+    monkeypatch.setenv("MY_BUCKET", "s3://bucket/data")
+    text = f'type: {TYPE}\nattributes:\n  name: a\n  shards: x\n  root: "{{{{ env.MY_BUCKET }}}}"\n'
+    (component,) = load(tmp_path, text).component_tree.get_all_components(of_type=ShardDataset)  # type: ignore[union-attr]
+    assert component.spec.root == "s3://bucket/data"
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "says"),
+    [
+        ("shard_size: 3", "shard_size", "is not a setting; allowed here: annotators"),
+        ("materialize: sometimes", "materialize", "allowed: read, write"),
+        ("filters: [{type: aspect_ratio, maximum: 2}]", "filters[0]", "max"),
+        ("settle_seconds: soon", "settle_seconds", "expected a number"),
+        ("pack: everything", "pack", "generic"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_at_load(
+    tmp_path: Path, dagster_home: Path, line: str, key: str, says: str
+) -> None:
+    """A wrong key or value fails loading, with the file, the key and what is allowed."""
+    text = f"type: {TYPE}\nattributes:\n  name: a\n  shards: x\n  {line}\n"
+    with pytest.raises(Exception, match=r"(?s).*") as caught:
+        load(tmp_path, text)
+    error: BaseException | None = caught.value
+    while error is not None and not isinstance(error, ConfigError):
+        error = error.__cause__ or error.__context__
+    assert error is not None, caught.value
+    assert "mine/defs.yaml" in error.where
+    assert error.key.startswith(key)
+    assert says in str(error)
+
+
+def test_the_shipped_code_location_loads_without_warnings(dagster_home: Path) -> None:
+    """`mm_assets.definitions` holds the four demo datasets and the in-process executor."""
+    from mm_assets.definitions import defs
+
+    definitions = defs() if not isinstance(defs, dg.Definitions) else defs
+    assert {k.path[0] for k in definitions.resolve_asset_graph().get_all_asset_keys()} == {
+        "docs",
+        "captions",
+        "speech",
+        "video",
+    }
+    assert definitions.executor is dg.in_process_executor
