@@ -43,7 +43,7 @@ __all__ = [
     "local_path",
 ]
 
-MAX_GAP = 256 << 10  # ranges of a remote file this near are fetched as one: about what a request's latency costs
+MAX_GAP = 64 << 10  # ranges of a remote file this near are fetched as one: less than a request's latency costs
 MAX_LOCAL_GAP = 4 << 10  # of a local file, where a system call costs no more than copying a page
 MAX_REQUEST = 16 << 20  # bounds what one merged request holds in memory
 _UPLOAD_PART = 16 << 20  # bytes of one part of a multipart upload
@@ -361,6 +361,7 @@ class RemoteFile:
         storage_options: arguments for the file system.
     """
 
+    MAX_GAP = 256 << 10  # payloads this near are one request: a batch waits for all of them anyway
     BLOCK = 256 << 10  # small look-ups (ids, index entries) share requests of this size
     MAX_BLOCKS = 64  # 16 MiB of cache for one open file
 
@@ -408,7 +409,7 @@ class RemoteFile:
 
     def _read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         try:
-            return self._source.read_ranges(ranges)
+            return self._source.read_ranges(ranges, max_gap=self.MAX_GAP)
         except SourceError as error:
             raise TruncatedFileError(self.name, error.detail) from error
 

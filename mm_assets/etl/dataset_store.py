@@ -68,7 +68,6 @@ class StageRecord:
         inputs: digest of each input by name; for shards their fingerprints.
         files: each file made, by name.
         counts: rows, bytes, rejects and the like.
-        damage: places of the shards that salvaging left out.
         outcomes: results of the checks on these files.
     """
 
@@ -79,7 +78,6 @@ class StageRecord:
     inputs: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, PublishedFile] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
-    damage: tuple[Mapping[str, Any], ...] = ()
     outcomes: tuple[Outcome, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -87,7 +85,6 @@ class StageRecord:
         value = {name: getattr(self, name) for name in ("stage", "partition", "config_digest", "schema_digest")}
         value["inputs"] = dict(self.inputs)
         value["counts"] = dict(self.counts)
-        value["damage"] = [dict(part) for part in self.damage]
         value["files"] = {name: file.to_json() for name, file in self.files.items()}
         value["outcomes"] = [asdict(o) for o in self.outcomes]
         return value
@@ -107,7 +104,6 @@ class StageRecord:
                 schema_digest=value["schema_digest"],
                 inputs=dict(value["inputs"]),
                 counts=dict(value["counts"]),
-                damage=tuple(value["damage"]),
                 files={name: PublishedFile(**file) for name, file in value["files"].items()},
                 outcomes=tuple(Outcome(**o) for o in value["outcomes"]),
             )

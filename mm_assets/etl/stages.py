@@ -11,8 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,6 +27,7 @@ from mm_assets.etl.pack import pack_rows, packable
 from mm_assets.etl.pack_plan import PackPlan
 from mm_assets.etl.parquet import ParquetSink, read_batches, sample_groups
 from mm_assets.etl.preview import Preview
+from mm_assets.etl.references import is_allowed_reference
 from mm_assets.etl.rows import RowStream, build_rows
 from mm_assets.etl.schema import DROPPED_SCHEMA, MEMBER_INDEX_SCHEMA, REJECTS_SCHEMA
 from mm_assets.etl.tar_index import index_shard
@@ -88,7 +88,6 @@ class _Run:
         self.inputs: dict[str, str] = {}
         self.files: dict[str, PublishedFile] = {}
         self.counts: dict[str, int] = {}
-        self.damage: list[dict[str, Any]] = []
         self.preview = Preview()
         self.sources: list[SourceFile] = []
         self._started = time.perf_counter()
@@ -159,7 +158,6 @@ class _Run:
             inputs=self.inputs,
             files=self.files,
             counts=self.counts,
-            damage=tuple(self.damage),
             outcomes=tuple(Outcome(name=o.name, passed=o.passed, num_violations=o.num_violations) for o in outcomes),
         )
         self.dataset.write_record(record)
@@ -200,6 +198,7 @@ def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
         SourceError: a shard is gone.
     """
     on_damaged = dataset.spec.on_damaged_shard
+    damaged = 0
     with _Run(dataset, "raw_shards", key) as run:
         run.open_shards()
         run.inputs = {source.url: source.fingerprint for source in run.sources}
@@ -208,12 +207,12 @@ def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
                 damage: list[Damage] = []
                 for batch in index_shard(source, on_damaged_shard=on_damaged, damage=damage):
                     sink.write(run.preview.observe(batch))
-                run.damage += [{"shard": source.url, **asdict(part)} for part in damage]
+                damaged += len(damage)
         run.counts = {
             "members": run.preview.num_rows,
             "shards": len(run.sources),
             "shard_bytes": sum(source.size for source in run.sources),
-            "damaged_places": len(run.damage),
+            "damaged_places": damaged,
         }
         return run.finish(schema=MEMBER_INDEX_SCHEMA)
 
@@ -246,8 +245,8 @@ def rows(dataset: DatasetStore, key: str) -> StageResult:
                 for batch in stream:
                     sink.write(run.preview.observe(batch))
         with run.write("rejects", REJECTS_SCHEMA) as sink:
-            for table in (_damage_rejects(dataset.record("raw_shards", key)), *(s.rejects() for s in streams)):
-                for batch in table.to_batches():
+            for stream in streams:
+                for batch in stream.rejects().to_batches():
                     sink.write(batch)
         counts: Counter[str] = Counter()
         for stream in streams:
@@ -266,22 +265,6 @@ def _archive_rows(run: _Run, index: pq.ParquetFile) -> RowStream:
         grouped=spec.partition_pattern is not None,
         batch_bytes=spec.batch_bytes,
     )
-
-
-def _damage_rejects(record: StageRecord) -> pa.Table:
-    """What salvaging had to leave out of the index, as rejects."""
-    rows = [
-        {
-            "shard": part["shard"],
-            "sample_id": None,
-            "member": None,
-            "stage": "index",
-            "reason": "damaged_shard",
-            "detail": f"{part['byte_size']} bytes at byte {part['byte_offset']}: {part['detail']}",
-        }
-        for part in record.damage
-    ]
-    return pa.Table.from_pylist(rows, schema=REJECTS_SCHEMA)
 
 
 def materialized_rows(dataset: DatasetStore, key: str) -> StageResult:
@@ -320,11 +303,17 @@ def _materialize(run: _Run, batches: Iterator[pa.RecordBatch]) -> MaterializeStr
     return materialize(
         batches,
         open_source=open_source,
-        allowed=lambda url: url in by_url or url.startswith(allowed),
+        allowed=lambda url: url in by_url or is_allowed_reference(url, allowed) or _beside_listing(run, url),
         on_error="fail" if spec.on_materialize_error == "fail" else "keep",
         batch_bytes=spec.batch_bytes,
         max_content_bytes=spec.max_content_bytes,
     )
+
+
+def _beside_listing(run: _Run, url: str) -> bool:
+    """Whether `url` lies in the folder of a list of files, which may name its neighbours."""
+    folders = [s.url.rsplit("/", 1)[0] + "/" for s in run.partition.shards if is_listing(s.url)]
+    return is_allowed_reference(url, folders)
 
 
 def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:

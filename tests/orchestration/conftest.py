@@ -43,8 +43,8 @@ def demo_spec(dagster_home: Path, root: Path) -> Callable[[str], DatasetSpec]:
 
     declared = declared_datasets("mm_assets.definitions")
 
-    def get(name: str, **changes: Any) -> DatasetSpec:
-        return replace(declared[name], root=str(root), settle_seconds=0.0, **changes)
+    def get(demo: str, **changes: Any) -> DatasetSpec:
+        return replace(declared[demo], root=str(root), settle_seconds=0.0, **changes)
 
     return get
 

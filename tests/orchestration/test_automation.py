@@ -33,6 +33,7 @@ class Ticker:
         """One evaluation; its cursor and partition requests are carried out."""
         context = dg.build_sensor_context(
             instance=self.instance,
+            instance_ref=self.instance.get_ref(),
             cursor=self.cursor,
             definitions=self.definitions,
             resources={f"{self.spec.name}_storage": StorageRoot(root=self.spec.root)},
@@ -124,24 +125,27 @@ def test_published_partitions_are_not_run_again(instance: dg.DagsterInstance, de
 def test_a_partition_that_is_running_is_not_requested(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
 ) -> None:
-    """Runs of one partition do not overlap: a queued run keeps sensor and schedule from asking for another."""
+    """Runs of one partition do not overlap: a run at work keeps sensor and schedule from asking for another."""
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar", "docs-00001.tar")))
     register_dataset(instance, DatasetStore(spec))
     job = build_definitions(spec).resolve_job_def("docs_pack")
     instance.create_run_for_job(
-        job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.QUEUED
+        job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
     )
     assert keys_of(Ticker(instance, spec, "docs_shards").tick()) == ["docs-00001"]
     assert _schedule_keys(instance, spec) == ["docs-00001"]
 
 
 def _schedule_keys(instance: dg.DagsterInstance, spec: DatasetSpec) -> list[str]:
+    definitions = build_definitions(spec)
     context = dg.build_schedule_context(
         instance=instance,
+        instance_ref=instance.get_ref(),
         scheduled_execution_time=datetime(2024, 1, 1, tzinfo=UTC),
         resources={f"{spec.name}_storage": StorageRoot(root=spec.root)},
+        repository_def=definitions.get_repository_def(),
     )
-    result = build_definitions(spec).resolve_schedule_def(f"{spec.name}_pending").evaluate_tick(context)
+    result = definitions.resolve_schedule_def(f"{spec.name}_pending").evaluate_tick(context)
     return [request.partition_key for request in result.run_requests or [] if request.partition_key]
 
 

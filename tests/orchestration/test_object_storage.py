@@ -13,6 +13,7 @@ from mm_assets.etl import publish
 from mm_assets.etl.dataset_store import DatasetStore
 from mm_assets.orchestration.launch import make_manifest, register_dataset, run_partitions
 from mm_assets.spec import DatasetSpec
+from mm_assets.storage import MAX_GAP
 
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
@@ -92,6 +93,7 @@ def test_the_chain_runs_on_s3_and_reads_each_payload_once(
     from dataclasses import replace
 
     spec = replace(spec, root=f"s3://{bucket}/out", root_options=options)
+    register_dataset(instance, DatasetStore(spec))  # looks at the first shard's JSON to decide the schema
     recorder.requests.clear()
     dataset = run_chain(instance, spec)
     key = name.removesuffix(".tar")
@@ -110,12 +112,17 @@ def test_the_chain_runs_on_s3_and_reads_each_payload_once(
         level += change
         covered.append(level)
     twice = 0
-    for offset, length in zip(index["byte_offset"].to_pylist(), index["byte_size"].to_pylist(), strict=True):
-        # Header reads run ahead into small payloads; what lies behind that is fetched by one stage only.
-        twice += sum(1 for c in covered[offset + READ_AHEAD : offset + length] if c > 1)
+    for member in index.to_pylist():
+        if member["extension"] in ("json", "txt") and member["byte_size"] <= MAX_GAP:
+            continue  # lies in a gap between two media ranges that are near enough for one request
+        # A header's read may run ahead into its payload; what lies behind that is fetched by one stage only.
+        offset, end = member["byte_offset"], member["byte_offset"] + member["byte_size"]
+        twice += sum(1 for c in covered[offset + READ_AHEAD : end] if c > 1)
     assert twice == 0
-    assert sum(r.sent for r in reads) <= 1.5 * size
-    assert len(reads) <= 4 * index.num_rows
+    # Three walks over the headers (the index, and the two checks that recompute it), and each payload once.
+    text = sum(m["byte_size"] for m in index.to_pylist() if m["extension"] in ("json", "txt"))
+    assert sum(r.sent for r in reads) <= size + text + 3 * index.num_rows * READ_AHEAD
+    assert len(reads) <= 3 * (index.num_rows + 2) + index.num_rows
 
     with mm_assets.open(f"s3://{bucket}/out/{spec.name}/manifest.json", storage_options=options) as opened:
         assert len(opened) > 0
@@ -124,7 +131,7 @@ def test_the_chain_runs_on_s3_and_reads_each_payload_once(
     assert not [path for path in listed if path.rsplit("/", 1)[-1].startswith(".") or path.endswith(".tmp")]
 
 
-READ_AHEAD = 64 << 10  # most that one header read fetches beyond the header
+READ_AHEAD = 4 << 10  # most that one header read fetches
 
 
 def test_a_failed_upload_leaves_no_object(

@@ -1,0 +1,1 @@
+"""Checks: SQL statements over a partition's tables and over what its packed files' own bytes say."""

@@ -1,0 +1,62 @@
+"""What a check is given: where a partition's files are, and what they ought to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mm_assets.etl.pack_plan import PackPlan
+from mm_assets.etl.schema import DatasetSchema
+from mm_assets.storage import SourceFile, Store
+
+__all__ = ["CheckContext", "Outcome"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckContext:
+    """One partition, as its checks see it.
+
+    Attributes:
+        store: the dataset's folder.
+        files: table name to its file below `store`: every table that the asset's checks read, which are its own and
+            those of the assets before it.
+        shards: the partition's shards, open.
+        schema: the dataset's schema.
+        packed: "mult" and "mstr" to the packed file below `store`, for those made from the present filtered rows.
+        plan: the pack plan; needed for packed files only.
+        known_modalities: row modalities beside the built-in ones.
+        materialize_mode: "read" where the materialized rows hold bytes, "write" where the filtered rows do.
+        memory_limit: bytes that DuckDB may use; beyond that it spills to a scratch folder.
+        batch_bytes: content that is held at a time while files are read.
+    """
+
+    store: Store
+    files: Mapping[str, str]
+    shards: Sequence[SourceFile]
+    schema: DatasetSchema
+    packed: Mapping[str, str] = field(default_factory=dict)
+    plan: PackPlan | None = None
+    known_modalities: frozenset[str] = frozenset()
+    materialize_mode: Literal["read", "write"] | str = "read"
+    memory_limit: int = 128 << 20
+    batch_bytes: int = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one check found.
+
+    Attributes:
+        name: the check's.
+        passed: whether nothing violates the rule.
+        num_violations: rows that do.
+        violations: the first of them, values short enough to be shown.
+        description: the rule.
+    """
+
+    name: str
+    passed: bool
+    num_violations: int
+    violations: tuple[Mapping[str, Any], ...]
+    description: str

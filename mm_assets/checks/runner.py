@@ -1,0 +1,132 @@
+"""Runs an asset's checks over one partition: makes the views, executes each statement, keeps the first violations.
+
+DuckDB works in bounded memory and two threads, spills to a scratch folder and downloads nothing. A table whose columns
+are wrong fails its `schema` check, and with it every other check of the asset, which then is not judged.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.checks.catalog import Check, checks_of
+from mm_assets.checks.context import CheckContext, Outcome
+from mm_assets.checks.packed import PACKED_VIEWS, PackedFiles
+from mm_assets.checks.views import TABLE_VIEWS, Tables
+
+__all__ = ["CheckContext", "Outcome", "run_checks"]
+
+MAX_LISTED = 20  # violations that an outcome keeps
+MAX_TEXT = 200  # characters of a value in it
+_FETCH = 4096
+
+
+def run_checks(asset: str, context: CheckContext) -> list[Outcome]:
+    """Runs every check of an asset, in the order of the catalog.
+
+    Args:
+        asset: "raw_shards", "rows", "materialized_rows", "filtered_rows", "packed_mult" or "packed_mstr".
+        context: the partition.
+
+    Returns:
+        An outcome per check.
+
+    Raises:
+        ValueError: there is no such asset.
+        SourceError: a file that the checks need is missing or cannot be read.
+        SchemaMismatchError: a table of an asset before this one lacks a column.
+    """
+    outcomes: list[Outcome] = []
+    with _Session(asset, context) as session:
+        for check in checks_of(asset):
+            wrong_columns = outcomes and not outcomes[0].passed and asset in _TABLE_ASSETS
+            outcomes.append(_not_judged(check) if wrong_columns else session.judge(check))
+    return outcomes
+
+
+_TABLE_ASSETS = frozenset({"raw_shards", "rows", "materialized_rows", "filtered_rows"})
+
+
+def _not_judged(check: Check) -> Outcome:
+    return Outcome(
+        name=check.name,
+        passed=False,
+        num_violations=1,
+        violations=({"problem": "not judged: the tables do not have their columns, see the check `schema`"},),
+        description=check.description,
+    )
+
+
+class _Session:
+    """A DuckDB connection with the views that were asked for so far."""
+
+    def __init__(self, asset: str, context: CheckContext) -> None:
+        import duckdb
+
+        self._context = context
+        self._scratch = tempfile.TemporaryDirectory(prefix="mm-assets-checks-")
+        self._connection = duckdb.connect(
+            config={
+                "memory_limit": f"{max(context.memory_limit >> 20, 16)}MiB",
+                "threads": 2,
+                "temp_directory": self._scratch.name,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+            }
+        )
+        if not context.store.is_local:
+            self._connection.register_filesystem(context.store.fs)
+        self._tables = Tables(context, asset)
+        self._packed = PackedFiles(context, asset, self._tables, self._scratch.name)
+        self._provided: set[str] = set()
+
+    def __enter__(self) -> _Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+        self._packed.close()
+        self._tables.close()
+        self._scratch.cleanup()
+
+    def _provide(self, name: str) -> None:
+        if name in self._provided:
+            return
+        made: str | pa.Table = (
+            PACKED_VIEWS[name](self._packed) if name in PACKED_VIEWS else TABLE_VIEWS[name](self._tables)
+        )
+        if isinstance(made, str):
+            self._connection.execute(f'create view "{name}" as {made}')
+        else:
+            self._connection.register(name, made)
+        self._provided.add(name)
+
+    def judge(self, check: Check) -> Outcome:
+        """The outcome of one check."""
+        for name in check.needs:
+            self._provide(name)
+        result = self._connection.execute(check.sql)
+        names = [column[0] for column in result.description]
+        first = result.fetchmany(MAX_LISTED)
+        count = len(first)
+        while more := result.fetchmany(_FETCH):
+            count += len(more)
+        return Outcome(
+            name=check.name,
+            passed=count == 0,
+            num_violations=count,
+            violations=tuple({name: _shown(v) for name, v in zip(names, row, strict=True)} for row in first),
+            description=check.description,
+        )
+
+
+def _shown(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

@@ -1,0 +1,20 @@
+-- MULT and MSTR hold the same samples in the same order with the same payload bytes, where both have been made.
+select
+    ordinal,
+    modality,
+    t.sample_id as mult_sample_id,
+    s.sample_id as mstr_sample_id,
+    t.size as mult_size,
+    s.size as mstr_size,
+    t.crc32c as mult_crc32c,
+    s.crc32c as mstr_crc32c
+from (select * from packed_payloads where format = 'mult') as t
+full join (select * from packed_payloads where format = 'mstr') as s using (ordinal, modality)
+where
+    (select count(*) from packed_formats) = 2
+    and (
+        t.sample_id is distinct from s.sample_id
+        or t.size is distinct from s.size
+        or t.crc32c is distinct from s.crc32c
+    )
+order by ordinal, modality

@@ -1,0 +1,21 @@
+-- Each packed item stands where its row belongs and holds the row's own bytes, by size and CRC-32C, where its field keeps them.
+select
+    sample_id,
+    modality,
+    position,
+    e.size as expected_size,
+    p.size as packed_size,
+    e.crc32c as expected_crc32c,
+    p.crc32c as packed_crc32c,
+    case
+        when p.size is null then 'the row is not packed'
+        when e.size is null then 'the item has no row'
+        else 'the bytes differ'
+    end as problem
+from expected_items as e
+full join packed_items as p using (sample_id, modality, position)
+where
+    p.size is null
+    or e.size is null
+    or (e.exact and (e.size <> p.size or e.crc32c <> p.crc32c))
+order by sample_id, modality, position

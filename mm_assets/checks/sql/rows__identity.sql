@@ -1,0 +1,11 @@
+-- Every row says which sample it belongs to, where it stands in it and what it is: a known modality, a position from -1.
+select r.sample_id, r.position, r.modality, r.ordinal as row_number
+from rows as r
+left join known_modalities as k using (modality)
+where
+    r.sample_id is null
+    or r.sample_id = ''
+    or r.position is null
+    or r.position < -1
+    or k.modality is null
+order by r.ordinal

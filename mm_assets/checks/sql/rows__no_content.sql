@@ -1,0 +1,5 @@
+-- The row table holds no media bytes.
+select sample_id, position, modality, content_size
+from rows_content
+where content_size is not null
+order by ordinal

@@ -1,0 +1,15 @@
+-- Text stands on text rows only and sample JSON on metadata rows only; a text row has its text or an error.
+select
+    sample_id,
+    position,
+    modality,
+    text_content is not null as has_text,
+    metadata_json is not null as has_metadata,
+    materialize_error
+from rows
+where
+    (text_content is not null and modality <> 'text')
+    or (metadata_json is not null and modality <> 'metadata')
+    or (modality = 'text' and text_content is null and materialize_error is null)
+    or (materialize_error is not null and modality = 'metadata')
+order by ordinal

@@ -1,0 +1,261 @@
+"""Packing: filtered rows become samples of MULT and MSTR files, in one pass and with the same payload bytes.
+
+Every content row of the table becomes exactly one item of one packed modality (`packable` has taken out before what no
+field accepts), and every sample its one packed sample, in the table's order. Content that a field keeps as it is gets
+copied and never decoded. Memory is one block of rows and one sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.errors import EncodeError
+from mm_assets.etl.filter_base import Drop
+from mm_assets.etl.pack_place import BlockRows, Placement, Placer
+from mm_assets.etl.pack_plan import PackedModality, PackPlan, Selector
+from mm_assets.etl.presets import PRESETS, check_pack_config, choose_plan
+from mm_assets.fields import Encoded
+from mm_assets.formats import MstrWriter, MultWriter, Payload, crc32c
+
+__all__ = [
+    "PRESETS",
+    "PackPlan",
+    "PackSummary",
+    "PackedModality",
+    "Selector",
+    "check_pack_config",
+    "choose_plan",
+    "listing_json",
+    "pack_rows",
+    "packable",
+]
+
+MAX_SAMPLE_BYTES = (1 << 32) - (1 << 24)  # MULT counts a sample in uint32; what is left out is headers and records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackSummary:
+    """What was packed.
+
+    Attributes:
+        num_samples: samples in each file.
+        num_items: content rows, each packed as one item.
+        num_present: packed modality to the number of samples that have it.
+        payload_bytes: bytes of all payloads, metadata records included.
+        file_bytes: "mult" and "mstr" to the bytes of the file, for those made.
+        source_digest: SHA-256 of what was packed, hexadecimal; see `pack_rows`.
+    """
+
+    num_samples: int
+    num_items: int
+    num_present: Mapping[str, int]
+    payload_bytes: int
+    file_bytes: Mapping[str, int] = field(default_factory=dict)
+    source_digest: str = ""
+
+
+def packable(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
+    """A judge of blocks: which rows cannot be packed by a plan.
+
+    Its reasons: ``not_materialized`` (the row has an error instead of content), ``no_content``, ``unpackable_<row
+    modality>`` (its field refuses the content), ``not_selected`` (no packed modality takes it), and for whole samples,
+    named by their metadata row, ``unpackable_metadata`` and ``sample_too_large`` (value: its bytes).
+
+    Args:
+        plan: the pack plan.
+
+    Returns:
+        A function of a table of whole samples that gives a `Drop` per refused row.
+    """
+    placer = Placer(plan)
+
+    def judge(table: pa.Table) -> Iterable[Drop]:
+        rows = BlockRows(table)
+        for placement in placer.place(rows):
+            for row, reason in sorted(placement.refused.items()):
+                yield Drop(row, reason, None)
+            size = _content_bytes(rows, placement)
+            if size > MAX_SAMPLE_BYTES:
+                # A metadata row stands for its sample; one without has only rows to name.
+                heads = [r for r in range(placement.start, placement.stop) if rows.is_metadata(r)]
+                for row in heads or range(placement.start, placement.stop):
+                    yield Drop(row, "sample_too_large", float(size))
+
+    return judge
+
+
+def _content_bytes(rows: BlockRows, placement: Placement) -> int:
+    contents = (rows.content(row) for items in placement.items.values() for row, _ in items)
+    return sum(len(content) for content in contents if content is not None)
+
+
+def pack_rows(
+    blocks: Iterable[pa.Table],
+    plan: PackPlan,
+    *,
+    mult: Path | None,
+    mstr: Path | None,
+    provenance: Mapping[str, object],
+) -> PackSummary:
+    """Writes packed files of filtered rows.
+
+    The files' provenance gets a ``source_digest``: SHA-256 over one line for each packed row, sorted as bytes. A line
+    is the row's member name (with ``#`` and the frame's number behind it for a frame; empty where there is none), the
+    size of its content in decimal, and its CRC-32C in eight hexadecimal digits, with tabs between and a line feed
+    behind. The content of a text row is its UTF-8 text, that of a metadata row its JSON text; a metadata row without
+    JSON has no line.
+
+    Args:
+        blocks: tables of whole samples, with content.
+        plan: the pack plan.
+        mult: the MULT file to write, or None.
+        mstr: the MSTR file to write, or None.
+        provenance: what the files say of where they come from; JSON.
+
+    Raises:
+        EncodeError: a row cannot be packed that `packable` should have taken out, or a limit of the format is passed.
+        ValueError: neither file is wanted.
+    """
+    if mult is None and mstr is None:
+        raise ValueError("give mult, mstr or both")
+    packer = _Packer(plan)
+    with ExitStack() as stack:
+        writers: dict[str, _MultPack | _MstrPack] = {}
+        if mult is not None:
+            writers["mult"] = stack.enter_context(_MultPack(mult, plan.specs(), provenance=provenance))
+        if mstr is not None:
+            writers["mstr"] = stack.enter_context(_MstrPack(mstr, plan.specs(), provenance=provenance))
+        for table in blocks:
+            for sample_id, payloads in packer.samples(table):
+                for writer in writers.values():
+                    writer.write(sample_id, payloads)
+        digest = packer.source_digest()
+        for writer in writers.values():
+            writer.add_provenance("source_digest", digest)
+        sizes = {name: writer.close().num_bytes for name, writer in writers.items()}
+    return PackSummary(
+        num_samples=packer.num_samples,
+        num_items=packer.num_items,
+        num_present=packer.num_present,
+        payload_bytes=packer.payload_bytes,
+        file_bytes=sizes,
+        source_digest=digest,
+    )
+
+
+class _MultPack(MultWriter):
+    """A writer that learns where its samples come from while they are written."""
+
+    def add_provenance(self, key: str, value: object) -> None:
+        self._provenance[key] = value
+
+
+class _MstrPack(MstrWriter):
+    """A writer that learns where its samples come from while they are written."""
+
+    def add_provenance(self, key: str, value: object) -> None:
+        self._provenance[key] = value
+
+
+def listing_json(rows: BlockRows, placement: Placement, placer: Placer) -> bytes:
+    """The `rows` of one sample: for each content row, in order, what it is and which packed modality has it.
+
+    Compact JSON: a list of ``{"position", "modality", "content_type", "member", "in"}``; a frame has also its number in
+    ``frame``.
+    """
+    where = {row: placer.names[taker] for taker, items in placement.items.items() for row, _ in items}
+    listed = []
+    for row in range(placement.start, placement.stop):
+        if rows.is_metadata(row):
+            continue
+        entry: dict[str, Any] = {
+            "position": rows.position[row],
+            "modality": rows.modality[row],
+            "content_type": rows.content_type[row],
+            "member": rows.member[row],
+            "in": where.get(row),
+        }
+        if rows.frame[row] is not None:
+            entry["frame"] = rows.frame[row]
+        listed.append(entry)
+    return json.dumps(listed, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class _Packer:
+    """Turns blocks into payloads and keeps the sums."""
+
+    def __init__(self, plan: PackPlan) -> None:
+        self.placer = Placer(plan)
+        self.num_samples = 0
+        self.num_items = 0
+        self.num_present = dict.fromkeys(self.placer.names, 0)
+        self.payload_bytes = 0
+        self._lines: list[bytes] = []
+
+    def samples(self, table: pa.Table) -> Iterable[tuple[str, dict[str, Payload]]]:
+        rows = BlockRows(table)
+        for placement in self.placer.place(rows):
+            sample_id = rows.sample_id[placement.start]
+            for row, reason in placement.refused.items():
+                where = f"sample {sample_id!r}, {rows.modality[row]} at position {rows.position[row]}"
+                raise EncodeError(
+                    f"{where}: cannot be packed ({reason}), expected rows that `packable` has let through"
+                )
+            payloads: dict[str, Payload] = {}
+            for taker, items in placement.items.items():
+                payloads[self.placer.names[taker]] = self._payload(rows, taker, items)
+            if self.placer.listing is not None:
+                encoded = self.placer.fields[self.placer.listing].encode(listing_json(rows, placement, self.placer))
+                payloads[self.placer.names[self.placer.listing]] = Payload(*encoded)
+            for name, payload in payloads.items():
+                self.num_present[name] += 1
+                self.payload_bytes += len(payload.metadata) + len(payload.data)
+            self.num_samples += 1
+            yield sample_id, payloads
+
+    def _payload(self, rows: BlockRows, taker: int, items: list[tuple[int, int]]) -> Payload:
+        made = self.placer.fields[taker]
+        try:
+            if taker == self.placer.metadata:
+                text = self._note(rows, items[0][0], rows.metadata(items[0][0]))
+                return Payload(*made.encode(text))
+            self.num_items += len(items)
+            values = []
+            for row, position in items:
+                content = self._note(rows, row, rows.content(row))
+                values.append((position, self.placer.value(taker, rows.modality[row], content)))
+            one = self.placer.plan.modalities[taker].selector.take == "one"
+            encoded: Encoded = made.encode(values[0][1] if one else sorted(values, key=_position))
+        except EncodeError as error:
+            where = f"sample {rows.sample_id[items[0][0]]!r}, modality {self.placer.names[taker]!r}"
+            raise EncodeError(f"{where}: {error}") from error
+        return Payload(*encoded)
+
+    def _note(self, rows: BlockRows, row: int, content: memoryview | None) -> memoryview:
+        """Takes a row's content into the digest."""
+        if content is None:
+            raise EncodeError(f"the {rows.modality[row]} row at position {rows.position[row]} has no content")
+        member = rows.member[row] or ""
+        if rows.frame[row] is not None:
+            member += f"#{rows.frame[row]}"
+        self._lines.append(f"{member}\t{len(content)}\t{crc32c(content):08x}\n".encode())
+        return content
+
+    def source_digest(self) -> str:
+        self._lines.sort()
+        digest = hashlib.sha256()
+        for line in self._lines:
+            digest.update(line)
+        return digest.hexdigest()
+
+
+def _position(item: tuple[int, Any]) -> int:
+    return item[0]

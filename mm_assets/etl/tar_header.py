@@ -1,0 +1,316 @@
+"""One 512-byte tar header at a time: its fields, its extended records, its sparse map.
+
+Nothing here reads files. Every number is checked before it is used; what is wrong raises `HeaderError` with a clause
+that says what was found, and the caller adds where. Formats: V7, ustar, GNU (long names, sparse, base-256 numbers) and
+PAX (extended and global records, the three sparse encodings).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = [
+    "BLOCK",
+    "MAX_EXTENDED",
+    "MAX_SPARSE_RUNS",
+    "Header",
+    "HeaderError",
+    "PaxRecords",
+    "escape_name",
+    "find_header",
+    "old_gnu_sparse_runs",
+    "parse_header",
+    "parse_long_name",
+    "parse_pax",
+    "pax_number",
+    "pax_sparse_runs",
+    "sparse_map_runs",
+    "whole_blocks",
+]
+
+BLOCK = 512
+MAX_EXTENDED = 1 << 20  # bytes of one extended header; tools write a few hundred, and it is held in memory
+MAX_SPARSE_RUNS = 1 << 18  # data runs of one sparse member; its map is held in memory
+MAX_SIZE = 2**62  # sums of two sizes stay inside int64
+
+_ZEROS = bytes(BLOCK)
+_OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*", re.DOTALL)
+_DECIMAL = re.compile(rb"[0-9]{1,19}")
+_LOOKS_ESCAPED = re.compile(r"\\(?:\\|x[0-9a-f]{2})")
+
+PaxRecords = dict[bytes, bytes]
+Runs = list[tuple[int, int]]
+
+
+class HeaderError(ValueError):
+    """A header or what belongs to it is not what a tar tool writes. Never leaves this package's tar modules."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The fields of one header block that matter here.
+
+    Attributes:
+        name: path, with the ustar prefix, as bytes.
+        type: type flag, one byte.
+        size: bytes that the header announces.
+        link: link target as bytes.
+        long_name_field: the name field is full, so that a longer name may stand in an extended header.
+        pax: the block is of the POSIX kind, where a hard link may carry data.
+    """
+
+    name: bytes
+    type: bytes
+    size: int
+    link: bytes
+    long_name_field: bool
+    pax: bool
+
+
+def whole_blocks(size: int) -> int:
+    """Bytes that `size` bytes take up in the archive."""
+    return -(-size // BLOCK) * BLOCK
+
+
+def _number(field: bytes, name: str) -> int:
+    """A numeric field: octal digits, or base 256 behind a first byte of 0x80 or 0xff."""
+    first = field[0]
+    if first in (0x80, 0xFF):
+        value = int.from_bytes(field[1:], "big")
+        if first == 0xFF:
+            value -= 256 ** (len(field) - 1)
+        return value
+    match = _OCTAL.match(field)
+    if match is None or match.end() != len(field):
+        # Some tools leave bytes behind the terminator; what stands before it counts.
+        head = field.split(b"\0", 1)[0].strip()
+        if not head or head.strip(b"01234567"):
+            raise HeaderError(f"its {name} field holds {field!r}, expected octal digits")
+        return int(head, 8)
+    return int(match[1] or b"0", 8)
+
+
+def _text(field: bytes) -> bytes:
+    return field.split(b"\0", 1)[0]
+
+
+def parse_header(block: bytes) -> Header | None:
+    """Reads one header block.
+
+    Args:
+        block: 512 bytes.
+
+    Returns:
+        The header, or None for a block of zeros, which ends an archive.
+
+    Raises:
+        HeaderError: the checksum does not hold, or a number is none.
+    """
+    if block == _ZEROS:
+        return None
+    stated = _number(block[148:156], "checksum")
+    total = sum(block) - sum(block[148:156]) + 256
+    if stated != total:
+        # Some old tools added the bytes up as signed numbers.
+        signed = total - 256 * (sum(b > 127 for b in block) - sum(b > 127 for b in block[148:156]))
+        if stated != signed:
+            raise HeaderError(f"no tar header (checksum found {stated}, expected {total})")
+    size = _number(block[124:136], "size")
+    if not 0 <= size <= MAX_SIZE:
+        raise HeaderError(f"its size is {size}, expected 0 to {MAX_SIZE}")
+    name_field = block[:100]
+    name = _text(name_field)
+    posix = block[257:263] == b"ustar\0"
+    kind = block[156:157]
+    if posix:
+        # star keeps access and change times in the last bytes of the prefix, and marks it.
+        prefix = _text(block[345 : 476 if block[508:512] == b"tar\0" else 500])
+        if prefix:
+            name = prefix + b"/" + name
+    if kind == b"\0":
+        kind = b"5" if name.endswith(b"/") else b"0"  # V7 knew directories by their slash
+    return Header(
+        name=name,
+        type=kind,
+        size=size,
+        link=_text(block[157:257]),
+        long_name_field=name_field[98:99] != b"\0",
+        pax=posix,
+    )
+
+
+def find_header(chunk: bytes) -> int | None:
+    """Position of the first block of `chunk` that is a header with a name, or None; `chunk` holds whole blocks."""
+    blocks = np.frombuffer(chunk, np.uint8).reshape(-1, BLOCK)
+    field = blocks[:, 148:156]
+    digits = (field >= 0x30) & (field <= 0x37)
+    # Payload bytes hardly ever pass this, so that the exact test in Python runs on next to nothing.
+    plausible = (digits | (field == 0x20) | (field == 0)).all(axis=1) & digits.any(axis=1)
+    for row in np.flatnonzero(plausible).tolist():
+        try:
+            header = parse_header(chunk[row * BLOCK : (row + 1) * BLOCK])
+        except HeaderError:
+            continue
+        if header is not None and header.name:
+            return int(row) * BLOCK
+    return None
+
+
+def parse_long_name(data: bytes) -> bytes:
+    """The name in the data of a GNU long-name or long-link header."""
+    return _text(data)
+
+
+def parse_pax(data: bytes) -> PaxRecords:
+    """The records of an extended header, ``length key=value newline``; repeated keys, as GNU sparse maps have, joined.
+
+    Raises:
+        HeaderError: a record's length does not fit.
+    """
+    records: PaxRecords = {}
+    at = 0
+    while at < len(data) and data[at] != 0:
+        space = data.find(b" ", at, at + 20)
+        digits = data[at:space] if space > at else b""
+        if not _DECIMAL.fullmatch(digits):
+            raise HeaderError(f"its extended record starts with {data[at : at + 16]!r}, expected a length")
+        end = at + int(digits)
+        if end > len(data) or end <= space + 1 or data[end - 1] != 0x0A:
+            raise HeaderError(f"its extended record states {int(digits)} bytes, which does not end in a new line")
+        key, equals, value = data[space + 1 : end - 1].partition(b"=")
+        if not equals or not key:
+            raise HeaderError("its extended record has no key")
+        if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes") and key in records:
+            value = records[key] + b"," + value
+        records[key] = value
+        at = end
+    return records
+
+
+def pax_number(value: bytes, name: str) -> int:
+    """A whole number of an extended record.
+
+    Raises:
+        HeaderError: the value is none, or too large.
+    """
+    if not _DECIMAL.fullmatch(value) or int(value) > MAX_SIZE:
+        raise HeaderError(f"its {name} is {value[:24]!r}, expected a whole number up to {MAX_SIZE}")
+    return int(value)
+
+
+def _checked_runs(numbers: list[int], real_size: int, stored_size: int) -> Runs:
+    """Pairs of (position, size) in order, which do not overlap and take up the stored bytes."""
+    if len(numbers) % 2:
+        raise HeaderError("its sparse map holds half a pair")
+    if len(numbers) // 2 > MAX_SPARSE_RUNS:
+        raise HeaderError(f"its sparse map holds {len(numbers) // 2} runs, expected at most {MAX_SPARSE_RUNS}")
+    runs = [(numbers[i], numbers[i + 1]) for i in range(0, len(numbers), 2)]
+    runs = [run for run in runs if run[1]]  # a closing run of no bytes marks a hole at the end
+    last = stored = 0
+    for position, size in runs:
+        if position < last or position + size > real_size:
+            raise HeaderError(f"its sparse map has a run of {size} bytes at {position} in a file of {real_size}")
+        last = position + size
+        stored += size
+    if stored != stored_size:
+        raise HeaderError(f"its sparse map covers {stored} bytes, the member stores {stored_size}")
+    return runs
+
+
+def _old_gnu_numbers(block: bytes, at: int, count: int) -> list[int]:
+    numbers: list[int] = []
+    for i in range(count):
+        entry = block[at + 24 * i : at + 24 * (i + 1)]
+        if entry[:1] == b"\0" and entry[12:13] == b"\0":
+            break
+        pair = [_number(entry[:12], "sparse map"), _number(entry[12:], "sparse map")]
+        if min(pair) < 0 or max(pair) > MAX_SIZE:
+            raise HeaderError(f"its sparse map has the pair {pair}")
+        numbers += pair
+    return numbers
+
+
+def old_gnu_sparse_runs(block: bytes, extensions: list[bytes], stored_size: int) -> tuple[int, Runs]:
+    """Real size and data runs of an old GNU sparse member.
+
+    Args:
+        block: its header block, type ``S``.
+        extensions: the extension blocks that follow it.
+        stored_size: bytes that the archive holds.
+
+    Raises:
+        HeaderError: the map contradicts itself.
+    """
+    real_size = _number(block[483:495], "real size")
+    if not 0 <= real_size <= MAX_SIZE:
+        raise HeaderError(f"its real size is {real_size}")
+    numbers = _old_gnu_numbers(block, 386, 4)
+    for extension in extensions:
+        numbers += _old_gnu_numbers(extension, 0, 21)
+    return real_size, _checked_runs(numbers, real_size, stored_size)
+
+
+def pax_sparse_runs(records: PaxRecords, stored_size: int) -> tuple[int, Runs] | None:
+    """Real size and data runs out of PAX sparse records 0.0 or 0.1, or None where the map stands in the data (1.0).
+
+    Raises:
+        HeaderError: the map contradicts itself.
+    """
+    if b"GNU.sparse.major" in records:
+        version = records[b"GNU.sparse.major"], records.get(b"GNU.sparse.minor", b"")
+        if version != (b"1", b"0"):
+            raise HeaderError(f"its sparse map is of version {version}, expected 1.0")
+        return None
+    real_size = pax_number(records.get(b"GNU.sparse.size", records.get(b"GNU.sparse.realsize", b"")), "real size")
+    if b"GNU.sparse.map" in records:
+        parts = records[b"GNU.sparse.map"].split(b",") if records[b"GNU.sparse.map"] else []
+        numbers = [pax_number(part, "sparse map") for part in parts]
+    else:
+        columns = [records.get(key, b"").split(b",") for key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes")]
+        if len(columns[0]) != len(columns[1]):
+            raise HeaderError("its sparse map holds half a pair")
+        pairs = zip(*columns, strict=True) if columns[0] != [b""] else ()
+        numbers = [pax_number(part, "sparse map") for pair in pairs for part in pair]
+    return real_size, _checked_runs(numbers, real_size, stored_size)
+
+
+def sparse_map_runs(lines: list[bytes], real_size: int, stored_size: int) -> Runs:
+    """The data runs of a PAX 1.0 sparse member.
+
+    Args:
+        lines: the decimal numbers of the map at the start of its data, without their count.
+        real_size: bytes of the file.
+        stored_size: bytes that the archive holds behind the map.
+
+    Raises:
+        HeaderError: the map contradicts itself.
+    """
+    return _checked_runs([pax_number(line, "sparse map") for line in lines], real_size, stored_size)
+
+
+def escape_name(raw: bytes) -> str:
+    r"""A member's name as text that Arrow, JSON and SQL can hold, and no two names as one.
+
+    Names in UTF-8 without NUL stay as they are. In any other, each byte that is no UTF-8, and NUL, becomes ``\xNN`` and
+    each backslash becomes two; so do the backslashes of the few UTF-8 names that already look like such an escape.
+    """
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        text = raw.decode(errors="surrogateescape")
+    else:
+        if "\0" not in text and ("\\" not in text or not _LOOKS_ESCAPED.search(text)):
+            return text
+    parts = []
+    for char in text:
+        code = ord(char)
+        if 0xDC80 <= code <= 0xDCFF:
+            parts.append(f"\\x{code - 0xDC00:02x}")
+        elif char == "\0":
+            parts.append("\\x00")
+        else:
+            parts.append("\\\\" if char == "\\" else char)
+    return "".join(parts)

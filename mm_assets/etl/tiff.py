@@ -1,0 +1,372 @@
+"""One frame of a multi-frame TIFF as a TIFF of its own, without decoding.
+
+The frame's compressed strips or tiles are copied as they are, with every tag that their decoding needs, so its pixels
+are those of the original, whatever the compression. Nothing in the file is trusted: every count and position is checked
+before use, and whatever bytes arrive, the answer or a `MediaError` comes in time and memory proportional to them.
+
+Frames are the directories of the file's main chain, reduced-resolution ones included, as Pillow counts them. Left out
+of the new file are tags that point to other places of the old one (sub-images, EXIF and GPS directories, free lists)
+and descriptions of the whole stack (ImageJ, OME, tifffile). Old-style JPEG (compression 6), whose tables lie about the
+file, is refused where it would have to be taken apart. A file with one frame is returned as it is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import MediaError
+
+__all__ = ["TiffFrames", "is_tiff"]
+
+Buffer = bytes | bytearray | memoryview
+
+MAX_FRAMES = 1 << 20  # ends the walk along a hostile chain of overlapping directories; real stacks have thousands
+
+_MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+# bytes of one value of each type; 13 and 18 are positions of directories
+_TYPE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+_NUMBERS = {1: "u1", 3: "u2", 4: "u4", 16: "u8"}  # unsigned types, as NumPy spells them
+_LONG, _IFD, _LONG8, _IFD8 = 4, 13, 16, 18
+
+_WIDTH, _LENGTH, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
+_DESCRIPTION, _STRIP_OFFSETS, _SAMPLES, _ROWS_PER_STRIP, _STRIP_SIZES, _PLANAR = 270, 273, 277, 278, 279, 284
+_TILE_WIDTH, _TILE_LENGTH, _TILE_OFFSETS, _TILE_SIZES = 322, 323, 324, 325
+_UNCOMPRESSED, _OLD_JPEG, _YCBCR, _SEPARATE = 1, 6, 6, 2
+
+# Positions in the old file, and vendors' tables of whole stacks: wrong or dangling in a file of one frame.
+_LEFT_OUT = frozenset(
+    {
+        *(288, 289),  # FreeOffsets, FreeByteCounts
+        *(330, 400, 34665, 34853, 40965),  # SubIFDs, GlobalParametersIFD, EXIF, GPS, Interoperability
+        *(513, 514, 519, 520, 521),  # of old-style JPEG, left behind by some writers in frames of other compressions
+        *(34412, 50838, 50839),  # LSM, ImageJ
+    }
+)
+_STACK_DESCRIPTIONS = (b"ImageJ=", b'{"shape":', b"shape=", b"<OME")
+# A damaged value of one of these would change pixels; of any other tag it is left out, as TIFF readers do.
+_ESSENTIAL = frozenset(
+    {
+        *(254, 255, 256, 257, 258, 259, 262, 263, 264, 265, 266, 273, 274, 277, 278, 279, 284, 290, 291, 292, 293),
+        *(301, 317, 318, 319, 320, 322, 323, 324, 325, 332, 334, 336, 338, 339, 340, 341, 347, 529, 530, 531, 532),
+        *(33421, 33422, 34016, 34675, 50674, 50712, 50714, 50717),
+    }
+)
+
+
+def is_tiff(data: Buffer) -> bool:
+    """Whether the bytes begin as a TIFF or BigTIFF does."""
+    return bytes(data[:4]) in _MAGICS
+
+
+class _Flavour(NamedTuple):
+    """How a TIFF spells its numbers: classic or BigTIFF, in one of two byte orders."""
+
+    order: str
+    big: bool
+
+    @property
+    def inline(self) -> int:
+        """Bytes of a value that stands in its entry, and of a position."""
+        return 8 if self.big else 4
+
+    def pack(self, fields: str, *values: int | bytes) -> bytes:
+        return struct.pack(self.order + fields, *values)
+
+
+class _Entry(NamedTuple):
+    tag: int
+    type: int
+    num_values: int
+    value: memoryview  # the bytes of the values, wherever they stand
+
+
+class TiffFrames:
+    """The frames of a TIFF that stands in memory.
+
+    Args:
+        data: the whole file; it must stay alive and unchanged.
+        name: what messages call it.
+
+    Raises:
+        MediaError: the bytes do not begin as a TIFF does, or end within its header.
+    """
+
+    def __init__(self, data: Buffer, *, name: str = "<tiff>") -> None:
+        self._data = memoryview(data).cast("B")
+        self._name = name
+        if not is_tiff(self._data):
+            raise self._error(f"begins with {bytes(self._data[:4])!r}, expected a TIFF header")
+        order = "<" if self._data[0] == 0x49 else ">"
+        big = 0x2B in (self._data[2], self._data[3])
+        self._flavour = _Flavour(order, big)
+        self._entry = struct.Struct(order + ("HHQ8s" if big else "HHI4s"))
+        self._count = struct.Struct(order + ("Q" if big else "H"))
+        self._position = struct.Struct(order + ("Q" if big else "I"))
+        if big:
+            sizes = struct.unpack(order + "HH", self._take(4, 4, "the header"))
+            if sizes != (8, 0):
+                raise self._error(f"is a BigTIFF with positions of {sizes[0]} bytes, expected 8")
+        self._header_size = 16 if big else 8
+        (first,) = self._position.unpack(self._take(8 if big else 4, self._flavour.inline, "the header"))
+        self._next = first  # position of the first directory that is not in `_directories`, 0 at the end of the chain
+        self._directories: list[int] = []
+        self._known: set[int] = set()
+
+    @property
+    def num_frames(self) -> int:
+        """Directories of the main chain.
+
+        Raises:
+            MediaError: the chain leaves the file, comes back to itself, or does not end.
+        """
+        while self._walk():
+            pass
+        return len(self._directories)
+
+    def extract(self, frame_index: int) -> bytes:
+        """One frame as a TIFF file.
+
+        Only the chain up to the frame has to be sound. Equal input gives equal bytes.
+
+        Args:
+            frame_index: from 0.
+
+        Raises:
+            MediaError: there is no such frame, or its directory or its data is damaged.
+        """
+        if frame_index < 0:
+            raise self._error(f"frame {frame_index} was asked for, expected 0 or more")
+        while len(self._directories) <= frame_index:
+            if not self._walk():
+                raise self._error(f"frame {frame_index} was asked for, the file has {len(self._directories)}")
+        if frame_index == 0 and len(self._directories) == 1 and self._next == 0:
+            return bytes(self._data)  # it is a file of one frame already
+        return self._copy(frame_index, self._read_entries(frame_index))
+
+    # -- reading
+
+    def _error(self, reason: str) -> MediaError:
+        return MediaError(self._name, reason)
+
+    def _take(self, offset: int, size: int, what: str) -> memoryview:
+        if offset < 0 or size < 0 or offset + size > len(self._data):
+            raise self._error(f"{what} needs {size} bytes at {offset}, the TIFF has {len(self._data)}")
+        return self._data[offset : offset + size]
+
+    def _walk(self) -> bool:
+        """Adds the next directory of the chain; False at its end."""
+        at = self._next
+        if at == 0:
+            return False
+        number = len(self._directories)
+        what = f"the directory of frame {number}"
+        if at < self._header_size:
+            raise self._error(f"{what} should stand at byte {at}, within the header")
+        if at in self._known:
+            raise self._error(f"{what} is at byte {at}, where an earlier one is: the chain of frames is a loop")
+        if number >= MAX_FRAMES:
+            raise self._error(f"has more than {MAX_FRAMES} frames")
+        (entries,) = self._count.unpack(self._take(at, self._count.size, what))
+        link_at = at + self._count.size + entries * self._entry.size
+        self._directories.append(at)
+        self._known.add(at)
+        if link_at + self._position.size <= len(self._data):
+            (self._next,) = self._position.unpack_from(self._data, link_at)
+        else:
+            self._next = len(self._data)  # cut off: this frame may still be whole, a later one is not
+        return True
+
+    def _read_entries(self, number: int) -> dict[int, _Entry]:
+        """The entries of a frame that go into a file of one frame, by tag, with their values checked."""
+        what = f"frame {number}"
+        at = self._directories[number]
+        (count,) = self._count.unpack(self._take(at, self._count.size, what))
+        table = self._take(at + self._count.size, count * self._entry.size, f"{what}: its directory")
+        entries: dict[int, _Entry] = {}
+        inline, value_at = self._flavour.inline, at + self._count.size + self._entry.size - self._flavour.inline
+        total = 0
+        for tag, kind, values, raw in self._entry.iter_unpack(table):
+            start, value_at = value_at, value_at + self._entry.size
+            if tag in _LEFT_OUT or kind in (_IFD, _IFD8):
+                continue
+            size = _TYPE_SIZES.get(kind, 0) * values
+            if size > inline:
+                (start,) = self._position.unpack(raw)
+            if kind not in _TYPE_SIZES or start + size > len(self._data) or tag in entries:
+                if tag not in _ESSENTIAL:
+                    continue
+                if tag in entries:
+                    raise self._error(f"{what}: tag {tag} stands twice")
+                raise self._error(
+                    f"{what}: tag {tag} holds {values} values of type {kind} at byte {start}, "
+                    f"which is not within the TIFF's {len(self._data)} bytes"
+                )
+            total += size
+            if total > len(self._data):
+                raise self._error(f"{what}: its tags hold more than the TIFF's {len(self._data)} bytes")
+            entries[tag] = _Entry(tag, kind, values, self._data[start : start + size])
+        return entries
+
+    def _numbers(self, entries: dict[int, _Entry], tag: int, what: str) -> npt.NDArray[np.int64] | None:
+        """The values of a tag of unsigned numbers; None where it is missing or empty."""
+        entry = entries.get(tag)
+        if entry is None or entry.num_values == 0:
+            return None
+        if entry.type not in _NUMBERS:
+            raise self._error(f"{what}: tag {tag} is of type {entry.type}, expected unsigned numbers")
+        values = np.frombuffer(entry.value, self._flavour.order + _NUMBERS[entry.type])
+        if values.dtype.itemsize == 8 and int(values.max()) > np.iinfo(np.int64).max:
+            raise self._error(f"{what}: tag {tag} holds {values.max()}, more than 63 bits")
+        return values.astype(np.int64)
+
+    def _number(self, entries: dict[int, _Entry], tag: int, default: int, what: str) -> int:
+        values = self._numbers(entries, tag, what)
+        return default if values is None else int(values[0])
+
+    # -- writing
+
+    def _copy(self, number: int, entries: dict[int, _Entry]) -> bytes:
+        what = f"frame {number}"
+        compression = self._number(entries, _COMPRESSION, _UNCOMPRESSED, what)
+        if compression == _OLD_JPEG:
+            raise self._error(f"{what} is compressed as old-style JPEG (6), which cannot be taken out of its file")
+        tiled = _STRIP_OFFSETS not in entries
+        offsets_tag, sizes_tag = (_TILE_OFFSETS, _TILE_SIZES) if tiled else (_STRIP_OFFSETS, _STRIP_SIZES)
+        offsets = self._numbers(entries, offsets_tag, what)
+        if offsets is None:
+            raise self._error(f"{what} has no data: neither strips nor tiles")
+        needed = self._raw_sizes(entries, len(offsets), what) if compression == _UNCOMPRESSED else None
+        sizes = self._numbers(entries, sizes_tag, what)
+        if sizes is None:
+            if needed is None:
+                raise self._error(
+                    f"{what}: tag {sizes_tag} is missing: the sizes of its {len(offsets)} strips or tiles"
+                )
+            sizes = needed
+            raw = sizes.astype(self._flavour.order + "u8" if self._flavour.big else self._flavour.order + "u4")
+            kind = _LONG8 if self._flavour.big else _LONG
+            entries[sizes_tag] = _Entry(sizes_tag, kind, len(sizes), memoryview(raw.tobytes()))
+        if len(sizes) != len(offsets):
+            raise self._error(f"{what} has {len(offsets)} positions and {len(sizes)} sizes of strips or tiles")
+        blocks, places = self._blocks(offsets, sizes, needed, what)
+        if _STRIP_OFFSETS in entries:
+            entries.pop(_TILE_OFFSETS, None)
+        description = entries.get(_DESCRIPTION)
+        if description is not None and any(mark in bytes(description.value[:4096]) for mark in _STACK_DESCRIPTIONS):
+            del entries[_DESCRIPTION]
+        return self._assemble(entries, offsets_tag, blocks, places)
+
+    def _raw_sizes(self, entries: dict[int, _Entry], count: int, what: str) -> npt.NDArray[np.int64] | None:
+        """Bytes that each strip or tile takes uncompressed; None where that is not plain arithmetic."""
+        if self._number(entries, _PHOTOMETRIC, 0, what) == _YCBCR:
+            return None  # may be subsampled
+        width, length = self._number(entries, _WIDTH, 0, what), self._number(entries, _LENGTH, 0, what)
+        samples = self._number(entries, _SAMPLES, 1, what)
+        bits = self._numbers(entries, _BITS, what)
+        bits_per_pixel = samples * (1 if bits is None else int(bits[0]))
+        planes = 1
+        if self._number(entries, _PLANAR, 1, what) == _SEPARATE:
+            planes, bits_per_pixel = samples, bits_per_pixel // max(samples, 1)
+        if _TILE_WIDTH in entries:
+            tile = self._number(entries, _TILE_WIDTH, 0, what) * bits_per_pixel + 7 >> 3
+            return self._bounded([tile * self._number(entries, _TILE_LENGTH, 0, what)] * min(count, 1) * count)
+        rows = min(max(self._number(entries, _ROWS_PER_STRIP, length, what), 1), length)
+        per_plane = -(-length // rows) if rows else 0
+        if per_plane * planes != count:
+            return None
+        row = width * bits_per_pixel + 7 >> 3
+        heights = [rows] * (per_plane - 1) + [length - rows * (per_plane - 1)]
+        return self._bounded([row * height for height in heights] * planes)
+
+    def _bounded(self, sizes: Iterable[int]) -> npt.NDArray[np.int64]:
+        limit = len(self._data) + 1  # larger than anything that can be there, and still an int64
+        return np.array([min(size, limit) for size in sizes], np.int64)
+
+    def _blocks(
+        self,
+        offsets: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        needed: npt.NDArray[np.int64] | None,
+        what: str,
+    ) -> tuple[list[tuple[int, int]], npt.NDArray[np.int64]]:
+        """The parts of the file to copy, none twice, and where each strip or tile stands after them in a row.
+
+        A strip or tile of no bytes at position 0 is one that its writer left out; it stays so (-1).
+        """
+        total = len(self._data)
+        bad = (offsets > total) | (sizes > total) | (offsets + np.minimum(sizes, total) > total)
+        if bad.any():
+            k = int(np.flatnonzero(bad)[0])
+            raise self._error(
+                f"{what}: strip or tile {k} has {int(sizes[k])} bytes at {int(offsets[k])}, the TIFF has {total}"
+            )
+        ends = offsets + sizes
+        if needed is None and offsets[0] > 0 and (offsets[1:] == ends[:-1]).all():
+            return [(int(offsets[0]), int(ends[-1]))], offsets - offsets[0]  # one after the other, as most are written
+        here = ~((offsets == 0) & (sizes == 0))
+        if needed is not None:
+            # Writers state sizes that are too small, and readers that know the shape read on: the bytes must be there.
+            ends = np.where(here, np.minimum(np.maximum(ends, offsets + needed), total), ends)
+        starts, ends = offsets[here], ends[here]
+        if not len(starts):
+            return [], np.full(len(offsets), -1, np.int64)
+        order = np.argsort(starts, kind="stable")
+        sorted_starts = starts[order]
+        reach = np.maximum.accumulate(ends[order])
+        first = np.flatnonzero(np.concatenate(([True], sorted_starts[1:] > reach[:-1])))
+        block_starts = sorted_starts[first]
+        block_ends = reach[np.concatenate((first[1:] - 1, [len(reach) - 1]))]
+        # An odd size is filled up: values of two bytes stand at even positions, as the format asks.
+        placed = np.concatenate(([0], np.cumsum((block_ends - block_starts + 1) // 2 * 2)[:-1]))
+        block_of = np.searchsorted(block_starts, starts, side="right") - 1
+        places = np.full(len(offsets), -1, np.int64)
+        places[here] = placed[block_of] + starts - block_starts[block_of]
+        return list(zip(block_starts.tolist(), block_ends.tolist(), strict=True)), places
+
+    def _assemble(
+        self,
+        entries: dict[int, _Entry],
+        offsets_tag: int,
+        blocks: list[tuple[int, int]],
+        places: npt.NDArray[np.int64],
+    ) -> bytes:
+        """Header, directory, values, data."""
+        flavour, inline = self._flavour, self._flavour.inline
+        tags = sorted(entries)
+        values_at = self._header_size + self._count.size + len(tags) * self._entry.size + self._position.size
+        sizes = {tag: inline * len(places) if tag == offsets_tag else len(entries[tag].value) for tag in tags}
+        data_at = values_at + sum(size + size % 2 for size in sizes.values() if size > inline)
+        data_at = -(-data_at // 16) * 16
+        moved = np.where(places < 0, 0, places + data_at).astype(flavour.order + ("u8" if flavour.big else "u4"))
+        if not flavour.big and data_at + sum(e - s + 1 for s, e in blocks) > 0xFFFFFFFF:
+            raise self._error("a frame of more than 4 GiB does not fit a classic TIFF")
+        head = [bytes(self._data[:4])]
+        if flavour.big:
+            head.append(flavour.pack("HH", 8, 0))
+        head += [self._position.pack(self._header_size), self._count.pack(len(tags))]
+        values: list[Any] = []
+        for tag in tags:
+            kind, count, value = entries[tag].type, entries[tag].num_values, entries[tag].value
+            if tag == offsets_tag:
+                kind, count, value = _LONG8 if flavour.big else _LONG, len(places), memoryview(moved.tobytes())
+            if len(value) <= inline:
+                raw = bytes(value)
+            else:
+                raw = self._position.pack(values_at)
+                values.append(value)
+                if len(value) % 2:
+                    values.append(b"\0")
+                values_at += len(value) + len(value) % 2
+            head.append(self._entry.pack(tag, kind, count, raw))
+        head.append(self._position.pack(0))
+        parts = [*head, *values, bytes(data_at - values_at)]
+        for start, end in blocks:
+            parts.append(self._data[start:end])
+            if (end - start) % 2:
+                parts.append(b"\0")
+        return b"".join(parts)

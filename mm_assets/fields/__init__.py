@@ -1,0 +1,93 @@
+"""Fields: how values become payloads. The tables here are the registry that `docs/fields.md` describes.
+
+A type id is never given to another field. Ids from 0x8000 to 0xFFFF are the user's, by `register_field`; everything
+else belongs to this package.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+from mm_assets.errors import ConfigError
+from mm_assets.fields.audio import Audio, AudioField
+from mm_assets.fields.base import JSON, Encoded, Field, ValueLayout
+from mm_assets.fields.image import ImageField
+from mm_assets.fields.ndarray import NDArrayField
+from mm_assets.fields.plain import BytesField, JSONField, RawJSON, TextField
+from mm_assets.fields.scalar import ScalarField
+from mm_assets.fields.sequence import SequenceField
+
+__all__ = [
+    "FIELD_NAMES",
+    "FIELD_TYPES",
+    "Audio",
+    "AudioField",
+    "BytesField",
+    "Encoded",
+    "Field",
+    "ImageField",
+    "JSONField",
+    "NDArrayField",
+    "RawJSON",
+    "ScalarField",
+    "SequenceField",
+    "TextField",
+    "ValueLayout",
+    "field_from_config",
+    "register_field",
+]
+
+FIELD_TYPES: dict[int, type[Field]] = {
+    1: BytesField,
+    2: TextField,
+    3: JSONField,
+    4: NDArrayField,
+    5: ScalarField,
+    10: ImageField,
+    40: AudioField,
+    60: SequenceField,
+}
+"""Type id to class."""
+
+FIELD_NAMES: dict[str, type[Field]] = {cls.__name__: cls for cls in FIELD_TYPES.values()}
+"""Class name to class: what a file's schema and a YAML declaration name."""
+
+USER_TYPE_IDS = range(0x8000, 0x10000)
+
+
+def register_field(cls: type[Field]) -> type[Field]:
+    """Make a user's field known by its name and type id; usable as a class decorator. Again is no harm.
+
+    Raises:
+        ConfigError: no concrete field, a type id outside 0x8000..0xFFFF, or an id or name that another class has.
+    """
+    where = getattr(cls, "__qualname__", repr(cls))
+    if not (isinstance(cls, type) and issubclass(cls, Field)) or inspect.isabstract(cls):
+        raise ConfigError(where, "field", "found an incomplete or no Field, expected a subclass with encode and decode")
+    type_id = getattr(cls, "TYPE_ID", None)
+    if not isinstance(type_id, int) or type_id not in USER_TYPE_IDS:
+        raise ConfigError(where, "TYPE_ID", f"found {type_id!r}, expected 0x8000 to 0xFFFF")
+    if FIELD_TYPES.get(type_id, cls) is not cls:
+        raise ConfigError(where, "TYPE_ID", f"{type_id:#06x} is already taken by {FIELD_TYPES[type_id].__qualname__}")
+    if FIELD_NAMES.get(cls.__name__, cls) is not cls:
+        raise ConfigError(where, "field", f"the name {cls.__name__} is already taken")
+    FIELD_TYPES[type_id] = cls
+    FIELD_NAMES[cls.__name__] = cls
+    return cls
+
+
+def field_from_config(type_name: object, config: Mapping[str, JSON] | None = None) -> Field:
+    """Make a field from its class name and configuration, as a file's schema holds them.
+
+    Raises:
+        ConfigError: an unknown name, or a setting that its class does not take.
+    """
+    cls = FIELD_NAMES.get(type_name) if isinstance(type_name, str) else None
+    if cls is None:
+        raise ConfigError(
+            "arguments", "field", f"found {type_name!r}, expected one of {', '.join(sorted(FIELD_NAMES))}"
+        )
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError("arguments", type_name, f"found {type(config).__name__}, expected a mapping of settings")
+    return cls.from_config(config or {})

@@ -1,0 +1,313 @@
+"""Sound: files kept as they are, or samples as PCM, float or FLAC; samples with their rate on the way out.
+
+PCM and float payloads are read by NumPy, files by libsndfile. Nothing is ever resampled or mixed.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets import flac
+from mm_assets.errors import MediaError
+from mm_assets.fields.base import (
+    PAYLOAD,
+    Buffer,
+    Encoded,
+    Field,
+    as_bytes_view,
+    config_error,
+    corrupt,
+    describe,
+    truncated,
+    wrong_value,
+)
+from mm_assets.media import AudioInfo, probe_audio, size_of_id3
+
+__all__ = ["Audio", "AudioField"]
+
+# docs/fields.md, type 40
+_RECORD = np.dtype(
+    [("sample_rate", "<u4"), ("num_channels", "<u2"), ("codec", "u1"), ("_pad", "u1"), ("num_frames", "<u8")]
+)
+_PCM16, _FLOAT32 = 1, 2
+_CODECS = {"pcm16": _PCM16, "float32": _FLOAT32, "wav": 3, "flac": 4, "ogg": 5, "mp3": 6}
+_CODEC_NAMES = {number: name for name, number in _CODECS.items()}
+_RAW_DTYPES: dict[int, np.dtype[Any]] = {_PCM16: np.dtype("<i2"), _FLOAT32: np.dtype("<f4")}
+_SHORT_SUBTYPES = ("PCM_16", "PCM_S8", "PCM_U8")
+_ENCODINGS = ("keep", "pcm16", "float32", "flac")
+
+MAX_CHANNELS = 1024  # libsndfile's own limit
+MAX_FLAC_CHANNELS = 8
+MAX_FLAC_RATE = 655_350  # Hz, the width of STREAMINFO's field
+MAX_RATE = 2**31 - 1  # Hz, libsndfile's int
+DEFAULT_MAX_FRAMES = 4 * 3600 * 48_000  # four hours at 48 kHz
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Audio:
+    """Sound, decoded.
+
+    Attributes:
+        samples: (num_frames, num_channels), float32 in [-1, 1] or int16.
+        sample_rate: Hz.
+    """
+
+    samples: npt.NDArray[Any]
+    sample_rate: int
+
+    @property
+    def duration_seconds(self) -> float:
+        """Length in seconds."""
+        return float(self.samples.shape[0] / self.sample_rate)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Audio):
+            return NotImplemented
+        return self.sample_rate == other.sample_rate and np.array_equal(self.samples, other.samples)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioField(Field):
+    """A sound.
+
+    Value: `Audio`; a tuple (samples, sample_rate); bare samples where the field's `sample_rate` is set; or the bytes
+    of a WAV, FLAC, Ogg or MP3 file. Samples are (num_frames,) or (num_frames, num_channels), int16 or float32.
+    Decodes to `Audio`, always with two dimensions. An int16 sample x and the float x / 32768 stand for each other, so
+    int16 comes back exactly from either.
+
+    Attributes:
+        encoding: ``keep`` stores files as they are, int16 samples as PCM and float32 samples as floats. ``pcm16``,
+            ``float32`` and ``flac`` (16 bits, lossless) store samples so, and files decoded and encoded so. Floats
+            beyond [-1, 1] do not fit 16 bits and are refused, not clipped.
+        sample_rate: Hz that every sound must have; another is refused. None for any.
+        decoded: dtype of decoded samples, ``float32`` or ``int16``.
+        max_frames: samples per channel that are encoded or decoded at most.
+    """
+
+    TYPE_ID: ClassVar[int] = 40
+
+    encoding: str = "keep"
+    sample_rate: int | None = None
+    decoded: str = "float32"
+    max_frames: int = DEFAULT_MAX_FRAMES
+
+    def __post_init__(self) -> None:
+        if self.encoding not in _ENCODINGS:
+            raise config_error("encoding", self.encoding, f"one of {', '.join(_ENCODINGS)}")
+        if self.decoded not in ("float32", "int16"):
+            raise config_error("decoded", self.decoded, "float32 or int16")
+        if self.sample_rate is not None and not _is_int(self.sample_rate, 1, MAX_RATE):
+            raise config_error("sample_rate", self.sample_rate, f"Hz, an integer from 1 to {MAX_RATE}, or None")
+        if not _is_int(self.max_frames, 1, 2**40):
+            raise config_error("max_frames", self.max_frames, "an integer from 1 to 2**40")
+
+    @property
+    def metadata_type(self) -> np.dtype[np.void]:
+        """The metadata record, 16 bytes."""
+        return _RECORD
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """With the encoding ``keep``."""
+        return self.encoding == "keep"
+
+    # --- encode -------------------------------------------------------------------------------------------------------
+
+    def encode(self, value: Audio | tuple[npt.NDArray[Any], int] | npt.NDArray[Any] | Buffer) -> Encoded:
+        """Take samples, or a sound file's bytes."""
+        if isinstance(value, bytes | bytearray | memoryview):
+            data = bytes(value)
+            info = self._probe(data)
+            if self.encoding == "keep":
+                return Encoded(self._record(info.sample_rate, info.channels, info.codec, info.num_frames), data)
+            rate = info.sample_rate
+            # 16 bits stay 16 bits; a lossy codec may overshoot, which every decoder to 16 bits clips.
+            is_16bit = info.subtype in _SHORT_SUBTYPES or info.codec in ("ogg", "mp3")
+            dtype = np.dtype(np.int16 if is_16bit and self.encoding != "float32" else np.float32)
+            try:
+                samples = _decode_file(data, info.codec, (info.num_frames, info.channels), rate, dtype)
+            except ValueError as error:  # a FormatError is one: the bytes are the caller's here
+                raise wrong_value(
+                    self, f"{info.codec} bytes that cannot be decoded ({error})", "a sound file"
+                ) from error
+        else:
+            samples, rate = self._check_samples(value)
+        codec = self._codec_of(samples)
+        if codec == "float32":
+            data = _to_float(samples).tobytes()
+        elif codec == "pcm16":
+            data = self._to_int16(samples).tobytes()
+        else:
+            data = self._encode_flac(self._to_int16(samples), rate)
+        return Encoded(self._record(rate, samples.shape[1], codec, samples.shape[0]), data)
+
+    def _codec_of(self, samples: npt.NDArray[Any]) -> str:
+        if self.encoding == "keep":
+            return "pcm16" if samples.dtype == np.int16 else "float32"
+        # FLAC has no form for a sound without samples: its header would say "unknown length".
+        return "pcm16" if self.encoding == "flac" and samples.shape[0] == 0 else self.encoding
+
+    def check(self, value: Audio | tuple[npt.NDArray[Any], int] | npt.NDArray[Any] | Buffer) -> None:
+        """Look at the header of a file that is kept; encode everything else."""
+        if self.encoding != "keep":
+            self.encode(value)
+        elif isinstance(value, bytes | bytearray | memoryview):
+            self._probe(value)
+        else:
+            self._check_samples(value)
+
+    def _record(self, sample_rate: int, num_channels: int, codec: str, num_frames: int) -> bytes:
+        return self._pack_record(sample_rate, num_channels, _CODECS[codec], 0, num_frames)
+
+    def _probe(self, data: Buffer) -> AudioInfo:
+        try:
+            info = probe_audio(data)
+        except MediaError as error:
+            raise wrong_value(self, f"bytes that are no sound ({error.reason})", "a sound file") from error
+        self._check_extent(info.num_frames, info.channels, info.sample_rate)
+        return info
+
+    def _check_extent(self, num_frames: int, num_channels: int, sample_rate: int) -> None:
+        if num_frames > self.max_frames:
+            raise wrong_value(self, f"{num_frames} samples a channel", f"at most {self.max_frames} (max_frames)")
+        if not 1 <= num_channels <= MAX_CHANNELS:
+            raise wrong_value(self, f"{num_channels} channels", f"1 to {MAX_CHANNELS}")
+        if self.sample_rate is not None and sample_rate != self.sample_rate:
+            raise wrong_value(self, f"a sound of {sample_rate} Hz", f"{self.sample_rate} Hz (nothing is resampled)")
+        if not 1 <= sample_rate <= MAX_RATE:
+            raise wrong_value(self, f"a sound of {sample_rate} Hz", f"1 to {MAX_RATE} Hz")
+
+    def _check_samples(self, value: object) -> tuple[npt.NDArray[Any], int]:
+        if isinstance(value, Audio):
+            samples, rate = value.samples, value.sample_rate
+        elif isinstance(value, tuple) and len(value) == 2:
+            samples, rate = value
+        elif isinstance(value, np.ndarray) and self.sample_rate is not None:
+            samples, rate = value, self.sample_rate
+        else:
+            expected = "Audio, (samples, sample_rate) or a sound file's bytes; bare samples where sample_rate is set"
+            raise wrong_value(self, value, expected)
+        if isinstance(rate, bool) or not isinstance(rate, int | np.integer):
+            raise wrong_value(self, f"sample rate {describe(rate)}", "Hz, an integer")
+        if not isinstance(samples, np.ndarray) or samples.dtype.newbyteorder("<") not in _RAW_DTYPES.values():
+            raise wrong_value(self, samples, "samples of int16 or float32")
+        samples = samples[:, np.newaxis] if samples.ndim == 1 else samples
+        if samples.ndim != 2:
+            raise wrong_value(self, samples, "shape (num_frames,) or (num_frames, num_channels)")
+        self._check_extent(samples.shape[0], samples.shape[1], int(rate))
+        if samples.dtype.kind == "f" and not np.isfinite(samples).all():
+            raise wrong_value(self, "samples that are infinite or NaN", "finite ones")
+        return samples, int(rate)
+
+    def _to_int16(self, samples: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
+        if samples.dtype.kind == "f" and samples.size and float(np.abs(samples).max()) > 1.0:
+            raise wrong_value(self, f"samples up to {float(np.abs(samples).max()):g}", "floats in [-1, 1] for 16 bits")
+        return _to_int16(samples)
+
+    def _encode_flac(self, samples: npt.NDArray[np.int16], rate: int) -> bytes:
+        import soundfile
+
+        if samples.shape[1] > MAX_FLAC_CHANNELS or rate > MAX_FLAC_RATE:
+            found = f"{samples.shape[1]} channels at {rate} Hz"
+            raise wrong_value(self, found, f"up to {MAX_FLAC_CHANNELS} channels and {MAX_FLAC_RATE} Hz for FLAC")
+        target = io.BytesIO()
+        try:
+            soundfile.write(target, samples, rate, format="FLAC", subtype="PCM_16")
+        except (soundfile.SoundFileError, ValueError) as error:
+            raise wrong_value(self, f"{describe(samples)} at {rate} Hz ({error})", "what FLAC can hold") from error
+        return target.getvalue()
+
+    # --- decode -------------------------------------------------------------------------------------------------------
+
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> Audio:
+        """Give `Audio`; samples may be a read-only view of the payload."""
+        rate, num_channels, codec, _, num_frames = self._unpack_record(metadata)
+        if codec not in _CODEC_NAMES:
+            raise corrupt("sound is of an unknown codec", found=codec, expected=f"one of {_CODEC_NAMES}")
+        if num_frames > self.max_frames:
+            raise corrupt(
+                "sound is too long", found=num_frames, expected=f"at most {self.max_frames} samples a channel"
+            )
+        if not 1 <= num_channels <= MAX_CHANNELS:
+            raise corrupt(
+                "sound has an impossible number of channels", found=num_channels, expected=f"1 to {MAX_CHANNELS}"
+            )
+        if not 1 <= rate <= MAX_RATE:
+            raise corrupt("sound has an impossible rate", found=rate, expected=f"1 to {MAX_RATE} Hz")
+        if self.sample_rate not in (None, rate):
+            raise corrupt("sound is not of the field's rate", found=rate, expected=self.sample_rate)
+        view = as_bytes_view(data)
+        shape = (num_frames, num_channels)
+        raw = _RAW_DTYPES.get(codec)
+        if raw is None:
+            return Audio(_decode_file(view, _CODEC_NAMES[codec], shape, rate, np.dtype(self.decoded)), rate)
+        if len(view) != num_frames * num_channels * raw.itemsize:
+            expected = num_frames * num_channels * raw.itemsize
+            raise truncated("sound is not as long as its record says", found=len(view), expected=expected)
+        samples = (np.frombuffer(view, dtype=raw) if num_frames else np.empty(0, dtype=raw)).reshape(shape)
+        samples.flags.writeable = False
+        if self.decoded == "float32":
+            return Audio(_to_float(samples), rate)
+        if raw.kind == "f" and not np.isfinite(samples).all():
+            raise corrupt("sound has samples that are infinite or NaN", found="NaN", expected="finite samples")
+        return Audio(_to_int16(samples), rate)
+
+
+def _is_int(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _to_float(samples: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    if samples.dtype.kind == "f":
+        return np.ascontiguousarray(samples, dtype="<f4")
+    scaled: npt.NDArray[np.float32] = np.multiply(samples, np.float32(1 / 32768), dtype=np.float32)
+    return scaled
+
+
+def _to_int16(samples: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
+    """Floats are rounded to the nearest step; 1.0 itself, which has none, becomes the last one."""
+    if samples.dtype.kind == "i":
+        return np.ascontiguousarray(samples, dtype="<i2")
+    return np.rint(samples * np.float32(32768)).clip(-32768, 32767).astype("<i2")
+
+
+def _with_length(data: memoryview, num_frames: int) -> Buffer:
+    """The file itself, or where its header does not tell the length, a copy in which it does."""
+    start = size_of_id3(data)
+    try:
+        info = flac.read_stream_info(data, start, PAYLOAD)
+    except MediaError as error:
+        raise corrupt(error.reason) from error
+    return data if info.num_frames else flac.with_length(data, start, num_frames)
+
+
+def _decode_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """(num_frames, num_channels) of `dtype`, int16 or float32.
+
+    Raises:
+        CorruptError: the bytes are damaged, or are a sound of another extent or rate.
+    """
+    import soundfile
+
+    if codec == "flac":
+        data = _with_length(as_bytes_view(data), shape[0])
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as sound:
+            found = (sound.frames, sound.channels, sound.samplerate)
+            if found != (*shape, rate):
+                raise corrupt("sound is not as its record says", found=found, expected=(*shape, rate))
+            # Short PCM is read as it is: libsndfile would not scale floats to it, and it rounds 24 bits down.
+            is_short = dtype.kind == "i" and sound.subtype in _SHORT_SUBTYPES
+            samples = sound.read(dtype="int16" if is_short else "float32", always_2d=True)
+    except (soundfile.SoundFileError, OSError, TypeError, RuntimeError, MemoryError) as error:
+        raise corrupt(f"sound cannot be decoded: {error}") from error
+    if samples.shape != shape:
+        raise truncated("sound ends early", found=samples.shape, expected=shape)
+    return _to_int16(samples) if dtype.kind == "i" else np.asarray(samples)

@@ -1,0 +1,247 @@
+"""What a field promises: a value becomes a fixed metadata record and data bytes, and comes back.
+
+A payload holds offsets relative to its own data only, so the same bytes stand in any container. A wrong value raises
+`EncodeError`, a wrong payload `FormatError`; limits are read from the header and checked before anything is decoded.
+Fields are frozen dataclasses: their attributes are their configuration, and two fields with one configuration are
+equal. Nothing here knows files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.content_types import Buffer
+from mm_assets.errors import ConfigError, CorruptError, EncodeError, TruncatedError
+
+__all__ = [
+    "JSON",
+    "PAYLOAD",
+    "Buffer",
+    "Encoded",
+    "Field",
+    "ValueLayout",
+    "as_bytes_view",
+    "config_error",
+    "corrupt",
+    "describe",
+    "truncated",
+    "wrong_value",
+]
+
+JSON = Any  # a JSON value; Python's type system has no finite name for it that is worth its cost in casts
+
+PAYLOAD = "<payload>"
+"""Stands for the file in a field's `FormatError`: a field does not know it, and the dataset puts it in."""
+
+
+class Encoded(NamedTuple):
+    """One value, ready for a container.
+
+    Attributes:
+        metadata: exactly `metadata_type.itemsize` bytes.
+        data: any number of bytes, also none.
+    """
+
+    metadata: bytes
+    data: bytes | memoryview
+
+
+class ValueLayout(NamedTuple):
+    """Shape and dtype that every decoded value of a field has, so that a batch is one array.
+
+    Attributes:
+        shape: of one value; () for a number.
+        dtype: of its elements.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def describe(value: object) -> str:
+    """A value in a few words for a message: its type and extent, never its content."""
+    if isinstance(value, np.ndarray):
+        return f"array of {value.dtype} with shape {value.shape}"
+    if isinstance(value, bytes | bytearray):
+        return f"{type(value).__name__} of {len(value)} bytes"
+    if isinstance(value, str | list | tuple | dict):
+        return f"{type(value).__name__} of length {len(value)}"
+    if isinstance(value, bool | int | float | np.generic | None):
+        return f"{type(value).__name__} {value!r}"[:80]
+    return type(value).__name__
+
+
+def wrong_value(field: object, found: object, expected: str) -> EncodeError:
+    """An `EncodeError` that names the field, what was found (a string is taken as the words for it) and expected."""
+    words = found if isinstance(found, str) else describe(found)
+    return EncodeError(f"{type(field).__name__}: found {words}, expected {expected}")
+
+
+def corrupt(detail: str, *, found: object = None, expected: object = None) -> CorruptError:
+    """A `CorruptError` of a payload."""
+    return CorruptError(PAYLOAD, detail, found=found, expected=expected)
+
+
+def truncated(detail: str, *, found: object = None, expected: object = None) -> TruncatedError:
+    """A `TruncatedError` of a payload."""
+    return TruncatedError(PAYLOAD, detail, found=found, expected=expected)
+
+
+def config_error(key: str, found: object, expected: str) -> ConfigError:
+    """A `ConfigError` of a field's argument."""
+    return ConfigError("arguments", key, f"found {found!r}, expected {expected}")
+
+
+def as_bytes_view(value: Buffer) -> memoryview:
+    """The bytes of a buffer, uncopied."""
+    view = memoryview(value)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+@dataclasses.dataclass(frozen=True)
+class Field(ABC):
+    """How one packed modality is encoded.
+
+    A subclass is a frozen dataclass with a `TYPE_ID`, a `metadata_type`, `encode` and `decode`. Its attributes hold
+    JSON values (tuples stand for lists) or are turned into such by an own `config`.
+    """
+
+    TYPE_ID: ClassVar[int]
+
+    @property
+    @abstractmethod
+    def metadata_type(self) -> np.dtype[np.void]:
+        """The metadata record: packed little-endian, a multiple of 8 bytes, pads spelled out as ``_pad``."""
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether a bytes value is stored as it is: the payload's data is the value."""
+        return False
+
+    @property
+    def value_layout(self) -> ValueLayout | None:
+        """Shape and dtype of every decoded value, or None where they vary."""
+        return None
+
+    @abstractmethod
+    def encode(self, value: Any) -> Encoded:
+        """Turn a value into a payload.
+
+        Raises:
+            EncodeError: the value is wrong for this field.
+        """
+
+    def check(self, value: Any) -> None:
+        """Raise `EncodeError` exactly when `encode` would.
+
+        Bytes that are kept as they are cost a look at their header; other values cost what `encode` does.
+        """
+        self.encode(value)
+
+    @abstractmethod
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> Any:
+        """Turn a payload back into a value.
+
+        Raises:
+            FormatError: the payload contradicts itself or a limit of this field; its path is ``<payload>``.
+        """
+
+    def decode_batch(
+        self,
+        records: npt.NDArray[np.uint8],
+        datas: Sequence[Buffer | None],
+        out: npt.NDArray[Any] | None = None,
+    ) -> tuple[Any, npt.NDArray[np.bool_]]:
+        """Decode many payloads, rows in order.
+
+        Args:
+            records: (n, metadata_type.itemsize) uint8, the metadata records.
+            datas: n data buffers; None for an absent value.
+            out: (n, *shape) array of the `value_layout` to decode into; only for a field that has one.
+
+        Returns:
+            The values, an array where the field has a `value_layout` (absent rows are zero) and otherwise a list
+            (absent values are None); and (n,) bool, which values are present.
+
+        Raises:
+            FormatError: a payload is damaged.
+            ValueError: `records`, `datas` and `out` do not fit one another.
+        """
+        present = self._check_batch(records, datas, out)
+        layout = self.value_layout
+        if layout is None:
+            values = [
+                None if data is None else self.decode(memoryview(record), data)
+                for record, data in zip(records, datas, strict=True)
+            ]
+            return values, present
+        target = np.empty((len(datas), *layout.shape), dtype=layout.dtype) if out is None else out
+        for index, data in enumerate(datas):
+            if data is None:
+                target[index] = 0
+            else:
+                self._decode_into(memoryview(records[index]), data, target[index])
+        return target, present
+
+    def _check_batch(
+        self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer | None], out: npt.NDArray[Any] | None
+    ) -> npt.NDArray[np.bool_]:
+        expected = (len(datas), self.metadata_type.itemsize)
+        if records.shape != expected or records.dtype != np.uint8:
+            raise ValueError(f"records are {describe(records)}, expected uint8 with shape {expected}")
+        if out is not None:
+            layout = self.value_layout
+            if layout is None:
+                raise ValueError(f"{type(self).__name__} values vary in shape or type: they cannot go into one array")
+            if out.shape != (len(datas), *layout.shape) or out.dtype != layout.dtype:
+                wanted = f"{layout.dtype} with shape {(len(datas), *layout.shape)}"
+                raise ValueError(f"out is {describe(out)}, expected {wanted}")
+        return np.fromiter((data is not None for data in datas), dtype=np.bool_, count=len(datas))
+
+    def _decode_into(self, metadata: Buffer, data: Buffer, target: npt.NDArray[Any]) -> None:
+        """Decode one value into its row; fields whose codec can write in place do better than this."""
+        target[...] = self.decode(metadata, data)
+
+    def _pack_record(self, *values: Any) -> bytes:
+        return np.array(values, dtype=self.metadata_type).tobytes()
+
+    def _unpack_record(self, metadata: Buffer | np.void) -> tuple[Any, ...]:
+        """The record's values as Python's own, in the order of `metadata_type`."""
+        if isinstance(metadata, np.void):
+            metadata = metadata.tobytes()
+        view = as_bytes_view(metadata)
+        if len(view) != self.metadata_type.itemsize:
+            raise truncated(
+                "metadata record is of the wrong size", found=len(view), expected=self.metadata_type.itemsize
+            )
+        values: tuple[Any, ...] = np.frombuffer(view, dtype=self.metadata_type)[0].item()
+        return values
+
+    @property
+    def config(self) -> dict[str, JSON]:
+        """All settings as JSON, defaults too, so that a later release with other defaults reads old files alike."""
+        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, JSON]) -> Self:
+        """Restore a field from its configuration; settings that are not given have their defaults.
+
+        Raises:
+            ConfigError: an unknown key, a missing one, or a wrong value.
+        """
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        for key in config:
+            if key not in known:
+                allowed = ", ".join(known) or "none, it has no settings"
+                raise config_error(str(key), key, f"a setting of {cls.__name__}: {allowed}")
+        for name, field in known.items():
+            if field.default is dataclasses.MISSING and name not in config:
+                raise ConfigError("arguments", name, f"is missing, and {cls.__name__} needs it")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in config.items()})

@@ -1,0 +1,182 @@
+"""Arrays: dtype and shape per sample in the metadata record, elements as they lie in memory."""
+
+from __future__ import annotations
+
+import io
+import math
+import tokenize
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.fields.base import (
+    JSON,
+    Buffer,
+    Encoded,
+    Field,
+    ValueLayout,
+    as_bytes_view,
+    config_error,
+    corrupt,
+    describe,
+    truncated,
+    wrong_value,
+)
+
+__all__ = ["NDArrayField"]
+
+MAX_DIMENSIONS = 8  # the record's room
+
+# docs/fields.md, type 4
+_RECORD = np.dtype([("dtype", "S6"), ("num_dimensions", "u1"), ("_pad", "u1"), ("shape", "<u4", (MAX_DIMENSIONS,))])
+
+_CODES = ("|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")
+_DTYPES = {  # what may stand in a record; extended precision differs from machine to machine and is left out
+    name.encode("ascii"): np.dtype(name) for name in _CODES
+}
+_KINDS = "bool, integer, float (16 to 64 bits) or complex"
+_NPY_MAGIC = b"\x93NUMPY"
+_MAX_NPY_HEADER = 10_000  # characters; a plain array's has under 200
+
+
+@dataclass(frozen=True)
+class NDArrayField(Field):
+    """An array of numbers.
+
+    Value: ndarray of bool, integer, float or complex kind and up to 8 dimensions, or the bytes of an ``.npy`` file.
+    Decodes to a read-only view of the payload, little-endian and in C order: copy it before writing to it or closing
+    the file. Nothing is cast: an array of another dtype than the field's is refused.
+
+    Attributes:
+        dtype: NumPy name that every value must have; None for any.
+        shape: extents that every value must have, None for a free one; None for any shape.
+    """
+
+    TYPE_ID: ClassVar[int] = 4
+
+    dtype: str | None = None
+    shape: tuple[int | None, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            try:
+                plain = np.dtype(self.dtype).newbyteorder("<")
+            except (TypeError, ValueError, SyntaxError) as error:
+                raise config_error("dtype", self.dtype, f"a NumPy dtype of kind {_KINDS}") from error
+            if plain.str.encode("ascii") not in _DTYPES:
+                raise config_error("dtype", self.dtype, f"a NumPy dtype of kind {_KINDS}")
+            object.__setattr__(self, "dtype", plain.name)
+        if self.shape is not None:
+            if not isinstance(self.shape, tuple | list) or len(self.shape) > MAX_DIMENSIONS:
+                raise config_error("shape", self.shape, f"up to {MAX_DIMENSIONS} extents")
+            for extent in self.shape:
+                if extent is not None and (not isinstance(extent, int) or isinstance(extent, bool) or extent < 0):
+                    raise config_error("shape", self.shape, "extents that are integers from 0, or None")
+            object.__setattr__(self, "shape", tuple(self.shape))
+
+    @property
+    def metadata_type(self) -> np.dtype[np.void]:
+        """The metadata record, 40 bytes."""
+        return _RECORD
+
+    @property
+    def value_layout(self) -> ValueLayout | None:
+        """The field's dtype and shape where both are fixed."""
+        if self.dtype is None or self.shape is None:
+            return None
+        shape = tuple(extent for extent in self.shape if extent is not None)
+        return ValueLayout(shape, np.dtype(self.dtype)) if len(shape) == len(self.shape) else None
+
+    @property
+    def config(self) -> dict[str, JSON]:
+        """All settings as JSON."""
+        return {"dtype": self.dtype, "shape": None if self.shape is None else list(self.shape)}
+
+    def _mismatch(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str | None:
+        """What this field expects, if the array is not of it."""
+        if self.dtype is not None and dtype.newbyteorder("<") != np.dtype(self.dtype):
+            return f"dtype {self.dtype}"
+        fits = self.shape is None or (
+            len(shape) == len(self.shape)
+            and all(want is None or want == have for want, have in zip(self.shape, shape, strict=True))
+        )
+        return None if fits else f"shape {self.shape}"
+
+    def encode(self, value: npt.NDArray[Any] | Buffer) -> Encoded:
+        """Take an array, or ``.npy`` bytes."""
+        if isinstance(value, bytes | bytearray | memoryview):
+            value = self._from_npy(as_bytes_view(value))
+        if not isinstance(value, np.ndarray):
+            raise wrong_value(self, value, "an ndarray or .npy bytes")
+        code = value.dtype.newbyteorder("<").str.encode("ascii")
+        if code not in _DTYPES or value.dtype.names is not None:
+            raise wrong_value(self, value, f"an array of kind {_KINDS}")
+        if value.ndim > MAX_DIMENSIONS or any(extent > 2**32 - 1 for extent in value.shape):
+            raise wrong_value(self, value, f"up to {MAX_DIMENSIONS} dimensions of up to 2**32 - 1")
+        expected = self._mismatch(value.dtype, value.shape)
+        if expected is not None:
+            raise wrong_value(self, value, expected)
+        data = np.ascontiguousarray(value, dtype=_DTYPES[code]).tobytes()
+        shape = value.shape + (0,) * (MAX_DIMENSIONS - value.ndim)
+        return Encoded(self._pack_record(code, value.ndim, 0, shape), data)
+
+    def _from_npy(self, data: memoryview) -> npt.NDArray[Any]:
+        if bytes(data[:6]) != _NPY_MAGIC:
+            raise wrong_value(self, f"{len(data)} bytes without the .npy magic", "an ndarray or .npy bytes")
+        # The header's length stands in its first bytes: no more than that is copied.
+        stream = io.BytesIO(data[: 12 + _MAX_NPY_HEADER])
+        try:
+            version = np.lib.format.read_magic(stream)
+            if version not in ((1, 0), (2, 0)):
+                raise ValueError(f"version {version}; 3.0 is only for structured arrays")
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, is_fortran, dtype = read(stream, max_header_size=_MAX_NPY_HEADER)
+        except (
+            ValueError,
+            TypeError,
+            EOFError,
+            SyntaxError,
+            tokenize.TokenError,
+            RecursionError,
+            MemoryError,
+        ) as error:
+            raise wrong_value(self, f".npy bytes with a bad header ({error})", "an .npy file") from error
+        elements = data[stream.tell() :]
+        expected = math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
+            raise wrong_value(self, f".npy bytes of {describe(dtype)} {dtype}", f"an array of kind {_KINDS}")
+        if len(shape) > MAX_DIMENSIONS or any(extent < 0 for extent in shape) or len(elements) != expected:
+            found = f".npy bytes of {dtype} with shape {shape} and {len(elements)} bytes of elements"
+            raise wrong_value(self, found, f"{expected} bytes of elements and up to {MAX_DIMENSIONS} dimensions")
+        try:
+            flat = np.frombuffer(elements, dtype=dtype) if expected else np.empty(0, dtype=dtype)
+            return flat.reshape(shape, order="F" if is_fortran else "C")
+        except ValueError as error:  # an element type of no bytes, or a shape past NumPy's own limits
+            raise wrong_value(self, f".npy bytes of {dtype} with shape {shape}", "an array") from error
+
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
+        """Give a read-only view of the payload."""
+        code, num_dimensions, _, extents = self._unpack_record(metadata)
+        dtype = _DTYPES.get(code)
+        if dtype is None:
+            raise corrupt("array is of an unknown dtype", found=code, expected=f"kind {_KINDS}")
+        if num_dimensions > MAX_DIMENSIONS:
+            raise corrupt("array has too many dimensions", found=num_dimensions, expected=MAX_DIMENSIONS)
+        shape = tuple(int(extent) for extent in extents[:num_dimensions])
+        if any(extents[num_dimensions:]):
+            raise corrupt("array has extents past its dimensions", found=list(extents), expected=num_dimensions)
+        expected = self._mismatch(dtype, shape)
+        if expected is not None:
+            raise corrupt("array is not of the field's type", found=f"{dtype} {shape}", expected=expected)
+        view = as_bytes_view(data)
+        size = math.prod(shape) * dtype.itemsize
+        if len(view) != size:
+            raise truncated("array is not as long as its record says", found=len(view), expected=size)
+        try:
+            array = (np.frombuffer(view, dtype=dtype) if size else np.empty(0, dtype=dtype)).reshape(shape)
+        except ValueError as error:  # an empty array whose other extents pass NumPy's own limits
+            raise corrupt("array has an impossible shape", found=shape, expected="one that NumPy can hold") from error
+        array.flags.writeable = False
+        return array

@@ -1,0 +1,221 @@
+"""Bytes, text and JSON: values that are their own data bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+
+from mm_assets.errors import EncodeError
+from mm_assets.fields.base import (
+    JSON,
+    Buffer,
+    Encoded,
+    Field,
+    as_bytes_view,
+    corrupt,
+    describe,
+    truncated,
+    wrong_value,
+)
+
+__all__ = ["BytesField", "JSONField", "RawJSON", "TextField"]
+
+# docs/fields.md, type 1
+_BYTES_RECORD = np.dtype([("num_bytes", "<u8")])
+# docs/fields.md, type 2
+_TEXT_RECORD = np.dtype([("num_code_points", "<u4"), ("_pad", "<u4")])
+# docs/fields.md, type 3
+_JSON_RECORD = np.dtype([("kind", "u1"), ("_pad", "u1", (7,))])
+
+_MAX_SIZE = 2**32 - 1  # a container's payload size is uint32
+
+
+@dataclass(frozen=True)
+class BytesField(Field):
+    """Bytes as they are: a file of a kind that no other field knows.
+
+    Value: bytes (bytearray and memoryview are taken too). Decodes to bytes.
+    """
+
+    TYPE_ID: ClassVar[int] = 1
+
+    @property
+    def metadata_type(self) -> np.dtype[np.void]:
+        """The metadata record, 8 bytes."""
+        return _BYTES_RECORD
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Always."""
+        return True
+
+    def encode(self, value: Buffer) -> Encoded:
+        """Take bytes."""
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise wrong_value(self, value, "bytes")
+        data = bytes(value)
+        return Encoded(self._pack_record(len(data)), data)
+
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> bytes:
+        """Give bytes."""
+        (num_bytes,) = self._unpack_record(metadata)
+        view = as_bytes_view(data)
+        if len(view) != num_bytes:
+            raise truncated("data is not as long as its record says", found=len(view), expected=num_bytes)
+        return bytes(view)
+
+
+@dataclass(frozen=True)
+class TextField(Field):
+    """Text, stored as UTF-8 exactly as it is: no normalisation, no change of line ends.
+
+    Value: str, or its UTF-8 bytes. Decodes to str. A lone surrogate has no UTF-8 form and is refused.
+    """
+
+    TYPE_ID: ClassVar[int] = 2
+
+    @property
+    def metadata_type(self) -> np.dtype[np.void]:
+        """The metadata record, 8 bytes."""
+        return _TEXT_RECORD
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Always."""
+        return True
+
+    def encode(self, value: str | Buffer) -> Encoded:
+        """Take text or its UTF-8 bytes."""
+        try:
+            if isinstance(value, str):
+                text, data = value, value.encode("utf-8")
+            elif isinstance(value, bytes | bytearray | memoryview):
+                data = bytes(value)
+                text = data.decode("utf-8")
+            else:
+                raise wrong_value(self, value, "text or UTF-8 bytes")
+        except UnicodeError as error:
+            raise wrong_value(self, f"{describe(value)} ({error})", "text or UTF-8 bytes") from error
+        if len(data) > _MAX_SIZE:
+            raise wrong_value(self, f"text of {len(data)} bytes", f"at most {_MAX_SIZE}")
+        return Encoded(self._pack_record(len(text), 0), data)
+
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> str:
+        """Give text."""
+        num_code_points, _ = self._unpack_record(metadata)
+        try:
+            text = str(data, "utf-8")
+        except UnicodeDecodeError as error:
+            raise corrupt(f"text is not UTF-8: {error.reason} at byte {error.start}") from error
+        if len(text) != num_code_points:
+            raise corrupt("text is not as long as its record says", found=len(text), expected=num_code_points)
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class RawJSON:
+    """JSON text to be stored as it is written, numbers, spaces and all.
+
+    Attributes:
+        text: one JSON value.
+    """
+
+    text: str
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_KINDS = ((dict, 1), (list, 2), (str, 3), (bool, 5), (int | float, 4), (type(None), 6))
+
+
+def _kind_of(value: JSON) -> int:
+    return next(kind for types, kind in _KINDS if isinstance(value, types))
+
+
+@dataclass(frozen=True)
+class JSONField(Field):
+    """Any JSON value.
+
+    Value: dict with str keys, list, tuple (comes back as a list), str, int, finite float, bool. A str is a value, a
+    JSON string; `RawJSON` or bytes are JSON text and stored as it is. The top-level JSON null is a value too; as
+    Python's None it means absent, so it is written as ``RawJSON("null")``.
+    """
+
+    TYPE_ID: ClassVar[int] = 3
+
+    @property
+    def metadata_type(self) -> np.dtype[np.void]:
+        """The metadata record, 8 bytes."""
+        return _JSON_RECORD
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Always: bytes are JSON text."""
+        return True
+
+    def encode(self, value: JSON | RawJSON | Buffer) -> Encoded:
+        """Take a value, or JSON text as bytes or `RawJSON`."""
+        try:
+            if isinstance(value, RawJSON | bytes | bytearray | memoryview):
+                data = value.text.encode("utf-8") if isinstance(value, RawJSON) else bytes(value)
+                kind = _kind_of(_parse(data))
+            else:
+                data = self._dump(value)
+                kind = 2 if isinstance(value, tuple) else _kind_of(value)
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, EncodeError):
+                raise
+            raise wrong_value(self, f"{describe(value)} ({error})", "a JSON value, or JSON text as bytes") from error
+        return Encoded(self._pack_record(kind, (0,) * 7), data)
+
+    def _dump(self, value: JSON) -> bytes:
+        self._check_types(value)
+        try:
+            return _DUMP.encode(value).encode("utf-8")
+        except UnicodeEncodeError:  # a lone surrogate, which JSON can hold only as an escape
+            return _DUMP_ASCII.encode(value).encode("ascii")
+
+    def _check_types(self, value: JSON) -> None:
+        # json would turn the keys 1 and None into "1" and "null": what is read back must be what was written.
+        if value is None:
+            raise wrong_value(self, value, "a value; None means absent, RawJSON('null') the JSON null")
+        stack: list[tuple[JSON, int]] = [(value, 0)]
+        while stack:
+            item, depth = stack.pop()
+            if depth > _MAX_DEPTH:
+                raise wrong_value(self, f"a value nested more than {_MAX_DEPTH} deep, or within itself", "JSON")
+            if isinstance(item, dict):
+                for key in item:
+                    if not isinstance(key, str):
+                        raise wrong_value(self, f"a dict with key {describe(key)}", "str keys")
+                stack.extend((child, depth + 1) for child in item.values())
+            elif isinstance(item, list | tuple):
+                stack.extend((child, depth + 1) for child in item)
+            elif not isinstance(item, str | bool | int | float | None):
+                raise wrong_value(self, item, "dict, list, str, int, float, bool or None")
+
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> JSON:
+        """Give the value."""
+        kind, _ = self._unpack_record(metadata)
+        try:
+            value = _parse(bytes(data))
+        except (ValueError, RecursionError) as error:
+            raise corrupt(f"data is not JSON: {error}") from error
+        if _kind_of(value) != kind:
+            raise corrupt("JSON is of another kind than its record says", found=_kind_of(value), expected=kind)
+        return value
+
+
+_MAX_DEPTH = 500  # json recurses: half of Python's own limit leaves room for the caller's frames
+_DUMP = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_DUMP_ASCII = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def _parse(data: bytes) -> Any:
+    # Decoded here, since json would guess UTF-16 and UTF-32, and take a byte order mark.
+    return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)

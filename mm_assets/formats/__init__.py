@@ -1,0 +1,37 @@
+"""The packed formats MULT and MSTR: containers of opaque payloads. docs/format.md is normative.
+
+Standard library, NumPy and crc32c only. A container knows bytes; what they mean is a field's matter, and neither
+imports the other.
+"""
+
+from mm_assets.formats.batch import Block
+from mm_assets.formats.convert import convert, open_reader
+from mm_assets.formats.layout import Buffer, ModalitySpec, Payload, crc32c, name_hash
+from mm_assets.formats.mstr_reader import MstrReader
+from mm_assets.formats.mstr_writer import MstrWriter
+from mm_assets.formats.mult_reader import MultReader
+from mm_assets.formats.mult_writer import MultWriter
+from mm_assets.formats.report import Damage, VerifyReport, WriteSummary
+from mm_assets.formats.sample_ids import SampleIds
+from mm_assets.formats.source import ByteSource, MappedFile
+
+__all__ = [
+    "Block",
+    "Buffer",
+    "ByteSource",
+    "Damage",
+    "MappedFile",
+    "ModalitySpec",
+    "MstrReader",
+    "MstrWriter",
+    "MultReader",
+    "MultWriter",
+    "Payload",
+    "SampleIds",
+    "VerifyReport",
+    "WriteSummary",
+    "convert",
+    "crc32c",
+    "name_hash",
+    "open_reader",
+]

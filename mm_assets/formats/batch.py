@@ -1,0 +1,86 @@
+"""What readers hand from step to step: a file's head, where a batch's payloads are, and runs of bounded size.
+
+Values only; whoever makes one has checked what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.formats.layout import Descriptor, Payload, Trailer
+
+BLOCK_ROWS = 1 << 14  # samples looked at together by whole-file operations
+BLOCK_BYTES = 16 << 20  # payload bytes held together by them; one payload may be larger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What the fixed part at the start of a file says.
+
+    Attributes:
+        num_samples: samples.
+        descriptors: one per modality.
+        trailer: where the tail is, or None in a file without one.
+    """
+
+    num_samples: int
+    descriptors: tuple[Descriptor, ...]
+    trailer: Trailer | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the payloads of a batch are; every present one lies within the file.
+
+    Attributes:
+        present: (n,) bool.
+        ptrs: (n,) uint64, absolute; of MSTR the data, of MULT the record and the data behind it. 0 where absent.
+        sizes: (n,) uint64, bytes at `ptrs`; 0 where absent.
+        crcs: (n,) uint32, CRC-32C of record and data; 0 where absent.
+        records: (n, metadata_size) uint8, MSTR's records; None where they stand at `ptrs`.
+    """
+
+    present: npt.NDArray[np.bool_]
+    ptrs: npt.NDArray[np.uint64]
+    sizes: npt.NDArray[np.uint64]
+    crcs: npt.NDArray[np.uint32]
+    records: npt.NDArray[np.uint8] | None = None
+
+    def run(self, start: int, stop: int) -> Places:
+        """Rows [start, stop) of the batch."""
+        return Places(
+            present=self.present[start:stop],
+            ptrs=self.ptrs[start:stop],
+            sizes=self.sizes[start:stop],
+            crcs=self.crcs[start:stop],
+            records=None if self.records is None else self.records[start:stop],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Consecutive samples of a scan.
+
+    Attributes:
+        indices: (n,) int64, ascending without gaps.
+        payloads: by modality name, n each; None where absent.
+    """
+
+    indices: npt.NDArray[np.int64]
+    payloads: Mapping[str, list[Payload | None]]
+
+
+def blocks(sizes: npt.NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
+    """Runs [start, stop) whose sizes together are at most `BLOCK_BYTES`, or a single larger one."""
+    ends = np.cumsum(sizes, dtype=np.uint64)
+    start, count = 0, len(sizes)
+    while start < count:
+        done = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, np.uint64(done + BLOCK_BYTES), side="right"))
+        stop = max(stop, start + 1)
+        yield start, stop
+        start = stop

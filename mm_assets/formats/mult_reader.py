@@ -1,0 +1,310 @@
+"""Reading MULT (2): by the directory where the file has our tail, by the sample headers where it has not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import BadMagicError, CorruptError, TruncatedError, UnsupportedVersionError
+from mm_assets.formats import batch
+from mm_assets.formats.batch import Head, Places, blocks
+from mm_assets.formats.layout import (
+    DIRECTORY_SECTION,
+    IDS_SECTION,
+    INDEX_SECTION,
+    MULT_DESCRIPTOR,
+    MULT_HEADER,
+    MULT_INDEX_ENTRY,
+    MULT_MAGIC,
+    SCHEMA_SECTION,
+    TRAILER,
+    VERSION,
+    Descriptor,
+    Payload,
+    Trailer,
+    check_range,
+    check_version,
+    checksum_error,
+    crc32c,
+    mult_index_ptr,
+    sample_header,
+    take,
+)
+from mm_assets.formats.reader import PackedReader
+from mm_assets.formats.report import Damage
+from mm_assets.formats.source import Table, gather
+from mm_assets.formats.tail import HEAD_REQUEST, Window
+
+
+class MultReader(PackedReader):
+    """Reads a MULT file; arguments as `PackedReader`."""
+
+    format: ClassVar[str] = "MULT"
+
+    def _read_head(self, window: Window) -> Head:
+        path, size = self._path, self._size
+        start = window.get(0, min(size, HEAD_REQUEST))
+        if start[:4] != MULT_MAGIC[: len(start)]:
+            raise BadMagicError(path, "not a MULT file", found=bytes(start[:4]), expected=MULT_MAGIC)
+        header = np.frombuffer(take(start, 0, MULT_HEADER.itemsize, path=path, what="the header"), MULT_HEADER)[0]
+        if header["version"] != VERSION:
+            raise UnsupportedVersionError(path, "the version", found=int(header["version"]), expected=VERSION)
+        num_samples, count = int(header["num_samples"]), int(header["num_modalities"])
+        self._check_count(count)
+        index_ptr = mult_index_ptr(count)
+        self._body_ptr = index_ptr + MULT_INDEX_ENTRY.itemsize * num_samples
+        check_range(path, 0, self._body_ptr, size, f"the index of {num_samples} samples")
+        head = start[:index_ptr]
+        descriptors = tuple(
+            Descriptor(name_hash=int(name_hash), type_id=int(type_id), metadata_size=int(record_size))
+            for name_hash, type_id, record_size in np.frombuffer(head, MULT_DESCRIPTOR, count, MULT_HEADER.itemsize)
+        )
+        self._check_distinct(descriptors)
+        trailer = None
+        if size >= self._body_ptr + TRAILER.itemsize:
+            trailer = Trailer.from_bytes(window.get(size - TRAILER.itemsize, TRAILER.itemsize))
+        if trailer is not None:
+            check_version(path, trailer)
+            found = crc32c(head)
+            if found != trailer.head_crc32c:
+                raise checksum_error(path, "the head", found=found, expected=trailer.head_crc32c)
+        elif num_samples and any(window.get(index_ptr, MULT_INDEX_ENTRY.itemsize)[-4:]):
+            # Writers without our tail leave this word zero.
+            raise TruncatedError(path, "cut off: the index has checksums, but the last 32 bytes are no trailer")
+        return Head(num_samples=num_samples, descriptors=descriptors, trailer=trailer)
+
+    def _required_sections(self) -> tuple[int, ...]:
+        return SCHEMA_SECTION, IDS_SECTION, DIRECTORY_SECTION, INDEX_SECTION
+
+    def _bind(self) -> None:
+        count, num_samples = len(self.modalities), self._num_samples
+        index_ptr = mult_index_ptr(count)
+        self._header_type = sample_header(count)
+        self._index_table = self._table(index_ptr, num_samples, MULT_INDEX_ENTRY)
+        self._columns: list[tuple[Table, Table, Table]] = []  # per modality: ptr, size, crc32c
+        if not self._has_tail:
+            return
+        index = self._sections[INDEX_SECTION]
+        if (index.ptr, index.size) != (index_ptr, self._index_table.nbytes):
+            found, expected = f"{index.ptr}, {index.size}", f"{index_ptr}, {self._index_table.nbytes}"
+            raise CorruptError(self._path, "the index section is out of place", found=found, expected=expected)
+        directory = self._sections[DIRECTORY_SECTION]
+        if directory.size != 16 * num_samples * count:
+            expected = str(16 * num_samples * count)
+            raise CorruptError(self._path, "the size of the directory", found=directory.size, expected=expected)
+        for number in range(count):
+            ptr = directory.ptr + 16 * num_samples * number
+            self._columns.append(
+                (
+                    self._table(ptr, num_samples, "<u8"),
+                    self._table(ptr + 8 * num_samples, num_samples, "<u4"),
+                    self._table(ptr + 12 * num_samples, num_samples, "<u4"),
+                )
+            )
+
+    def _read_one(self, i: int, number: int) -> tuple[Payload, int] | None:
+        record_size = self.modalities[number].metadata_size
+        if self._has_tail:
+            ptrs, sizes, crcs = self._columns[number]
+            ptr, size = ptrs.cell(i), sizes.cell(i)
+            if not ptr and not size:
+                return None
+            if size < record_size or ptr < self._body_ptr or ptr + size > self._size:
+                raise self._misplaced(i, number, ptr, size)
+            expected = crcs.cell(i) if self._verify else 0
+        else:
+            places = self._locate(np.array([i], np.int64), number)
+            if not places.present[0]:
+                return None
+            ptr, size, expected = int(places.ptrs[0]), int(places.sizes[0]), 0
+        view = self._source.view(ptr, size)
+        return Payload(view[:record_size], view[record_size:]), expected
+
+    def _misplaced(self, i: int, number: int, ptr: int, size: int) -> CorruptError:
+        least = self.modalities[number].metadata_size
+        return CorruptError(
+            self._path,
+            "a payload is out of place",
+            sample=i,
+            modality=self.names[number],
+            found=f"{size} bytes at {ptr}",
+            expected=f"at least {least} bytes within {self._body_ptr}..{self._size}",
+        )
+
+    def _locate(self, ids: npt.NDArray[np.int64], number: int) -> Places:
+        if not self._has_tail:
+            return self._locate_by_headers(ids, number)
+        ptrs, sizes, crcs = gather(self._columns[number], ids)
+        sizes = sizes.astype(np.uint64)
+        present = ptrs != 0
+        end = np.uint64(self._size)
+        # `end - ptrs` wraps where `ptrs > end`, which is bad already.
+        bad = (ptrs > end) | (sizes > end - ptrs)
+        bad |= np.where(present, (sizes < self.modalities[number].metadata_size) | (ptrs < self._body_ptr), sizes != 0)
+        if bad.any():
+            k = int(bad.argmax())
+            raise self._misplaced(int(ids[k]), number, int(ptrs[k]), int(sizes[k]))
+        return Places(present=present, ptrs=ptrs, sizes=sizes, crcs=crcs)
+
+    def _locate_by_headers(self, ids: npt.NDArray[np.int64], number: int) -> Places:
+        starts, lengths, bad = self._sample_places(gather([self._index_table], ids)[0])
+        if bad.any():
+            k = int(bad.argmax())
+            raise self._misplaced_sample(int(ids[k]), int(starts[k]), int(lengths[k]))
+        header_size = self._header_type.itemsize
+        views = self._source.view_many([(ptr, header_size) for ptr in starts.tolist()])
+        headers = np.frombuffer(b"".join(views), self._header_type)
+        present = (headers["mask"] >> np.uint32(number)) & np.uint32(1) == 1
+        offsets, sizes = (headers[key][:, number].astype(np.uint64) for key in ("offsets", "sizes"))
+        bad = (offsets > lengths) | (sizes > lengths - offsets) | (offsets < header_size)
+        bad |= sizes < self.modalities[number].metadata_size
+        bad = np.where(present, bad, (offsets | sizes) != 0)
+        if bad.any():
+            k = int(bad.argmax())
+            raise self._misplaced(int(ids[k]), number, int(starts[k] + offsets[k]), int(sizes[k]))
+        zero = np.uint64(0)
+        return Places(
+            present=present,
+            ptrs=np.where(present, starts + offsets, zero),
+            sizes=sizes,
+            crcs=np.zeros(len(ids), np.uint32),
+        )
+
+    def _sample_places(
+        self, entries: npt.NDArray[np.void]
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+        """Position and size of the samples of index entries, and which do not lie within the file."""
+        starts, lengths = entries["sample_ptr"], entries["sample_size"].astype(np.uint64)
+        end = np.uint64(self._size)
+        bad = (starts < self._body_ptr) | (starts > end) | (lengths > end - starts)
+        return starts, lengths, bad | (lengths < self._header_type.itemsize)
+
+    def _misplaced_sample(self, i: int, ptr: int, size: int) -> CorruptError:
+        least = self._header_type.itemsize
+        return CorruptError(
+            self._path,
+            "the sample is out of place",
+            sample=i,
+            found=f"{size} bytes at {ptr}",
+            expected=f"at least {least} bytes within {self._body_ptr}..{self._size}",
+        )
+
+    def _all_places(self, number: int) -> Iterator[tuple[int, Places]]:
+        for first in range(0, self._num_samples, batch.BLOCK_ROWS):
+            yield first, self._locate(np.arange(first, min(first + batch.BLOCK_ROWS, self._num_samples)), number)
+
+    def presence(self, name: str) -> npt.NDArray[np.bool_]:
+        """Which samples have a modality: (N,) bool."""
+        number = self._number(name)
+        if self._has_tail:
+            present: npt.NDArray[np.bool_] = self._columns[number][0].array() != 0
+            return present
+        result = np.zeros(self._num_samples, np.bool_)
+        for first, places in self._all_places(number):
+            result[first : first + batch.BLOCK_ROWS] = places.present
+        return result
+
+    def sizes(self, name: str) -> npt.NDArray[np.uint32]:
+        """Bytes of record and data of every sample: (N,) uint32, 0 where absent."""
+        number = self._number(name)
+        if self._has_tail:
+            return self._columns[number][1].array().copy()
+        result = np.zeros(self._num_samples, np.uint32)
+        for first, places in self._all_places(number):
+            result[first : first + batch.BLOCK_ROWS] = places.sizes
+        return result
+
+    def _stored_checksums(self, number: int) -> npt.NDArray[np.uint32]:
+        return self._columns[number][2].array().copy()
+
+    def records(self, name: str) -> npt.NDArray[np.uint8]:
+        """Every metadata record: (N, metadata_size) uint8, gathered, zeros where absent; read-only.
+
+        Raises:
+            KeyError: no such modality.
+            CorruptError: a payload is out of place.
+        """
+        number = self._number(name)
+        size = self.modalities[number].metadata_size
+        result = np.zeros((self._num_samples, size), np.uint8)
+        for first, places in self._all_places(number):
+            which = np.flatnonzero(places.present)
+            views = self._source.view_many([(ptr, size) for ptr in places.ptrs[which].tolist()])
+            result[first + which] = np.frombuffer(b"".join(views), np.uint8).reshape(-1, size)
+        result.flags.writeable = False
+        return result
+
+    # Verifying.
+
+    def _verify_body(self, damage: list[Damage]) -> int:
+        num_payloads = 0
+        for first in range(0, self._num_samples, batch.BLOCK_ROWS):
+            last = min(first + batch.BLOCK_ROWS, self._num_samples)
+            entries = self._index_table.span(first, last)
+            starts, lengths, bad = self._sample_places(entries)
+            for k in np.flatnonzero(bad).tolist():
+                self._report(damage, self._misplaced_sample(first + k, int(starts[k]), int(lengths[k])), None)
+            directory = [[table.span(first, last) for table in tables] for tables in self._columns]
+            for start, stop in blocks(np.where(bad, np.uint64(0), lengths)):
+                which = [k for k in range(start, stop) if not bad[k]]
+                ranges = [(int(starts[k]), int(lengths[k])) for k in which]
+                for k, view in zip(which, self._source.view_many(ranges), strict=True):
+                    listed = [tuple(int(column[k]) for column in columns) for columns in directory]
+                    checksum = int(entries[k]["crc32c"])
+                    num_payloads += self._verify_sample(damage, first + k, int(starts[k]), view, checksum, listed)
+                self._drop(starts[which], lengths[which])
+        return num_payloads
+
+    def _verify_sample(
+        self,
+        damage: list[Damage],
+        i: int,
+        start: int,
+        view: memoryview,
+        checksum: int,
+        listed: list[tuple[int, ...]],
+    ) -> int:
+        """Checks one sample against its header, and the directory's (ptr, size, crc32c) against both."""
+        header = np.frombuffer(view, self._header_type, 1)[0]
+        mask, before, num_payloads = int(header["mask"]), len(damage), 0
+        for number, spec in enumerate(self.modalities):
+            offset, size = int(header["offsets"][number]), int(header["sizes"][number])
+            present = bool(mask >> number & 1)
+            num_payloads += present
+            if present:
+                wrong = size < spec.metadata_size or offset < self._header_type.itemsize or offset + size > len(view)
+            else:
+                wrong = bool(offset or size)
+            if wrong:
+                self._report(damage, self._misplaced(i, number, start + offset, size), number)
+                continue
+            if not self._has_tail:
+                continue
+            place = (start + offset, size) if present else (0, 0)
+            found = crc32c(view[offset : offset + size])
+            if listed[number][:2] != place:
+                error = CorruptError(
+                    self._path,
+                    "the directory and the sample's header differ in (position, size)",
+                    sample=i,
+                    found=listed[number][:2],
+                    expected=place,
+                )
+                self._report(damage, error, number)
+            elif found != listed[number][2]:
+                expected = listed[number][2]
+                error = checksum_error(self._path, "the payload", found=found, expected=expected, sample=i)
+                self._report(damage, error, number)
+        if mask >> len(self.modalities):
+            limit = f"below {1 << len(self.modalities):#x}"
+            error = CorruptError(self._path, "the mask", sample=i, found=f"{mask:#x}", expected=limit)
+            self._report(damage, error, None)
+        if self._has_tail and len(damage) == before:
+            found = crc32c(view)
+            if found != checksum:
+                what = "the sample's header or fill"
+                self._report(damage, checksum_error(self._path, what, found=found, expected=checksum, sample=i), None)
+        return num_payloads

@@ -1,0 +1,511 @@
+"""What both readers share: opening, checking what the caller gives, batches, and the walk of `verify`.
+
+Whatever bytes arrive, opening and reading them works or raises `FormatError`. Opening costs the same for any number of
+samples: head, section table and schema are checked; what grows with the samples is viewed in place, and every pointer
+and size is checked when it is used, for a batch in one NumPy expression.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import CorruptError, FormatError, SchemaMismatchError, TruncatedError
+from mm_assets.formats import batch
+from mm_assets.formats.batch import Block, Head, Places, blocks
+from mm_assets.formats.layout import (
+    IDS_SECTION,
+    MAX_MODALITIES,
+    Descriptor,
+    ModalitySpec,
+    Payload,
+    checksum_error,
+    crc32c,
+    name_hash,
+)
+from mm_assets.formats.report import Damage, VerifyReport
+from mm_assets.formats.sample_ids import NumberedIds, SampleIds, StoredIds
+from mm_assets.formats.source import ByteSource, MappedFile, Table, drop_pages
+from mm_assets.formats.tail import SECTION_NAMES, Tail, Window, check_descriptor
+
+
+class PackedReader(ABC):
+    """Reads one packed file; see `MultReader` and `MstrReader`, and `open_reader` for either.
+
+    Payloads are `memoryview`s into the mapping, valid as long as someone holds them, also after `close`. A reader may
+    be used by several threads; it pickles by path, and opens the file again.
+
+    Args:
+        source: a local path, or anything that gives ranges of bytes; the reader closes it.
+        modalities: needed for a file without our tail; for any other, checked against it.
+        verify: check the CRC-32C of every payload that is read.
+        window: what `open_reader` has fetched of the source already.
+
+    Raises:
+        FormatError: the file is not of this format, cut off, damaged, or of a later version.
+        SchemaMismatchError: the file does not have the given modalities.
+        OSError: the file cannot be had.
+    """
+
+    format: ClassVar[str]
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | ByteSource,
+        *,
+        modalities: Sequence[ModalitySpec] | None = None,
+        verify: bool = False,
+        window: Window | None = None,
+    ) -> None:
+        opened = isinstance(source, str | os.PathLike)
+        self._source: ByteSource = MappedFile(source) if isinstance(source, str | os.PathLike) else source
+        self._verify = verify
+        self._tables: list[Table] = []
+        try:
+            self._open(modalities, window)
+        except BaseException:
+            if opened:
+                self._source.close()
+            raise
+
+    def _open(self, modalities: Sequence[ModalitySpec] | None, window: Window | None) -> None:
+        self._path = self._source.name
+        self._size = self._source.size
+        window = window or Window(self._source)
+        head = self._read_head(window)
+        self._num_samples = head.num_samples
+        self._has_tail = head.trailer is not None
+        self._num_present: tuple[int, ...] | None = None
+        self._sections: Mapping[int, Any] = {}
+        self.schema: dict[str, Any] = {}
+        if head.trailer is None:
+            self.modalities = self._given_modalities(modalities, head)
+        else:
+            tail = Tail.read(
+                self._source,
+                window,
+                head.trailer,
+                form=self.format,
+                descriptors=head.descriptors,
+                num_samples=head.num_samples,
+                kinds=self._required_sections(),
+            )
+            self.modalities = tail.modalities
+            self.schema = tail.schema
+            self._num_present = tail.num_present
+            self._sections = tail.sections
+            if modalities is not None:
+                self._match(modalities, head.descriptors)
+        self.names = tuple(spec.name for spec in self.modalities)
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+        self.sample_ids = self._open_ids()
+        self._bind()
+
+    # What a format adds.
+
+    @abstractmethod
+    def _read_head(self, window: Window) -> Head:
+        """Checks the head, and that what it points to lies within the file."""
+
+    @abstractmethod
+    def _required_sections(self) -> tuple[int, ...]:
+        """The sections without which a file of this format is damaged."""
+
+    @abstractmethod
+    def _bind(self) -> None:
+        """Makes the tables over what grows with the samples, by `_table`."""
+
+    @abstractmethod
+    def _read_one(self, i: int, number: int) -> tuple[Payload, int] | None:
+        """One payload and its checksum, or None where absent."""
+
+    @abstractmethod
+    def _locate(self, ids: npt.NDArray[np.int64], number: int) -> Places:
+        """Where the payloads of samples `ids` are, checked; `CorruptError` where one is out of place."""
+
+    @abstractmethod
+    def presence(self, name: str) -> npt.NDArray[np.bool_]:
+        """Which samples have a modality: (N,) bool."""
+
+    @abstractmethod
+    def sizes(self, name: str) -> npt.NDArray[np.uint32]:
+        """Bytes of record and data of every sample: (N,) uint32, 0 where absent."""
+
+    @abstractmethod
+    def records(self, name: str) -> npt.NDArray[np.uint8]:
+        """Every metadata record of a modality: (N, metadata_size) uint8, zeros where absent; read-only."""
+
+    @abstractmethod
+    def _stored_checksums(self, number: int) -> npt.NDArray[np.uint32]:
+        """The checksums that the file keeps, (N,)."""
+
+    @abstractmethod
+    def _verify_body(self, damage: list[Damage]) -> int:
+        """Checks everything between head and tail; returns the number of payloads looked at."""
+
+    def _table(self, ptr: int, count: int, dtype: npt.DTypeLike) -> Table:
+        table = Table(self._source, ptr, count, dtype)
+        self._tables.append(table)
+        return table
+
+    def _open_ids(self) -> SampleIds:
+        section = self._sections.get(IDS_SECTION)
+        if section is None:
+            return NumberedIds(self._num_samples)
+        least = 8 * (self._num_samples + 1)
+        if section.size < least:
+            raise CorruptError(self._path, "the sample ids section is short", found=section.size, expected=least)
+        return StoredIds(self._source, section.ptr, section.size, self._num_samples)
+
+    def _check_count(self, count: int) -> None:
+        if not 1 <= count <= MAX_MODALITIES:
+            raise CorruptError(self._path, "the number of modalities", found=count, expected=f"1..{MAX_MODALITIES}")
+
+    def _check_distinct(self, descriptors: Sequence[Descriptor]) -> None:
+        hashes = [descriptor.name_hash for descriptor in descriptors]
+        if len(set(hashes)) != len(hashes):
+            raise CorruptError(self._path, "two modalities have the same name hash")
+
+    def _given_modalities(self, given: Sequence[ModalitySpec] | None, head: Head) -> tuple[ModalitySpec, ...]:
+        if given is None:
+            raise TruncatedError(
+                self._path,
+                "no tail: the file is cut off, or another writer made it; then its modalities must be given",
+            )
+        if self._verify:
+            raise CorruptError(self._path, "no tail, and so no checksums that verify=True could check")
+        self._match(given, head.descriptors)
+        by_hash = {name_hash(spec.name): spec for spec in given}
+        return tuple(by_hash[descriptor.name_hash] for descriptor in head.descriptors)
+
+    def _match(self, given: Sequence[ModalitySpec], descriptors: Sequence[Descriptor]) -> None:
+        """Refuses given modalities that are not the file's; their order does not matter."""
+        by_hash = {descriptor.name_hash: descriptor for descriptor in descriptors}
+        for spec in given:
+            descriptor = by_hash.pop(name_hash(spec.name), None)
+            if descriptor is None:
+                raise SchemaMismatchError(f"{self._path}: no modality {spec.name!r} in the file, or it is given twice")
+            try:
+                check_descriptor(self._path, spec, descriptor)
+            except CorruptError as error:
+                raise SchemaMismatchError(f"{error}; the given modality is another") from error
+        if by_hash:
+            unnamed = ", ".join(f"{key:#010x}" for key in by_hash)
+            raise SchemaMismatchError(f"{self._path}: the file has modalities that were not given (hashes {unnamed})")
+
+    # What the file says of itself.
+
+    @property
+    def path(self) -> str:
+        """Path or URL of the file."""
+        return self._path
+
+    @property
+    def name(self) -> str:
+        """The same as `path`."""
+        return self._path
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Where the samples come from, as the writer was told."""
+        provenance: dict[str, Any] = self.schema.get("provenance", {})
+        return provenance
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._path!r}, {self._num_samples} samples, {', '.join(self.names)})"
+
+    # Reading.
+
+    def _number(self, name: str) -> int:
+        try:
+            return self._numbers[name]
+        except KeyError:
+            raise KeyError(f"{self._path}: no modality {name!r}; it has {', '.join(self.names)}") from None
+
+    def _index(self, i: int) -> int:
+        i = operator.index(i)
+        if i < 0:
+            i += self._num_samples
+        if not 0 <= i < self._num_samples:
+            raise IndexError(f"{self._path}: sample {i} of {self._num_samples}")
+        return i
+
+    def _indices(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        array = np.asarray(ids)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise TypeError(f"sample indices: {array.dtype} of {array.ndim} dimensions, expected integers of one")
+        # Compared before the cast: a large uint64 must not wrap.
+        bad = np.flatnonzero((array >= self._num_samples) | (array < -self._num_samples))
+        if len(bad):
+            raise IndexError(f"{self._path}: sample {array[bad[0]]} of {self._num_samples}")
+        array = array.astype(np.int64)
+        return np.where(array < 0, array + self._num_samples, array)
+
+    def read_payload(self, i: int, name: str) -> Payload | None:
+        """One payload, or None where the modality is absent.
+
+        Args:
+            i: index of the sample; negative counts from the end.
+            name: the modality.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            CorruptError: the bytes are out of place or, with `verify`, not those that were written.
+        """
+        number = self._number(name)
+        i = self._index(i)
+        found = self._read_one(i, number)
+        if found is None:
+            return None
+        payload, expected = found
+        if self._verify:
+            self._check_payload(i, number, payload, expected)
+        return payload
+
+    def read_raw(self, i: int, name: str) -> memoryview | None:
+        """The data of one payload without its record, a view into the mapping; else as `read_payload`."""
+        payload = self.read_payload(i, name)
+        return None if payload is None else memoryview(payload.data)
+
+    def read_payloads(self, ids: Sequence[int] | npt.NDArray[np.integer], name: str) -> list[Payload | None]:
+        """The payloads of many samples, in the order asked, None where absent; one request to the source.
+
+        Args:
+            ids: indices of the samples, repeats allowed; negative count from the end.
+            name: the modality.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            CorruptError: as for `read_payload`; nothing is returned then.
+        """
+        return self.read_samples(ids, (name,))[name]
+
+    def read_samples(
+        self, ids: Sequence[int] | npt.NDArray[np.integer], names: Sequence[str] | None = None
+    ) -> dict[str, list[Payload | None]]:
+        """The payloads of many samples by modality, each list in the order asked; one request to the source.
+
+        Args:
+            ids: indices of the samples, repeats allowed; negative count from the end.
+            names: modalities to read; all by default.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            CorruptError: as for `read_payload`; nothing is returned then.
+        """
+        numbers = [self._number(name) for name in (self.names if names is None else names)]
+        indices = self._indices(ids)
+        return self._fetch(indices, {number: self._locate(indices, number) for number in numbers}, self._verify)
+
+    def _fetch(
+        self, indices: npt.NDArray[np.int64], places: Mapping[int, Places], verify: bool
+    ) -> dict[str, list[Payload | None]]:
+        ranges: list[tuple[int, int]] = []
+        for found in places.values():
+            which = found.present
+            ranges += zip(found.ptrs[which].tolist(), found.sizes[which].tolist(), strict=True)
+        views = iter(self._source.view_many(ranges))
+        result = {}
+        for number, found in places.items():
+            payloads = self._assemble(found, views, self.modalities[number].metadata_size)
+            if verify:
+                for i, payload, expected in zip(indices.tolist(), payloads, found.crcs.tolist(), strict=True):
+                    if payload is not None:
+                        self._check_payload(i, number, payload, expected)
+            result[self.names[number]] = payloads
+        return result
+
+    @staticmethod
+    def _assemble(found: Places, views: Iterator[memoryview], size: int) -> list[Payload | None]:
+        """One payload per row; takes as many views as rows are present."""
+        payloads: list[Payload | None] = [None] * len(found.present)
+        which = np.flatnonzero(found.present).tolist()
+        if found.records is None:
+            for k in which:
+                view = next(views)
+                payloads[k] = Payload(view[:size], view[size:])
+        elif which:
+            records = found.records.data.toreadonly().cast("B")
+            for k in which:
+                payloads[k] = Payload(records[k * size : (k + 1) * size], next(views))
+        return payloads
+
+    def read_sample(self, i: int, names: Sequence[str] | None = None) -> dict[str, Payload | None]:
+        """The payloads of one sample by name, None where absent.
+
+        Args:
+            i: index of the sample; negative counts from the end.
+            names: modalities to read; all by default.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            CorruptError: as for `read_payload`.
+        """
+        if isinstance(self._source, MappedFile):  # no requests to save
+            return {name: self.read_payload(i, name) for name in (self.names if names is None else names)}
+        return {name: payloads[0] for name, payloads in self.read_samples([i], names).items()}
+
+    def checksums(self, name: str) -> npt.NDArray[np.uint32]:
+        """CRC-32C of every payload: (N,) uint32, 0 where absent; computed where the file keeps none.
+
+        Raises:
+            KeyError: no such modality.
+            CorruptError: a payload that must be read is out of place.
+        """
+        number = self._number(name)
+        if self._has_tail:
+            return self._stored_checksums(number)
+        result = np.zeros(self._num_samples, np.uint32)
+        for block in self.scan((name,)):
+            payloads = block.payloads[name]
+            result[block.indices] = [0 if payload is None else crc32c(*payload) for payload in payloads]
+        return result
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether the file has our tail, and so checksums, ids and a schema."""
+        return self._has_tail
+
+    def scan(self, names: Sequence[str] | None = None, *, verify: bool | None = None) -> Iterator[Block]:
+        """All samples in order, in blocks of bounded size.
+
+        Pages of a block leave this process' resident memory when the next is asked for (its views stay valid).
+
+        Args:
+            names: modalities to read; all by default.
+            verify: check every payload's checksum; by default as the reader was opened.
+
+        Raises:
+            KeyError: no such modality.
+            CorruptError: a payload is out of place or, with `verify`, damaged.
+        """
+        numbers = [self._number(name) for name in (self.names if names is None else names)]
+        check = self._verify if verify is None else verify
+        for first in range(0, self._num_samples, batch.BLOCK_ROWS):
+            indices = np.arange(first, min(first + batch.BLOCK_ROWS, self._num_samples))
+            places = {number: self._locate(indices, number) for number in numbers}
+            sizes = np.zeros(len(indices), np.uint64)
+            for found in places.values():
+                sizes += found.sizes
+            for start, stop in blocks(sizes):
+                run = {number: found.run(start, stop) for number, found in places.items()}
+                payloads = self._fetch(indices[start:stop], run, check)
+                yield Block(indices=indices[start:stop], payloads=payloads)
+                for found in run.values():
+                    self._drop(found.ptrs, found.sizes)
+
+    def _drop(self, ptrs: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> None:
+        """Lets the pages of checked ranges leave memory, from their lowest byte to their highest."""
+        which = sizes > 0
+        if which.any():
+            start = int(ptrs[which].min())
+            drop_pages(self._source, start, int((ptrs + sizes)[which].max()) - start)
+
+    def _check_payload(self, i: int, number: int, payload: Payload, expected: int) -> None:
+        found = crc32c(*payload)
+        if found != expected:
+            name = self.names[number]
+            raise checksum_error(self._path, "the payload", found=found, expected=expected, sample=i, modality=name)
+
+    # Verifying.
+
+    def verify(self) -> VerifyReport:
+        """Reads everything and reports what is damaged; memory is bounded by blocks.
+
+        Checks the head's copies, every section's and payload's checksum, every pointer, the ids, MULT's directory
+        against its sample headers, and presence against the schema. Of a file without a tail only structure.
+        """
+        damage: list[Damage] = []
+        self._verify_sections(damage)
+        ids = self.sample_ids
+        if isinstance(ids, StoredIds):
+            try:
+                ids.check()
+            except FormatError as error:
+                self._report(damage, error, None)
+        num_payloads = self._verify_body(damage)
+        if self._num_present is not None:
+            for name, expected in zip(self.names, self._num_present, strict=True):
+                found = int(self.presence(name).sum())
+                if found != expected:
+                    message = f"present rows differ from the schema (found {found}, expected {expected})"
+                    damage.append(Damage(sample=None, sample_id=None, modality=name, message=message))
+        return VerifyReport(
+            path=self._path, num_samples=self._num_samples, num_payloads=num_payloads, damage=tuple(damage)
+        )
+
+    def _verify_sections(self, damage: list[Damage]) -> None:
+        for kind, section in sorted(self._sections.items()):
+            found = 0
+            for start in range(section.ptr, section.ptr + section.size, batch.BLOCK_BYTES):
+                view = self._source.view_many([(start, min(batch.BLOCK_BYTES, section.ptr + section.size - start))])[0]
+                found = crc32c(view, start=found)
+                drop_pages(self._source, start, len(view))
+            if found != section.crc32c:
+                what = f"the {SECTION_NAMES[kind]} section"
+                error = checksum_error(self._path, what, found=found, expected=section.crc32c)
+                self._report(damage, error, None)
+
+    def _report(self, damage: list[Damage], error: FormatError, number: int | None) -> None:
+        """Notes one error, with the sample's id where that can still be read."""
+        sample_id = None
+        if error.sample is not None:
+            try:
+                sample_id = self.sample_ids[error.sample]
+            except FormatError:
+                sample_id = None  # the ids are damaged too, and reported so
+        modality = error.modality if number is None else self.names[number]
+        message = error.detail
+        if error.found is not None or error.expected is not None:
+            message += f" (found {error.found}, expected {error.expected})"
+        damage.append(Damage(sample=error.sample, sample_id=sample_id, modality=modality, message=message))
+
+    # Life time.
+
+    def close(self) -> None:
+        """Closes the file; closing twice is fine, and reading afterwards raises `ValueError`.
+
+        Views and arrays that were handed out stay valid: they keep the mapping, and with it the file's disk space,
+        until the last of them is gone.
+        """
+        for table in self._tables:
+            table.forget()
+        if isinstance(self.sample_ids, StoredIds):
+            self.sample_ids.forget()
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        source = self._source.path if isinstance(self._source, MappedFile) else self._source
+        modalities = None if self._has_tail else self.modalities
+        return _reopen, (type(self), source, modalities, self._verify)
+
+
+def _reopen(
+    cls: type[PackedReader],
+    source: str | ByteSource,
+    modalities: Sequence[ModalitySpec] | None,
+    verify: bool,
+) -> PackedReader:
+    return cls(source, modalities=modalities, verify=verify)

@@ -1,0 +1,199 @@
+"""What readers read from: ranges of bytes of one file, mapped or remote, and tables of fixed rows over them.
+
+A source only moves bytes; it checks nothing. Whoever calls `view` has checked the range against `size` before.
+A mapped file costs nothing to view whole; of any other source, tables beyond `WHOLE_LIMIT` are read by rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+WHOLE_LIMIT = 8 << 20  # bytes of a remote table that are fetched at once and kept
+
+
+class ByteSource(Protocol):
+    """A file that can be read by ranges."""
+
+    @property
+    def name(self) -> str:
+        """Path or URL, for messages."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """The bytes from `offset` on; the caller has checked that they exist."""
+
+    def view_many(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of each (offset, size); a remote source joins near ranges into few requests."""
+
+    def close(self) -> None:
+        """Gives the file back; views that were handed out stay valid."""
+
+
+class MappedFile:
+    """A local file, mapped. Views are slices of the mapping: no copy.
+
+    The file must not be cut while it is mapped: the operating system answers a read behind its new end with SIGBUS.
+
+    Args:
+        path: the file; an empty one is fine.
+
+    Raises:
+        OSError: there is no such file, or it may not be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.name = str(self.path)
+        with open(self.path, "rb", buffering=0) as file:
+            self.size = os.fstat(file.fileno()).st_size
+            # An empty file cannot be mapped.
+            self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ) if self.size else None
+        self._view = memoryview(self._map if self._map is not None else b"")
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """The bytes of one range.
+
+        Raises:
+            ValueError: the source is closed.
+        """
+        try:
+            return self._view[offset : offset + size]
+        except ValueError:
+            raise ValueError(f"{self.name} is closed") from None
+
+    def view_many(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of each (offset, size).
+
+        Raises:
+            ValueError: the source is closed.
+        """
+        view = self._view
+        try:
+            return [view[offset : offset + size] for offset, size in ranges]
+        except ValueError:
+            raise ValueError(f"{self.name} is closed") from None
+
+    def drop(self, offset: int, size: int) -> None:
+        """Lets the pages of a range leave this process' resident memory; they are read again when touched."""
+        if self._map is not None and not self._map.closed:
+            start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            # The pages come back from the file: the mapping is shared and read-only.
+            self._map.madvise(mmap.MADV_DONTNEED, start, min(offset + size, self.size) - start)
+
+    def close(self) -> None:
+        """Closes the file. The mapping itself lives as long as views that were handed out; closing twice is fine."""
+        self._view.release()
+        if self._map is not None:
+            with contextlib.suppress(BufferError):  # views live; the last one unmaps
+                self._map.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return MappedFile, (self.path,)
+
+
+class Table:
+    """`count` rows of one dtype in a source, looked up singly, by batch or whole.
+
+    Args:
+        source: where the table is; the caller has checked that it lies within.
+        ptr: absolute position of the first row.
+        count: rows.
+        dtype: one row; packed.
+    """
+
+    __slots__ = ("_array", "_cells", "_view", "count", "dtype", "itemsize", "ptr", "source")
+
+    def __init__(self, source: ByteSource, ptr: int, count: int, dtype: npt.DTypeLike) -> None:
+        self.source = source
+        self.ptr = ptr
+        self.count = count
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.itemsize = self.dtype.itemsize
+        self._view: memoryview | None = None
+        self._cells: memoryview | None = None
+        self._array: npt.NDArray[Any] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole table."""
+        return self.count * self.itemsize
+
+    @property
+    def in_reach(self) -> bool:
+        """Whether the whole table may be viewed for the sake of one row."""
+        return isinstance(self.source, MappedFile) or self.nbytes <= WHOLE_LIMIT
+
+    def view(self) -> memoryview:
+        """The bytes of the whole table, kept."""
+        view = self._view
+        if view is None:
+            view = self._view = self.source.view(self.ptr, self.nbytes)
+        return view
+
+    def array(self) -> npt.NDArray[Any]:
+        """The whole table, (count,) of `dtype`, read-only; no copy of a mapping."""
+        array = self._array
+        if array is None:
+            array = self._array = np.frombuffer(self.view(), self.dtype)
+        return array
+
+    def span(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Rows [start, stop), (stop - start,) of `dtype`; nothing is kept unless the table is in reach."""
+        if self.in_reach:
+            return self.array()[start:stop]
+        view = self.source.view_many([(self.ptr + start * self.itemsize, (stop - start) * self.itemsize)])[0]
+        return np.frombuffer(view, self.dtype)
+
+    def row(self, i: int) -> memoryview:
+        """The bytes of row `i`, which the caller has checked."""
+        start = i * self.itemsize
+        if self.in_reach:
+            return self.view()[start : start + self.itemsize]
+        return self.source.view(self.ptr + start, self.itemsize)
+
+    def cell(self, i: int) -> int:
+        """Row `i` of a table of unsigned integers; the fast way to one number."""
+        cells = self._cells
+        if cells is None:
+            if not self.in_reach:
+                return int.from_bytes(self.row(i), "little")
+            cells = self._cells = self.view().cast("Q" if self.itemsize == 8 else "I")
+        value: int = cells[i]
+        return value
+
+    def forget(self) -> None:
+        """Drops what is kept, so that the source can be closed."""
+        self._view = self._cells = None
+        self._array = None
+
+
+def gather(tables: Iterable[Table], ids: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+    """Rows `ids` of every table, each (n,) of its dtype; tables out of reach share one `view_many`."""
+    tables = list(tables)
+    far = [table for table in tables if not table.in_reach]
+    ranges = [(table.ptr + i * table.itemsize, table.itemsize) for table in far for i in ids.tolist()]
+    views = far[0].source.view_many(ranges) if ranges else []
+    result = []
+    for table in tables:
+        if table.in_reach:
+            result.append(table.array()[ids])
+        else:
+            mine, views = views[: len(ids)], views[len(ids) :]
+            result.append(np.frombuffer(b"".join(mine), table.dtype))
+    return result
+
+
+def drop_pages(source: ByteSource, offset: int, size: int) -> None:
+    """Tells a mapped source that a range is done with; for any other there is nothing to tell."""
+    if isinstance(source, MappedFile):
+        source.drop(offset, size)

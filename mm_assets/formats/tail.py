@@ -1,0 +1,299 @@
+"""The tail of both formats (4): section table, schema, and how a reader gets them in few requests.
+
+Writing: `TailWriter` puts sections behind the body and collects their table. Reading: `Tail.read` checks table and
+section bounds against the file's size and parses the schema; what grows with the samples is left where it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+
+from mm_assets.errors import CorruptError, EncodeError
+from mm_assets.formats.layout import (
+    SCHEMA_SECTION,
+    SECTION_ALIGNMENT,
+    SECTION_ENTRY,
+    SECTION_TABLE_HEADER,
+    VERSION,
+    Buffer,
+    Descriptor,
+    ModalitySpec,
+    Trailer,
+    align,
+    check_range,
+    checksum_error,
+    crc32c,
+    name_hash,
+)
+from mm_assets.formats.source import ByteSource
+
+HEAD_REQUEST = 8192  # MSTR's header page and its shadow; more than MULT's head ever takes
+TAIL_REQUEST = 64 << 10  # section table and schema of ordinary files, and the trailer
+
+SECTION_NAMES = {1: "schema", 2: "sample ids", 3: "directory", 4: "index"}
+
+
+def dump_schema(
+    form: str, specs: Sequence[ModalitySpec], num_present: Sequence[int], provenance: Mapping[str, object]
+) -> bytes:
+    """The schema section (4.4).
+
+    Raises:
+        EncodeError: a configuration or the provenance is not JSON.
+    """
+    modalities = [
+        {
+            "name": spec.name,
+            "type": spec.type_name,
+            "type_id": spec.type_id,
+            "metadata_size": spec.metadata_size,
+            "config": dict(spec.config),
+            "num_present": present,
+        }
+        for spec, present in zip(specs, num_present, strict=True)
+    ]
+    schema = {"format": form, "version": VERSION, "modalities": modalities, "provenance": dict(provenance)}
+    try:
+        text = json.dumps(schema, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EncodeError(f"a field's configuration or the provenance is not JSON: {error}") from error
+
+
+class TailWriter:
+    """Appends sections to a file and collects their table.
+
+    Args:
+        file: positioned at the end of the body.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._entries: list[tuple[int, int, int, int]] = []
+
+    def add(self, kind: int, *buffers: Buffer) -> None:
+        """Writes one section, joined from the buffers, at the next multiple of 64."""
+        ptr = align(self._file.tell(), SECTION_ALIGNMENT)
+        size = sum(len(buffer) for buffer in buffers)
+        self._file.write(bytes(ptr - self._file.tell()))
+        for buffer in buffers:
+            self._file.write(buffer)
+        self.refer(kind, ptr, size, crc32c(*buffers))
+
+    def refer(self, kind: int, ptr: int, size: int, checksum: int) -> None:
+        """Lists a section that stands elsewhere."""
+        self._entries.append((kind, checksum, ptr, size))
+
+    def finish(self) -> tuple[int, bytes]:
+        """Writes the table; returns its position and bytes."""
+        header = np.array((len(self._entries), 0), SECTION_TABLE_HEADER)
+        table = header.tobytes() + np.array(sorted(self._entries), SECTION_ENTRY).tobytes()
+        ptr = align(self._file.tell(), SECTION_ALIGNMENT)
+        self._file.write(bytes(ptr - self._file.tell()))
+        self._file.write(table)
+        return ptr, table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One entry of the section table; its range lies within the file."""
+
+    crc32c: int
+    ptr: int
+    size: int
+
+
+class Window:
+    """Ranges near the head and the end of a file, fetched together and asked again for free.
+
+    Args:
+        source: the file.
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        size = source.size
+        ranges = [(0, min(size, HEAD_REQUEST))]
+        if size > HEAD_REQUEST:
+            start = max(HEAD_REQUEST, size - TAIL_REQUEST)
+            ranges.append((start, size - start))
+        views = source.view_many(ranges)
+        self._views = [(start, view) for (start, _), view in zip(ranges, views, strict=True)]
+
+    def get(self, ptr: int, size: int) -> memoryview:
+        """The bytes of a range that lies within the file, with what stands before it if they must be fetched."""
+        for start, view in self._views:
+            if start <= ptr and ptr + size <= start + len(view):
+                return view[ptr - start : ptr - start + size]
+        # The schema stands before the table: one request for both.
+        start = max(0, min(ptr, ptr + size - TAIL_REQUEST))
+        view = self._source.view_many([(start, ptr + size - start)])[0]
+        self._views.append((start, view))
+        return view[ptr - start :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """What stands behind the body.
+
+    Attributes:
+        sections: by kind.
+        schema: the schema section, parsed.
+        modalities: what the schema says of each modality.
+        num_present: present rows per modality.
+    """
+
+    sections: Mapping[int, Section]
+    schema: dict[str, Any]
+    modalities: tuple[ModalitySpec, ...]
+    num_present: tuple[int, ...]
+
+    @classmethod
+    def read(
+        cls,
+        source: ByteSource,
+        window: Window,
+        trailer: Trailer,
+        *,
+        form: str,
+        descriptors: Sequence[Descriptor],
+        num_samples: int,
+        kinds: Sequence[int],
+    ) -> Tail:
+        """Reads and checks table and schema.
+
+        Args:
+            source: the file.
+            window: bytes fetched so far.
+            trailer: where the table is.
+            form: ``MULT`` or ``MSTR``.
+            descriptors: what the head says of each modality.
+            num_samples: what the head says.
+            kinds: sections that must be there.
+
+        Raises:
+            FormatError: the tail is damaged.
+        """
+        path = source.name
+        sections = _read_table(source, window, trailer)
+        for kind in kinds:
+            if kind not in sections:
+                found = ", ".join(SECTION_NAMES[known] for known in sorted(sections)) or "none"
+                raise CorruptError(path, "a section is missing", found=found, expected=SECTION_NAMES[kind])
+        section = sections[SCHEMA_SECTION]
+        data = window.get(section.ptr, section.size)
+        actual = crc32c(data)
+        if actual != section.crc32c:
+            raise checksum_error(path, "the schema section", found=actual, expected=section.crc32c)
+        schema = _parse(path, data)
+        modalities, num_present = _check_schema(path, schema, form, descriptors, num_samples)
+        return cls(sections=sections, schema=schema, modalities=modalities, num_present=num_present)
+
+
+def _read_table(source: ByteSource, window: Window, trailer: Trailer) -> dict[int, Section]:
+    path = source.name
+    ptr, size = trailer.table_ptr, trailer.table_size
+    check_range(path, ptr, size, source.size, "the section table")
+    if size < SECTION_TABLE_HEADER.itemsize:
+        raise CorruptError(path, "the section table is too short", found=size, expected=SECTION_TABLE_HEADER.itemsize)
+    table = window.get(ptr, size)
+    actual = crc32c(table)
+    if actual != trailer.table_crc32c:
+        raise checksum_error(path, "the section table", found=actual, expected=trailer.table_crc32c)
+    count = int(np.frombuffer(table, "<u4", 1)[0])
+    expected = SECTION_TABLE_HEADER.itemsize + SECTION_ENTRY.itemsize * count
+    if size != expected:
+        raise CorruptError(path, f"the size of a section table of {count} sections", found=size, expected=expected)
+    entries = np.frombuffer(table, SECTION_ENTRY, count, SECTION_TABLE_HEADER.itemsize)
+    sections: dict[int, Section] = {}
+    for kind, name in SECTION_NAMES.items():  # other kinds are of later writers, and skipped
+        for entry in entries[entries["kind"] == kind][:2]:
+            if kind in sections:
+                raise CorruptError(path, f"the {name} section is listed twice")
+            section = Section(crc32c=int(entry["crc32c"]), ptr=int(entry["ptr"]), size=int(entry["size"]))
+            check_range(path, section.ptr, section.size, source.size, f"the {name} section")
+            sections[kind] = section
+    return sections
+
+
+def _parse(path: str, data: Buffer) -> dict[str, Any]:
+    try:
+        schema = json.loads(str(data, "utf-8"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number or a nesting beyond Python's limits
+        raise CorruptError(path, f"the schema section is not JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise CorruptError(path, "the schema section", found=type(schema).__name__, expected="an object")
+    return schema
+
+
+def _check_schema(
+    path: str, schema: Mapping[str, Any], form: str, descriptors: Sequence[Descriptor], num_samples: int
+) -> tuple[tuple[ModalitySpec, ...], tuple[int, ...]]:
+    for key, expected in (("format", form), ("version", VERSION)):
+        if schema.get(key) != expected:
+            raise CorruptError(path, f"the schema's {key!r}", found=repr(schema.get(key)), expected=repr(expected))
+    if not isinstance(schema.get("provenance"), dict):
+        raise CorruptError(
+            path, "the schema's 'provenance'", found=repr(schema.get("provenance")), expected="an object"
+        )
+    entries = schema.get("modalities")
+    if not isinstance(entries, list) or len(entries) != len(descriptors):
+        found = len(entries) if isinstance(entries, list) else type(entries).__name__
+        raise CorruptError(path, "the schema's 'modalities'", found=found, expected=len(descriptors))
+    specs, counts = [], []
+    for entry, descriptor in zip(entries, descriptors, strict=True):
+        spec, present = _check_modality(path, entry, descriptor)
+        if not 0 <= present <= num_samples:
+            expected = f"0..{num_samples}"
+            raise CorruptError(path, "num_present", modality=spec.name, found=present, expected=expected)
+        specs.append(spec)
+        counts.append(present)
+    return tuple(specs), tuple(counts)
+
+
+_KEYS: dict[str, type] = {
+    "name": str,
+    "type": str,
+    "type_id": int,
+    "metadata_size": int,
+    "config": dict,
+    "num_present": int,
+}
+
+
+def _check_modality(path: str, entry: object, descriptor: Descriptor) -> tuple[ModalitySpec, int]:
+    if not isinstance(entry, dict):
+        raise CorruptError(path, "a modality of the schema", found=type(entry).__name__, expected="an object")
+    for key, kind in _KEYS.items():
+        if type(entry.get(key)) is not kind:  # a bool is an int to isinstance
+            found = repr(entry.get(key))
+            raise CorruptError(path, f"{key!r} of a modality of the schema", found=found, expected=kind.__name__)
+    try:
+        spec = ModalitySpec(
+            name=entry["name"],
+            type_id=entry["type_id"],
+            metadata_size=entry["metadata_size"],
+            type_name=entry["type"],
+            config=entry["config"],
+        )
+    except EncodeError as error:
+        raise CorruptError(path, f"a modality of the schema: {error}") from error
+    check_descriptor(path, spec, descriptor)
+    return spec, entry["num_present"]
+
+
+def check_descriptor(path: str, spec: ModalitySpec, descriptor: Descriptor) -> None:
+    """Refuses, with `CorruptError`, a head that describes another modality."""
+    for what, found, expected in (
+        ("name's hash", descriptor.name_hash, name_hash(spec.name)),
+        ("type_id", descriptor.type_id, spec.type_id),
+        ("metadata_size", descriptor.metadata_size, spec.metadata_size),
+    ):
+        if found != expected:
+            detail = f"the {what} in the head"
+            raise CorruptError(path, detail, modality=spec.name, found=found, expected=expected)

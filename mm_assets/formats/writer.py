@@ -1,0 +1,260 @@
+"""What both writers share: checking what the caller gives, collecting ids, and finishing or giving up.
+
+A refused sample (`EncodeError`) leaves no trace, and the writer goes on. Anything that fails while bytes are being
+written ends the writer, and the target stays as it was.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+import numpy as np
+
+from mm_assets.errors import EncodeError
+from mm_assets.formats.layout import (
+    IDS_SECTION,
+    MAX_MODALITIES,
+    MAX_SAMPLES,
+    SCHEMA_SECTION,
+    Buffer,
+    ModalitySpec,
+    Payload,
+    name_hash,
+)
+from mm_assets.formats.output import AtomicFile
+from mm_assets.formats.report import WriteSummary
+from mm_assets.formats.sample_ids import find_duplicate
+from mm_assets.formats.tail import TailWriter, dump_schema
+
+
+def as_bytes(value: Buffer) -> Buffer:
+    """`value` as something whose length is its bytes.
+
+    Raises:
+        TypeError: it is not a C-contiguous buffer.
+    """
+    if isinstance(value, bytes):
+        return value
+    view = memoryview(value)
+    # A view with a zero in its shape cannot be cast.
+    return view.cast("B") if view.nbytes else b""
+
+
+class PackedWriter(ABC):
+    """Writes one packed file; see `MultWriter` and `MstrWriter`.
+
+    Args:
+        path: the target; replaced when the writer closes.
+        modalities: 1 to 32; their order is the file's.
+        num_samples: how many samples will come, if that is known; it must hold, and only saves a copy.
+        provenance: JSON, kept in the schema: where the samples come from. Nothing of the moment or the machine belongs
+            in it, so that the same samples give the same bytes.
+        fsync: wait for the disk before the file takes its place.
+
+    Raises:
+        EncodeError: modalities or provenance cannot be written.
+        BlockingIOError: another writer is at work on the same target.
+    """
+
+    format: ClassVar[str]
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        modalities: Sequence[ModalitySpec],
+        *,
+        num_samples: int | None = None,
+        provenance: Mapping[str, object] | None = None,
+        fsync: bool = True,
+    ) -> None:
+        self.path = Path(path)
+        self.modalities = tuple(modalities)
+        self._provenance = dict(provenance or {})
+        self._announced = num_samples
+        self._fsync = fsync
+        self._check_modalities()
+        if num_samples is not None and not 0 <= num_samples <= MAX_SAMPLES:
+            raise EncodeError(f"{self.path}: num_samples is {num_samples}, expected 0..{MAX_SAMPLES}")
+        # Refused now rather than after all samples.
+        dump_schema(self.format, self.modalities, [0] * len(self.modalities), self._provenance)
+        self._numbers = {spec.name: number for number, spec in enumerate(self.modalities)}
+        self._num_present = [0] * len(self.modalities)
+        self._num_samples = 0
+        self._id_offsets = array("Q", [0])
+        self._id_blob = bytearray()
+        self._summary: WriteSummary | None = None
+        self._ended = False
+        self._target = AtomicFile(self.path)
+        try:
+            self._begin()
+        except BaseException:
+            self.abort()
+            raise
+
+    def _check_modalities(self) -> None:
+        if not 1 <= len(self.modalities) <= MAX_MODALITIES:
+            raise EncodeError(f"{self.path}: {len(self.modalities)} modalities, expected 1..{MAX_MODALITIES}")
+        by_hash: dict[int, str] = {}
+        for spec in self.modalities:
+            other = by_hash.get(name_hash(spec.name))
+            if other == spec.name:
+                raise EncodeError(f"{self.path}: two modalities are named {spec.name!r}")
+            if other is not None:
+                raise EncodeError(
+                    f"{self.path}: the names {other!r} and {spec.name!r} have the same CRC-32 "
+                    f"{name_hash(spec.name):#010x}, by which files tell modalities apart: rename one"
+                )
+            by_hash[name_hash(spec.name)] = spec.name
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Prepares the body."""
+
+    @abstractmethod
+    def _check_size(self, payloads: Sequence[Payload | None]) -> None:
+        """Refuses, with `EncodeError`, what the format's fields cannot count."""
+
+    @abstractmethod
+    def _append(self, payloads: Sequence[Payload | None]) -> None:
+        """Writes one checked sample: one payload or None per modality."""
+
+    @abstractmethod
+    def _finish_body(self) -> None:
+        """Puts the body together, and the file's position behind it."""
+
+    @abstractmethod
+    def _finish_head(self, tail: TailWriter) -> None:
+        """Writes what the head needs to know of the tail."""
+
+    @abstractmethod
+    def _add_sections(self, tail: TailWriter) -> None:
+        """Adds the sections that only this format has."""
+
+    @abstractmethod
+    def _discard(self) -> None:
+        """Closes the spools."""
+
+    def __len__(self) -> int:
+        """Samples written so far."""
+        return self._num_samples
+
+    def write(self, sample_id: str, payloads: Mapping[str, Payload | None]) -> None:
+        """Appends one sample.
+
+        Args:
+            sample_id: unique in the file; that is checked when the writer closes.
+            payloads: by modality name; a missing name and None both mean absent.
+
+        Raises:
+            EncodeError: an unknown name, a record of the wrong size, an id that is not UTF-8, or a limit passed. The
+                writer goes on as if the call had not been.
+            ValueError: the writer is closed.
+        """
+        self._check_open()
+        where = f"{self.path}, sample {self._num_samples} ({sample_id!r})"
+        limit = MAX_SAMPLES if self._announced is None else self._announced
+        if self._num_samples >= limit:
+            what = "a file holds at most" if self._announced is None else "num_samples announced"
+            raise EncodeError(f"{where}: {what} {limit} samples")
+        try:
+            key = sample_id.encode()
+        except UnicodeEncodeError as error:
+            raise EncodeError(f"{where}: the id cannot be written as UTF-8 ({error.reason})") from error
+        checked: list[Payload | None] = [None] * len(self.modalities)
+        for name, payload in payloads.items():
+            number = self._numbers.get(name)
+            if number is None:
+                known = ", ".join(self._numbers)
+                raise EncodeError(f"{where}: no modality {name!r} in this file; it has {known}")
+            if payload is not None:
+                checked[number] = self._check_payload(where, number, payload)
+        try:
+            self._check_size(checked)
+        except EncodeError as error:
+            raise EncodeError(f"{where}: {error}") from None
+        try:
+            self._append(checked)
+        except BaseException:
+            self.abort()  # the body is out of step
+            raise
+        for number, payload in enumerate(checked):
+            self._num_present[number] += payload is not None
+        self._id_blob += key
+        self._id_offsets.append(len(self._id_blob))
+        self._num_samples += 1
+
+    def _check_payload(self, where: str, number: int, payload: Payload) -> Payload:
+        spec = self.modalities[number]
+        try:
+            metadata, data = as_bytes(payload[0]), as_bytes(payload[1])
+        except TypeError as error:
+            raise EncodeError(f"{where}, modality {spec.name!r}: not contiguous bytes ({error})") from error
+        if len(metadata) != spec.metadata_size:
+            found = f"the metadata record has {len(metadata)} bytes"
+            raise EncodeError(f"{where}, modality {spec.name!r}: {found}, expected {spec.metadata_size}")
+        return Payload(metadata, data)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise ValueError(f"the writer of {self.path} is closed")
+
+    def close(self) -> WriteSummary:
+        """Finishes the file and puts it at its target; a second call returns the same summary.
+
+        Raises:
+            EncodeError: fewer samples than announced, or two samples share an id; the target is untouched.
+            ValueError: the writer was aborted.
+        """
+        if self._summary is not None:
+            return self._summary
+        self._check_open()
+        try:
+            self._check_complete()
+            self._finish_body()
+            tail = TailWriter(self._target.file)
+            tail.add(IDS_SECTION, memoryview(self._id_offsets).cast("B"), self._id_blob)
+            self._add_sections(tail)
+            tail.add(SCHEMA_SECTION, dump_schema(self.format, self.modalities, self._num_present, self._provenance))
+            self._finish_head(tail)
+            size = self._target.commit(fsync=self._fsync)
+        except BaseException:
+            self.abort()
+            raise
+        self._ended = True
+        self._discard()
+        counts = dict(zip(self._numbers, self._num_present, strict=True))
+        self._summary = WriteSummary(path=self.path, num_samples=self._num_samples, num_bytes=size, num_present=counts)
+        return self._summary
+
+    def _check_complete(self) -> None:
+        if self._announced is not None and self._num_samples != self._announced:
+            raise EncodeError(f"{self.path}: {self._num_samples} samples came, {self._announced} were announced")
+        pair = find_duplicate(np.frombuffer(self._id_offsets, np.uint64), self._id_blob)
+        if pair is not None:
+            start, end = self._id_offsets[pair[0]], self._id_offsets[pair[0] + 1]
+            sample_id = self._id_blob[start:end].decode()
+            raise EncodeError(f"{self.path}: samples {pair[0]} and {pair[1]} share the id {sample_id!r}")
+
+    def abort(self) -> None:
+        """Gives up: removes what was written, and leaves the target as it was. Fine at any time, and twice."""
+        if not self._ended:
+            self._ended = True
+            self._target.abort()
+            self._discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif not self._ended:
+            self.close()

@@ -1,0 +1,126 @@
+"""Manifests, read: which packed files make up one version of a dataset.
+
+A manifest is JSON that came over a disk or a network like any other file: every name and number in it is checked, and
+a path in it never leads out of the dataset's folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mm_assets.errors import CorruptError, UnsupportedVersionError
+
+__all__ = ["FORMATS", "Manifest", "ManifestFile", "parse_manifest"]
+
+FORMATS = ("mult", "mstr")
+"""The packed formats, as manifests and file names call them."""
+
+_VERSION = 1
+_FOLDER = "manifests"  # older versions lie here, below the folder that their paths are relative to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFile:
+    """One shard's packed file.
+
+    Attributes:
+        location: path or URL.
+        partition: the shard's key.
+        num_samples: samples in it.
+        size: bytes.
+        sha256: digest of the content, hexadecimal.
+    """
+
+    location: str
+    partition: str
+    num_samples: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A dataset version.
+
+    Attributes:
+        name: path or URL of the manifest.
+        dataset: the dataset's name.
+        schema: the dataset's schema, as the pipeline decided it.
+        files: one packed file per shard, in order.
+    """
+
+    name: str
+    dataset: str
+    schema: Mapping[str, Any]
+    files: tuple[ManifestFile, ...]
+
+
+def parse_manifest(content: bytes, *, name: str, form: str) -> Manifest:
+    """Read a manifest.
+
+    Args:
+        content: its bytes.
+        name: its path or URL with forward slashes; paths in it are relative to its folder, or to that folder's parent
+            where it lies in ``manifests/``.
+        form: ``mult`` or ``mstr``, which of a shard's files to take.
+
+    Raises:
+        CorruptError: it is no manifest, or contradicts itself.
+        UnsupportedVersionError: it is of another version.
+    """
+    try:
+        document = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(name, f"is not a manifest: {error}") from error
+    if not isinstance(document, dict) or "shards" not in document:
+        raise CorruptError(name, "is not a manifest", found=type(document).__name__, expected="an object with shards")
+    if document.get("version") != _VERSION:
+        raise UnsupportedVersionError(name, "manifest version", found=document.get("version"), expected=_VERSION)
+    shards = _typed(document, "shards", list, name, "manifest")
+    base = name.rpartition("/")[0]
+    if base == _FOLDER or base.endswith("/" + _FOLDER):
+        base = base[: -len(_FOLDER)].rstrip("/")
+    files = tuple(_file(shard, index, base, name, form) for index, shard in enumerate(shards))
+    total = sum(file.num_samples for file in files)
+    if document.get("num_samples") != total:
+        raise CorruptError(
+            name, "num_samples is not the shards' sum", found=document.get("num_samples"), expected=total
+        )
+    return Manifest(
+        name=name,
+        dataset=_typed(document, "dataset", str, name, "manifest"),
+        schema=_typed(document, "schema", dict, name, "manifest"),
+        files=files,
+    )
+
+
+def _typed(mapping: Mapping[str, Any], key: str, kind: type, name: str, where: str) -> Any:
+    value = mapping.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
+        found = "nothing" if key not in mapping else f"{type(value).__name__} {value!r}"[:80]
+        raise CorruptError(name, f"{where}: {key}", found=found, expected=f"{kind.__name__}, not negative")
+    return value
+
+
+def _file(shard: object, index: int, base: str, name: str, form: str) -> ManifestFile:
+    where = f"shards[{index}]"
+    if not isinstance(shard, dict):
+        raise CorruptError(name, where, found=type(shard).__name__, expected="an object")
+    files = _typed(shard, "files", dict, name, where)
+    if not isinstance(files.get(form), dict):
+        raise CorruptError(name, f"{where}: files", found=", ".join(map(str, files)) or "nothing", expected=form)
+    where += f": files.{form}"
+    path = _typed(files[form], "path", str, name, where)
+    parts = path.split("/")
+    if not path or ".." in parts or "" in parts or ":" in parts[0] or "\\" in path or "\0" in path:
+        raise CorruptError(name, f"{where}: path", found=repr(path), expected="a path below the dataset's folder")
+    return ManifestFile(
+        location=f"{base}/{path}" if base or name.startswith("/") else path,
+        partition=_typed(shard, "partition", str, name, f"shards[{index}]"),
+        num_samples=_typed(shard, "num_samples", int, name, f"shards[{index}]"),
+        size=_typed(files[form], "size", int, name, where),
+        sha256=_typed(files[form], "sha256", str, name, where),
+    )

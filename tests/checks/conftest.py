@@ -1,0 +1,239 @@
+"""Fixtures: a whole partition made by the real stages' functions, of which tests spoil one file at a time."""
+
+import io
+import json
+import shutil
+import tarfile
+import wave
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from mm_assets.checks.runner import CheckContext, Outcome, run_checks
+from mm_assets.etl.filters import apply_filters
+from mm_assets.etl.materialize import materialize
+from mm_assets.etl.pack import PackPlan, choose_plan, pack_rows, packable
+from mm_assets.etl.parquet import ParquetSink, read_batches, sample_groups
+from mm_assets.etl.rows import RowStream, build_rows, infer_user_columns
+from mm_assets.etl.schema import (
+    DROPPED_SCHEMA,
+    MEMBER_INDEX_SCHEMA,
+    REJECTS_SCHEMA,
+    DatasetSchema,
+    SampleLayout,
+)
+from mm_assets.etl.tar_index import index_shard
+from mm_assets.storage import SourceFile, Store
+
+BATCH = 1 << 20
+OWN = {"rows": ("rows", "rejects"), "filtered_rows": ("filtered_rows", "dropped")}
+
+
+def picture(shade: int, kind: str = "PNG", size: tuple[int, int] = (24, 16)) -> bytes:
+    """A small image of one colour."""
+    target = io.BytesIO()
+    Image.new("RGB", size, (shade, 255 - shade, 7)).save(target, kind)
+    return target.getvalue()
+
+
+def frames(*shades: int) -> bytes:
+    """A TIFF of several frames."""
+    pages = [Image.new("RGB", (20, 10), (shade, 9, 9)) for shade in shades]
+    target = io.BytesIO()
+    pages[0].save(target, "TIFF", save_all=True, append_images=pages[1:], compression="tiff_deflate")
+    return target.getvalue()
+
+
+def sound(num_frames: int = 80) -> bytes:
+    """A WAV file of silence."""
+    target = io.BytesIO()
+    with wave.open(target, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(bytes(2 * num_frames))
+    return target.getvalue()
+
+
+def array_file(*values: float) -> bytes:
+    """A .npy file."""
+    target = io.BytesIO()
+    np.save(target, np.array(values))
+    return target.getvalue()
+
+
+def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
+    """A tar of these members, in order."""
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+MEMBERS: tuple[tuple[str, bytes], ...] = (
+    ("a.png", picture(10)),
+    ("a.txt", "eine Überschrift".encode()),
+    ("a.json", json.dumps({"source": "made up", "score": 0.5}).encode()),
+    ("._a.png", b"resource fork"),
+    ("b.0.jpg", picture(20, "JPEG")),
+    ("b.1.jpg", picture(30, "JPEG")),
+    ("b.json", b'{"source": "made up", "score": 1}'),
+    ("c.wav", sound()),
+    ("c.txt", b"silence"),
+    ("d.state.npy", array_file(1.0, 2.0)),
+    ("d.weird.xyz", b"\x00\x01binary"),
+    ("d.json", b'{"source": null}'),
+    ("e.json", json.dumps({"texts": ["one", None, "two"], "images": [None, "p0", None]}).encode()),
+    ("e.tiff", frames(1)),
+    ("f.state.npy", array_file(3.0, 4.0)),
+    ("f.png", b"no image at all"),
+)
+"""Samples of every kind: captioned, numbered images, sound, arrays, unknown files, interleaved, a broken image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A partition's files and what made them."""
+
+    root: Path
+    shard: Path
+    schema: DatasetSchema
+    plan: PackPlan
+    store: Store
+    mode: str = "read"
+    packed: tuple[str, ...] = ("mult", "mstr")
+
+    def path(self, table: str) -> Path:
+        """The file of a table."""
+        return self.root / table / "p.parquet"
+
+    def read(self, table: str) -> pa.Table:
+        """A table as it stands now."""
+        return pq.read_table(self.path(table), partitioning=None)
+
+    def write(self, table: str, content: pa.Table) -> None:
+        """Replaces a table by any other."""
+        with self.path(table).open("wb") as file:
+            pq.write_table(content, file)
+
+    def spoil(self, table: str, change: Callable[[list[dict[str, Any]]], Any]) -> None:
+        """Lets `change` alter, in place or by its result, the rows of a table."""
+        before = self.read(table)
+        rows = before.to_pylist()
+        after = change(rows)
+        rows = rows if after is None else after
+        self.write(table, pa.Table.from_pylist(rows, before.schema))
+
+    def context(self, **changes: Any) -> CheckContext:
+        """What the checks are given, with changes."""
+        tables = ("raw_shards", "rows", "rejects", "materialized_rows", "filtered_rows", "dropped")
+        made = CheckContext(
+            store=self.store,
+            files={table: f"{table}/p.parquet" for table in tables},
+            shards=[SourceFile(str(self.shard))],
+            schema=self.schema,
+            packed={form: f"packed/p.{form}" for form in self.packed},
+            plan=self.plan,
+            materialize_mode=self.mode,
+        )
+        return replace(made, **changes)
+
+    def outcomes(self, asset: str, **changes: Any) -> dict[str, Outcome]:
+        """Runs the checks of an asset; by name."""
+        context = self.context(**changes)
+        try:
+            return {outcome.name: outcome for outcome in run_checks(asset, context)}
+        finally:
+            for shard in context.shards:
+                shard.close()
+
+    def failed(self, asset: str, **changes: Any) -> set[str]:
+        """Names of the checks that did not hold."""
+        return {name for name, outcome in self.outcomes(asset, **changes).items() if not outcome.passed}
+
+    def blocks(self, table: str) -> list[pa.Table]:
+        """A table in blocks of whole samples."""
+        return list(sample_groups(read_batches(pq.ParquetFile(self.path(table)), batch_bytes=BATCH), batch_bytes=BATCH))
+
+    def pack(self, table: str = "filtered_rows", forms: Sequence[str] = ("mult", "mstr")) -> None:
+        """Packs the rows that stand in a table now."""
+        folder = self.root / "packed"
+        folder.mkdir(exist_ok=True)
+        target = {form: folder / f"p.{form}" if form in forms else None for form in ("mult", "mstr")}
+        pack_rows(self.blocks(table), self.plan, **target, provenance={"dataset": "d", "partition": "p"})
+
+
+def _publish(store: Store, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    with store.draft(f"{table}/p.parquet") as draft, ParquetSink(draft.path, schema) as sink:
+        for batch in batches:
+            sink.write(batch)
+
+
+def build(
+    folder: Path, members: Iterable[tuple[str, bytes]] = MEMBERS, *, pack: Any = "generic", mode: str = "read"
+) -> Partition:
+    """Runs the chain over a shard of these members."""
+    shard = write_tar(folder / "shard.tar", members)
+    root = folder / "store"
+    store = Store(str(root))
+    with SourceFile(str(shard)) as source:
+        layout = SampleLayout()
+        columns = infer_user_columns([source], layout=layout)
+
+        def rows_of(schema: DatasetSchema) -> RowStream:
+            return build_rows([source], lambda: index_shard(source), layout=layout, schema=schema, grouped=False)
+
+        plan = choose_plan(rows_of(DatasetSchema(user_columns=columns)), pack=pack, where="test")
+        schema = DatasetSchema(user_columns=columns, pack=plan.to_json())
+        made = Partition(root=root, shard=shard, schema=schema, plan=plan, store=store, mode=mode)
+        _publish(store, "raw_shards", MEMBER_INDEX_SCHEMA, index_shard(source))
+        stream = rows_of(schema)
+        _publish(store, "rows", schema.row_schema(), stream)
+        _publish(store, "rejects", REJECTS_SCHEMA, stream.rejects().to_batches())
+
+        def fetch(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+            return materialize(batches, open_source=lambda _: source, allowed=lambda url: url == source.url)
+
+        rows = read_batches(pq.ParquetFile(made.path("rows")), batch_bytes=BATCH)
+        _publish(store, "materialized_rows", schema.row_schema(), fetch(rows) if mode == "read" else rows)
+        filtered = apply_filters(
+            made.blocks("materialized_rows"),
+            annotators=[],
+            filters=[],
+            schema=schema,
+            packable=packable(plan),
+            fetch=fetch if mode == "write" else None,
+        )
+        _publish(store, "filtered_rows", schema.filtered_schema(), filtered)
+        _publish(store, "dropped", DROPPED_SCHEMA, filtered.take_dropped())
+    made.pack()
+    return made
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Partition:
+    """A good partition; not to be changed."""
+    return build(tmp_path_factory.mktemp("pristine"))
+
+
+@pytest.fixture
+def partition(pristine: Partition, tmp_path: Path) -> Partition:
+    """A copy of the good partition, to be spoiled."""
+    root = tmp_path / "store"
+    shutil.copytree(pristine.root, root)
+    return replace(pristine, root=root, store=Store(str(root)))
+
+
+@pytest.fixture(scope="session")
+def make_partition() -> Callable[..., Partition]:
+    """Runs the chain over other members."""
+    return build

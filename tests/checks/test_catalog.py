@@ -1,0 +1,52 @@
+import re
+from importlib.resources import files
+
+import pytest
+
+from mm_assets.checks.catalog import CATALOG, checks_of
+from mm_assets.checks.packed import PACKED_VIEWS
+from mm_assets.checks.views import OWN_TABLES, TABLE_VIEWS
+
+SQL = files("mm_assets.checks") / "sql"
+VIEW = re.compile(r"\b(?:from|join) ([a-z_]+)")
+CTE = re.compile(r"^([a-z_]+) as \($", re.MULTILINE)
+KEYWORDS = re.compile(r"\b(SELECT|FROM|WHERE|JOIN|GROUP|ORDER|BY|AND|OR|IS|NOT|NULL|AS|ON|USING|COUNT|CASE)\b")
+
+
+def body(sql: str) -> str:
+    """A statement without its comments."""
+    return "\n".join(line for line in sql.splitlines() if not line.startswith("--"))
+
+
+def test_catalog_and_folder_name_the_same_files() -> None:
+    """No statement lies in the folder unused, and none that the catalog names is missing."""
+    assert {item.name for item in SQL.iterdir() if item.name.endswith(".sql")} == {c.sql_file for c in CATALOG}
+
+
+def test_every_asset_has_checks_and_its_names_are_unique() -> None:
+    """Each asset has a schema check first, and no two of its checks share a name."""
+    for asset in OWN_TABLES:
+        names = [check.name for check in checks_of(asset)]
+        assert names[0] == "schema"
+        assert len(set(names)) == len(names)
+
+
+def test_unknown_asset_is_refused_by_name() -> None:
+    """Asking for the checks of an asset that has none says so."""
+    with pytest.raises(ValueError, match="no asset 'manifest' has checks"):
+        checks_of("manifest")
+
+
+@pytest.mark.parametrize("check", CATALOG, ids=lambda c: f"{c.asset}-{c.name}")
+def test_statement_keeps_the_house_rules(check) -> None:
+    """A statement opens with its rule, is one statement in lower case, and reads exactly the views that it declares."""
+    assert check.sql.startswith("-- ")
+    assert re.fullmatch(r"[A-Z].+\.", check.description)
+    assert len(check.description) <= 140
+    statement = body(check.sql)
+    assert ";" not in statement
+    assert not KEYWORDS.search(statement)
+    sources = set(VIEW.findall(statement.replace("distinct from", "")))
+    assert sources - set(CTE.findall(statement)) == set(check.needs)
+    assert set(check.needs) <= set(TABLE_VIEWS) | set(PACKED_VIEWS)
+    assert re.search(r"^order by ", statement, re.MULTILINE), "violations are to be listed in a stable order"

@@ -1,0 +1,202 @@
+"""Files under construction: locks, leftovers, joined writes and splicing."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from mm_assets.formats import output
+from mm_assets.formats.output import AtomicFile, open_spool, splice
+
+
+def test_commit(tmp_path: Path) -> None:
+    """A commit puts the bytes at the target, which is readable as any new file, and says how many there are."""
+    for fsync in (True, False):
+        file = AtomicFile(tmp_path / "x")
+        file.file.write(b"content")
+        assert not (tmp_path / "x").exists() or fsync is False
+        assert file.commit(fsync=fsync) == 7
+        assert (tmp_path / "x").read_bytes() == b"content"
+    mask = os.umask(0)
+    os.umask(mask)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_fsync_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes reach the disk before the name does, and the name before commit returns."""
+    order = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
+    AtomicFile(tmp_path / "x").commit(fsync=True)
+    assert order == ["fsync", "replace", "fsync"]
+    order.clear()
+    AtomicFile(tmp_path / "x").commit(fsync=False)
+    assert order == ["replace"]
+
+
+def test_leftover_is_started_afresh(tmp_path: Path) -> None:
+    """A file that a killed writer left behind is emptied, not appended to."""
+    (tmp_path / ".x.tmp").write_bytes(b"left over, and longer")
+    file = AtomicFile(tmp_path / "x")
+    file.file.write(b"new")
+    file.commit(fsync=False)
+    assert (tmp_path / "x").read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_folder_in_the_way(tmp_path: Path) -> None:
+    """A folder at the target is refused at once; a missing parent too."""
+    (tmp_path / "x").mkdir()
+    with pytest.raises(IsADirectoryError):
+        AtomicFile(tmp_path / "x")
+    with pytest.raises(FileNotFoundError):
+        AtomicFile(tmp_path / "missing" / "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_temporary_is_not_a_link(tmp_path: Path) -> None:
+    """A link in the temporary file's place is not followed: what it points to stays."""
+    (tmp_path / "precious").write_bytes(b"keep")
+    (tmp_path / ".x.tmp").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        AtomicFile(tmp_path / "x")
+    assert (tmp_path / "precious").read_bytes() == b"keep"
+
+
+@pytest.mark.parametrize("successor", [True, False])
+def test_name_taken_between_open_and_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, successor: bool) -> None:
+    """If the other writer finishes between our open and our lock, we do not write into its finished file."""
+    real = output.fcntl.flock
+    raced = []
+
+    def flock(fd: int, operation: int) -> None:
+        if not raced:
+            raced.append(fd)
+            os.replace(tmp_path / ".x.tmp", tmp_path / "x")
+            (tmp_path / "x").write_bytes(b"theirs")
+            if successor:
+                (tmp_path / ".x.tmp").write_bytes(b"third")
+        real(fd, operation)
+
+    monkeypatch.setattr(output.fcntl, "flock", flock)
+    file = AtomicFile(tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == b"theirs"
+    file.file.write(b"ours")
+    file.commit(fsync=False)
+    assert (tmp_path / "x").read_bytes() == b"ours"
+
+
+def test_locks_that_do_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without locks is an OSError, not a writer without protection."""
+
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(output.fcntl, "flock", flock)
+    with pytest.raises(OSError, match="No locks"):
+        AtomicFile(tmp_path / "x")
+
+
+def test_abort_on_a_full_disk(tmp_path: Path) -> None:
+    """Giving up works when not even the joined bytes can be written."""
+    file = AtomicFile(tmp_path / "x")
+    file.file.write(b"never written")
+    os.close(file.file.fileno())
+    file.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_spool_has_no_name(tmp_path: Path) -> None:
+    """A spool is not seen in its folder, and so cannot be left over."""
+    with open_spool(tmp_path) as spool:
+        spool.write(b"x")
+        spool.flush()
+        assert list(tmp_path.iterdir()) == []
+
+
+def refuse(number: int):
+    def copy(*_: object) -> int:
+        raise OSError(number, "no")
+
+    return copy
+
+
+class Copier:
+    """copy_file_range in small pieces, that stops working after some."""
+
+    def __init__(self, pieces: int, end: int | None) -> None:
+        self.pieces, self.end = pieces, end
+
+    def __call__(self, source: int, target: int, count: int, at: int, to: int) -> int:
+        """Copies up to 1000 bytes."""
+        if not self.pieces:
+            if self.end is None:
+                return 0
+            raise OSError(self.end, "no")
+        self.pieces -= 1
+        return os.pwrite(target, os.pread(source, min(count, 1000), at), to)
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "kernel",
+        None,
+        refuse(errno.EXDEV),
+        refuse(errno.ENOSYS),
+        Copier(3, errno.EINVAL),
+        Copier(2, None),
+        Copier(10**6, None),
+    ],
+)
+def test_splice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: object) -> None:
+    """A spool arrives whole behind what was written before, whatever the kernel can or will not do."""
+    if copy is None:
+        monkeypatch.delattr(os, "copy_file_range", raising=False)
+    elif copy != "kernel":
+        monkeypatch.setattr(os, "copy_file_range", copy, raising=False)
+    monkeypatch.setattr(output, "JOINED_WRITE", 4096)
+    content = os.urandom(50_001)
+    with open_spool(tmp_path) as spool, (tmp_path / "x").open("wb") as target:
+        spool.write(content)
+        target.write(b"before")
+        splice(spool, target, len(content) - 1)
+        target.write(b"after")
+    assert (tmp_path / "x").read_bytes() == b"before" + content[:-1] + b"after"
+
+
+def test_splice_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real fault of the disk is raised, and a spool that is too short is noticed."""
+    with open_spool(tmp_path) as spool, (tmp_path / "x").open("wb") as target:
+        spool.write(b"12345")
+        with pytest.raises(OSError, match="a spool ends at byte 5 of 6"):
+            splice(spool, target, 6)
+        monkeypatch.setattr(os, "copy_file_range", refuse(errno.ENOSPC), raising=False)
+        with pytest.raises(OSError, match="no"):
+            splice(spool, target, 5)
+
+
+def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the operating system takes in pieces is written whole."""
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
+    with (tmp_path / "x").open("wb") as file:
+        output.write_at(file.fileno(), b"0123456789", 2)
+    assert (tmp_path / "x").read_bytes() == b"\0\0" + b"0123456789"
+
+
+def test_joined_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small writes are joined to about 4 MiB before the operating system is called."""
+    assert output.JOINED_WRITE == 4 << 20
+    file = AtomicFile(tmp_path / "x")
+    for _ in range(1000):
+        file.file.write(bytes(4000))
+    assert (tmp_path / ".x.tmp").stat().st_size == 0
+    for _ in range(100):
+        file.file.write(bytes(4000))
+    assert (tmp_path / ".x.tmp").stat().st_size >= 4_000_000
+    file.abort()
