@@ -37,6 +37,11 @@ def _reports_errors(function: Callable[..., Any]) -> Callable[..., Any]:
         except MmAssetsError as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(2 if isinstance(error, ConfigError) else 1)
+        except OSError as error:  # a path that is not there or may not be read; others are shown whole
+            if error.filename is None:
+                raise
+            click.echo(f"error: {error.filename}: {error.strerror}", err=True)
+            sys.exit(1)
 
     return wrapper
 
@@ -316,6 +321,10 @@ def verify(files: tuple[str, ...]) -> None:
         except MmAssetsError as error:
             bad = True
             click.echo(f"{file}: DAMAGED: {error}")
+            continue
+        except OSError as error:
+            bad = True
+            click.echo(f"{file}: cannot be read: {error.strerror or error}")
             continue
         bad = bad or not report.ok
         state = "ok" if report.ok else "DAMAGED"

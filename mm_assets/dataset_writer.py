@@ -77,11 +77,12 @@ class DatasetWriter:
             if not isinstance(field, Field):
                 raise ConfigError("arguments", f"fields[{name!r}]", f"found {type(field).__name__}, expected a Field")
         specs = [spec_of(name, field) for name, field in self.fields.items()]
+        self._num_samples = 0
         self._writer = kind(self.path, specs, num_samples=num_samples, provenance=provenance, fsync=fsync)
 
     def __len__(self) -> int:
         """Samples written so far."""
-        return len(self._writer)
+        return self._num_samples
 
     def write(self, sample_id: str, sample: Mapping[str, Any]) -> None:
         """Append one sample.
@@ -114,6 +115,7 @@ class DatasetWriter:
             EncodeError: an unknown name, a record of the wrong size, or a limit of the format.
         """
         self._writer.write(sample_id, {name: value and Payload(*value) for name, value in payloads.items()})
+        self._num_samples += 1
 
     def close(self) -> WriteSummary:
         """Finish the file and put it in its place.

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from mm_assets.errors import ConfigError
 from mm_assets.etl.filters import build_annotator, build_filter
@@ -96,7 +96,7 @@ class DatasetSpec:
     layout: SampleLayout = field(default_factory=SampleLayout)
     materialize: str = "read"
     on_materialize_error: str = "keep"
-    on_damaged_shard: str = "fail"
+    on_damaged_shard: Literal["fail", "salvage"] = "fail"
     max_content_bytes: int = 1 << 30
     annotators: tuple[Mapping[str, Any], ...] = ()
     filters: tuple[Mapping[str, Any], ...] = ()
@@ -147,7 +147,7 @@ class DatasetSpec:
             layout=_layout(keys.optional("samples", keys.mapping, {}), where),
             materialize=keys.choice("materialize", MATERIALIZE_MODES, "read"),
             on_materialize_error=keys.choice("on_materialize_error", ON_ERROR, "keep"),
-            on_damaged_shard=keys.choice("on_damaged_shard", ON_DAMAGE, "fail"),
+            on_damaged_shard=cast(Literal["fail", "salvage"], keys.choice("on_damaged_shard", ON_DAMAGE, "fail")),
             max_content_bytes=keys.integer("max_content_bytes", 1 << 30, least=1),
             annotators=keys.optional("annotators", keys.mappings, ()),
             filters=keys.optional("filters", keys.mappings, ()),

@@ -14,6 +14,7 @@ import io
 import os
 import re
 import tempfile
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -369,6 +370,7 @@ class RemoteFile:
         self._source = SourceFile(url, storage_options)
         self._options = dict(storage_options or {})
         self._blocks: OrderedDict[int, memoryview] = OrderedDict()
+        self._lock = threading.Lock()  # of the blocks; requests run outside it
 
     @property
     def name(self) -> str:
@@ -392,15 +394,17 @@ class RemoteFile:
         return memoryview(b"".join(blocks))[at : at + size]
 
     def _block(self, number: int) -> memoryview:
-        block = self._blocks.get(number)
-        if block is None:
-            start = number * self.BLOCK
-            block = memoryview(self._read([(start, min(self.BLOCK, self.size - start))])[0])
+        with self._lock:
+            block = self._blocks.get(number)
+            if block is not None:
+                self._blocks.move_to_end(number)
+                return block
+        start = number * self.BLOCK
+        block = memoryview(self._read([(start, min(self.BLOCK, self.size - start))])[0])
+        with self._lock:
             self._blocks[number] = block
             while len(self._blocks) > self.MAX_BLOCKS:
                 self._blocks.popitem(last=False)
-        else:
-            self._blocks.move_to_end(number)
         return block
 
     def view_many(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -415,7 +419,8 @@ class RemoteFile:
 
     def close(self) -> None:
         """Forgets the cached blocks."""
-        self._blocks.clear()
+        with self._lock:
+            self._blocks.clear()
         self._source.close()
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from mm_assets.etl.pack_plan import PackPlan
 from mm_assets.etl.schema import DatasetSchema
@@ -38,7 +38,7 @@ class CheckContext:
     packed: Mapping[str, str] = field(default_factory=dict)
     plan: PackPlan | None = None
     known_modalities: frozenset[str] = frozenset()
-    materialize_mode: Literal["read", "write"] | str = "read"
+    materialize_mode: str = "read"
     memory_limit: int = 128 << 20
     batch_bytes: int = 8 << 20
 

@@ -93,6 +93,7 @@ class _Session:
         self._packed.close()
         self._tables.close()
         self._scratch.cleanup()
+        pa.default_memory_pool().release_unused()  # a partition's content has passed through it
 
     def _provide(self, name: str) -> None:
         if name in self._provided:

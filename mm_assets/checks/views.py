@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.checks.context import CheckContext
 from mm_assets.errors import SchemaMismatchError, SourceError
-from mm_assets.etl.parquet import read_batches
+from mm_assets.etl.parquet import open_table, read_batches
 from mm_assets.etl.schema import (
     DROPPED_SCHEMA,
     MEMBER_INDEX_SCHEMA,
@@ -124,10 +124,7 @@ class Tables:
             name = self.context.files.get(table)
             if name is None:
                 raise SourceError(self.context.store.url, f"the checks of {self.asset} need the table {table}")
-            try:
-                self._open[table] = pq.ParquetFile(self.context.store.open(name))
-            except pa.ArrowException as error:
-                raise SourceError(self.context.store.url_of(name), f"is no Parquet file: {error}") from error
+            self._open[table] = open_table(self.context.store, name)
         return self._open[table]
 
     def check_columns(self, table: str) -> None:

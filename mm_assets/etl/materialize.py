@@ -197,7 +197,8 @@ class _Fetcher:
         self._sources: dict[str, SourceFile | SourceError] = {}
         self._extracts: dict[str, TarExtract | SourceError] = {}
         self._shelf = Shelf(batch_bytes // 4)
-        self._uses: Counter[Hashable] = Counter()
+        self._uses: Counter[Hashable] = Counter()  # rows of this batch that are still to come, by item
+        self._shared: set[Hashable] = set()  # items of several rows
         self._item_key: Hashable = None  # the item whose bytes are at hand
         self._item: Buffer | SourceError = b""
         self._frames: TiffFrames | None = None
@@ -226,6 +227,7 @@ class _Fetcher:
             yield batch
             return
         self._uses = Counter(_key(ref) for ref in refs.values())
+        self._shared = {key for key, uses in self._uses.items() if uses > 1}
         self._sources.clear()
         self._begin_extracts(refs.values(), last)
         ahead = self._bytes_ahead(work)
@@ -382,7 +384,7 @@ class _Fetcher:
             detail = f"a range of {size} bytes does not lie inside the file's {source.size} bytes"
             raise SourceError(source.url, detail, byte_offset=offset)
         self._check_size(source.url, size)
-        if ref.frame_index is not None or self._uses[_key(ref)] > 1:
+        if ref.frame_index is not None or _key(ref) in self._shared:
             return None
         return source, offset, size
 

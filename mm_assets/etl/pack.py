@@ -93,7 +93,8 @@ def packable(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
 
 
 def _content_bytes(rows: BlockRows, placement: Placement) -> int:
-    contents = (rows.content(row) for items in placement.items.values() for row, _ in items)
+    placed = [row for items in placement.items.values() for row, _ in items]
+    contents = (rows.metadata(row) if rows.is_metadata(row) else rows.content(row) for row in placed)
     return sum(len(content) for content in contents if content is not None)
 
 
@@ -104,6 +105,7 @@ def pack_rows(
     mult: Path | None,
     mstr: Path | None,
     provenance: Mapping[str, object],
+    num_samples: int | None = None,
 ) -> PackSummary:
     """Writes packed files of filtered rows.
 
@@ -119,6 +121,7 @@ def pack_rows(
         mult: the MULT file to write, or None.
         mstr: the MSTR file to write, or None.
         provenance: what the files say of where they come from; JSON.
+        num_samples: how many samples `blocks` hold, where that is known; it saves MULT a copy of its body.
 
     Raises:
         EncodeError: a row cannot be packed that `packable` should have taken out, or a limit of the format is passed.
@@ -130,9 +133,13 @@ def pack_rows(
     with ExitStack() as stack:
         writers: dict[str, _MultPack | _MstrPack] = {}
         if mult is not None:
-            writers["mult"] = stack.enter_context(_MultPack(mult, plan.specs(), provenance=provenance))
+            writers["mult"] = stack.enter_context(
+                _MultPack(mult, plan.specs(), num_samples=num_samples, provenance=provenance)
+            )
         if mstr is not None:
-            writers["mstr"] = stack.enter_context(_MstrPack(mstr, plan.specs(), provenance=provenance))
+            writers["mstr"] = stack.enter_context(
+                _MstrPack(mstr, plan.specs(), num_samples=num_samples, provenance=provenance)
+            )
         for table in blocks:
             for sample_id, payloads in packer.samples(table):
                 for writer in writers.values():

@@ -19,13 +19,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.errors import EncodeError, SchemaMismatchError, SourceError
+from mm_assets.storage import Store
 
-__all__ = ["ParquetSink", "TableFile", "read_batches", "row_bytes", "sample_groups"]
+__all__ = ["ParquetSink", "TableFile", "open_table", "read_batches", "row_bytes", "sample_groups"]
 
 ROW_GROUP_BYTES = 32 << 20  # written and read as one: small enough to hold, large enough to scan
 MAX_ROW_GROUP_ROWS = 1 << 20  # rows of text are small, but a reader wants to skip within a table
 MAX_BATCH_ROWS = 1 << 16  # bounds what repeated values of a few bytes in the file become in memory
 MAX_VALUE = (1 << 31) - (1 << 16)  # a Parquet page states its size in an int32, and a value stands within one page
+READ_BUFFER = 1 << 20  # bytes of a local column chunk that are read at a time; a chunk of media is a whole row group
 _MEDIA_BATCH = 64  # values between two looks at the page size: pages of media stay near their 1 MiB
 _TEXT_BATCH = 1024
 _LONG_TEXT = frozenset({"text_content", "metadata_json", "source_ref", "member", "detail"})  # hardly a value twice
@@ -235,6 +237,23 @@ class ParquetSink:
                 num_row_groups=self._num_row_groups,
             )
         return self._result
+
+
+def open_table(store: Store, name: str) -> pq.ParquetFile:
+    """Opens a table of a store; close it with ``close(force=True)``.
+
+    Raises:
+        SourceError: it is not there, cannot be read, or is no Parquet file.
+    """
+    try:
+        if store.is_local:
+            # By its path, so that Arrow's threads read it without Python, and never a whole column chunk at once.
+            return pq.ParquetFile(store.path_of(name), buffer_size=READ_BUFFER)
+        return pq.ParquetFile(store.open(name))  # one request for a column chunk
+    except pa.ArrowException as error:
+        raise SourceError(store.url_of(name), f"is no Parquet file: {error}") from error
+    except OSError as error:
+        raise SourceError(store.url_of(name), f"cannot be opened: {error.strerror or error}") from error
 
 
 def read_batches(

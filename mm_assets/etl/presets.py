@@ -145,7 +145,7 @@ def _joined(
                 where, "pack.fields", "'metadata' is the sample's JSON: give it take: metadata or another name"
             )
         kept.append(_METADATA)
-    if preset is None and fields and all(m.selector.take not in ("one", "sequence") for m in fields):
+    if preset is None and all(m.selector.take not in ("one", "sequence") for m in fields):
         raise ConfigError(where, "pack.fields", "take no content rows, expected at least one field that does")
     return check_modalities((*fields, *kept), where=where, key="pack.fields")
 

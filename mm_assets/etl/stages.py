@@ -25,13 +25,12 @@ from mm_assets.etl.listing import is_listing, rows_from_listing
 from mm_assets.etl.materialize import MaterializeStream, materialize
 from mm_assets.etl.pack import pack_rows, packable
 from mm_assets.etl.pack_plan import PackPlan
-from mm_assets.etl.parquet import ParquetSink, read_batches, sample_groups
+from mm_assets.etl.parquet import ParquetSink, open_table, read_batches, sample_groups
 from mm_assets.etl.preview import Preview
 from mm_assets.etl.references import is_allowed_reference
 from mm_assets.etl.rows import RowStream, build_rows
 from mm_assets.etl.schema import DROPPED_SCHEMA, MEMBER_INDEX_SCHEMA, REJECTS_SCHEMA
-from mm_assets.etl.tar_index import index_shard
-from mm_assets.etl.tar_walk import Damage
+from mm_assets.etl.tar_index import Damage, index_shard
 from mm_assets.storage import Draft, PublishedFile, SourceFile
 
 __all__ = [
@@ -90,14 +89,19 @@ class _Run:
         self.counts: dict[str, int] = {}
         self.preview = Preview()
         self.sources: list[SourceFile] = []
+        self.direct: SourceFile | None = None  # what a locator without archive names, open while it is read
+        self._tables: list[pq.ParquetFile] = []
         self._started = time.perf_counter()
 
     def __enter__(self) -> _Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for source in self.sources:
-            source.close()
+        for source in (*self.sources, self.direct):
+            if source is not None:
+                source.close()
+        for table in self._tables:
+            table.close(force=True)
 
     def open_shards(self) -> None:
         """Opens the shards, as they were when they were indexed."""
@@ -115,7 +119,9 @@ class _Run:
     def read(self, stage: str, table: str) -> pq.ParquetFile:
         """Opens a table of an earlier stage and notes its digest as an input."""
         self.inputs[table] = self.dataset.record(stage, self.key).files[table].sha256
-        return pq.ParquetFile(self.dataset.store.open(self.dataset.table(table, self.key)))
+        opened = open_table(self.dataset.store, self.dataset.table(table, self.key))
+        self._tables.append(opened)
+        return opened
 
     @contextmanager
     def write(self, table: str, schema: pa.Schema) -> Iterator[ParquetSink]:
@@ -245,12 +251,13 @@ def rows(dataset: DatasetStore, key: str) -> StageResult:
                 for batch in stream:
                     sink.write(run.preview.observe(batch))
         with run.write("rejects", REJECTS_SCHEMA) as sink:
+            counts: Counter[str] = Counter()
             for stream in streams:
-                for batch in stream.rejects().to_batches():
+                rejects = stream.rejects()
+                counts.update(stream.counts)
+                counts.update(f"rejects.{reason}" for reason in rejects["reason"].to_pylist())
+                for batch in rejects.to_batches():
                     sink.write(batch)
-        counts: Counter[str] = Counter()
-        for stream in streams:
-            counts.update(stream.counts)
         run.counts = dict(counts)
         return run.finish(schema=run.schema.row_schema())
 
@@ -291,13 +298,14 @@ def _materialize(run: _Run, batches: Iterator[pa.RecordBatch]) -> MaterializeStr
     spec = run.spec
     by_url = {source.url: source for source in run.sources}
     allowed = tuple(spec.layout.allowed_references) if spec.layout.allow_references else ()
-    extra: dict[str, SourceFile] = {}
 
     def open_source(url: str) -> SourceFile:
-        source = by_url.get(url) or extra.get(url)
+        source = by_url.get(url)
         if source is None:
-            source = extra[url] = SourceFile(url, spec.storage_options)
-            run.sources.append(source)
+            # One at a time: a list may name more files than a process may hold open.
+            if run.direct is not None:
+                run.direct.close()
+            source = run.direct = SourceFile(url, spec.storage_options)
         return source
 
     return materialize(
@@ -385,6 +393,7 @@ def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = PACKED_F
                 mult=drafts["mult"].path if "mult" in drafts else None,
                 mstr=drafts["mstr"].path if "mstr" in drafts else None,
                 provenance={"dataset": spec.name, "partition": key},
+                num_samples=dataset.record("filtered_rows", key).counts["kept_samples"],
             )
             for form, draft in drafts.items():
                 draft.name = f"packed/{key}.{draft.digest()[:8]}.{form}"

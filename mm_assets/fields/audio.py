@@ -24,6 +24,7 @@ from mm_assets.fields.base import (
     corrupt,
     describe,
     truncated,
+    wrong_content,
     wrong_value,
 )
 from mm_assets.media import AudioInfo, probe_audio, size_of_id3
@@ -170,19 +171,19 @@ class AudioField(Field):
         try:
             info = probe_audio(data)
         except MediaError as error:
-            raise wrong_value(self, f"bytes that are no sound ({error.reason})", "a sound file") from error
+            raise wrong_content(self, f"bytes that are no sound ({error.reason})", "a sound file") from error
         self._check_extent(info.num_frames, info.channels, info.sample_rate)
         return info
 
     def _check_extent(self, num_frames: int, num_channels: int, sample_rate: int) -> None:
         if num_frames > self.max_frames:
-            raise wrong_value(self, f"{num_frames} samples a channel", f"at most {self.max_frames} (max_frames)")
+            raise wrong_content(self, f"{num_frames} samples a channel", f"at most {self.max_frames} (max_frames)")
         if not 1 <= num_channels <= MAX_CHANNELS:
-            raise wrong_value(self, f"{num_channels} channels", f"1 to {MAX_CHANNELS}")
+            raise wrong_content(self, f"{num_channels} channels", f"1 to {MAX_CHANNELS}")
         if self.sample_rate is not None and sample_rate != self.sample_rate:
-            raise wrong_value(self, f"a sound of {sample_rate} Hz", f"{self.sample_rate} Hz (nothing is resampled)")
+            raise wrong_content(self, f"a sound of {sample_rate} Hz", f"{self.sample_rate} Hz (nothing is resampled)")
         if not 1 <= sample_rate <= MAX_RATE:
-            raise wrong_value(self, f"a sound of {sample_rate} Hz", f"1 to {MAX_RATE} Hz")
+            raise wrong_content(self, f"a sound of {sample_rate} Hz", f"1 to {MAX_RATE} Hz")
 
     def _check_samples(self, value: object) -> tuple[npt.NDArray[Any], int]:
         if isinstance(value, Audio):
@@ -195,7 +196,7 @@ class AudioField(Field):
             expected = "Audio, (samples, sample_rate) or a sound file's bytes; bare samples where sample_rate is set"
             raise wrong_value(self, value, expected)
         if isinstance(rate, bool) or not isinstance(rate, int | np.integer):
-            raise wrong_value(self, f"sample rate {describe(rate)}", "Hz, an integer")
+            raise wrong_content(self, f"sample rate {describe(rate)}", "Hz, an integer")
         if not isinstance(samples, np.ndarray) or samples.dtype.newbyteorder("<") not in _RAW_DTYPES.values():
             raise wrong_value(self, samples, "samples of int16 or float32")
         samples = samples[:, np.newaxis] if samples.ndim == 1 else samples
@@ -203,12 +204,14 @@ class AudioField(Field):
             raise wrong_value(self, samples, "shape (num_frames,) or (num_frames, num_channels)")
         self._check_extent(samples.shape[0], samples.shape[1], int(rate))
         if samples.dtype.kind == "f" and not np.isfinite(samples).all():
-            raise wrong_value(self, "samples that are infinite or NaN", "finite ones")
+            raise wrong_content(self, "samples that are infinite or NaN", "finite ones")
         return samples, int(rate)
 
     def _to_int16(self, samples: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
         if samples.dtype.kind == "f" and samples.size and float(np.abs(samples).max()) > 1.0:
-            raise wrong_value(self, f"samples up to {float(np.abs(samples).max()):g}", "floats in [-1, 1] for 16 bits")
+            raise wrong_content(
+                self, f"samples up to {float(np.abs(samples).max()):g}", "floats in [-1, 1] for 16 bits"
+            )
         return _to_int16(samples)
 
     def _encode_flac(self, samples: npt.NDArray[np.int16], rate: int) -> bytes:
@@ -216,12 +219,12 @@ class AudioField(Field):
 
         if samples.shape[1] > MAX_FLAC_CHANNELS or rate > MAX_FLAC_RATE:
             found = f"{samples.shape[1]} channels at {rate} Hz"
-            raise wrong_value(self, found, f"up to {MAX_FLAC_CHANNELS} channels and {MAX_FLAC_RATE} Hz for FLAC")
+            raise wrong_content(self, found, f"up to {MAX_FLAC_CHANNELS} channels and {MAX_FLAC_RATE} Hz for FLAC")
         target = io.BytesIO()
         try:
             soundfile.write(target, samples, rate, format="FLAC", subtype="PCM_16")
         except (soundfile.SoundFileError, ValueError) as error:
-            raise wrong_value(self, f"{describe(samples)} at {rate} Hz ({error})", "what FLAC can hold") from error
+            raise wrong_content(self, f"{describe(samples)} at {rate} Hz ({error})", "what FLAC can hold") from error
         return target.getvalue()
 
     # --- decode -------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ __all__ = [
     "corrupt",
     "describe",
     "truncated",
+    "wrong_content",
     "wrong_value",
 ]
 
@@ -77,10 +78,14 @@ def describe(value: object) -> str:
     return type(value).__name__
 
 
-def wrong_value(field: object, found: object, expected: str) -> EncodeError:
-    """An `EncodeError` that names the field, what was found (a string is taken as the words for it) and expected."""
-    words = found if isinstance(found, str) else describe(found)
-    return EncodeError(f"{type(field).__name__}: found {words}, expected {expected}")
+def wrong_value(field: object, value: object, expected: str) -> EncodeError:
+    """An `EncodeError` that names the field, describes the value, and says what was expected."""
+    return wrong_content(field, describe(value), expected)
+
+
+def wrong_content(field: object, found: str, expected: str) -> EncodeError:
+    """An `EncodeError` that names the field, with words for what was found and what was expected."""
+    return EncodeError(f"{type(field).__name__}: found {found}, expected {expected}")
 
 
 def corrupt(detail: str, *, found: object = None, expected: object = None) -> CorruptError:

@@ -26,6 +26,7 @@ from mm_assets.fields.base import (
     config_error,
     corrupt,
     describe,
+    wrong_content,
     wrong_value,
 )
 from mm_assets.media import ImageInfo, probe_image
@@ -160,7 +161,7 @@ class ImageField(Field):
                 channels = self.channels or info.channels
                 pixels = _decode_pixels(data, _CODECS[info.codec], (info.height, info.width), channels)
             except ValueError as error:  # a FormatError is one: the bytes are the caller's here
-                raise wrong_value(self, f"{info.codec} bytes that cannot be decoded ({error})", "an image") from error
+                raise wrong_content(self, f"{info.codec} bytes that cannot be decoded ({error})", "an image") from error
             orientation = info.orientation
         else:
             pixels, orientation = self._check_pixels(value), _UPRIGHT
@@ -186,12 +187,12 @@ class ImageField(Field):
         try:
             info = probe_image(data)
         except MediaError as error:
-            raise wrong_value(self, f"bytes that are no image ({error.reason})", "an image file") from error
+            raise wrong_content(self, f"bytes that are no image ({error.reason})", "an image file") from error
         if info.width * info.height > self.max_pixels:
             found = f"{info.codec} of {info.height} x {info.width} pixels"
-            raise wrong_value(self, found, f"at most {self.max_pixels} pixels (max_pixels)")
+            raise wrong_content(self, found, f"at most {self.max_pixels} pixels (max_pixels)")
         if not info.has_8bit_form:
-            raise wrong_value(self, f"{info.codec} of {info.bit_depth} bits", "an image with an 8-bit form")
+            raise wrong_content(self, f"{info.codec} of {info.bit_depth} bits", "an image with an 8-bit form")
         return info
 
     def _record(self, info: ImageInfo) -> bytes:
@@ -239,7 +240,7 @@ class ImageField(Field):
                 image.save(target, format="PNG")
             return target.getvalue()
         except (ValueError, OSError) as error:  # a side longer than the codec can hold
-            raise wrong_value(self, f"{describe(pixels)} ({error})", f"what {codec} can hold") from error
+            raise wrong_content(self, f"{describe(pixels)} ({error})", f"what {codec} can hold") from error
 
     # --- decode -------------------------------------------------------------------------------------------------------
 

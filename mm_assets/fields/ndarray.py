@@ -22,6 +22,7 @@ from mm_assets.fields.base import (
     corrupt,
     describe,
     truncated,
+    wrong_content,
     wrong_value,
 )
 
@@ -124,7 +125,7 @@ class NDArrayField(Field):
 
     def _from_npy(self, data: memoryview) -> npt.NDArray[Any]:
         if bytes(data[:6]) != _NPY_MAGIC:
-            raise wrong_value(self, f"{len(data)} bytes without the .npy magic", "an ndarray or .npy bytes")
+            raise wrong_content(self, f"{len(data)} bytes without the .npy magic", "an ndarray or .npy bytes")
         # The header's length stands in its first bytes: no more than that is copied.
         stream = io.BytesIO(data[: 12 + _MAX_NPY_HEADER])
         try:
@@ -142,19 +143,19 @@ class NDArrayField(Field):
             RecursionError,
             MemoryError,
         ) as error:
-            raise wrong_value(self, f".npy bytes with a bad header ({error})", "an .npy file") from error
+            raise wrong_content(self, f".npy bytes with a bad header ({error})", "an .npy file") from error
         elements = data[stream.tell() :]
         expected = math.prod(shape) * dtype.itemsize
         if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
-            raise wrong_value(self, f".npy bytes of {describe(dtype)} {dtype}", f"an array of kind {_KINDS}")
+            raise wrong_content(self, f".npy bytes of {describe(dtype)} {dtype}", f"an array of kind {_KINDS}")
         if len(shape) > MAX_DIMENSIONS or any(extent < 0 for extent in shape) or len(elements) != expected:
             found = f".npy bytes of {dtype} with shape {shape} and {len(elements)} bytes of elements"
-            raise wrong_value(self, found, f"{expected} bytes of elements and up to {MAX_DIMENSIONS} dimensions")
+            raise wrong_content(self, found, f"{expected} bytes of elements and up to {MAX_DIMENSIONS} dimensions")
         try:
             flat = np.frombuffer(elements, dtype=dtype) if expected else np.empty(0, dtype=dtype)
             return flat.reshape(shape, order="F" if is_fortran else "C")
         except ValueError as error:  # an element type of no bytes, or a shape past NumPy's own limits
-            raise wrong_value(self, f".npy bytes of {dtype} with shape {shape}", "an array") from error
+            raise wrong_content(self, f".npy bytes of {dtype} with shape {shape}", "an array") from error
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
         """Give a read-only view of the payload."""

@@ -18,6 +18,7 @@ from mm_assets.fields.base import (
     corrupt,
     describe,
     truncated,
+    wrong_content,
     wrong_value,
 )
 
@@ -98,9 +99,9 @@ class TextField(Field):
             else:
                 raise wrong_value(self, value, "text or UTF-8 bytes")
         except UnicodeError as error:
-            raise wrong_value(self, f"{describe(value)} ({error})", "text or UTF-8 bytes") from error
+            raise wrong_content(self, f"{describe(value)} ({error})", "text or UTF-8 bytes") from error
         if len(data) > _MAX_SIZE:
-            raise wrong_value(self, f"text of {len(data)} bytes", f"at most {_MAX_SIZE}")
+            raise wrong_content(self, f"text of {len(data)} bytes", f"at most {_MAX_SIZE}")
         return Encoded(self._pack_record(len(text), 0), data)
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> str:
@@ -170,7 +171,7 @@ class JSONField(Field):
         except (ValueError, RecursionError) as error:
             if isinstance(error, EncodeError):
                 raise
-            raise wrong_value(self, f"{describe(value)} ({error})", "a JSON value, or JSON text as bytes") from error
+            raise wrong_content(self, f"{describe(value)} ({error})", "a JSON value, or JSON text as bytes") from error
         return Encoded(self._pack_record(kind, (0,) * 7), data)
 
     def _dump(self, value: JSON) -> bytes:
@@ -188,11 +189,11 @@ class JSONField(Field):
         while stack:
             item, depth = stack.pop()
             if depth > _MAX_DEPTH:
-                raise wrong_value(self, f"a value nested more than {_MAX_DEPTH} deep, or within itself", "JSON")
+                raise wrong_content(self, f"a value nested more than {_MAX_DEPTH} deep, or within itself", "JSON")
             if isinstance(item, dict):
                 for key in item:
                     if not isinstance(key, str):
-                        raise wrong_value(self, f"a dict with key {describe(key)}", "str keys")
+                        raise wrong_content(self, f"a dict with key {describe(key)}", "str keys")
                 stack.extend((child, depth + 1) for child in item.values())
             elif isinstance(item, list | tuple):
                 stack.extend((child, depth + 1) for child in item)

@@ -19,6 +19,7 @@ from mm_assets.fields.base import (
     config_error,
     corrupt,
     describe,
+    wrong_content,
     wrong_value,
 )
 
@@ -105,7 +106,7 @@ class ScalarField(Field):
         try:
             wide = float(value)
         except OverflowError as error:
-            raise wrong_value(self, describe(value), f"a number in the range of {self.dtype}") from error
+            raise wrong_content(self, describe(value), f"a number in the range of {self.dtype}") from error
         with np.errstate(over="ignore"):
             rounded = float(np.float64(wide).astype(self.dtype))
         if math.isinf(rounded) and not math.isinf(wide):

@@ -20,6 +20,7 @@ from mm_assets.fields.base import (
     corrupt,
     describe,
     truncated,
+    wrong_content,
     wrong_value,
 )
 
@@ -90,7 +91,7 @@ class SequenceField(Field):
         layout = _Layout(num_items, self.inner.metadata_type.itemsize)
         offsets += np.uint64(layout.items_start)
         if offsets[-1] > _MAX_DATA:
-            raise wrong_value(self, f"{offsets[-1]} bytes of data", f"at most {_MAX_DATA}")
+            raise wrong_content(self, f"{offsets[-1]} bytes of data", f"at most {_MAX_DATA}")
         parts: list[bytes | memoryview] = [
             np.array(positions, dtype="<i4").tobytes().ljust(layout.offsets_start, b"\0"),
             offsets.tobytes(),
@@ -114,15 +115,15 @@ class SequenceField(Field):
         last = -1
         for index, pair in enumerate(value):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise wrong_value(self, f"{describe(pair)} as item {index}", "(position, value)")
+                raise wrong_content(self, f"{describe(pair)} as item {index}", "(position, value)")
             position, item = pair
             if isinstance(position, bool) or not isinstance(position, int | np.integer):
-                raise wrong_value(self, f"position {describe(position)} of item {index}", "an integer")
+                raise wrong_content(self, f"position {describe(position)} of item {index}", "an integer")
             if not last < position <= _MAX_POSITION:
                 expected = f"positions that increase, from 0, up to {_MAX_POSITION}"
-                raise wrong_value(self, f"position {position} after {last} at item {index}", expected)
+                raise wrong_content(self, f"position {position} after {last} at item {index}", expected)
             if item is None:
-                raise wrong_value(self, f"None at position {position}", "a value; leave out a position without one")
+                raise wrong_content(self, f"None at position {position}", "a value; leave out a position without one")
             last = int(position)
             yield last, item
 

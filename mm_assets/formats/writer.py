@@ -140,7 +140,8 @@ class PackedWriter(ABC):
     def _discard(self) -> None:
         """Closes the spools."""
 
-    def __len__(self) -> int:
+    @property
+    def num_samples(self) -> int:
         """Samples written so far."""
         return self._num_samples
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import dagster as dg
 
@@ -65,10 +64,6 @@ def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
     return [*staged, _packed_assets(spec), _published_asset(spec), _manifest_asset(spec)]
 
 
-def _common(spec: DatasetSpec) -> dict[str, Any]:
-    return {"group_name": spec.name, "owners": list(spec.owners) or None}
-
-
 def _code_version(spec: DatasetSpec, stage: str) -> str:
     return f"{__version__}-{spec.digest(stage)[:12]}"
 
@@ -92,7 +87,8 @@ def _stage_asset(
         kinds=kinds,
         code_version=_code_version(spec, stage),
         required_resource_keys={resource_key(spec)},
-        **_common(spec),
+        group_name=spec.name,
+        owners=list(spec.owners),
     )
     def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]  # no value is handed on
         dataset = _open(context, spec)
@@ -134,7 +130,8 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
                 kinds={form},
                 code_version=_code_version(spec, "packed"),
                 skippable=True,
-                **_common(spec),
+                group_name=spec.name,
+                owners=list(spec.owners),
             )
             for form, key in keys.items()
         ],
@@ -163,7 +160,8 @@ def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
         kinds={"json"},
         code_version=_code_version(spec, "packed"),
         required_resource_keys={resource_key(spec)},
-        **_common(spec),
+        group_name=spec.name,
+        owners=list(spec.owners),
     )
     def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
         dataset = _open(context, spec)
@@ -189,7 +187,8 @@ def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
         description="Dataset version: the published partitions with their packed files, counts, digests and schema.",
         kinds={"json"},
         required_resource_keys={resource_key(spec)},
-        **_common(spec),
+        group_name=spec.name,
+        owners=list(spec.owners),
     )
     def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
         dataset = _open(context, spec)

@@ -34,7 +34,7 @@ __all__ = [
 _QUIET = {
     "loggers": {"console": {"config": {"log_level": "CRITICAL"}}}
 }  # the event log has it all; a terminal wants a table
-_HOME_SETTINGS = "# Settings of the local Dagster instance.\ntelemetry:\n  enabled: false\n"
+_HOME_SETTINGS = "# Settings of the local Dagster instance.\ntelemetry:\n  enabled: false\nnux:\n  enabled: false\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,38 +29,36 @@ _RESERVED_ABOUT = {
 
 def stage_metadata(result: StageResult) -> dict[str, Any]:
     """Metadata of one materialization; small enough to live in the event log for ever."""
-    record = result.record
-    metadata: dict[str, Any] = {
-        "partition": record.partition,
-        "seconds": round(result.seconds, 3),
-        "check_seconds": round(result.check_seconds, 3),
-        "digest": next(iter(record.files.values())).sha256,
-    }
-    for name, file in record.files.items():
-        metadata[f"uri/{name}"] = dg.MetadataValue.path(result.urls[name])
-        metadata[f"bytes/{name}"] = file.size
-    for name, count in record.counts.items():
-        metadata[f"count/{name}"] = count
-    moved = record.counts.get("content_bytes") or record.counts.get("bytes") or record.counts.get("shard_bytes") or 0
-    if moved and result.seconds > 0:
-        metadata["throughput_mb_per_s"] = round(moved / 1e6 / result.seconds, 1)
-    if result.schema is not None:
-        metadata["dagster/column_schema"] = _column_schema(result.schema)
-        metadata["dagster/row_count"] = result.preview.num_rows
-    preview = result.preview
-    if preview.modalities:
-        metadata["rows_by_modality"] = dg.MetadataValue.md(_counts_table(preview.modalities, "modality", "rows"))
-    reasons = {n: c for n, c in record.counts.items() if "." in n}
-    if reasons:
-        metadata["by_reason"] = dg.MetadataValue.md(_counts_table(reasons, "reason", "count"))
-    if preview.table():
-        metadata["preview"] = dg.MetadataValue.md(preview.table())
-    if preview.histogram():
-        metadata["content_sizes"] = dg.MetadataValue.md(preview.histogram())
+    record, preview = result.record, result.preview
+    metadata: dict[str, Any] = {}
     sheet = preview.contact_sheet()
     if sheet is not None:
         encoded = base64.b64encode(sheet).decode()
         metadata["contact_sheet"] = dg.MetadataValue.md(f"![contact sheet](data:image/jpeg;base64,{encoded})")
+    if preview.modalities:
+        metadata["rows_by_modality"] = dg.MetadataValue.md(_counts_table(preview.modalities, "modality", "rows"))
+    reasons = {name: count for name, count in record.counts.items() if "." in name}
+    if reasons:
+        metadata["by_reason"] = dg.MetadataValue.md(_counts_table(reasons, "reason", "rows"))
+    for name, count in record.counts.items():
+        if name not in reasons:
+            metadata[f"count/{name}"] = count
+    if result.schema is not None:
+        metadata["dagster/row_count"] = preview.num_rows
+        metadata["dagster/column_schema"] = _column_schema(result.schema)
+    for name, file in record.files.items():
+        metadata[f"uri/{name}"] = dg.MetadataValue.path(result.urls[name])
+        metadata[f"bytes/{name}"] = file.size
+    metadata["digest"] = next(iter(record.files.values())).sha256
+    metadata["seconds"] = round(result.seconds, 3)
+    metadata["check_seconds"] = round(result.check_seconds, 3)
+    moved = record.counts.get("content_bytes") or record.counts.get("bytes") or record.counts.get("shard_bytes") or 0
+    if moved and result.seconds > 0:
+        metadata["throughput_mb_per_s"] = round(moved / 1e6 / result.seconds, 1)
+    if preview.histogram():
+        metadata["content_sizes"] = dg.MetadataValue.md(preview.histogram())
+    if preview.table():
+        metadata["preview"] = dg.MetadataValue.md(preview.table())
     return metadata
 
 

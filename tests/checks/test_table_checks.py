@@ -315,6 +315,15 @@ def test_members_are_recomputed_from_the_shard(partition, make_partition, tmp_pa
     assert "members" in partition.failed("rows", shards=[SourceFile(str(other.shard))])
 
 
+def test_rejects_of_a_list_of_files_are_no_members(partition) -> None:
+    """Rejects that name a file which is no archive account for no member, and are none that the shards lack."""
+    listed = {"shard": "list.jsonl", "member": "media/a.png", "stage": "rows", "reason": "x", "detail": "y"}
+    partition.spoil("rejects", lambda rows: [*rows, listed])
+    assert partition.failed("rows") == set()
+    partition.spoil("rejects", lambda rows: [{**row, "shard": "list.jsonl"} for row in rows])
+    assert partition.failed("rows") == {"members"}
+
+
 # --- what an outcome shows --------------------------------------------------------------------------------------------
 
 

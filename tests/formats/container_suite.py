@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import zlib
 from pathlib import Path
@@ -18,13 +15,11 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import (
     CorruptError,
-    EncodeError,
     FormatError,
     SchemaMismatchError,
     TruncatedError,
 )
 from mm_assets.formats import ModalitySpec, Payload, crc32c, open_reader
-from mm_assets.formats import layout as layout_module
 
 from .examples import (
     IMAGE,
@@ -212,220 +207,6 @@ class ContainerSuite:
                 for i, (sample_id, _) in enumerate(samples):
                     assert reader.sample_ids.find(sample_id) == i
                 assert reader.verify().ok
-
-    # Determinism.
-
-    def test_deterministic(self, tmp_path: Path, file: Path) -> None:
-        """The same samples give the same bytes, in another process, and with the number of samples known."""
-        known = write(self.writer, tmp_path / "known", num_samples=len(SAMPLES))
-        assert known.read_bytes() == file.read_bytes()
-        root = Path(__file__).resolve().parents[2]
-        code = (
-            f"from {__package__}.examples import *; import sys, pathlib, mm_assets.formats as f;"
-            f" write(f.{self.writer.__name__}, pathlib.Path(sys.argv[1]))"
-        )
-        environment = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
-        if __package__ == "tests.formats":
-            subprocess.run([sys.executable, "-c", code, tmp_path / "other"], check=True, cwd=root, env=environment)
-            assert (tmp_path / "other").read_bytes() == file.read_bytes()
-
-    def test_order_of_modalities_is_the_callers(self, tmp_path: Path) -> None:
-        """Modalities stand in the order given; the order of a sample's keys does not matter."""
-        first = write(self.writer, tmp_path / "x", [("a", dict(SAMPLES[0][1]))])
-        turned = dict(reversed(SAMPLES[0][1].items()))
-        assert write(self.writer, tmp_path / "y", [("a", turned)]).read_bytes() == first.read_bytes()
-        with self.reader(write(self.writer, tmp_path / "z", [("a", turned)], [TEXT, IMAGE])) as reader:
-            assert reader.names == ("text", "image")
-
-    # What the writer refuses.
-
-    def test_colliding_names_are_refused(self, tmp_path: Path) -> None:
-        """Two names with one CRC-32 are refused, both named, and nothing is left behind."""
-        names = ("plumless", "buckeroo")
-        assert len({zlib.crc32(name.encode()) for name in names}) == 1
-        specs = [ModalitySpec(name=name, type_id=1, metadata_size=8) for name in names]
-        with pytest.raises(EncodeError, match=r"'plumless' and 'buckeroo' have the same CRC-32"):
-            self.writer(tmp_path / "x", specs)
-        with pytest.raises(EncodeError, match="two modalities are named 'text'"):
-            self.writer(tmp_path / "x", [TEXT, TEXT])
-        assert list(tmp_path.iterdir()) == []
-
-    @pytest.mark.parametrize("count", [0, 33])
-    def test_number_of_modalities(self, tmp_path: Path, count: int) -> None:
-        """No modality, and more than 32, are refused."""
-        specs = [ModalitySpec(name=f"m{k}", type_id=1, metadata_size=8) for k in range(count)]
-        with pytest.raises(EncodeError, match=rf"{count} modalities, expected 1\.\.32"):
-            self.writer(tmp_path / "x", specs)
-
-    def test_not_json(self, tmp_path: Path) -> None:
-        """Provenance and configurations that are not JSON are refused before anything is written."""
-        nested: list[object] = []
-        for _ in range(100_000):
-            nested = [nested]
-        for value in ({1}, math.nan, "\ud800", nested):
-            with pytest.raises(EncodeError, match="not JSON"):
-                self.writer(tmp_path / "x", SPECS, provenance={"key": value})
-            spec = ModalitySpec(name="m", type_id=1, metadata_size=8, config={"key": value})
-            with pytest.raises(EncodeError, match="not JSON"):
-                self.writer(tmp_path / "x", [spec])
-        assert list(tmp_path.iterdir()) == []
-
-    @pytest.mark.parametrize(
-        ("sample_id", "payloads", "message"),
-        [
-            ("n", {"sound": None}, r"sample 1 \('n'\): no modality 'sound' in this file; it has image, text"),
-            ("n", {"text": Payload(b"1234567", b"")}, r"sample 1 \('n'\), modality 'text': .* 7 bytes, expected 8"),
-            ("n", {"text": Payload(b"12345678", "a")}, "modality 'text': not contiguous bytes"),
-            ("n", {"text": Payload(b"12345678", memoryview(b"abcd")[::2])}, "not contiguous bytes"),
-            ("\ud800", {}, "the id cannot be written as UTF-8"),
-        ],
-    )
-    def test_refused_samples(self, tmp_path: Path, sample_id: str, payloads: dict, message: str) -> None:
-        """A refused sample is named in the error and leaves no trace: the writer goes on as if it had not come."""
-        with self.writer(tmp_path / "x", SPECS, provenance=PROVENANCE, fsync=False) as writer:
-            writer.write(*SAMPLES[0])
-            with pytest.raises(EncodeError, match=message):
-                writer.write(sample_id, payloads)
-            assert len(writer) == 1
-            for sample in SAMPLES[1:]:
-                writer.write(*sample)
-        assert (tmp_path / "x").read_bytes() == write(self.writer, tmp_path / "y").read_bytes()
-
-    def test_duplicate_ids_are_refused(self, tmp_path: Path) -> None:
-        """Two samples with one id are refused when the writer closes, both named; the target is untouched."""
-        samples = [(str(k), {}) for k in range(50)]
-        with pytest.raises(EncodeError, match="samples 7 and 50 share the id '7'"):
-            write(self.writer, tmp_path / "x", [*samples, ("7", {})])
-        assert list(tmp_path.iterdir()) == []
-
-    def test_announced_number(self, tmp_path: Path) -> None:
-        """More samples than announced are refused at once, fewer when the writer closes."""
-        with pytest.raises(EncodeError, match=r"sample 4 \('more'\): num_samples announced 4 samples"):
-            write(self.writer, tmp_path / "x", [*SAMPLES, ("more", {})], num_samples=4)
-        with pytest.raises(EncodeError, match="4 samples came, 5 were announced"):
-            write(self.writer, tmp_path / "x", num_samples=5)
-        for number in (-1, 2**32):
-            with pytest.raises(EncodeError, match="num_samples is"):
-                self.writer(tmp_path / "x", SPECS, num_samples=number)
-        assert list(tmp_path.iterdir()) == []
-
-    def test_number_of_samples(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Past the largest number of samples the writer refuses, naming the limit."""
-        assert layout_module.MAX_SAMPLES == 2**32 - 1
-        monkeypatch.setattr("mm_assets.formats.writer.MAX_SAMPLES", 3)
-        with pytest.raises(EncodeError, match="a file holds at most 3 samples"):
-            write(self.writer, tmp_path / "x")
-
-    def test_too_large(self, tmp_path: Path) -> None:
-        """A payload of 4 GiB is refused before a byte of it is touched, naming sample and limit."""
-        with mmap.mmap(-1, 2**32) as huge, self.writer(tmp_path / "x", SPECS, fsync=False) as writer:
-            view = memoryview(huge)
-            with pytest.raises(EncodeError, match=rf"sample 0 \('a'\): .* {2**32 - 1}"):
-                writer.write("a", {"text": Payload(b"12345678", view)})
-            with pytest.raises(EncodeError, match=str(2**32 - 1)):
-                writer.write("a", {"text": Payload(b"12345678", view[8:])})
-            view.release()
-
-    # Atomicity.
-
-    def test_target_appears_on_close(self, tmp_path: Path) -> None:
-        """Until it closes a writer only has a dot-named file; then the target stands alone, and says what it is."""
-        path = tmp_path / "x.bin"
-        path.write_bytes(b"old")
-        writer = self.writer(path, SPECS)
-        for sample in SAMPLES:
-            writer.write(*sample)
-        assert path.read_bytes() == b"old"
-        assert sorted(entry.name for entry in tmp_path.iterdir()) == [".x.bin.tmp", "x.bin"]
-        summary = writer.close()
-        assert [entry.name for entry in tmp_path.iterdir()] == ["x.bin"]
-        assert summary == writer.close()
-        assert (summary.path, summary.num_samples, summary.num_bytes) == (path, 4, path.stat().st_size)
-        assert summary.num_present == {"image": 2, "text": 2}
-        with pytest.raises(ValueError, match="closed"):
-            writer.write("z", {})
-        with self.reader(path) as reader:
-            assert len(reader) == 4
-
-    @pytest.mark.parametrize("num_samples", [None, 9])
-    def test_exception_leaves_target(self, tmp_path: Path, num_samples: int | None) -> None:
-        """An exception in the caller's block removes everything and leaves the target as it was."""
-        path = tmp_path / "x.bin"
-        path.write_bytes(b"old")
-        writer = self.writer(path, SPECS, num_samples=num_samples)
-
-        def fail() -> None:
-            with writer:
-                writer.write(*SAMPLES[0])
-                raise KeyError
-
-        with pytest.raises(KeyError):
-            fail()
-        assert path.read_bytes() == b"old"
-        assert [entry.name for entry in tmp_path.iterdir()] == ["x.bin"]
-        with pytest.raises(ValueError, match="closed"):
-            writer.close()
-        writer.abort()
-
-    def test_abort_inside_the_block(self, tmp_path: Path) -> None:
-        """A writer aborted in its block leaves nothing, and the block ends quietly."""
-        with self.writer(tmp_path / "x", SPECS) as writer:
-            writer.abort()
-        assert list(tmp_path.iterdir()) == []
-
-    def test_failing_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A write that fails ends the writer, and leaves nothing."""
-        writer = self.writer(tmp_path / "x", SPECS)
-
-        def fail(*_: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(writer, "_append", fail)
-        with pytest.raises(OSError, match="No space"):
-            writer.write(*SAMPLES[0])
-        assert list(tmp_path.iterdir()) == []
-        with pytest.raises(ValueError, match="closed"):
-            writer.write(*SAMPLES[0])
-
-    def test_failing_spool(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A spool that cannot be opened ends the writer before it starts, and leaves nothing."""
-
-        def fail(*_: object) -> None:
-            raise OSError(24, "Too many open files")
-
-        for module in ("mult_writer", "mstr_writer"):
-            monkeypatch.setattr(f"mm_assets.formats.{module}.open_spool", fail)
-        with pytest.raises(OSError, match="Too many open files"):
-            self.writer(tmp_path / "x", SPECS)
-        assert list(tmp_path.iterdir()) == []
-
-    def test_killed_writer(self, tmp_path: Path) -> None:
-        """What a killed writer leaves is one dot-named file, which the next writer of the target starts afresh."""
-        code = (
-            "import sys, os, signal; from mm_assets.formats import *\n"
-            f"w = {self.writer.__name__}(sys.argv[1], [ModalitySpec(name='x', type_id=1, metadata_size=8)],"
-            " num_samples=100)\n"
-            "for k in range(100): w.write(str(k), {'x': Payload(bytes(8), bytes(100_000))})\n"
-            "os.kill(os.getpid(), signal.SIGKILL)"
-        )
-        path = tmp_path / "x.bin"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        result = subprocess.run([sys.executable, "-c", code, path], check=False, env=environment)
-        assert result.returncode == -9
-        assert [entry.name for entry in tmp_path.iterdir()] == [".x.bin.tmp"]
-        assert (tmp_path / ".x.bin.tmp").stat().st_size > 1_000_000
-        write(self.writer, path)
-        assert [entry.name for entry in tmp_path.iterdir()] == ["x.bin"]
-        assert path.read_bytes() == write(self.writer, tmp_path / "y").read_bytes()
-
-    def test_two_writers_of_one_target(self, tmp_path: Path) -> None:
-        """A second writer of a target is refused while the first lives, and does not disturb it."""
-        with self.writer(tmp_path / "x", SPECS) as writer:
-            writer.write(*SAMPLES[0])
-            with pytest.raises(BlockingIOError, match="another writer"):
-                self.writer(tmp_path / "x", SPECS)
-        with self.reader(tmp_path / "x") as reader:
-            assert reader.verify().ok
 
     # What the reader answers to wrong questions.
 

@@ -15,9 +15,10 @@ from mm_assets.formats import ModalitySpec, MstrReader, MstrWriter, Payload, ope
 from .container_suite import ContainerSuite, contents
 from .damage_suite import DamageSuite
 from .examples import SPECS, MemorySource, sealed, without_tail, write
+from .writer_suite import WriterSuite
 
 
-class TestMstr(ContainerSuite, DamageSuite):
+class TestMstr(ContainerSuite, WriterSuite, DamageSuite):
     writer = MstrWriter
     reader = MstrReader
 

@@ -16,9 +16,10 @@ from mm_assets.formats import MultReader, MultWriter, Payload
 from .container_suite import ContainerSuite, contents
 from .damage_suite import DamageSuite
 from .examples import SPECS, MemorySource, sections_of, with_section, without_tail
+from .writer_suite import WriterSuite
 
 
-class TestMult(ContainerSuite, DamageSuite):
+class TestMult(ContainerSuite, WriterSuite, DamageSuite):
     writer = MultWriter
     reader = MultReader
 

@@ -16,7 +16,7 @@ referenced as (
 rejected as (
     select shard, member, count(*) as num_rejected
     from rejects
-    where member is not null
+    where member is not null and shard in (select shard from shards)
     group by shard, member
 )
 
