@@ -247,9 +247,9 @@ def open_table(store: Store, name: str) -> pq.ParquetFile:
     """
     try:
         if store.is_local:
-            # By its path, so that Arrow's threads read it without Python, and never a whole column chunk at once.
-            return pq.ParquetFile(store.path_of(name), buffer_size=READ_BUFFER)
-        return pq.ParquetFile(store.open(name))  # one request for a column chunk
+            # By its path, so that Python takes no part in reading, and a piece of a column chunk at a time.
+            return pq.ParquetFile(store.path_of(name), buffer_size=READ_BUFFER, pre_buffer=False)
+        return pq.ParquetFile(store.open(name), pre_buffer=True)  # whole row groups: each piece would be a request
     except pa.ArrowException as error:
         raise SourceError(store.url_of(name), f"is no Parquet file: {error}") from error
     except OSError as error:
