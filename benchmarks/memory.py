@@ -1,7 +1,7 @@
 """Resident memory and throughput of the whole chain on one large shard.
 
-Makes a shard of interleaved documents with JPEG images (500 MB unless told otherwise), runs the dataset's pack job on it
-in a fresh process as `mm-assets run` does, Dagster and checks included, and prints the peak resident memory of that
+Makes a shard of interleaved documents with JPEG images (500 MB unless told otherwise), runs the dataset's pack job on
+it in a fresh process as `mm-assets run` does, Dagster and checks included, and prints the peak resident memory of that
 process, the seconds and MB/s of each stage, and the peak of a plain copy loop as the floor.
 
     python benchmarks/memory.py [--megabytes 500] [--layout jpeg|tiff]

@@ -459,10 +459,15 @@ class Draft:
         self.path = path
         self.name = name
         self.published: PublishedFile | None = None
+        self._digest: tuple[tuple[int, int, int], str] | None = None
 
     def digest(self) -> str:
-        """SHA-256 of what has been written, hexadecimal."""
-        return _sha256(self.path)
+        """SHA-256 of what has been written, hexadecimal; asked for again, it is computed only if the file changed."""
+        status = os.stat(self.path)
+        mark = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if self._digest is None or self._digest[0] != mark:
+            self._digest = mark, _sha256(self.path)
+        return self._digest[1]
 
     def result(self) -> PublishedFile:
         """The published file.
@@ -578,7 +583,7 @@ class Store:
         with tempfile.TemporaryDirectory(prefix="mm-assets-") as scratch:
             draft = Draft(Path(scratch) / name.rsplit("/", 1)[-1], name)
             yield draft
-            digest, size = _sha256(draft.path), draft.path.stat().st_size
+            digest, size = draft.digest(), draft.path.stat().st_size
             self._upload(draft.path, draft.name)
             draft.published = PublishedFile(path=draft.name, size=size, sha256=digest)
 
@@ -594,8 +599,8 @@ class Store:
             path.unlink(missing_ok=True)  # left over from a run that was killed
             draft = Draft(path, name)
             yield draft
+            digest = draft.digest()
             with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
                 size = os.fstat(file.fileno()).st_size
                 os.fsync(file.fileno())
             final = Path(self.path_of(draft.name))

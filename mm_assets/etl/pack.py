@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,19 +132,20 @@ def pack_rows(
         raise ValueError("give mult, mstr or both")
     packer = _Packer(plan)
     with ExitStack() as stack:
-        writers: dict[str, _MultPack | _MstrPack] = {}
+        writers: dict[str, MultWriter | MstrWriter] = {}
         if mult is not None:
             writers["mult"] = stack.enter_context(
-                _MultPack(mult, plan.specs(), num_samples=num_samples, provenance=provenance)
+                MultWriter(mult, plan.specs(), num_samples=num_samples, provenance=provenance)
             )
         if mstr is not None:
             writers["mstr"] = stack.enter_context(
-                _MstrPack(mstr, plan.specs(), num_samples=num_samples, provenance=provenance)
+                MstrWriter(mstr, plan.specs(), num_samples=num_samples, provenance=provenance)
             )
+        # Left before the writers are: none of them gives up while a thread still writes.
+        pool = stack.enter_context(ThreadPoolExecutor(len(writers), thread_name_prefix="pack"))
         for table in blocks:
-            for sample_id, payloads in packer.samples(table):
-                for writer in writers.values():
-                    writer.write(sample_id, payloads)
+            samples = list(packer.samples(table))
+            list(pool.map(_write, writers.values(), [samples] * len(writers)))
         digest = packer.source_digest()
         for writer in writers.values():
             writer.add_provenance("source_digest", digest)
@@ -158,18 +160,9 @@ def pack_rows(
     )
 
 
-class _MultPack(MultWriter):
-    """A writer that learns where its samples come from while they are written."""
-
-    def add_provenance(self, key: str, value: object) -> None:
-        self._provenance[key] = value
-
-
-class _MstrPack(MstrWriter):
-    """A writer that learns where its samples come from while they are written."""
-
-    def add_provenance(self, key: str, value: object) -> None:
-        self._provenance[key] = value
+def _write(writer: MultWriter | MstrWriter, samples: Sequence[tuple[str, Mapping[str, Payload]]]) -> None:
+    for sample_id, payloads in samples:
+        writer.write(sample_id, payloads)
 
 
 def listing_json(rows: BlockRows, placement: Placement, placer: Placer) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -40,6 +41,7 @@ __all__ = [
     "materialized_rows",
     "packed",
     "raw_shards",
+    "recheck_packed",
     "rows",
 ]
 
@@ -103,6 +105,10 @@ class _Run:
         for table in self._tables:
             table.close(force=True)
 
+    def seconds(self) -> float:
+        """Wall clock since the stage began."""
+        return time.perf_counter() - self._started
+
     def open_shards(self) -> None:
         """Opens the shards, as they were when they were indexed."""
         prints = None
@@ -138,10 +144,15 @@ class _Run:
         self.files[table] = draft.result()
 
     def finish(
-        self, *, schema: pa.Schema | None, config_stage: str | None = None, packed: Mapping[str, str] | None = None
+        self,
+        *,
+        schema: pa.Schema | None,
+        config_stage: str | None = None,
+        packed: Mapping[str, str] | None = None,
+        seconds: float | None = None,
     ) -> StageResult:
-        """Runs the stage's checks, stores its record and sums up."""
-        seconds = time.perf_counter() - self._started
+        """Runs the stage's checks, stores its record and sums up; `seconds` of work where they are not those so far."""
+        seconds = self.seconds() if seconds is None else seconds
         began = time.perf_counter()
         if not self.sources:
             self.open_shards()
@@ -395,9 +406,12 @@ def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = PACKED_F
                 provenance={"dataset": spec.name, "partition": key},
                 num_samples=dataset.record("filtered_rows", key).counts["kept_samples"],
             )
-            for form, draft in drafts.items():
-                draft.name = f"packed/{key}.{draft.digest()[:8]}.{form}"
+            with ThreadPoolExecutor(len(drafts)) as pool:
+                digests = pool.map(Draft.digest, drafts.values())
+                for (form, draft), digest in zip(drafts.items(), digests, strict=True):
+                    draft.name = f"packed/{key}.{digest[:8]}.{form}"
         files = {form: draft.result() for form, draft in drafts.items()}
+        seconds = run.seconds()  # of the one pass that made all of them
         results = {}
         for form, file in files.items():
             part = stack.enter_context(_Run(dataset, f"packed_{form}", key))
@@ -405,10 +419,26 @@ def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = PACKED_F
             part.files = {form: file}
             part.counts = {"samples": summary.num_samples, "bytes": file.size, **_present(summary.num_present)}
             part.preview = run.preview
-            results[form] = part.finish(
-                schema=None, config_stage="packed", packed=_packed_names(dataset, key, files, run.inputs)
-            )
+            names = _packed_names(dataset, key, files, run.inputs)
+            results[form] = part.finish(schema=None, config_stage="packed", packed=names, seconds=seconds)
         return results
+
+
+def recheck_packed(dataset: DatasetStore, key: str, form: str) -> StageResult:
+    """Runs the checks of a packed file again, without packing.
+
+    Args:
+        dataset: the dataset's folder.
+        key: the partition.
+        form: "mult" or "mstr".
+
+    Raises:
+        SourceError: the file has not been made.
+    """
+    record = dataset.record(f"packed_{form}", key)
+    with _Run(dataset, f"packed_{form}", key) as run:
+        run.inputs, run.files, run.counts = dict(record.inputs), dict(record.files), dict(record.counts)
+        return run.finish(schema=None, config_stage="packed", packed=_packed_names(dataset, key, run.files, run.inputs))
 
 
 def _present(num_present: Mapping[str, int]) -> dict[str, int]:

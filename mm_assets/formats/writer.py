@@ -205,6 +205,22 @@ class PackedWriter(ABC):
         if self._ended:
             raise ValueError(f"the writer of {self.path} is closed")
 
+    def add_provenance(self, key: str, value: object) -> None:
+        """Adds to the provenance what is known only while the samples are written.
+
+        Args:
+            key: its name; an earlier value of the same name is replaced.
+            value: JSON.
+
+        Raises:
+            EncodeError: the value is not JSON; the provenance stays as it was.
+            ValueError: the writer is closed.
+        """
+        self._check_open()
+        provenance = {**self._provenance, key: value}
+        dump_schema(self.format, self.modalities, self._num_present, provenance)
+        self._provenance = provenance
+
     def close(self) -> WriteSummary:
         """Finishes the file and puts it at its target; a second call returns the same summary.
 

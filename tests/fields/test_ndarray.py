@@ -1,4 +1,3 @@
-# ruff: noqa: RUF012  # the suites' attributes are tables that nothing changes
 import io
 
 import numpy as np

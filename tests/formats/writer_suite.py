@@ -252,3 +252,14 @@ class WriterSuite:
                 self.writer(tmp_path / "x", SPECS)
         with self.reader(tmp_path / "x") as reader:
             assert reader.verify().ok
+
+    def test_provenance_may_be_learned_while_writing(self, tmp_path: Path) -> None:
+        """What is added before the end stands in the file; what is no JSON is refused and leaves the rest as it was."""
+        with self.writer(tmp_path / "x", SPECS, provenance=PROVENANCE, fsync=False) as writer:
+            writer.add_provenance("source_digest", "ab12")
+            with pytest.raises(EncodeError):
+                writer.add_provenance("partition", {1, 2})
+        with self.reader(tmp_path / "x") as reader:
+            assert reader.provenance == {**PROVENANCE, "source_digest": "ab12"}
+        with pytest.raises(ValueError, match="closed"):
+            writer.add_provenance("late", 1)

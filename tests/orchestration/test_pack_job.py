@@ -188,3 +188,29 @@ def test_packed_formats_can_be_materialized_alone(instance: dg.DagsterInstance, 
     assert result.success
     assert [e.asset_key.path[-1] for e in result.get_asset_materialization_events() if e.asset_key] == ["packed_mstr"]
     assert dataset.record("packed_mstr", "captions-00000").files["mstr"] == before
+
+
+def test_checks_of_packed_files_can_be_executed_alone(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
+    """Executing one check judges the file that is there; after the file was damaged it fails."""
+    from mm_assets.orchestration.build import build_definitions
+
+    spec = demo_spec("captions")
+    dataset = run_all(instance, spec)
+    check = dg.AssetCheckKey(dg.AssetKey(["captions", "packed_mult"]), "intact")
+    definitions = build_definitions(spec)
+
+    def execute() -> dg.ExecuteInProcessResult:
+        job = definitions.resolve_job_def("captions_pack")
+        only = job.get_subset(asset_selection=set(), asset_check_selection={check})
+        return only.execute_in_process(
+            instance=instance, tags={"dagster/partition": "captions-00000"}, raise_on_error=False
+        )
+
+    result = execute()
+    assert [(e.check_name, e.passed) for e in result.get_asset_check_evaluations()] == [("intact", True)]
+    assert result.get_asset_materialization_events() == []
+    path = Path(dataset.store.path_of(dataset.record("packed_mult", "captions-00000").files["mult"].path))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert [(e.check_name, e.passed) for e in execute().get_asset_check_evaluations()] == [("intact", False)]

@@ -1,0 +1,57 @@
+"""The README's own code and claims, executed."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mm_assets.spec import DatasetSpec
+
+README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_library_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of writing and reading a packed file works as printed."""
+    (example,) = [block for block in blocks("python") if "mm_assets.create" in block]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "README.md", "exec"), {})
+    assert (tmp_path / "pairs.mult").exists()
+
+
+def test_the_declaration_example_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The YAML of the README passes the check of declarations, import path included."""
+    (declaration,) = blocks("yaml")
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "__init__.py").write_text("")
+    (tmp_path / "my_package" / "filters.py").write_text(
+        "from mm_assets.etl.filters import Filter\n\n\n"
+        "class NoLogos(Filter):\n"
+        "    def __init__(self, *, threshold: float) -> None:\n"
+        "        self.threshold = threshold\n\n"
+        "    def judge(self, block):\n"
+        "        return ()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = yaml.safe_load(declaration)["attributes"]
+    spec = DatasetSpec.from_config(config, where="README.md")
+    assert (spec.name, spec.pack, len(spec.filters)) == ("web", "interleaved", 3)
+
+
+def test_every_setting_is_in_the_readme() -> None:
+    """Each key that a declaration may have is named in the table of settings."""
+    from mm_assets.orchestration.component import ShardDatasetAttributes
+
+    missing = [key for key in ShardDatasetAttributes.model_fields if f"`{key}`" not in README]
+    assert missing == []
+
+
+def test_every_link_leads_somewhere() -> None:
+    """Files and pictures that the README links to are there."""
+    root = Path(__file__).resolve().parent.parent
+    targets = re.findall(r"\]\(([^)#]+)\)", README)
+    assert [t for t in targets if "://" not in t and not (root / t).exists()] == []
