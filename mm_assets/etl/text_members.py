@@ -21,7 +21,7 @@ __all__ = ["BadTextError", "TextMembers", "decode_text"]
 
 WINDOW_BYTES = 4 << 20  # payloads held at a time; what is made of them takes several times as much
 WINDOW_SAMPLES = 1024
-MAX_GAP = 16 << 10  # media between two JSON members is not worth reading; requests of a window run side by side
+MAX_GAP = 4 << 10  # media between two JSON members is not worth reading; requests of a window run side by side
 MAX_TEXT = 1 << 30  # a text column of one batch has to stay below 2 GiB, whatever is configured
 
 _BOM = "\ufeff"

@@ -12,6 +12,12 @@ from mm_assets.orchestration.launch import declared_datasets
 from mm_assets.spec import DatasetSpec
 
 
+@pytest.fixture(scope="session")
+def declared() -> dict[str, DatasetSpec]:
+    """The demo datasets, loaded once: Dagster remembers instances that tests have closed."""
+    return declared_datasets("mm_assets.definitions")
+
+
 @pytest.fixture
 def dagster_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty instance folder that $DAGSTER_HOME names."""
@@ -37,11 +43,9 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def demo_spec(dagster_home: Path, root: Path) -> Callable[[str], DatasetSpec]:
+def demo_spec(declared: dict[str, DatasetSpec], dagster_home: Path, root: Path) -> Callable[[str], DatasetSpec]:
     """The declaration of a demo dataset, with its files below `root` and no settle time."""
     from dataclasses import replace
-
-    declared = declared_datasets("mm_assets.definitions")
 
     def get(demo: str, **changes: Any) -> DatasetSpec:
         return replace(declared[demo], root=str(root), settle_seconds=0.0, **changes)

@@ -31,14 +31,14 @@ class Ticker:
 
     def tick(self) -> Any:
         """One evaluation; its cursor and partition requests are carried out."""
-        context = dg.build_sensor_context(
+        with dg.build_sensor_context(
             instance=self.instance,
             instance_ref=self.instance.get_ref(),
             cursor=self.cursor,
             definitions=self.definitions,
             resources={f"{self.spec.name}_storage": StorageRoot(root=self.spec.root)},
-        )
-        result = self.sensor.evaluate_tick(context)
+        ) as context:
+            result = self.sensor.evaluate_tick(context)
         self.cursor = result.cursor
         for request in result.dynamic_partitions_requests or []:
             self.instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
@@ -138,14 +138,14 @@ def test_a_partition_that_is_running_is_not_requested(
 
 def _schedule_keys(instance: dg.DagsterInstance, spec: DatasetSpec) -> list[str]:
     definitions = build_definitions(spec)
-    context = dg.build_schedule_context(
+    with dg.build_schedule_context(
         instance=instance,
         instance_ref=instance.get_ref(),
         scheduled_execution_time=datetime(2024, 1, 1, tzinfo=UTC),
         resources={f"{spec.name}_storage": StorageRoot(root=spec.root)},
         repository_def=definitions.get_repository_def(),
-    )
-    result = definitions.resolve_schedule_def(f"{spec.name}_pending").evaluate_tick(context)
+    ) as context:
+        result = definitions.resolve_schedule_def(f"{spec.name}_pending").evaluate_tick(context)
     return [request.partition_key for request in result.run_requests or [] if request.partition_key]
 
 
