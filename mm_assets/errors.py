@@ -15,6 +15,7 @@ __all__ = [
     "FilterError",
     "FormatError",
     "MediaError",
+    "MissingColumnError",
     "MissingExtraError",
     "MmAssetsError",
     "SchemaMismatchError",
@@ -143,6 +144,10 @@ def _rebuild_source_error(
 
 class ShardError(SourceError):
     """A shard cannot be read through: its archive structure is damaged at a byte offset."""
+
+
+class MissingColumnError(SourceError):
+    """A column that the declaration asks for is in no sample of a shard or list."""
 
 
 class ConfigError(MmAssetsError, ValueError):

@@ -104,7 +104,7 @@ class DatasetSpec:
     renumber: bool = False
     parquet: ParquetOptions = field(default_factory=ParquetOptions)
     pack: str | Mapping[str, Any] | None = None
-    batch_bytes: int = 16 << 20
+    batch_bytes: int = 8 << 20
     runs_per_tick: int = 25
     cron: str = "*/15 * * * *"
     poll_seconds: int = 30
@@ -155,7 +155,7 @@ class DatasetSpec:
             renumber=keys.optional("renumber", keys.boolean, False),
             parquet=_parquet(keys.optional("parquet", keys.mapping, {}), where),
             pack=keys.optional("pack", keys.text_or_mapping, None),
-            batch_bytes=keys.integer("batch_bytes", 16 << 20, least=1 << 16),
+            batch_bytes=keys.integer("batch_bytes", 8 << 20, least=1 << 16),
             runs_per_tick=keys.integer("runs_per_tick", 25, least=1),
             cron=keys.optional("cron", keys.text, "*/15 * * * *"),
             poll_seconds=keys.integer("poll_seconds", 30, least=1),

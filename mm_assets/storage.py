@@ -197,6 +197,11 @@ class SourceFile:
         """Whether reads are system calls and not requests."""
         return self._fd >= 0
 
+    @property
+    def closed(self) -> bool:
+        """Whether a local file's descriptor has been given back, so that reads fail."""
+        return self._fd < 0 and "file" in _protocols(self._fs)
+
     def _check(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
             raise SourceError(

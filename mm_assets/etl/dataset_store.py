@@ -163,9 +163,13 @@ class DatasetStore:
         """The settings that the stored schema was decided with, or None where there is no schema."""
         return self._read_json("schema.json").get("declared") if self.store.exists("schema.json") else None
 
-    def write_schema(self, schema: DatasetSchema) -> None:
-        """Stores the schema with the settings it was decided with."""
-        value = {**schema.to_json(), "declared": self.spec.declared}
+    def schema_is_provisional(self) -> bool:
+        """Whether the stored schema was decided without any sample, so that there are no rows that conform to it."""
+        return self.store.exists("schema.json") and self._read_json("schema.json").get("decided_by", "") is None
+
+    def write_schema(self, schema: DatasetSchema, *, decided_by: str | None) -> None:
+        """Stores the schema with the settings and the shard that it was decided with."""
+        value = {**schema.to_json(), "declared": self.spec.declared, "decided_by": decided_by}
         self.store.write_bytes("schema.json", canonical_json(value, indent=1))
 
     def partitions(self) -> dict[str, Partition]:

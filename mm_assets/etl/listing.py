@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.content_types import content_type_of_name
-from mm_assets.errors import SourceError
+from mm_assets.errors import MissingColumnError, SourceError
 from mm_assets.etl.json_members import parse_object
 from mm_assets.etl.references import is_allowed_reference, is_reference
 from mm_assets.etl.row_columns import Rejects, RowColumns
@@ -112,7 +112,8 @@ def infer_listing_columns(source: SourceFile, *, layout: SampleLayout) -> tuple[
     """The user columns of a list: every column that the pipeline does not know, on any row.
 
     Raises:
-        SourceError: the list cannot be read, or lacks a column that was asked for.
+        MissingColumnError: the list lacks a column that was asked for.
+        SourceError: the list cannot be read.
         ConfigError: a column that was asked for has a reserved name.
     """
     objects = (line for line in _lines(source, layout) if not isinstance(line, BadTextError))
@@ -180,7 +181,7 @@ class _ListingBuilder:
         self.counts["rejects"] = self.rejects.reasons.total()
         if self.missing and self.counts["rows"]:
             detail = f"no row has the column {min(self.missing)!r}, which is required"
-            raise SourceError(self.source.url, detail)
+            raise MissingColumnError(self.source.url, detail)
 
     def _take(self) -> Iterator[pa.RecordBatch]:
         for batch in self.columns.take():
@@ -276,11 +277,10 @@ class _ListingBuilder:
         if value is None:
             return None
         if isinstance(value, dict):
-            return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         if not isinstance(value, str):
             raise BadTextError("bad_json", f"metadata_json is {type(value).__name__}, expected JSON text")
-        parse_object(value)
-        return value
+        return parse_object(value).text
 
     def _item(
         self, row: Mapping[str, Any], next_position: int

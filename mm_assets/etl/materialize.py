@@ -57,7 +57,8 @@ def materialize(
 
     Args:
         batches: rows with the reserved columns, in order.
-        open_source: opens a file; it owns what it opens and may hand out the same one again.
+        open_source: opens a file; it owns what it opens, may hand out the same one again, and may close local ones when
+            it is asked for another: they are then opened again.
         allowed: whether a `source_ref` may point to this path or URL; others are never opened.
         on_error: "keep" leaves the error on its row, "drop_row" leaves the row out, "drop_sample" its whole sample,
             "fail" raises. Errors that rows came with count too.
@@ -204,6 +205,7 @@ class _Fetcher:
         self._frames: TiffFrames | None = None
         self._item_buffer = bytearray()
         self._pool: ThreadPoolExecutor | None = None
+        self._out: ContentColumn | None = None  # the batch in the making
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The same rows in the same order, cut where their content fills a batch."""
@@ -238,6 +240,7 @@ class _Fetcher:
             ahead=ahead[0],
             tell=lambda row, error: _tell(refs.get(row), error),
         )
+        self._out = out
         for number, (row, ref, problem, kept) in enumerate(work):
             if kept is not None:
                 if not out.fits(len(kept)):
@@ -264,9 +267,9 @@ class _Fetcher:
                 if ref.strategy == "direct_read" and source.is_local:
                     out.fill()
             if ref.strategy == "direct_read" and is_local(ref.path or ""):
-                # A folder has more files than a process may hold open: whoever opens them may close all but the last.
-                self._sources.pop(ref.path or "", None)
+                self._sources.pop(ref.path or "", None)  # of a folder of many files no two rows share one
         yield out.take(batch.num_rows)
+        self._out = None
         self.counts["materialized"] += out.num_filled
         self.counts["errors"] += out.num_failed
         self.counts["bytes_read"] += out.bytes_read
@@ -339,7 +342,11 @@ class _Fetcher:
             SourceError: it is not allowed, not there, or may not be read.
         """
         found = self._sources.get(path)
-        if found is None:
+        if found is None or (isinstance(found, SourceFile) and found.closed):
+            if self._out is not None and is_local(path):
+                # Whoever opens files may close others for it, for there may be more than a process can hold open:
+                # the ranges that wait for these are read first.
+                self._out.fill()
             found = self._sources[path] = self._open(path)
         if isinstance(found, SourceError):
             raise found

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,11 +140,10 @@ def pack_rows(
             writers["mstr"] = stack.enter_context(
                 MstrWriter(mstr, plan.specs(), num_samples=num_samples, provenance=provenance)
             )
-        # Left before the writers are: none of them gives up while a thread still writes.
-        pool = stack.enter_context(ThreadPoolExecutor(len(writers), thread_name_prefix="pack"))
         for table in blocks:
-            samples = list(packer.samples(table))
-            list(pool.map(_write, writers.values(), [samples] * len(writers)))
+            for sample_id, payloads in packer.samples(table):
+                for writer in writers.values():
+                    writer.write(sample_id, payloads)
         digest = packer.source_digest()
         for writer in writers.values():
             writer.add_provenance("source_digest", digest)
@@ -158,11 +156,6 @@ def pack_rows(
         file_bytes=sizes,
         source_digest=digest,
     )
-
-
-def _write(writer: MultWriter | MstrWriter, samples: Sequence[tuple[str, Mapping[str, Payload]]]) -> None:
-    for sample_id, payloads in samples:
-        writer.write(sample_id, payloads)
 
 
 def listing_json(rows: BlockRows, placement: Placement, placer: Placer) -> bytes:

@@ -17,9 +17,10 @@ __all__ = ["Preview"]
 
 MAX_CELL = 80  # characters of a value that a preview shows
 MAX_IMAGE_BYTES = 4 << 20  # larger images are left out of the contact sheet
+MAX_HELD_BYTES = 8 << 20  # of the images that are kept until it is drawn
 THUMBNAIL = 72  # pixels; the sheet stays in Dagster's event log, so it has to be tiny
 COLUMNS = 6
-MAX_PIXELS = 64 << 20  # of an image that is decoded for a thumbnail
+MAX_PIXELS = 16 << 20  # of an image that is decoded for a thumbnail; a JPEG is decoded at a fraction of its size
 
 
 class Preview:
@@ -62,9 +63,12 @@ class Preview:
             self._sizes[int(size).bit_length()] += 1
         if len(self._images) < self._num_images:
             wanted = pc.and_(pc.equal(batch.column("modality"), "image"), pc.is_valid(content))
+            held = sum(map(len, self._images))
             for row in pc.indices_nonzero(wanted).to_pylist():
-                if content[row].as_buffer().size <= MAX_IMAGE_BYTES:
+                size = content[row].as_buffer().size
+                if size <= min(MAX_IMAGE_BYTES, MAX_HELD_BYTES - held):
                     self._images.append(content[row].as_py())
+                    held += size
                 if len(self._images) >= self._num_images:
                     break
 
@@ -112,9 +116,9 @@ def _thumbnail(content: bytes) -> Any:
 
     try:
         with Image.open(io.BytesIO(content)) as image:
+            image.draft("RGB", (THUMBNAIL, THUMBNAIL))
             if image.width * image.height > MAX_PIXELS:
                 return None
-            image.draft("RGB", (THUMBNAIL, THUMBNAIL))
             flat = image.convert("RGBA") if "A" in image.mode or "transparency" in image.info else image.convert("RGB")
             flat.thumbnail((THUMBNAIL - 4, THUMBNAIL - 4))
             if flat.mode == "RGBA":

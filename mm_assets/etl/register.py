@@ -1,20 +1,22 @@
 """Registration: which shards there are, what partitions they form, and the dataset's schema.
 
 Listing never changes a shard and may run as often as one likes. The schema is decided once, from the declaration and
-the first shard by name, because every partition must conform to it; deciding it anew is an explicit act.
+the first shard by name that has samples, because every partition must conform to it; deciding it anew is an explicit
+act.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mm_assets.errors import ConfigError, SourceError
+from mm_assets.errors import ConfigError, MissingColumnError, ShardError, SourceError
 from mm_assets.etl.dataset_store import DatasetStore, Partition
 from mm_assets.etl.filters import build_annotator
-from mm_assets.etl.listing import infer_listing_columns, is_listing, rows_from_listing
+from mm_assets.etl.listing import LISTING_SUFFIXES, infer_listing_columns, is_listing, rows_from_listing
 from mm_assets.etl.presets import choose_plan
 from mm_assets.etl.rows import build_rows
 from mm_assets.etl.schema import DatasetSchema
@@ -23,7 +25,10 @@ from mm_assets.etl.user_columns import infer_user_columns
 from mm_assets.spec import PARTITION_KEY, DatasetSpec
 from mm_assets.storage import SHARD_SUFFIXES, ShardFile, SourceFile, expand_shards
 
-__all__ = ["Registration", "decide_schema", "group_shards", "list_partitions", "register"]
+__all__ = ["DecidedSchema", "Registration", "decide_schema", "group_shards", "list_partitions", "register"]
+
+MAX_PROBLEMS = 16  # shards passed over in search of one that can decide the schema: a wrong declaration shows soon
+_SUFFIXES = (*SHARD_SUFFIXES, *LISTING_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +55,7 @@ class Registration:
 def _glob_root(pattern: str) -> str:
     """The folder part of a pattern before its first wildcard, with a final slash."""
     head = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
-    if head == pattern and not head.lower().endswith(SHARD_SUFFIXES):
+    if head == pattern and not head.lower().endswith(_SUFFIXES):
         return head.rstrip("/") + "/"
     return head.rsplit("/", 1)[0] + "/" if "/" in head else ""
 
@@ -67,7 +72,7 @@ def group_shards(spec: DatasetSpec, shards: Iterable[ShardFile]) -> list[Partiti
     for shard in sorted(shards, key=lambda s: s.url):
         base = shard.url.rsplit("/", 1)[-1]
         if pattern is None:
-            key = next((base[: -len(s)] for s in reversed(SHARD_SUFFIXES) if base.lower().endswith(s)), base)
+            key = next((base[: -len(s)] for s in _SUFFIXES if base.lower().endswith(s)), base)
         else:
             at = shard.url.find(root) if root else -1
             path = shard.url[at + len(root) :] if at >= 0 else base
@@ -146,7 +151,7 @@ def register(
         sleep: what waits.
 
     Raises:
-        SourceError: no shard was found, or the first could not be read.
+        SourceError: no shard was found, or none that can decide the schema.
         ConfigError: the declaration's schema settings changed and `new_schema` was not given.
     """
     spec = dataset.spec
@@ -164,7 +169,7 @@ def register(
     everything = tuple(sorted([*partitions, *kept], key=lambda p: p.key))
     keys = {p.key for p in everything}
     if everything:
-        _settle_schema(dataset, everything[0], new_schema=new_schema)
+        _settle_schema(dataset, everything, new_schema=new_schema)
     if {p.key: p for p in everything} != before:
         dataset.write_partitions(everything)
     return Registration(
@@ -177,10 +182,10 @@ def register(
     )
 
 
-def _settle_schema(dataset: DatasetStore, first: Partition, *, new_schema: bool) -> None:
+def _settle_schema(dataset: DatasetStore, partitions: Sequence[Partition], *, new_schema: bool) -> None:
     declared = dataset.declared()
     spec = dataset.spec
-    if declared is not None and not new_schema:
+    if declared is not None and not new_schema and not dataset.schema_is_provisional():
         for key, value in spec.declared.items():
             if declared.get(key) != value:
                 detail = (
@@ -189,17 +194,57 @@ def _settle_schema(dataset: DatasetStore, first: Partition, *, new_schema: bool)
                 )
                 raise ConfigError(spec.where, key, detail)
         return
-    dataset.write_schema(decide_schema(spec, first))
+    decided = decide_schema(spec, partitions)
+    if new_schema or decided.by is not None or declared != spec.declared:
+        dataset.write_schema(decided.schema, decided_by=decided.by)
 
 
-def decide_schema(spec: DatasetSpec, partition: Partition) -> DatasetSchema:
-    """The schema that the declaration and a partition's first shard give.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecidedSchema:
+    """A schema, and whose samples it was made for.
+
+    Attributes:
+        schema: the schema.
+        by: the shard that decided it; None where no shard has samples yet, and the next registration decides again.
+    """
+
+    schema: DatasetSchema
+    by: str | None
+
+
+def decide_schema(spec: DatasetSpec, partitions: Sequence[Partition]) -> DecidedSchema:
+    """The schema that the declaration and the first shard with samples give.
+
+    A shard that is damaged, or that lacks a column which is asked for, fails its own partition when that is run, and is
+    passed over here: it must not stop the others.
 
     Raises:
-        SourceError: the shard could not be read.
+        ShardError: no shard can decide it, and the first that should have is damaged.
+        MissingColumnError: likewise, and it lacks a column that is asked for.
+        SourceError: a shard could not be read.
         ConfigError: a pack field or column is not possible.
     """
-    with SourceFile(partition.shards[0].url, spec.storage_options) as source:
+    empty: DatasetSchema | None = None
+    problems: list[ShardError | MissingColumnError] = []
+    for url in (shard.url for partition in partitions for shard in partition.shards):
+        try:
+            schema, has_samples = _schema_of(spec, url)
+        except (ShardError, MissingColumnError) as error:
+            problems.append(error)
+            if len(problems) >= MAX_PROBLEMS:
+                break
+            continue
+        if has_samples:
+            return DecidedSchema(schema=schema, by=url)
+        empty = empty or schema
+    if empty is None or len(problems) >= MAX_PROBLEMS:
+        raise problems[0] if problems else SourceError(spec.shards, "no shard was found there")
+    return DecidedSchema(schema=empty, by=None)
+
+
+def _schema_of(spec: DatasetSpec, url: str) -> tuple[DatasetSchema, bool]:
+    """The schema that one shard gives, and whether it has samples."""
+    with SourceFile(url, spec.storage_options) as source:
         listing = is_listing(source.url)
         if listing:
             columns = infer_listing_columns(source, layout=spec.layout)
@@ -213,7 +258,13 @@ def decide_schema(spec: DatasetSpec, partition: Partition) -> DatasetSchema:
             user_columns=columns, annotator_columns=tuple(column for a in annotators for column in a.columns)
         )
         if listing:
-            rows = rows_from_listing(source, layout=spec.layout, schema=bare, batch_bytes=spec.batch_bytes)
+            rows = rows_from_listing(
+                source,
+                layout=spec.layout,
+                schema=bare,
+                allowed_prefixes=spec.layout.prefixes,
+                batch_bytes=spec.batch_bytes,
+            )
         else:
             rows = build_rows(
                 [source],
@@ -223,5 +274,10 @@ def decide_schema(spec: DatasetSpec, partition: Partition) -> DatasetSchema:
                 grouped=spec.partition_pattern is not None,
                 batch_bytes=spec.batch_bytes,
             )
-        plan = choose_plan(rows, pack=spec.pack, where=spec.where)
-    return DatasetSchema(user_columns=bare.user_columns, annotator_columns=bare.annotator_columns, pack=plan.to_json())
+        batches = iter(rows)
+        first = list(itertools.islice(batches, 1))
+        plan = choose_plan(itertools.chain(first, batches), pack=spec.pack, where=spec.where)
+    schema = DatasetSchema(
+        user_columns=bare.user_columns, annotator_columns=bare.annotator_columns, pack=plan.to_json()
+    )
+    return schema, bool(first)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.content_types import content_type_of_name
-from mm_assets.errors import SourceError
+from mm_assets.errors import MissingColumnError
 from mm_assets.etl.interleaved import interleaved_items, is_interleaved
 from mm_assets.etl.json_members import ParsedObject, parse_object
 from mm_assets.etl.member import Member
@@ -92,8 +92,8 @@ def build_rows(
         The rows, which are made while they are read.
 
     Raises:
-        SourceError: while reading: a shard could not be read or is not the one that was indexed, or a required column
-            is missing in every sample of a shard.
+        MissingColumnError: while reading: a required column is missing in every sample of a shard.
+        SourceError: while reading: a shard could not be read or is not the one that was indexed.
     """
     builder = _Builder(shards, layout=layout, schema=schema, grouped=grouped, batch_bytes=batch_bytes)
     return RowStream(builder.batches(index), builder.rejects, builder.counts)
@@ -144,13 +144,14 @@ class _Builder:
         self.present: set[str] = set()
         self.unreferenced: list[tuple[str | None, Member]] = []
         self.set_aside: list[Member] = []
-        self.num_objects = 0
+        samples_before = self.counts["samples"]
         self.claimed: set[int] = set()
         self.counts["members"] += sum(len(s.members) for s in members.samples)
         self.counts["members"] += len(members.skipped) + len(members.repeated)
         for member in members.skipped:
             self.counts["skipped"] += 1
-            self._reject_member(member, member.skip_reason or "", _skip_detail(member), stage="index")
+            reason, detail = _skipped(member)
+            self._reject_member(member, reason, detail, stage="index")
         for member in members.repeated:
             first = members.find(member.member, "")
             where = "" if first is None or first.byte_offset is None else f" at byte {first.byte_offset}"
@@ -171,9 +172,10 @@ class _Builder:
                 detail = "an interleaved sample's lists do not name it"
                 self._reject_member(member, "unreferenced_member", detail, sample_id=sample_id)
         missing = sorted(self.required - self.present)
-        if missing and self.num_objects:
-            detail = f"none of {self.num_objects} samples has the key {missing[0]!r}, which is a required column"
-            raise SourceError(source.url, detail)
+        num_samples = self.counts["samples"] - samples_before
+        if missing and num_samples:
+            detail = f"none of {num_samples} samples has the key {missing[0]!r}, which is a required column"
+            raise MissingColumnError(source.url, detail)
 
     def _is_text(self, member: Member) -> bool:
         if member.extension == "json" and not member.role:
@@ -243,18 +245,15 @@ class _Builder:
         if json_member is None or parsed is None:
             self._paired(sample_id, sample, texts, None, None)
             return
-        self.num_objects += 1
         self.counts["repaired_texts"] += parsed.num_repaired
         self.counts["nonstandard_numbers"] += parsed.num_nonstandard
         self.counts["unknown_keys"] += len(parsed.value.keys() - self.known_keys)
         if self.required:
             self.present.update(self.required & parsed.value.keys())
-        text = texts[json_member.ordinal]
-        json_text = text if isinstance(text, str) else ""
         if is_interleaved(parsed.value, self.layout):
-            self._interleaved(sample_id, sample, parsed.value, json_member, json_text)
+            self._interleaved(sample_id, sample, parsed.value, json_member, parsed.text)
         else:
-            self._paired(sample_id, sample, texts, json_member, parsed.value, json_text)
+            self._paired(sample_id, sample, texts, json_member, parsed.value, parsed.text)
 
     def _sample_id(self, sample: Sample, parsed: ParsedObject | None) -> str:
         field = self.layout.sample_id_field
@@ -273,6 +272,8 @@ class _Builder:
     ) -> str | None:
         ref = None if json_member is None else self._ref(json_member)
         self.counts["samples"] += 1
+        if self.required:
+            self.counts["missing_values"] += len(self.required.difference(value or ()))
         self.columns.append(
             sample_id,
             METADATA_POSITION,
@@ -413,10 +414,11 @@ def _check_lists(value: Mapping[str, Any], layout: SampleLayout) -> None:
             raise BadTextError("too_many_items", f"{key!r} has {len(found)} entries, allowed are {MAX_ITEMS}")
 
 
-def _skip_detail(member: Member) -> str:
-    """Why an entry of the index is no part of a sample, as a clause."""
-    if member.skip_reason == "link outside":
-        return "a hard link is followed only to a member that stands before it in the shard"
-    if member.skip_reason == "trailing bytes":
-        return f"{member.byte_size} bytes behind the end of the archive are no member"
-    return f"is no part of a sample: {member.skip_reason}"
+def _skipped(member: Member) -> tuple[str, str]:
+    """Why an entry of the index is no part of a sample: a short name that can be counted, and a clause."""
+    reason, _, found = (member.skip_reason or "").partition(": ")
+    if reason == "link outside":
+        return reason, "a hard link is followed only to a member that stands before it in the shard"
+    if reason == "trailing bytes":
+        return reason, f"{member.byte_size} bytes behind the end of the archive are no member"
+    return reason, f"{found}: {member.byte_size} bytes are lost" if found else f"is no part of a sample: {reason}"

@@ -189,6 +189,11 @@ class SampleLayout:
     allowed_references: tuple[str, ...] = ()
     max_text_bytes: int = 64 << 20
 
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The prefixes that references may point to: none while they are not allowed at all."""
+        return self.allowed_references if self.allow_references else ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSchema:

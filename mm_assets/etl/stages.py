@@ -8,7 +8,7 @@ Orchestration adds nothing but reporting.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -32,7 +32,8 @@ from mm_assets.etl.references import is_allowed_reference
 from mm_assets.etl.rows import RowStream, build_rows
 from mm_assets.etl.schema import DROPPED_SCHEMA, MEMBER_INDEX_SCHEMA, REJECTS_SCHEMA
 from mm_assets.etl.tar_index import Damage, index_shard
-from mm_assets.storage import Draft, PublishedFile, SourceFile
+from mm_assets.spec import DatasetSpec
+from mm_assets.storage import Draft, PublishedFile, SourceFile, is_local
 
 __all__ = [
     "PACKED_FORMATS",
@@ -46,6 +47,8 @@ __all__ = [
 ]
 
 PACKED_FORMATS = ("mult", "mstr")
+MAX_OPEN = 64  # descriptors of files that a list names; a process may have no more than 256
+MAX_REMOTE = 1024  # files of an object store, which cost a request when they are opened and some memory as long as kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,45 @@ class StageResult:
         return all(outcome.passed for outcome in self.outcomes)
 
 
+class _OtherFiles:
+    """Files beside the shards that locators name; of the local ones the last few stay open.
+
+    Args:
+        spec: whose `storage_options` are used for files of the shards' own file system, and for no other.
+    """
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self._options = spec.storage_options
+        self._scheme = _scheme(spec.shards)
+        self._local: OrderedDict[str, SourceFile] = OrderedDict()
+        self._remote: OrderedDict[str, SourceFile] = OrderedDict()  # filled from several threads
+
+    def open(self, url: str) -> SourceFile:
+        """The file, opened anew if it was let go.
+
+        Raises:
+            SourceError: the file is not there or may not be read.
+        """
+        kept = self._local if is_local(url) else self._remote
+        found = kept.get(url)
+        if found is None:
+            found = kept[url] = SourceFile(url, self._options if _scheme(url) == self._scheme else None)
+        while len(self._local) > MAX_OPEN:
+            self._local.popitem(last=False)[1].close()
+        while len(self._remote) > MAX_REMOTE:
+            self._remote.popitem(last=False)
+        return found
+
+    def close(self) -> None:
+        """Closes every file."""
+        for source in (*self._local.values(), *self._remote.values()):
+            source.close()
+
+
+def _scheme(url: str) -> str:
+    return "file" if is_local(url) else url.split("://", 1)[0]
+
+
 class _Run:
     """One stage at work on one partition: its open shards, its files, its clock."""
 
@@ -91,7 +133,7 @@ class _Run:
         self.counts: dict[str, int] = {}
         self.preview = Preview()
         self.sources: list[SourceFile] = []
-        self.direct: SourceFile | None = None  # what a locator without archive names, open while it is read
+        self.others = _OtherFiles(self.spec)
         self._tables: list[pq.ParquetFile] = []
         self._started = time.perf_counter()
 
@@ -99,9 +141,9 @@ class _Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for source in (*self.sources, self.direct):
-            if source is not None:
-                source.close()
+        for source in self.sources:
+            source.close()
+        self.others.close()
         for table in self._tables:
             table.close(force=True)
 
@@ -247,13 +289,12 @@ def rows(dataset: DatasetStore, key: str) -> StageResult:
         streams = [_archive_rows(run, index)]
         for source in run.sources:
             if is_listing(source.url):
-                allowed = spec.layout.allowed_references if spec.layout.allow_references else ()
                 streams.append(
                     rows_from_listing(
                         source,
                         layout=spec.layout,
                         schema=run.schema,
-                        allowed_prefixes=allowed,
+                        allowed_prefixes=spec.layout.prefixes,
                         batch_bytes=spec.batch_bytes,
                     )
                 )
@@ -308,20 +349,10 @@ def materialized_rows(dataset: DatasetStore, key: str) -> StageResult:
 def _materialize(run: _Run, batches: Iterator[pa.RecordBatch]) -> MaterializeStream:
     spec = run.spec
     by_url = {source.url: source for source in run.sources}
-    allowed = tuple(spec.layout.allowed_references) if spec.layout.allow_references else ()
-
-    def open_source(url: str) -> SourceFile:
-        source = by_url.get(url)
-        if source is None:
-            # One at a time: a list may name more files than a process may hold open.
-            if run.direct is not None:
-                run.direct.close()
-            source = run.direct = SourceFile(url, spec.storage_options)
-        return source
-
+    allowed = spec.layout.prefixes
     return materialize(
         batches,
-        open_source=open_source,
+        open_source=lambda url: by_url.get(url) or run.others.open(url),
         allowed=lambda url: url in by_url or is_allowed_reference(url, allowed) or _beside_listing(run, url),
         on_error="fail" if spec.on_materialize_error == "fail" else "keep",
         batch_bytes=spec.batch_bytes,

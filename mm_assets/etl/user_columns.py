@@ -6,13 +6,12 @@ stays in `metadata_json`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mm_assets.errors import ConfigError, SourceError
-from mm_assets.etl.json_members import parse_object
+from mm_assets.errors import ConfigError, MissingColumnError
+from mm_assets.etl.json_members import dump_json, parse_object
 from mm_assets.etl.samples import ShardMembers, metadata_member, split_by_shard
 from mm_assets.etl.schema import RESERVED_COLUMNS, SampleLayout, UserColumn
 from mm_assets.etl.tar_index import index_shard
@@ -106,14 +105,14 @@ def columns_of(
     """The columns that JSON objects give, in order of first appearance.
 
     Args:
-        objects: the JSON of each sample.
+        objects: the JSON of each sample, empty where it has none.
         layout: which keys are asked for.
         shown: where the objects come from, for messages.
         skip: further keys that are no columns unless asked for.
 
     Raises:
         ConfigError: a key that was asked for has a reserved name.
-        SourceError: a key that was asked for is in none of the objects.
+        MissingColumnError: a key that was asked for is in none of the objects.
     """
     asked = layout.user_columns
     for key in asked or ():
@@ -143,7 +142,8 @@ def columns_of(
                 kind.see(item)
     missing = [key for key in asked or () if key not in seen]
     if missing and num_objects:
-        raise SourceError(shown, f"none of {num_objects} samples has the key {missing[0]!r}, which is to be a column")
+        detail = f"none of {num_objects} samples has the key {missing[0]!r}, which is to be a column"
+        raise MissingColumnError(shown, detail)
     columns: list[UserColumn] = []
     taken: list[str] = []
     every = [(key, "metadata", kind) for key, kind in kinds.items()]
@@ -179,7 +179,8 @@ def infer_user_columns(
 
     Raises:
         ConfigError: a column that was asked for has a reserved name.
-        SourceError: a column that was asked for is in no sample, or a shard could not be read.
+        MissingColumnError: a column that was asked for is in no sample.
+        SourceError: a shard could not be read.
     """
 
     def objects() -> Iterable[dict[str, Any]]:
@@ -203,16 +204,24 @@ def _objects(source: SourceFile, members: ShardMembers, layout: SampleLayout) ->
     texts = TextMembers(source, members, is_text=lambda m: m.ordinal in ordinals, max_bytes=layout.max_text_bytes)
     try:
         for window in texts.windows(members.samples):
-            for _, found in window:
-                for text in found.values():
-                    if isinstance(text, BadTextError):
-                        continue
-                    try:
-                        yield parse_object(text).value
-                    except BadTextError:
-                        continue  # `build_rows` names it in the rejects
+            for sample, found in window:
+                value = _parsed(found)
+                # A sample whose JSON is damaged, which `build_rows` rejects, is one by its other members.
+                if value is not None or len(sample.members) > len(found):
+                    yield value or {}
     finally:
         texts.close()
+
+
+def _parsed(found: Mapping[int, str | BadTextError]) -> dict[str, Any] | None:
+    """The JSON of a sample, or None where it has none that can be read."""
+    for text in found.values():
+        if isinstance(text, str):
+            try:
+                return parse_object(text).value
+            except BadTextError:
+                return None
+    return None
 
 
 def _bool(value: object) -> object:
@@ -238,7 +247,7 @@ def _string(value: object) -> object:
 
 def _json(value: object) -> object:
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return dump_json(value)
     except (RecursionError, TypeError, ValueError):
         return UNFIT  # deep enough to be parsed but not to be written, or a Parquet value that JSON does not know
 

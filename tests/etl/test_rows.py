@@ -378,13 +378,14 @@ def test_bad_json_costs_only_itself(tmp_path: Path) -> None:
 
 
 def test_odd_characters(tmp_path: Path) -> None:
-    """Lone surrogates are replaced and counted, private-use and control characters kept, NaN counted."""
+    """Lone surrogates are replaced and counted, private-use and control characters kept, NaN is null and counted."""
     raw = r'{"texts": ["a\ud800b", "\ud83d\ude00", "\ue000\u0000"], "k\udfff": NaN, "s": "x"}'
     out = Outcome(
         write_shard(tmp_path / "s.tar", [("x.json", raw), ("y\ud800.txt".encode("utf-8", "surrogatepass"), "")][:1])
     )
     assert [r["text_content"] for r in out.of("x")] == ["a\ufffdb", "\U0001f600", "\ue000\0"]
-    assert out.rows[0]["metadata_json"] == raw
+    assert json.loads(out.rows[0]["metadata_json"]) == json.loads(raw.replace("NaN", "null"))
+    assert "NaN" not in out.rows[0]["metadata_json"]
     assert out.stream.counts["repaired_texts"] == 1
     assert out.stream.counts["nonstandard_numbers"] == 1
 
