@@ -8,7 +8,7 @@ export DAGSTER_HOME := $(CURDIR)/dagster_home
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run ui test test-slow check wheel bench-memory clean
+.PHONY: help run ui test test-slow check wheel bench-memory clean reset
 
 help:
 	@echo "make run         run the demo datasets, from tar shards to packed files and manifests"
@@ -18,7 +18,8 @@ help:
 	@echo "make check       ruff, mypy --strict, dg check defs"
 	@echo "make wheel       build the wheel and check what is in it"
 	@echo "make bench-memory  resident memory and throughput of each stage on a 500 MB shard"
-	@echo "make clean       remove the virtual environment and everything the demo wrote"
+	@echo "make clean       remove the virtual environment and built files"
+	@echo "make reset       remove the local instance's history and EVERY dataset below dagster_home/data"
 
 $(VENV)/pip.done: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, found " + sys.version)'
@@ -65,4 +66,6 @@ bench-memory: $(VENV)/dev.done
 
 clean:
 	rm -rf $(VENV) dist
+
+reset:
 	find dagster_home -mindepth 1 ! -name dagster.yaml -delete

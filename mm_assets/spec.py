@@ -97,7 +97,7 @@ class DatasetSpec:
     materialize: str = "read"
     on_materialize_error: str = "keep"
     on_damaged_shard: Literal["fail", "salvage"] = "fail"
-    max_content_bytes: int = 1 << 30
+    max_content_bytes: int = 256 << 20  # an item is held in memory, a few times over while it is packed
     annotators: tuple[Mapping[str, Any], ...] = ()
     filters: tuple[Mapping[str, Any], ...] = ()
     on_empty_sample: str = "drop"
@@ -131,6 +131,8 @@ class DatasetSpec:
         keys = _Keys(config, where, "")
         name = keys.matching("name", DATASET_NAME, "letters, digits and _, starting with a letter")
         shards = _below(keys.text("shards"), base)
+        if "root" in config and config["root"] is None:
+            raise ConfigError(where, "root", "is empty: is the environment variable that it names set?")
         root = keys.optional("root", keys.text, default_root)
         if root is None:
             raise ConfigError(where, "root", "is missing: a folder or URL for the dataset's files")
@@ -148,7 +150,7 @@ class DatasetSpec:
             materialize=keys.choice("materialize", MATERIALIZE_MODES, "read"),
             on_materialize_error=keys.choice("on_materialize_error", ON_ERROR, "keep"),
             on_damaged_shard=cast(Literal["fail", "salvage"], keys.choice("on_damaged_shard", ON_DAMAGE, "fail")),
-            max_content_bytes=keys.integer("max_content_bytes", 1 << 30, least=1),
+            max_content_bytes=keys.integer("max_content_bytes", 256 << 20, least=1),
             annotators=keys.optional("annotators", keys.mappings, ()),
             filters=keys.optional("filters", keys.mappings, ()),
             on_empty_sample=keys.choice("on_empty_sample", ON_EMPTY, "drop"),
@@ -260,7 +262,7 @@ def _layout(config: Mapping[str, Any], where: str) -> SampleLayout:
         extensions=keys.optional("extensions", keys.extensions, {}),
         allow_references=keys.optional("allow_references", keys.boolean, False),
         allowed_references=keys.optional("allowed_references", keys.texts, ()),
-        max_text_bytes=keys.integer("max_text_bytes", 64 << 20, least=1),
+        max_text_bytes=keys.integer("max_text_bytes", 16 << 20, least=1),
     )
     keys.known.update({"fields", "user_columns"})
     keys.finish()

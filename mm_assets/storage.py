@@ -158,7 +158,14 @@ def expand_shards(pattern: str, storage_options: Options | None = None) -> list[
             found = {path: fs.info(path)}
         else:
             found = {}
-        listed = [_describe(fs, p, i) for p, i in found.items() if not p.rsplit("/", 1)[-1].startswith(".")]
+        listed = []
+        for place, info in found.items():
+            if place.rsplit("/", 1)[-1].startswith("."):
+                continue
+            try:
+                listed.append(_describe(fs, place, info))
+            except FileNotFoundError:
+                continue  # removed since it was listed, or a link that leads nowhere: there is no shard
     except OSError as error:
         raise SourceError(pattern, f"cannot be listed: {_reason(error)}") from error
     return sorted(listed, key=lambda shard: shard.url)

@@ -1,7 +1,7 @@
 """The column `binary_content` under construction: byte ranges are read straight into the buffer that Arrow will own.
 
 Pieces come in row order. Ranges are only noted when they come and read together, sorted, in parallel where that pays;
-a range that cannot be read is an error of its row and of no other.
+a range that cannot be read is an error of its row and of no other, but a member's is raised: see `ShardReadError`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_assets.content_types import sniff_content_type
-from mm_assets.errors import SourceError
+from mm_assets.errors import ShardReadError, SourceError
 from mm_assets.storage import SourceFile
 
 __all__ = ["ContentColumn", "ReadPool"]
@@ -36,6 +36,7 @@ class _Range(NamedTuple):
     offset: int
     size: int
     position: int
+    member: str | None  # of an archive
 
 
 class ReadPool:
@@ -55,6 +56,9 @@ class ReadPool:
 
         Returns:
             What went wrong, by row.
+
+        Raises:
+            ShardReadError: the storage failed at a member of an archive.
         """
         by_file: dict[int, list[_Range]] = {}
         for wanted in ranges:
@@ -89,6 +93,10 @@ def _read(ranges: Sequence[_Range], target: memoryview) -> dict[int, SourceError
         ranges[0].source.read_into([(r.offset, r.size) for r in ranges], target, [r.position for r in ranges])
     except SourceError as error:
         if len(ranges) == 1:
+            member = ranges[0].member
+            if member is not None:
+                # The range lies in the shard, so this is the storage's fault: on a row it would be published for good.
+                raise ShardReadError(error.path, error.detail, member=member, byte_offset=error.byte_offset) from error
             return {ranges[0].row: error}
         errors: dict[int, SourceError] = {}
         for wanted in ranges:
@@ -165,9 +173,17 @@ class ContentColumn:
             return
         self.keep(row, content)
 
-    def reserve(self, row: int, source: SourceFile, offset: int, size: int) -> None:
-        """Gives a row a range that is read later, with others."""
-        self._pending.append(_Range(row, source, offset, size, self._room(size)))
+    def reserve(self, row: int, source: SourceFile, offset: int, size: int, *, member: str | None = None) -> None:
+        """Gives a row a range that is read later, with others.
+
+        Args:
+            row: the row.
+            source: the file; the range lies inside it.
+            offset: first byte of the range.
+            size: bytes of the range.
+            member: the member of an archive that the range is.
+        """
+        self._pending.append(_Range(row, source, offset, size, self._room(size), member))
         self._sizes[row] = size
         self._fresh.add(row)
 
@@ -176,7 +192,11 @@ class ContentColumn:
         self._errors[row] = error
 
     def fill(self) -> None:
-        """Reads the ranges that are waiting."""
+        """Reads the ranges that are waiting.
+
+        Raises:
+            ShardReadError: the storage failed at a member of an archive.
+        """
         if not self._pending:
             return
         pending, self._pending = self._pending, []

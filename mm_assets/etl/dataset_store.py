@@ -186,10 +186,15 @@ class DatasetStore:
         except (KeyError, TypeError, AttributeError) as error:
             raise SchemaMismatchError(f"{where}: not a list of partitions: {error!r}") from error
 
+    def registered_source(self) -> str | None:
+        """The `shards` that the registered partitions come from, or None before the first registration."""
+        return str(self._read_json("shards.json").get("shards")) if self.store.exists("shards.json") else None
+
     def write_partitions(self, partitions: Iterable[Partition]) -> None:
         """Replaces the list of registered partitions."""
-        value = {p.key: [asdict(shard) for shard in p.shards] for p in partitions}
-        self.store.write_bytes("shards.json", canonical_json({"version": 1, "partitions": value}, indent=1))
+        listed = {p.key: [asdict(shard) for shard in p.shards] for p in partitions}
+        value = {"version": 1, "shards": self.spec.shards, "partitions": listed}
+        self.store.write_bytes("shards.json", canonical_json(value, indent=1))
 
     def partition(self, key: str) -> Partition:
         """One registered partition.
@@ -223,12 +228,18 @@ class DatasetStore:
     def markers(self) -> dict[str, dict[str, Any]]:
         """Every publication marker by partition key."""
         names = [name for name in self.store.sizes("published") if name.endswith(".json")]
-        return {name.rsplit("/", 1)[-1].removesuffix(".json"): self._read_json(name) for name in names}
+        return {name.rsplit("/", 1)[-1].removesuffix(".json"): self._marker(name) for name in names}
+
+    def _marker(self, name: str) -> dict[str, Any]:
+        value = self._read_json(name)
+        if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
+            raise SchemaMismatchError(f"{self.store.url_of(name)}: not a publication marker")
+        return value
 
     def marker(self, partition: str) -> dict[str, Any] | None:
         """A partition's marker, or None."""
         name = self.marker_name(partition)
-        return dict(self._read_json(name)) if self.store.exists(name) else None
+        return self._marker(name) if self.store.exists(name) else None
 
     # -- shards
 
@@ -237,22 +248,25 @@ class DatasetStore:
 
         Args:
             partition: the partition.
-            fingerprints: by URL, as they were when the member index was made; None takes the shards as they are.
+            fingerprints: by URL, as they were when the member index was made; None takes those of the registration.
 
         Raises:
-            SourceError: a shard is gone, or it is not the one that was indexed.
+            SourceError: a shard is gone, or it is not the one that was registered or indexed.
         """
         opened: list[SourceFile] = []
         for shard in partition.shards:
             source = SourceFile(shard.url, self.spec.storage_options)
             opened.append(source)
-            if fingerprints is not None and fingerprints.get(source.url) != source.fingerprint:
+            expected = shard.fingerprint if fingerprints is None else fingerprints.get(source.url)
+            if source.fingerprint != expected:
                 for other in opened:
                     other.close()
-                detail = (
-                    f"changed since it was indexed (found fingerprint {source.fingerprint}, expected "
-                    f"{fingerprints.get(source.url)}): materialize raw_shards again"
-                )
+                if fingerprints is None:
+                    # What has settled was registered; what is there now may be half of an upload.
+                    since, then = "registered", f"run `mm-assets register --dataset {self.spec.name}`"
+                else:
+                    since, then = "indexed", "materialize raw_shards again"
+                detail = f"changed since it was {since} (found {source.fingerprint}, expected {expected}): {then}"
                 raise SourceError(shard.url, detail)
         return opened
 

@@ -2,7 +2,8 @@
 
 Each byte range is fetched once for all rows of a batch that share it, a multi-frame TIFF once for all its frames. A
 `source_ref` is followed only where the caller allows it. What is held in memory is about `batch_bytes` of content and
-one item. Whatever goes wrong with one item is an error on its row; only the policy "fail" raises.
+one item. Whatever is wrong with one item is an error on its row, which only the policy "fail" raises. A storage that
+fails while a member of an archive is read says nothing of the item: that raises under every policy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.errors import ConfigError, MediaError, SourceError
+from mm_assets.errors import ConfigError, MediaError, ShardReadError, SourceError
 from mm_assets.etl.content_column import REMOTE_REQUESTS, ContentColumn, ReadPool
 from mm_assets.etl.filter_base import MATERIALIZE
 from mm_assets.etl.parquet import sample_groups
@@ -67,7 +68,8 @@ def materialize(
         max_content_bytes: a larger item is an error.
 
     Returns:
-        The rows, which are made while they are read.
+        The rows, which are made while they are read; then `ShardReadError` is raised where the storage of an archive
+        fails.
 
     Raises:
         ConfigError: a policy or number is not one of those allowed.
@@ -252,6 +254,8 @@ class _Fetcher:
                     raise SourceError("source_ref", problem)
                 place = self._place(ref, work, number)
                 content = self._content(ref) if place is None else None
+            except ShardReadError:
+                raise
             except (SourceError, MediaError) as error:
                 out.fail(row, _tell(ref, error))
                 continue
@@ -263,7 +267,7 @@ class _Fetcher:
                 source, offset, size = place
                 if not out.fits(size):
                     yield out.take(row, ahead[number])
-                out.reserve(row, source, offset, size)
+                out.reserve(row, source, offset, size, member=ref.member)
                 if ref.strategy == "direct_read" and source.is_local:
                     out.fill()
             if ref.strategy == "direct_read" and is_local(ref.path or ""):
@@ -312,6 +316,8 @@ class _Fetcher:
                 extract = self._extracts[path]
                 if isinstance(extract, TarExtract):
                     extract.begin(names, last=last)
+            except ShardReadError:
+                raise
             except SourceError as error:
                 self._extracts[path] = error
 
@@ -430,6 +436,8 @@ class _Fetcher:
         if item is None:
             try:
                 item = self._extract(ref) if ref.strategy == "tar_extract" else self._read(ref)
+            except ShardReadError:
+                raise
             except SourceError as error:
                 item = error
         elif self._uses[key] <= 1:
@@ -456,7 +464,12 @@ class _Fetcher:
             self._item_buffer = bytearray()  # gone before the next one comes
             self._item_buffer = bytearray(size)
         view = memoryview(self._item_buffer)[:size]
-        source.read_into([(ref.byte_offset or 0, size)], view, [0])
+        try:
+            source.read_into([(ref.byte_offset or 0, size)], view, [0])
+        except SourceError as error:
+            if ref.member is None:
+                raise
+            raise ShardReadError(error.path, error.detail, member=ref.member, byte_offset=error.byte_offset) from error
         self.counts["bytes_read"] += size
         return view
 

@@ -14,17 +14,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mm_assets.errors import SourceError
-from mm_assets.etl.dataset_store import TABLES, DatasetStore, StageRecord, canonical_json
+from mm_assets.errors import SchemaMismatchError, SourceError
+from mm_assets.etl.dataset_store import TABLES, DatasetStore, Partition, StageRecord, canonical_json
 from mm_assets.etl.stages import PACKED_FORMATS
-from mm_assets.storage import is_local
+from mm_assets.storage import Store, is_local
 
 __all__ = [
     "CleanReport",
     "ManifestReport",
     "build_manifest",
     "clean",
-    "is_published",
     "pending_partitions",
     "publish",
     "sql_connection",
@@ -49,6 +48,8 @@ def _chain_faults(dataset: DatasetStore, records: Mapping[str, StageRecord]) -> 
     """Why the records of a partition are no whole: empty when they are."""
     faults = []
     schema = dataset.schema().digest
+    if dict(records["raw_shards"].inputs) != fingerprints_of(dataset.partition(records["raw_shards"].partition)):
+        faults.append("its shards are not those that are registered")
     for stage, record in records.items():
         failed = [outcome.name for outcome in record.outcomes if not outcome.passed]
         if failed:
@@ -57,6 +58,10 @@ def _chain_faults(dataset: DatasetStore, records: Mapping[str, StageRecord]) -> 
             faults.append(f"{stage} was made with another configuration")
         if record.schema_digest != schema:
             faults.append(f"{stage} was made with another dataset schema")
+        for file in record.files.values():
+            found = dataset.store.size(file.path)
+            if found != file.size:
+                faults.append(f"{file.path} is {'gone' if found is None else f'{found} bytes'}, made with {file.size}")
         if stage in _UPSTREAM:
             above, table = _UPSTREAM[stage]
             if record.inputs.get(table) != records[above].files[table].sha256:
@@ -96,43 +101,56 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
     return marker
 
 
-def is_published(dataset: DatasetStore, key: str) -> bool:
-    """Whether a partition's marker stands for its present shards, configuration and schema."""
-    marker = dataset.marker(key)
-    return marker is not None and not _stale(dataset, key, marker)
+def fingerprints_of(partition: Partition) -> dict[str, str]:
+    """The fingerprint of each shard of a partition, as registered."""
+    return {shard.url: shard.fingerprint for shard in partition.shards}
 
 
-def _stale(dataset: DatasetStore, key: str, marker: Mapping[str, Any]) -> str | None:
-    partition = dataset.partitions().get(key)
-    if partition is None:
-        return "its shards are gone"
-    if marker.get("shards") != {shard.url: shard.fingerprint for shard in partition.shards}:
-        return "its shards changed"
-    if marker.get("config_digest") != dataset.spec.digest("packed"):
-        return "it was made with another configuration"
-    if marker.get("schema_digest") != dataset.schema().digest:
-        return "it was made with another dataset schema"
-    return None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Present:
+    """The dataset as it is now, which markers are held against."""
+
+    partitions: Mapping[str, Partition]
+    config: str
+    schema: str
+    packed: Mapping[str, int]
+
+    @classmethod
+    def of(cls, dataset: DatasetStore) -> _Present:
+        return cls(
+            partitions=dataset.partitions(),
+            config=dataset.spec.digest("packed"),
+            schema=dataset.schema().digest,
+            packed=dataset.store.sizes("packed"),
+        )
+
+    def fault(self, key: str, marker: Mapping[str, Any] | None) -> str | None:
+        """Why a partition is not up to date, or None."""
+        partition = self.partitions.get(key)
+        if partition is None:
+            return "its shards are gone"
+        if marker is None:
+            return "it is not published"
+        if marker.get("shards") != fingerprints_of(partition):
+            return "its shards changed"
+        if marker.get("config_digest") != self.config:
+            return "it was made with another configuration"
+        if marker.get("schema_digest") != self.schema:
+            return "it was made with another dataset schema"
+        for form in PACKED_FORMATS:
+            file = marker["files"][form]
+            found = self.packed.get(file["path"])
+            if found != file["size"]:
+                return f"{file['path']} is {'gone' if found is None else f'{found} bytes'}, not {file['size']} bytes"
+        return None
 
 
 def pending_partitions(dataset: DatasetStore) -> list[str]:
-    """Registered partitions without an up-to-date marker, sorted."""
-    partitions = dataset.partitions()
-    if not partitions:
+    """Registered partitions without an up-to-date marker and its packed files, sorted."""
+    if not dataset.partitions():
         return []
-    markers = dataset.markers()
-    config, schema = dataset.spec.digest("packed"), dataset.schema().digest
-    pending = []
-    for key, partition in partitions.items():
-        marker = markers.get(key)
-        expected = {
-            "shards": {shard.url: shard.fingerprint for shard in partition.shards},
-            "config_digest": config,
-            "schema_digest": schema,
-        }
-        if marker is None or any(marker.get(name) != value for name, value in expected.items()):
-            pending.append(key)
-    return sorted(pending)
+    present, markers = _Present.of(dataset), dataset.markers()
+    return sorted(key for key in present.partitions if present.fault(key, markers.get(key)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,20 +178,17 @@ def build_manifest(dataset: DatasetStore) -> ManifestReport:
     """
     store = dataset.store
     schema = dataset.schema()
-    partitions = dataset.partitions()
-    markers = dataset.markers()
-    sizes = {name: size for folder in (*TABLES, "packed") for name, size in store.sizes(folder).items()}
-    config = dataset.spec.digest("packed")
+    present, markers = _Present.of(dataset), dataset.markers()
+    sizes = {name: size for folder in TABLES for name, size in store.sizes(folder).items()} | dict(present.packed)
     shards: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
-    for key in sorted(set(partitions) | set(markers)):
+    for key in sorted(set(present.partitions) | set(markers)):
         marker = markers.get(key)
-        if marker is None:
-            left_out[key] = "it is not published"
-            continue
-        fault = _marker_fault(dataset, key, marker, sizes, config=config, schema=schema.digest, known=key in partitions)
-        if fault:
-            left_out[key] = fault
+        fault = present.fault(key, marker)
+        if fault is None and marker is not None:
+            fault = _made_again(dataset, key, marker, sizes)
+        if fault is not None or marker is None:
+            left_out[key] = fault or "it is not published"
             continue
         shards.append(
             {
@@ -198,27 +213,18 @@ def build_manifest(dataset: DatasetStore) -> ManifestReport:
     return ManifestReport(digest=digest, manifest=manifest, url=store.url_of("manifest.json"), left_out=left_out)
 
 
-def _marker_fault(
-    dataset: DatasetStore,
-    key: str,
-    marker: Mapping[str, Any],
-    sizes: Mapping[str, int],
-    *,
-    config: str,
-    schema: str,
-    known: bool,
-) -> str | None:
-    if not known:
-        return "its shards are gone"
-    if marker.get("config_digest") != config or marker.get("schema_digest") != schema:
-        return _stale(dataset, key, marker)
+def _made_again(dataset: DatasetStore, key: str, marker: Mapping[str, Any], sizes: Mapping[str, int]) -> str | None:
+    """What has been done to a partition's files since its marker was written, or None."""
+    records: dict[str, StageRecord] = {}
     for name, file in marker["files"].items():
         found = sizes.get(file["path"])
         if found != file["size"]:
             return f"{file['path']} is {'gone' if found is None else f'{found} bytes'}, published with {file['size']}"
-        record = dataset.record(_stage_of(name), key)
-        if record.files[name].sha256 != file["sha256"]:
-            return f"{record.stage} has been made again since it was published"
+        stage = _stage_of(name)
+        if stage not in records:
+            records[stage] = dataset.record(stage, key)
+        if records[stage].files[name].sha256 != file["sha256"]:
+            return f"{stage} has been made again since it was published"
     return None
 
 
@@ -238,6 +244,11 @@ def _catalog(dataset: DatasetStore) -> str:
             f"create or replace view {table} as select *, parse_filename(filename, true) as partition "
             f"from read_parquet(getvariable('root') || '/{table}/*.parquet', filename = true);"
         )
+    lines.append(
+        "create or replace view published as select partition, num_samples "
+        "from read_json(getvariable('root') || '/published/*.json', "
+        "columns = {partition: 'varchar', num_samples: 'bigint'});"
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -278,7 +289,9 @@ class CleanReport:
 
 
 def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = False) -> CleanReport:
-    """Removes packed files and manifests that no kept manifest and no marker needs.
+    """Removes packed files and manifests that nothing needs, and tables and markers of partitions that are gone.
+
+    A packed file is needed by a kept manifest, by the marker of a registered partition, and by the partition's records.
 
     Args:
         dataset: the dataset's folder.
@@ -296,11 +309,24 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
     ordered = [current] if current in {name for _, name in names} else []
     ordered += [name for _, name in names if name != current]
     kept = ordered[: max(keep, 1)]
-    needed = {path for name in kept for path in _packed_of(json.loads(store.read_bytes(name)))}
-    needed |= {file["path"] for marker in dataset.markers().values() for file in marker["files"].values()}
+    registered = dataset.partitions()
+    needed = {path for name in kept for path in _packed_of(store, name)}
+    for key, marker in dataset.markers().items():
+        if key in registered:
+            needed |= {file["path"] for file in marker["files"].values()}
     sizes = {**store.sizes("packed"), **store.sizes("manifests")}
+    for key in registered:  # packed and not published yet: a run may be between the two
+        for name in store.sizes(f"records/{key}"):
+            if name.rsplit("/", 1)[-1].startswith("packed_"):
+                stage = name.rsplit("/", 1)[-1].removesuffix(".json")
+                needed |= {file.path for file in dataset.record(stage, key).files.values()}
     doomed = [name for name in sizes if _PACKED_NAME.fullmatch(name) and name not in needed]
     doomed += ordered[max(keep, 1) :]
+    for folder in (*TABLES, "published"):
+        for name, size in store.sizes(folder).items():
+            if name.rsplit("/", 1)[-1].rsplit(".", 1)[0] not in registered:
+                doomed.append(name)
+                sizes[name] = size
     if not dry_run:
         for name in doomed:
             store.delete(name)
@@ -318,5 +344,10 @@ def _newest_first(store: Any, folder: str) -> Iterable[tuple[float, str]]:
         yield -(when.timestamp() if hasattr(when, "timestamp") else float(when)), name
 
 
-def _packed_of(manifest: Mapping[str, Any]) -> list[str]:
-    return [file["path"] for shard in manifest["shards"] for file in shard["files"].values()]
+def _packed_of(store: Store, name: str) -> list[str]:
+    try:
+        manifest = json.loads(store.read_bytes(name))
+        return [file["path"] for shard in manifest["shards"] for file in shard["files"].values()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        # What it needs is not known, so nothing may go.
+        raise SchemaMismatchError(f"{store.url_of(name)}: not a manifest: {error!r}") from error

@@ -31,6 +31,9 @@ MAX_PROBLEMS = 16  # shards passed over in search of one that can decide the sch
 _SUFFIXES = (*SHARD_SUFFIXES, *LISTING_SUFFIXES)
 
 
+MAX_KEY = 200  # a file name has 255 bytes at most, and ours add a digest, an extension and dots
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
     """What a registration found.
@@ -80,8 +83,8 @@ def group_shards(spec: DatasetSpec, shards: Iterable[ShardFile]) -> list[Partiti
             if match is None:
                 raise ConfigError(spec.where, "partition_pattern", f"{pattern.pattern!r} does not match {path!r}")
             key = match["partition"] if "partition" in pattern.groupindex else match[1]
-        if not key or not PARTITION_KEY.fullmatch(key) or key.startswith("."):
-            detail = f"shard {shard.url} gives the key {key!r}; allowed are letters, digits, '.', '_' and '-'"
+        if not PARTITION_KEY.fullmatch(key) or key.startswith(".") or len(key) > MAX_KEY:
+            detail = f"shard {shard.url} gives the key {key!r}; allowed are up to {MAX_KEY} letters, digits, . _ and -"
             raise ConfigError(spec.where, "partition_pattern" if pattern else "shards", detail)
         if pattern is None and key in groups:
             detail = f"{groups[key][0].url} and {shard.url} would both be partition {key!r}: set partition_pattern"
@@ -94,7 +97,7 @@ def list_partitions(
     spec: DatasetSpec,
     *,
     seen: Mapping[str, tuple[str, float]] | None = None,
-) -> tuple[list[Partition], dict[str, tuple[str, float]]]:
+) -> tuple[list[Partition], list[Partition], dict[str, tuple[str, float]]]:
     """Lists the shards that have settled, as partitions.
 
     A shard has settled when its modification time is `settle_seconds` past, or when `seen` says that it has had its
@@ -105,21 +108,21 @@ def list_partitions(
         seen: by URL, the fingerprint last seen and since when (seconds since 1970).
 
     Returns:
-        The settled partitions sorted by key, and what to hand in as `seen` next time: an entry for each shard that
-        has not settled.
+        The settled partitions sorted by key, those that wait for a shard, and what to hand in as `seen` next time: an
+        entry for each shard that has not settled.
     """
     now = time.time()
     known = seen or {}
     settled: list[Partition] = []
+    unsettled: list[Partition] = []
     young: dict[str, tuple[str, float]] = {}
     for partition in group_shards(spec, expand_shards(spec.shards, spec.storage_options)):
         waiting = [s for s in partition.shards if not _has_settled(s, spec.settle_seconds, now, known)]
-        if not waiting:
-            settled.append(partition)
+        (unsettled if waiting else settled).append(partition)
         for shard in waiting:
             fingerprint, since = known.get(shard.url, ("", now))
             young[shard.url] = (shard.fingerprint, since if fingerprint == shard.fingerprint else now)
-    return settled, young
+    return settled, unsettled, young
 
 
 def _has_settled(shard: ShardFile, settle: float, now: float, seen: Mapping[str, tuple[str, float]]) -> bool:
@@ -156,21 +159,32 @@ def register(
     """
     spec = dataset.spec
     before = dataset.partitions()
-    partitions, young = list_partitions(spec, seen=seen)
+    partitions, unsettled, young = list_partitions(spec, seen=seen)
     if young and wait:
         sleep(spec.settle_seconds)
-        partitions, young = list_partitions(spec, seen=young)
-    if not partitions and not young and not before and not allow_empty:
+        partitions, unsettled, young = list_partitions(spec, seen=young)
+    if not partitions and not young and before:
+        # An unmounted folder looks like this; taking it at its word would empty the next manifest.
+        detail = f"no shard was found there, though {len(before)} partitions are registered"
+        raise SourceError(spec.shards, detail)
+    if not partitions and not young and not allow_empty:
         raise SourceError(spec.shards, "no shard was found there")
-    held = set(young)
+    source = dataset.registered_source()
+    if source is not None and source != spec.shards and not new_schema:
+        detail = (
+            f"is {spec.shards}, but the dataset at {dataset.store.url} was made from {source}: use another dataset "
+            f"name or root, or, if it moved, `mm-assets register --dataset {spec.name} --new-schema`"
+        )
+        raise ConfigError(spec.where, "shards", detail)
     present = {p.key: p for p in partitions}
-    # A shard that is being replaced is still the partition's: what is registered stands until the new one settles.
-    kept = [p for key, p in before.items() if key not in present and any(s.url in held for s in p.shards)]
+    waiting = {partition.key for partition in unsettled}
+    # A partition whose shards are being replaced, or get company, stands as it is registered until they settle.
+    kept = [p for key, p in before.items() if key not in present and key in waiting]
     everything = tuple(sorted([*partitions, *kept], key=lambda p: p.key))
     keys = {p.key for p in everything}
     if everything:
         _settle_schema(dataset, everything, new_schema=new_schema)
-    if {p.key: p for p in everything} != before:
+    if {p.key: p for p in everything} != before or source != spec.shards:
         dataset.write_partitions(everything)
     return Registration(
         partitions=everything,

@@ -187,7 +187,7 @@ class SampleLayout:
     extensions: Mapping[str, str] = field(default_factory=dict)
     allow_references: bool = False
     allowed_references: tuple[str, ...] = ()
-    max_text_bytes: int = 64 << 20
+    max_text_bytes: int = 16 << 20
 
     @property
     def prefixes(self) -> tuple[str, ...]:

@@ -165,8 +165,18 @@ class _Run:
         return [source for source in self.sources if source.url in urls and not is_listing(source.url)]
 
     def read(self, stage: str, table: str) -> pq.ParquetFile:
-        """Opens a table of an earlier stage and notes its digest as an input."""
-        self.inputs[table] = self.dataset.record(stage, self.key).files[table].sha256
+        """Opens a table of an earlier stage and notes its digest as an input.
+
+        Raises:
+            SourceError: the stage has not run, or the file is not the one that it recorded.
+        """
+        recorded = self.dataset.record(stage, self.key).files[table]
+        found = self.dataset.store.size(recorded.path)
+        if found != recorded.size:  # the stage was interrupted between its file and its record
+            shown = "no file" if found is None else f"{found} bytes"
+            detail = f"found {shown}, expected {recorded.size} bytes as recorded: materialize {stage} again"
+            raise SourceError(self.dataset.store.url_of(recorded.path), detail)
+        self.inputs[table] = recorded.sha256
         opened = open_table(self.dataset.store, self.dataset.table(table, self.key))
         self._tables.append(opened)
         return opened
@@ -220,6 +230,9 @@ class _Run:
             outcomes=tuple(Outcome(name=o.name, passed=o.passed, num_violations=o.num_violations) for o in outcomes),
         )
         self.dataset.write_record(record)
+        if not all(outcome.passed for outcome in outcomes):
+            # A file that was found damaged after its publication is not to be listed again.
+            self.dataset.store.delete(self.dataset.marker_name(self.key))
         return StageResult(
             record=record,
             outcomes=outcomes,
@@ -254,7 +267,7 @@ def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
 
     Raises:
         ShardError: a shard cannot be read through and the declaration does not say to salvage.
-        SourceError: a shard is gone.
+        SourceError: a shard is gone, or is not the one that was registered.
     """
     on_damaged = dataset.spec.on_damaged_shard
     damaged = 0

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Set
 from typing import IO
 
-from mm_assets.errors import ShardError, SourceError
+from mm_assets.errors import ShardError, ShardReadError, SourceError
 from mm_assets.etl.shard_stream import compression_of
 from mm_assets.etl.tar_index import Damage, Member, iter_payloads
 from mm_assets.storage import SourceFile
@@ -102,7 +102,8 @@ class TarExtract:
         max_bytes: a larger member is an error.
 
     Raises:
-        SourceError: the shard is compressed in a way that is not read, or cannot be read.
+        ShardError: the shard is compressed in a way that is not read.
+        ShardReadError: the storage failed.
     """
 
     def __init__(self, source: SourceFile, shelf: Shelf, *, max_bytes: int) -> None:
@@ -110,7 +111,10 @@ class TarExtract:
         self.url = source.url
         self._shelf = shelf
         self._max_bytes = max_bytes
-        self._ranged = compression_of(source) is None
+        try:
+            self._ranged = compression_of(source) is None
+        except SourceError as error:
+            raise _fault_of(error) from error
         self._needed: Set[str] = frozenset()
         self._keep_all = False
         self._seen: set[str] = set()
@@ -157,6 +161,7 @@ class TarExtract:
 
         Raises:
             SourceError: the shard has no such member, it is too large, or it stands behind damage.
+            ShardReadError: the storage failed.
         """
         if name in self._errors:
             raise self._errors[name]
@@ -199,10 +204,10 @@ class TarExtract:
                     return content
                 self._shelf.put((self.url, member.member), content)
                 self._shelved.add(member.member)
-        except ShardError:
+        except SourceError as error:
             self._pass = None
             self._ended = True
-            raise
+            raise _fault_of(error, name) from error
         self._pass = None
         self._ended = True
         return None
@@ -213,3 +218,10 @@ class TarExtract:
         if close is not None:
             close()
         self._pass = None
+
+
+def _fault_of(error: SourceError, member: str | None = None) -> SourceError:
+    """The error of a pass: as it is where it tells of the archive or of a member, else the storage's."""
+    if isinstance(error, ShardError) or error.member is not None:
+        return error
+    return ShardReadError(error.path, error.detail, member=member, byte_offset=error.byte_offset)

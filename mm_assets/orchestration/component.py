@@ -34,7 +34,7 @@ class ShardDatasetAttributes(dg.Model):
     materialize: _AnyValue = Field(None, description="read (default) or write.")
     on_materialize_error: _AnyValue = Field(None, description="keep (default), drop_row, drop_sample or fail.")
     on_damaged_shard: _AnyValue = Field(None, description="fail (default) or salvage.")
-    max_content_bytes: _AnyValue = Field(None, description="Larger items are errors on their rows; 1 GiB.")
+    max_content_bytes: _AnyValue = Field(None, description="Larger items are errors on their rows; 256 MiB.")
     annotators: _AnyValue = Field(None, description="List of annotators, each with its `type` and parameters.")
     filters: _AnyValue = Field(None, description="List of filters, each with its `type` and parameters.")
     on_empty_sample: _AnyValue = Field(None, description="drop (default) or keep.")

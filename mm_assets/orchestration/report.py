@@ -91,12 +91,19 @@ def check_results(
             asset_key=asset_key,
             passed=outcome.passed,
             severity=dg.AssetCheckSeverity.ERROR,
-            description=outcome.description,
+            description=outcome.description if outcome.passed else _finding(outcome),
             metadata=_violations(outcome),
         )
         for outcome in result.outcomes
         if names is None or outcome.name in names
     ]
+
+
+def _finding(outcome: Outcome) -> str:
+    """The failure in one line: how many rows break the rule, and the first of them."""
+    first = ", ".join(f"{name}={value}" for name, value in (outcome.violations[:1] or ({},))[0].items())
+    noun = "violation" if outcome.num_violations == 1 else "violations"
+    return f"{outcome.num_violations:,} {noun} of: {outcome.description} First: {first}"
 
 
 def _violations(outcome: Outcome) -> dict[str, Any]:

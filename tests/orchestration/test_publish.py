@@ -94,6 +94,9 @@ def test_a_changed_shard_is_pending_again(dataset: DatasetStore, demo_shards: Pa
     assert publish.pending_partitions(dataset) == []
     assert register(dataset).changed == ("docs-00001",)
     assert publish.pending_partitions(dataset) == ["docs-00001"]
+    report = publish.build_manifest(dataset)
+    assert partitions_of(report) == ["docs-00000"]
+    assert report.left_out == {"docs-00001": "its shards changed"}
 
 
 def test_publishing_out_of_order_is_refused(dataset: DatasetStore) -> None:
@@ -149,3 +152,101 @@ def test_a_record_of_another_shape_is_refused(dataset: DatasetStore) -> None:
     path.write_text(json.dumps(value))
     with pytest.raises(SchemaMismatchError, match=r"rows\.json: not a stage record"):
         dataset.record("rows", "docs-00000")
+
+
+def test_what_is_indexed_is_what_was_registered(dataset: DatasetStore, demo_shards: Path) -> None:
+    """A shard that is being replaced after its registration is not indexed half, but refused with what to do."""
+    from mm_assets.errors import SourceError
+
+    shutil.copyfile(demo_shards / "docs-00000.tar", Path(dataset.spec.shards, "docs-00001.tar"))
+    with pytest.raises(SourceError, match=r"changed since it was registered .*mm-assets register"):
+        stages.raw_shards(dataset, "docs-00001")
+
+
+def test_shards_that_are_all_gone_change_nothing(dataset: DatasetStore) -> None:
+    """A place that looks empty, as an unmounted folder does, is an error and unregisters nothing."""
+    from mm_assets.errors import SourceError
+
+    for shard in Path(dataset.spec.shards).iterdir():
+        shard.unlink()
+    with pytest.raises(SourceError, match="no shard was found there, though 2 partitions are registered"):
+        register(dataset, allow_empty=True)
+    assert sorted(dataset.partitions()) == ["docs-00000", "docs-00001"]
+
+
+def test_other_shards_do_not_take_over_a_dataset(dataset: DatasetStore, demo_shards: Path) -> None:
+    """Shards of another place under the same name are refused, because they would be packed by the first one's plan."""
+    from dataclasses import replace
+
+    from mm_assets.errors import ConfigError
+
+    other = DatasetStore(replace(dataset.spec, shards=str(demo_shards / "speech-*.tar")))
+    with pytest.raises(ConfigError, match="use another dataset name or root"):
+        register(other)
+    assert register(other, new_schema=True).added == ("speech-00000",)
+
+
+def test_a_group_stays_registered_while_a_shard_joins_it(demo_spec: SpecOf, inbox: Callable[..., Path]) -> None:
+    """A young shard makes its group wait; what is registered of the group stands until then."""
+    from dataclasses import replace
+
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")), partition_pattern=r"(docs)-\d+")
+    assert [p.key for p in register(DatasetStore(spec)).partitions] == ["docs"]
+    inbox("docs-00001.tar")
+    found = register(DatasetStore(replace(spec, settle_seconds=3600.0)))
+    assert (found.removed, found.changed, len(found.unsettled)) == ((), (), 2)
+    (partition,) = found.partitions
+    assert len(partition.shards) == 1
+
+
+def test_clean_leaves_what_a_run_is_about_to_publish(dataset: DatasetStore) -> None:
+    """Packed files that are recorded and not yet published stay; those of a partition that is gone go."""
+    from dataclasses import replace
+
+    publish.build_manifest(dataset)
+    changed = DatasetStore(replace(dataset.spec, filters=({"type": "text_length", "min_chars": 50},)))
+    stages.filtered_rows(changed, "docs-00000")
+    stages.packed(changed, "docs-00000")
+    publish.clean(changed, keep=1)
+    publish.publish(changed, "docs-00000")
+    Path(dataset.spec.shards, "docs-00001.tar").unlink()
+    register(changed)
+    publish.build_manifest(changed)
+    gone = publish.clean(changed, keep=1).files
+    assert any(name.startswith("packed/docs-00001.") for name in gone)
+    assert "rows/docs-00001.parquet" in gone
+    assert not [name for name in gone if "docs-00000." in name and "filtered_rows" in name]
+
+
+def test_a_lost_packed_file_is_made_again(dataset: DatasetStore) -> None:
+    """A published partition whose packed file is gone is pending, and is not published without it."""
+    from mm_assets.errors import SourceError
+
+    marker = dataset.marker("docs-00000")
+    assert marker is not None
+    Path(dataset.store.path_of(marker["files"]["mstr"]["path"])).unlink()
+    assert publish.pending_partitions(dataset) == ["docs-00000"]
+    with pytest.raises(SourceError, match=r"\.mstr is gone"):
+        publish.publish(dataset, "docs-00000")
+
+
+def test_a_table_that_is_not_its_record_is_refused(dataset: DatasetStore) -> None:
+    """A file that was replaced without its record, as by a kill between the two, is not read on."""
+    from mm_assets.errors import SourceError
+
+    path = Path(dataset.store.path_of("rows/docs-00000.parquet"))
+    path.write_bytes(Path(dataset.store.path_of("rows/docs-00001.parquet")).read_bytes())
+    with pytest.raises(SourceError, match=r"expected \d+ bytes as recorded: materialize rows again"):
+        stages.materialized_rows(dataset, "docs-00000")
+
+
+def test_a_file_found_damaged_is_no_longer_published(dataset: DatasetStore) -> None:
+    """When a check of a published file fails afterwards, its partition leaves the next manifest."""
+    file = dataset.record("packed_mult", "docs-00000").files["mult"]
+    path = Path(dataset.store.path_of(file.path))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert not stages.recheck_packed(dataset, "docs-00000", "mult").passed
+    assert partitions_of(publish.build_manifest(dataset)) == ["docs-00001"]
+    assert publish.pending_partitions(dataset) == ["docs-00000"]
