@@ -1,6 +1,7 @@
 """Resident memory and throughput of the whole chain on one large shard.
 
-Makes a shard of interleaved documents (500 MB unless told otherwise) and runs on it, each in a fresh process:
+Makes a shard (500 MB unless told otherwise) of interleaved documents with large JPEG images or multi-frame TIFFs, or of
+small captioned images, and runs on it, each in a fresh process:
 
 - the dataset's pack job as `mm-assets run` runs it, Dagster and every check included: seconds, MB/s of the shard and
   peak resident memory of each stage;
@@ -9,7 +10,7 @@ Makes a shard of interleaved documents (500 MB unless told otherwise) and runs o
 
 Exits 1 where the promise of 512 MB does not hold.
 
-    python benchmarks/memory.py [--megabytes 500] [--layout jpeg|tiff]
+    python benchmarks/memory.py [--megabytes 500] [--layout jpeg|tiff|captions]
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import itertools
 import json
 import os
 import resource
@@ -26,7 +28,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,38 +60,55 @@ def multi_frame_tiff(seed: int, frames: int) -> bytes:
     return target.getvalue()
 
 
-def make_shard(path: Path, megabytes: int, layout: str) -> int:
-    """Writes a shard of at least so many megabytes and gives its number of documents."""
-    distinct = 24  # documents differ in their text; images repeat, or making them would take longer than packing them
+def documents(layout: str) -> Iterator[list[tuple[str, bytes]]]:
+    """The members of one sample after the other, without end.
+
+    Texts differ; images repeat, or making them would take longer than packing them.
+    """
     if layout == "tiff":
-        media = [multi_frame_tiff(seed, 6) for seed in range(distinct // 4)]
+        media = [multi_frame_tiff(seed, 6) for seed in range(6)]
+    elif layout == "jpeg":
+        media = [noise_jpeg(seed, 512 + 64 * (seed % 6)) for seed in range(24)]
     else:
-        media = [noise_jpeg(seed, 512 + 64 * (seed % 6)) for seed in range(distinct)]
+        media = [noise_jpeg(seed, 128 + 16 * (seed % 8)) for seed in range(64)]
+    for count in itertools.count():
+        key = f"doc-{count:06d}"
+        url = f"https://example.org/{key}"
+        if layout == "captions":
+            image = media[count % len(media)] + f"<!-- {key} -->".encode()
+            caption = f"A caption of picture {count}. " * 4
+            yield [
+                (f"{key}.jpg", image),
+                (f"{key}.txt", caption.encode()),
+                (f"{key}.json", json.dumps({"url": url}).encode()),
+            ]
+            continue
+        texts: list[str | None] = []
+        images: list[str | None] = []
+        for k in range(6):
+            texts += [f"Paragraph {k} of document {count}. " * 40, None]
+            images += [None, f"{key}.{k}.jpg" if layout == "jpeg" else f"page_{k}_image_{k}"]
+        members = [(f"{key}.json", json.dumps({"texts": texts, "images": images, "url": url}).encode())]
+        if layout == "tiff":
+            members.append((f"{key}.tiff", media[count % len(media)]))
+        else:
+            # A trailing comment makes each file its own: a filter of duplicates must not empty the shard.
+            members += [
+                (f"{key}.{k}.jpg", media[(count + k) % len(media)] + f"<!-- {key}.{k} -->".encode()) for k in range(6)
+            ]
+        yield members
+
+
+def make_shard(path: Path, megabytes: int, layout: str) -> int:
+    """Writes a shard of at least so many megabytes and gives its number of samples."""
+    samples = documents(layout)
     count = 0
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-
-        def add(name: str, content: bytes) -> None:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-
         while path.stat().st_size < megabytes * 1_000_000:
-            key = f"doc-{count:06d}"
-            texts: list[str | None] = []
-            images: list[str | None] = []
-            for k in range(6):
-                texts += [f"Paragraph {k} of document {count}. " * 40, None]
-                images += [None, f"{key}.{k}.jpg" if layout == "jpeg" else f"page_{k}_image_{k}"]
-            add(
-                f"{key}.json",
-                json.dumps({"texts": texts, "images": images, "url": f"https://example.org/{key}"}).encode(),
-            )
-            if layout == "tiff":
-                add(f"{key}.tiff", media[count % len(media)])
-            else:
-                for k in range(6):
-                    # A trailing comment makes each file its own: a filter of duplicates must not empty the shard.
-                    add(f"{key}.{k}.jpg", media[(count + k) % len(media)] + f"<!-- {key}.{k} -->".encode())
+            for name, content in next(samples):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
             count += 1
     return count
 
@@ -122,16 +141,17 @@ def peak_bytes() -> int:
 
 
 def dataset_of(shard: str, root: str) -> Any:
-    """The dataset that is measured."""
+    """The dataset that is measured; its packing follows from the folder that the shard lies in."""
     from mm_assets.etl.dataset_store import DatasetStore
     from mm_assets.spec import DatasetSpec
 
+    preset = "image_text" if Path(shard).parent.name == "captions" else "interleaved"
     config = {
         "name": "bench",
         "shards": shard,
         "root": root,
         "settle_seconds": 0,
-        "pack": "interleaved",
+        "pack": preset,
         "filters": [{"type": "aspect_ratio", "min": 0.2, "max": 5.0}],
     }
     return DatasetStore(DatasetSpec.from_config(config, where="benchmark"))
@@ -224,6 +244,7 @@ def measured(what: str, shard: Path, folder: Path) -> dict[str, Any]:
     home.mkdir(exist_ok=True)
     command = [sys.executable, __file__, "--measure", what, str(shard), str(folder / what)]
     environment = {**os.environ, "DAGSTER_HOME": str(home)}
+    os.sync()  # what was written before must not slow down what is measured
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
@@ -233,7 +254,7 @@ def main() -> None:
     """Runs the benchmark and exits 1 where the promise does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=500)
-    parser.add_argument("--layout", choices=("jpeg", "tiff"), default="jpeg")
+    parser.add_argument("--layout", choices=("jpeg", "tiff", "captions"), default="jpeg")
     parser.add_argument("--measure", nargs=3, metavar=("WHAT", "SHARD", "ROOT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -242,10 +263,11 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="mm-assets-bench-") as name:
         folder = Path(name)
-        shard = folder / "shard-00000.tar"
-        documents = make_shard(shard, options.megabytes, options.layout)
+        shard = folder / options.layout / "shard-00000.tar"
+        shard.parent.mkdir()
+        num_samples = make_shard(shard, options.megabytes, options.layout)
         size = shard.stat().st_size
-        print(f"{documents:,} documents, {size / 1e6:.0f} MB, layout {options.layout}")
+        print(f"{num_samples:,} samples, {size / 1e6:.0f} MB, layout {options.layout}")
         chain = measured("chain", shard, folder)
         for failure in chain["failures"]:
             print("failed:", failure)

@@ -20,6 +20,7 @@ __all__ = [
     "MmAssetsError",
     "SchemaMismatchError",
     "ShardError",
+    "ShardReadError",
     "SourceError",
     "TruncatedError",
     "UnsupportedVersionError",
@@ -144,6 +145,10 @@ def _rebuild_source_error(
 
 class ShardError(SourceError):
     """A shard cannot be read through: its archive structure is damaged at a byte offset."""
+
+
+class ShardReadError(SourceError):
+    """The storage failed while an archive was read: nothing is known of its content, and a later run may have it."""
 
 
 class MissingColumnError(SourceError):

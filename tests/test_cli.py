@@ -130,3 +130,46 @@ def test_what_is_not_there_is_named(cli, arguments: tuple[str, ...], says: str) 
     done = cli(*arguments, code=1)
     assert says in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
+
+
+PROJECT = """
+from pathlib import Path
+import dagster as dg
+import theirs.defs
+
+@dg.definitions
+def defs():
+    return dg.ComponentTree.from_module(defs_module=theirs.defs, project_root=Path(__file__).parent.parent).build_defs()
+"""
+
+
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [
+        ("  shards: x\n  shard_size: 3", r"mine/defs\.yaml: shard_size: is not a setting"),
+        ("  shards: x\n  filters: [{type: 'theirs.bad:F'}]", r"filters\[0\]\.type: .*RuntimeError: no licence"),
+        ("  shards: [x", r"theirs\.definitions: module: cannot be loaded: ParserError: .*defs\.yaml.* line"),
+    ],
+)
+def test_a_wrong_declaration_is_one_line(cli, attributes: str, says: str) -> None:  # type: ignore[no-untyped-def]
+    """A wrong declaration of one's own project gives file, key and reason in one line, and exit code 2."""
+    mine = cli.work / "theirs" / "defs" / "mine"
+    mine.mkdir(parents=True)
+    (cli.work / "theirs" / "__init__.py").write_text("")
+    (cli.work / "theirs" / "defs" / "__init__.py").write_text("")
+    (cli.work / "theirs" / "bad.py").write_text("raise RuntimeError('no licence')")
+    (cli.work / "theirs" / "definitions.py").write_text(PROJECT)
+    (mine / "defs.yaml").write_text(
+        f"type: mm_assets.orchestration.ShardDataset\nattributes:\n  name: a\n{attributes}\n"
+    )
+    done = cli("register", "-m", "theirs.definitions", code=2)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert re.search(says, line)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_module_that_is_not_there_is_named(cli) -> None:  # type: ignore[no-untyped-def]
+    """An unimportable definitions module gives one line and exit code 2."""
+    done = cli("register", "-m", "no.such.module", code=2)
+    assert done.stderr.startswith("error: no.such.module: module: cannot be loaded: ModuleNotFoundError")
+    assert "Traceback" not in done.stderr

@@ -1,5 +1,6 @@
 """Files by ranges, and files that appear whole or not at all."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -175,6 +176,15 @@ def test_a_draft_may_be_named_by_its_content(store: Store) -> None:
         draft.name = f"p/x.{draft.digest()[:8]}.mult"
     assert store.sizes("p") == {"p/x.2cf24dba.mult": 5}
     assert draft.result().path == "p/x.2cf24dba.mult"
+
+
+def test_a_digest_is_that_of_the_last_content(store: Store) -> None:
+    """A file that changes after its digest was asked for is published with the digest of what it became."""
+    with store.draft("x") as draft:
+        draft.path.write_bytes(b"first")
+        first = draft.digest()
+        draft.path.write_bytes(b"and then more")
+    assert draft.result().sha256 == hashlib.sha256(b"and then more").hexdigest() != first
 
 
 def test_two_writers_of_one_file_do_not_overlap(tmp_path: Path) -> None:

@@ -323,8 +323,8 @@ def _items_of(made: Field, payload: Payload) -> Iterator[_Item]:
     if not isinstance(made, SequenceField):
         yield _Item(0, payload.metadata, payload.data)
         return
-    for k, _ in enumerate(made.positions(payload.metadata, payload.data)):
-        yield _Item(*made.item_payload(payload.metadata, payload.data, k))
+    for item in made.item_payloads(payload.metadata, payload.data):
+        yield _Item(*item)
 
 
 def _listed(sample_id: str, entries: Any) -> Iterator[tuple[Any, ...]]:

@@ -15,7 +15,8 @@ import pyarrow as pa
 from mm_assets.checks.catalog import Check, checks_of
 from mm_assets.checks.context import CheckContext, Outcome
 from mm_assets.checks.packed import PACKED_VIEWS, PackedFiles
-from mm_assets.checks.views import TABLE_VIEWS, Tables
+from mm_assets.checks.views import OWN_TABLES, TABLE_VIEWS, Tables
+from mm_assets.errors import SourceError
 
 __all__ = ["CheckContext", "Outcome", "run_checks"]
 
@@ -36,7 +37,7 @@ def run_checks(asset: str, context: CheckContext) -> list[Outcome]:
 
     Raises:
         ValueError: there is no such asset.
-        SourceError: a file that the checks need is missing or cannot be read.
+        SourceError: a file that the checks need is missing or cannot be read, or DuckDB could not judge it.
         SchemaMismatchError: a table of an asset before this one lacks a column.
     """
     outcomes: list[Outcome] = []
@@ -66,6 +67,8 @@ class _Session:
     def __init__(self, asset: str, context: CheckContext) -> None:
         import duckdb
 
+        self._error: type[Exception] = duckdb.Error
+        self._asset = asset
         self._context = context
         self._scratch = tempfile.TemporaryDirectory(prefix="mm-assets-checks-")
         self._connection = duckdb.connect(
@@ -108,15 +111,25 @@ class _Session:
         self._provided.add(name)
 
     def judge(self, check: Check) -> Outcome:
-        """The outcome of one check."""
-        for name in check.needs:
-            self._provide(name)
-        result = self._connection.execute(check.sql)
-        names = [column[0] for column in result.description]
-        first = result.fetchmany(MAX_LISTED)
-        count = len(first)
-        while more := result.fetchmany(_FETCH):
-            count += len(more)
+        """The outcome of one check.
+
+        Raises:
+            SourceError: a file cannot be read, or the statement could not be executed.
+        """
+        try:
+            for name in check.needs:
+                self._provide(name)
+            result = self._connection.execute(check.sql)
+            names = [column[0] for column in result.description]
+            first = result.fetchmany(MAX_LISTED)
+            count = len(first)
+            while more := result.fetchmany(_FETCH):
+                count += len(more)
+        except self._error as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise SourceError(
+                self._files_of(check), f"the check {check.name} of {self._asset} could not be executed: {reason}"
+            ) from error
         return Outcome(
             name=check.name,
             passed=count == 0,
@@ -124,6 +137,13 @@ class _Session:
             violations=tuple({name: _shown(v) for name, v in zip(names, row, strict=True)} for row in first),
             description=check.description,
         )
+
+    def _files_of(self, check: Check) -> str:
+        """The files that a check reads, those of its asset where its views have other names."""
+        files = self._context.files
+        named = [name for name in check.needs if name in files] or [n for n in OWN_TABLES[self._asset] if n in files]
+        names = [files[name] for name in named] or list(self._context.packed.values())
+        return ", ".join(self._context.store.url_of(name) for name in names)
 
 
 def _shown(value: Any) -> Any:

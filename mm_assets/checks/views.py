@@ -1,14 +1,17 @@
 """The views that checks select from: a partition's tables, and what its shards and declarations say of them.
 
-Tables come from their Parquet files as DuckDB reads them, without the media column; which rows hold bytes, and how
-many, is found by reading that column in bounded batches. Members come from a fresh walk over the shards' headers.
+Tables come from their Parquet files as DuckDB reads them, without the columns of content: a single value of these may
+be larger than DuckDB's memory. They are read in bounded batches, of which sizes, checksums and digests are kept.
+Members come from a fresh walk over the shards' headers.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -23,8 +26,9 @@ from mm_assets.etl.schema import (
     MULTIMODAL_SCHEMA,
     REJECTS_SCHEMA,
 )
-from mm_assets.etl.source_ref import parse_source_ref
+from mm_assets.etl.source_ref import parse_source_ref, with_parsed_source_ref_columns
 from mm_assets.etl.tar_index import iter_members
+from mm_assets.formats import crc32c
 
 __all__ = ["OWN_TABLES", "TABLE_VIEWS", "Tables"]
 
@@ -38,7 +42,9 @@ OWN_TABLES: Mapping[str, tuple[str, ...]] = {
 }
 """The tables that each asset makes, by the names of their views."""
 
-MEDIA = "binary_content"  # never read by DuckDB: one vector of it could be larger than its memory
+MEDIA = "binary_content"
+TEXTS = ("text_content", "metadata_json")
+CONTENT = (MEDIA, *TEXTS)  # never read by DuckDB: one vector of them could be larger than its memory
 
 _EXPECTED = pa.schema(
     [("table_name", pa.string()), ("ordinal", pa.int32()), ("column_name", pa.string()), ("column_type", pa.string())]
@@ -71,9 +77,26 @@ _CONTENT = pa.schema(
         ("position", pa.int32()),
         ("modality", pa.string()),
         ("content_size", pa.int64()),
+        ("crc32c", pa.uint32()),
+        ("source_size", pa.int64()),
         ("has_error", pa.bool_()),
     ]
 )
+_DIGEST = 16  # bytes
+_REREAD = pa.schema(
+    [
+        ("ordinal", pa.int64()),
+        ("sample_id", pa.string()),
+        ("position", pa.int32()),
+        ("modality", pa.string()),
+        ("source_ref", pa.string()),
+        ("crc32c", pa.uint32()),
+        ("shard_crc32c", pa.uint32()),
+    ]
+)
+MAX_REREAD = 8  # items of a partition whose range is read from its shard again
+MAX_REREAD_BYTES = 4 << 20  # of all of them: the check must not cost what the stage did
+_TEXTS = pa.schema([("ordinal", pa.int64()), *((f"{name}_digest", pa.binary(_DIGEST)) for name in TEXTS)])
 _BATCH_ROWS = 4 << 10  # rows that become Python objects at a time
 
 
@@ -108,6 +131,7 @@ class Tables:
         self.context = context
         self.asset = asset
         self._open: dict[str, pq.ParquetFile] = {}
+        self._content: dict[str, pa.Table] = {}
 
     def close(self) -> None:
         """Closes the files."""
@@ -140,10 +164,10 @@ class Tables:
             raise SchemaMismatchError(f"{where}: no column {', '.join(missing)}: make {table} again")
 
     def select(self, table: str) -> str:
-        """The statement that reads a table's file, all columns but media; `ordinal` counts the rows of row tables."""
+        """The statement that reads a table's file, all columns but content; `ordinal` counts the rows of row tables."""
         self.check_columns(table)
         schema = _SCHEMAS[table]
-        columns = ", ".join(f'"{name}"' for name in schema.names if name != MEDIA)
+        columns = ", ".join(f'"{name}"' for name in schema.names if name not in CONTENT)
         # Counted and not read from the file: a user column may be called file_row_number.
         ordinal = ", row_number() over () - 1 as ordinal" if schema is MULTIMODAL_SCHEMA else ""
         return f"select {columns}{ordinal} from read_parquet({_quoted(self._url(table))})"
@@ -218,19 +242,83 @@ class Tables:
     # -- content
 
     def content(self, table: str) -> pa.Table:
-        """Each row of a row table with the number of its media bytes, null where it has none."""
+        """Each row of a row table with size and CRC-32C of its media bytes, null where it has none.
+
+        `source_size` is the size that its locator tells, null where it tells none or names a frame of it.
+        """
+        if table not in self._content:
+            self._content[table] = self._read_content(table)
+        return self._content[table]
+
+    def _read_content(self, table: str) -> pa.Table:
         self.check_columns(table)
         batches = []
         ordinal = 0
-        columns = ["sample_id", "position", "modality", MEDIA, "materialize_error"]
+        columns = ["sample_id", "position", "modality", MEDIA, "source_ref", "materialize_error"]
         for batch in self._batches(table, columns):
             sizes = pc.cast(pc.binary_length(batch.column(MEDIA)), pa.int64())
             place = pa.array(range(ordinal, ordinal + batch.num_rows), pa.int64())
             known = [batch.column(name) for name in columns[:3]]
+            sums = [None if value is None else crc32c(value) for value in _values(batch.column(MEDIA))]
+            told = _source_sizes(batch.column("source_ref"))
             error = batch.column("materialize_error").is_valid()
-            batches.append(pa.RecordBatch.from_arrays([place, *known, sizes, error], schema=_CONTENT))
+            batches.append(
+                pa.RecordBatch.from_arrays(
+                    [place, *known, sizes, pa.array(sums, pa.uint32()), told, error], schema=_CONTENT
+                )
+            )
             ordinal += batch.num_rows
         return pa.Table.from_batches(batches, _CONTENT)
+
+    def reread(self, table: str) -> pa.Table:
+        """Up to 8 items of at most 4 MiB, spread over the partition, with the CRC-32C of their ranges in local shards.
+
+        A remote shard is not asked again: what is read of it is paid for.
+        """
+        return table_of(self._reread(table), _REREAD)
+
+    def _reread(self, table: str) -> Iterator[tuple[Any, ...]]:
+        shards = {shard.url: shard for shard in self.context.shards if shard.is_local}
+        content = self.content(table)
+        whole = pc.and_(content.column("content_size").is_valid(), content.column("source_size").is_valid())
+        small = pc.less_equal(content.column("content_size"), MAX_REREAD_BYTES // MAX_REREAD)
+        rows = pc.indices_nonzero(pc.and_(whole, small)).to_numpy()
+        if not shards or not len(rows):
+            return
+        spread = np.linspace(0, len(rows) - 1, min(MAX_REREAD, len(rows))).astype(int)
+        chosen = [int(rows[k]) for k in spread]
+        known = iter(content.take(chosen).to_pylist())
+        first = 0
+        for batch in self._batches(table, ["source_ref"]):
+            for row in chosen:
+                if not first <= row < first + batch.num_rows:
+                    continue
+                item, text = next(known), batch.column("source_ref")[row - first].as_py()
+                ref = parse_source_ref(text)
+                shard = shards.get(ref.path or "")
+                size = item["content_size"]
+                if shard is None or ref.byte_offset is None or ref.byte_size != size:
+                    continue
+                if ref.byte_offset + size <= shard.size:  # what leaves the shard is for the checks of locators to say
+                    names = ("ordinal", "sample_id", "position", "modality")
+                    found = crc32c(shard.read(ref.byte_offset, size))
+                    yield (*(item[name] for name in names), text, item["crc32c"], found)
+            first += batch.num_rows
+
+    def texts(self, table: str) -> pa.Table:
+        """Each row of a row table with digests of its text and its sample JSON, null where it has none."""
+        self.check_columns(table)
+        batches = []
+        ordinal = 0
+        for batch in self._batches(table, TEXTS):
+            place = pa.array(range(ordinal, ordinal + batch.num_rows), pa.int64())
+            digests = [
+                pa.array([None if v is None else _digest(v) for v in _values(batch.column(name))], pa.binary(_DIGEST))
+                for name in TEXTS
+            ]
+            batches.append(pa.RecordBatch.from_arrays([place, *digests], schema=_TEXTS))
+            ordinal += batch.num_rows
+        return pa.Table.from_batches(batches, _TEXTS)
 
     def _batches(self, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         where = self.context.store.url_of(self.context.files[table])
@@ -247,6 +335,38 @@ class Tables:
     def materialize_mode(self) -> pa.Table:
         """The mode, in one row."""
         return pa.table({"mode": pa.array([self.context.materialize_mode], pa.string())})
+
+
+def _values(column: Any) -> Iterator[memoryview | None]:
+    """The bytes of each value of a column of text or bytes, not copied."""
+    wide = column.cast(pa.large_binary())
+    _, positions, content = wide.buffers()
+    view = memoryview(b"" if content is None else content).cast("B")
+    starts = np.frombuffer(positions, np.int64)[wide.offset : wide.offset + len(wide) + 1].tolist()
+    for row, present in enumerate(wide.is_valid().to_pylist()):
+        yield view[starts[row] : starts[row + 1]] if present else None
+
+
+def _digest(value: memoryview) -> bytes:
+    return hashlib.blake2b(value, digest_size=_DIGEST).digest()
+
+
+def _source_sizes(refs: Any) -> Any:
+    """The size of the whole content as each locator tells it, int64."""
+    try:
+        parsed = with_parsed_source_ref_columns(pa.table({"source_ref": refs}), prefix="")
+    except SourceError:  # one of them is wrong, which is for the check of locators to say: the others count
+        return pa.array([_source_size(text) for text in refs.to_pylist()], pa.int64())
+    sizes = pc.if_else(pc.is_null(parsed.column("frame_index")), parsed.column("byte_size"), None)
+    return sizes.combine_chunks() if isinstance(sizes, pa.ChunkedArray) else sizes
+
+
+def _source_size(text: str | None) -> int | None:
+    try:
+        ref = parse_source_ref(text)
+    except SourceError:
+        return None
+    return ref.byte_size if ref.frame_index is None else None
 
 
 def _type_name(kind: pa.DataType) -> str:
@@ -279,6 +399,11 @@ TABLE_VIEWS: Mapping[str, Callable[[Tables], str | pa.Table]] = {
     "rows_content": lambda tables: tables.content("rows"),
     "materialized_content": lambda tables: tables.content("materialized_rows"),
     "filtered_content": lambda tables: tables.content("filtered_rows"),
+    "materialized_reread": lambda tables: tables.reread("materialized_rows"),
+    "filtered_reread": lambda tables: tables.reread("filtered_rows"),
+    "rows_texts": lambda tables: tables.texts("rows"),
+    "materialized_texts": lambda tables: tables.texts("materialized_rows"),
+    "filtered_texts": lambda tables: tables.texts("filtered_rows"),
     "expected_columns": Tables.expected_columns,
     "actual_columns": Tables.actual_columns,
     "shards": Tables.shards,

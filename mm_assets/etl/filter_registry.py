@@ -123,8 +123,9 @@ def _load(path: str, base: type, where: object, key: str) -> type[Any]:
     module_name, _, class_name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, ValueError, TypeError) as error:  # ValueError, TypeError: the name is empty or relative
-        raise ConfigError(where, key, f"is {path!r}, whose module cannot be imported: {error}") from error
+    except Exception as error:  # the name may be empty or relative, and a module is its author's code
+        said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(where, key, f"is {path!r}, whose module cannot be imported: {said}") from error
     found = getattr(module, class_name, None) if class_name else None
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(where, key, f"is {path!r}, which is {found!r}, expected a class derived from {base.__name__}")

@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.content_types import content_type_of_name
@@ -26,7 +27,14 @@ from mm_assets.etl.references import is_allowed_reference, is_reference
 from mm_assets.etl.row_columns import Rejects, RowColumns
 from mm_assets.etl.rows import RowStream
 from mm_assets.etl.samples import MODALITY_OF_EXTENSION
-from mm_assets.etl.schema import METADATA_POSITION, RESERVED_COLUMNS, DatasetSchema, SampleLayout, UserColumn
+from mm_assets.etl.schema import (
+    METADATA_POSITION,
+    MODALITIES,
+    RESERVED_COLUMNS,
+    DatasetSchema,
+    SampleLayout,
+    UserColumn,
+)
 from mm_assets.etl.source_ref import SourceRef, parse_source_ref
 from mm_assets.etl.tar_index import split_member_name
 from mm_assets.etl.text_members import BadTextError
@@ -79,7 +87,7 @@ def _lines(source: SourceFile, layout: SampleLayout) -> Iterator[Line]:
         try:
             file = pq.ParquetFile(_RandomAccess(source))
             for batch in file.iter_batches(batch_size=BATCH_ROWS):
-                yield from batch.to_pylist()
+                yield from _as_json_knows(batch).to_pylist()
         except pa.ArrowException as error:
             raise SourceError(source.url, f"is no readable Parquet list: {str(error).splitlines()[0]}") from error
         return
@@ -92,6 +100,20 @@ def _lines(source: SourceFile, layout: SampleLayout) -> Iterator[Line]:
                 yield BadTextError("too_large", f"the line holds more than {limit} bytes")
             elif line.strip():
                 yield _json_line(line)
+
+
+def _as_json_knows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Columns of times as text, of durations as seconds and of decimals as numbers: user columns have JSON's types."""
+    arrays = []
+    for column in batch.columns:
+        if pa.types.is_duration(column.type):
+            column = pc.divide(column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
+        elif pa.types.is_temporal(column.type):
+            column = column.cast(pa.string())
+        elif pa.types.is_decimal(column.type):
+            column = column.cast(pa.float64())
+        arrays.append(column)
+    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
 
 def _json_line(line: bytes) -> Line:
@@ -164,6 +186,7 @@ class _ListingBuilder:
         self.layout = layout
         self.folder = source.url.rsplit("/", 1)[0] + "/"
         self.allowed = (self.folder, *allowed_prefixes)
+        self.modalities = MODALITIES.union(layout.extensions.values())
         self.columns = RowColumns(schema, batch_bytes)
         self.rejects = Rejects()
         self.counts: Counter[str] = Counter(dict.fromkeys(("members", "samples", "rows", "rejects"), 0))
@@ -292,8 +315,9 @@ class _ListingBuilder:
         modality = row.get("modality")
         if modality is None:
             modality = "text" if text is not None else self._modality(ref)
-        if not isinstance(modality, str) or not modality:
-            raise BadTextError("bad_modality", f"modality is {modality!r}, expected a name")
+        if not isinstance(modality, str) or modality not in self.modalities:
+            detail = f"modality is {modality!a}, expected one of {', '.join(sorted(self.modalities))}"
+            raise BadTextError("bad_modality", detail)
         if (modality == "text") != (text is not None):
             detail = "a text row has its text in text_content, and only a text row"
             raise BadTextError("no_text" if modality == "text" else "bad_text", detail)

@@ -83,7 +83,7 @@ def group_shards(spec: DatasetSpec, shards: Iterable[ShardFile]) -> list[Partiti
             if match is None:
                 raise ConfigError(spec.where, "partition_pattern", f"{pattern.pattern!r} does not match {path!r}")
             key = match["partition"] if "partition" in pattern.groupindex else match[1]
-        if not PARTITION_KEY.fullmatch(key) or key.startswith(".") or len(key) > MAX_KEY:
+        if not key or not PARTITION_KEY.fullmatch(key) or key.startswith(".") or len(key) > MAX_KEY:
             detail = f"shard {shard.url} gives the key {key!r}; allowed are up to {MAX_KEY} letters, digits, . _ and -"
             raise ConfigError(spec.where, "partition_pattern" if pattern else "shards", detail)
         if pattern is None and key in groups:

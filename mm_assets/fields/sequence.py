@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -40,7 +40,8 @@ class SequenceField(Field):
     Value: an iterable of (position, value), positions increasing, from 0, at most 2**31 - 1. Positions may have gaps:
     in an interleaved document, texts and images are two sequences that share one count. Decodes to a list of
     (position, value).
-    `decode_item` reads one without touching the others; `item_payload` gives its payload undecoded.
+    `decode_item` reads one without touching the others; `item_payload` gives its payload undecoded, `item_payloads`
+    those of all.
 
     Attributes:
         inner: the field of each value; not itself a sequence.
@@ -153,6 +154,18 @@ class SequenceField(Field):
         items = self._open(metadata, data)
         index = items.index(k)
         return (items.position(index), *items.payload(index))
+
+    def item_payloads(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[tuple[int, memoryview, memoryview]]:
+        """Give (position, metadata record, data) of each item in order, not decoded and not copied.
+
+        The tables are checked once for all items; `item_payload` checks them at each call.
+
+        Raises:
+            FormatError: the payload is damaged.
+        """
+        items = self._open(metadata, data)
+        for index in range(items.layout.num_items):
+            yield (items.position(index), *items.payload(index))
 
     def positions(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.int32]:
         """Give the positions of all items, (num_items,) int32, increasing."""

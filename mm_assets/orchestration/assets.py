@@ -13,6 +13,7 @@ from mm_assets.orchestration.checks import check_specs
 from mm_assets.orchestration.partitions import shard_partitions
 from mm_assets.orchestration.report import check_results, stage_metadata
 from mm_assets.orchestration.resources import StorageRoot, resource_key
+from mm_assets.orchestration.runs import exclusive_step
 from mm_assets.spec import DatasetSpec
 
 __all__ = ["build_assets"]
@@ -92,7 +93,7 @@ def _stage_asset(
     )
     def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]  # no value is handed on
         dataset = _open(context, spec)
-        with _reported():
+        with exclusive_step(context, spec), _reported():
             result = function(dataset, context.partition_key)
         return _materialized(result, key)
 
@@ -146,7 +147,7 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
         wanted = [form for form, key in keys.items() if key in context.selected_asset_keys]
         dataset = _open(context, spec)
         if wanted:
-            with _reported():
+            with exclusive_step(context, spec), _reported():
                 results = stages.packed(dataset, context.partition_key, formats=wanted)
             for form, result in results.items():
                 yield _materialized(result, keys[form])
@@ -154,7 +155,7 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
             # Checks that were asked for without their asset ("Execute" in the UI) judge the file that is there.
             alone = {check.name for check in context.selected_asset_check_keys if check.asset_key == key}
             if alone and form not in wanted:
-                with _reported():
+                with exclusive_step(context, spec), _reported():
                     result = stages.recheck_packed(dataset, context.partition_key, form)
                 yield from check_results(result, key, wanted=alone)
 
@@ -175,7 +176,7 @@ def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
     )
     def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
         dataset = _open(context, spec)
-        with _reported():
+        with exclusive_step(context, spec), _reported():
             marker = publish.publish(dataset, context.partition_key)
         packed = {form: marker["files"][form] for form in stages.PACKED_FORMATS}
         return dg.MaterializeResult(

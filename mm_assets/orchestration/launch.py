@@ -6,11 +6,15 @@ One bad partition never stops the others; what went wrong with it comes back as 
 import importlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
@@ -20,6 +24,7 @@ from mm_assets.etl.register import Registration, register
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.component import ShardDataset
 from mm_assets.orchestration.partitions import job_name, manifest_job_name, shard_partitions
+from mm_assets.orchestration.runs import partition_marks, run_tags, working_run
 from mm_assets.spec import DatasetSpec
 
 __all__ = [
@@ -88,18 +93,35 @@ def declared_datasets(module: str) -> dict[str, DatasetSpec]:
     """The datasets that a definitions module declares, by name.
 
     Raises:
-        ConfigError: the module has no definitions, or a declaration in it is wrong.
+        ConfigError: the module cannot be loaded or has no definitions, or a declaration in it is wrong.
     """
-    found = [value for value in vars(importlib.import_module(module)).values() if _makes_definitions(value)]
+    try:
+        found = [value for value in vars(importlib.import_module(module)).values() if _makes_definitions(value)]
+        specs: dict[str, DatasetSpec] = {}
+        for value in found:
+            definitions = value if isinstance(value, dg.Definitions) else value()
+            tree = definitions.component_tree
+            for component in tree.get_all_components(of_type=ShardDataset) if tree else ():
+                specs[component.spec.name] = component.spec
+    except Exception as error:  # a module is its author's code and may raise anything
+        raise _why_not_loaded(module, error) from error
     if not found:
         raise ConfigError(module, "module", "holds no Dagster definitions")
-    specs: dict[str, DatasetSpec] = {}
-    for value in found:
-        definitions = value if isinstance(value, dg.Definitions) else value()
-        tree = definitions.component_tree
-        for component in tree.get_all_components(of_type=ShardDataset) if tree else ():
-            specs[component.spec.name] = component.spec
     return specs
+
+
+def _why_not_loaded(module: str, error: Exception) -> ConfigError:
+    """What a person has to change, from beneath the layers that Dagster wraps around it."""
+    reason: BaseException = error
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, ConfigError):
+            return ConfigError(link.where, link.key, link.detail)
+        link = link.__cause__ or link.__context__
+    while type(reason).__name__ == "ComponentTreeException" and reason.__cause__ is not None:
+        reason = reason.__cause__  # it draws a tree of files and leaves the reason to its cause
+    said = " ".join(str(reason).split())
+    return ConfigError(module, "module", f"cannot be loaded: {type(reason).__name__}: {said}")
 
 
 def _makes_definitions(value: object) -> bool:
@@ -140,39 +162,54 @@ class _BySettings:
         return isinstance(other, _BySettings) and self.spec == other.spec
 
 
-def _execute(spec: DatasetSpec, job: str, partition: str) -> PartitionRun:
+def _execute(spec: DatasetSpec, job: str, partition: str, run_id: str, mark: str | None) -> PartitionRun:
     definition = _jobs(_BySettings(spec)).resolve_job_def(job)
     with dg.DagsterInstance.get() as instance:
+        other = working_run(instance, spec, partition) if partition else None
+        if other is not None:
+            failure = f"run {other} is working on this partition: run it again when that has ended"
+            return PartitionRun(dataset=spec.name, partition=partition, run_id="", failures=(failure,))
         result = definition.execute_in_process(
-            run_config=_QUIET, instance=instance, partition_key=partition or None, raise_on_error=False
+            run_config=_QUIET,
+            instance=instance,
+            partition_key=partition or None,
+            raise_on_error=False,
+            run_id=run_id,
+            tags=run_tags(run_id, mark),
         )
-    failures = [] if result.success else list(_failures(result))
+    failures = [] if result.success else list(_failures(result.all_events))
     return PartitionRun(dataset=spec.name, partition=partition, run_id=result.run_id, failures=tuple(failures))
 
 
-def _failures(result: dg.ExecuteInProcessResult) -> Iterator[str]:
+def _failures(events: Iterable[dg.DagsterEvent]) -> Iterator[str]:
     said = False
-    for check in result.get_asset_check_evaluations():
-        if not check.passed:
-            said = True
-            count = check.metadata.get("num_violations")
-            shown = f"{count.value} violations" if count is not None else "violated"
-            yield f"{check.asset_key.path[-1]}: check {check.check_name}: {shown}: {check.description or ''}".rstrip(
-                ": "
-            )
-    for event in result.all_events:
-        if event.is_step_failure and not said:
+    steps: list[str] = []
+    for event in events:
+        if event.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+            check = event.asset_check_evaluation_data
+            if not check.passed:
+                said = True
+                count = check.metadata.get("num_violations")
+                shown = f"{count.value} violations" if count is not None else "violated"
+                line = f"{check.asset_key.path[-1]}: check {check.check_name}: {shown}: {check.description or ''}"
+                yield line.rstrip(": ")
+        if event.is_step_failure:
             data = event.step_failure_data
             given = data.user_failure_data.description if data.user_failure_data else None
-            message = given or (data.error.message if data.error else "failed")
-            said = True
-            yield f"{event.step_key}: {message.strip()}"
-    if not said:
-        yield "the run failed before its first step"
+            steps.append(f"{event.step_key}: {(given or _innermost(data.error)).strip()}")
+    if not said:  # a step that follows a failed check says nothing new
+        yield steps[0] if steps else "the run failed before its first step"
 
 
-def _execute_pack(spec: DatasetSpec, partition: str) -> PartitionRun:
-    return _execute(spec, job_name(spec), partition)
+def _innermost(error: Any) -> str:
+    """What was raised first, which Dagster wraps in an error of its own; its class is not public."""
+    while error is not None and error.cause is not None:
+        error = error.cause
+    return "failed" if error is None else str(error.message)
+
+
+def _execute_pack(spec: DatasetSpec, partition: str, run_id: str, mark: str | None) -> PartitionRun:
+    return _execute(spec, job_name(spec), partition, run_id, mark)
 
 
 def run_partitions(
@@ -181,38 +218,94 @@ def run_partitions(
     num_processes: int = 1,
     started: Callable[[str, str], None] | None = None,
 ) -> Iterable[PartitionRun]:
-    """Runs partitions and yields each as it ends.
+    """Runs partitions and yields each as it ends; one that another run is working on is refused.
 
     Args:
         work: (spec, partition key) pairs.
         num_processes: 1 runs in this process; more start as many others.
         started: told of each (dataset, partition) when it begins, with one process only.
     """
-    if num_processes <= 1:
-        for spec, key in work:
-            if started is not None:
-                started(spec.name, key)
-            yield _execute_pack(spec, key)
+    marks: dict[tuple[str, str], Mapping[str, str]] = {}
+    tasks: list[_Task] = []
+    for spec, key in work:
+        if (spec.name, spec.root) not in marks:
+            dataset = DatasetStore(spec)
+            marks[spec.name, spec.root] = partition_marks(dataset, dataset.partitions().values())
+        mark = marks[spec.name, spec.root].get(key)
+        tasks.append(_Task(spec=spec, partition=key, run_id=str(uuid.uuid4()), mark=mark))
+    if num_processes > 1:
+        yield from _run_side_by_side(tasks, num_processes)
         return
+    for task in tasks:
+        if started is not None:
+            started(task.spec.name, task.partition)
+        yield _execute_pack(task.spec, task.partition, task.run_id, task.mark)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """One run to be made. Its id is given beforehand, so that the run is found when its process dies."""
+
+    spec: DatasetSpec
+    partition: str
+    run_id: str
+    mark: str | None
+
+
+def _pool() -> ProcessPoolExecutor:
     # Spawned and not forked: a fork of a process with threads (Arrow, DuckDB) may hang.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(num_processes, len(work)) or 1, mp_context=context) as pool:
-        waiting = {pool.submit(_execute_pack, spec, key): (spec, key) for spec, key in work}
-        while waiting:
-            ended, _ = wait(waiting, return_when=FIRST_COMPLETED)
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _run_side_by_side(tasks: Sequence[_Task], num_processes: int) -> Iterator[PartitionRun]:
+    # Pools of one process each: a pool whose process dies ends all its others, and they may be at work.
+    free = [_pool() for _ in range(min(num_processes, len(tasks)))]
+    todo = deque(tasks)
+    running: dict[Future[PartitionRun], tuple[ProcessPoolExecutor, _Task]] = {}
+    try:
+        while todo or running:
+            while todo and free:
+                task, pool = todo.popleft(), free.pop()
+                try:
+                    future = pool.submit(_execute_pack, task.spec, task.partition, task.run_id, task.mark)
+                except BrokenProcessPool:  # its process died between two tasks
+                    pool.shutdown()
+                    pool = _pool()
+                    future = pool.submit(_execute_pack, task.spec, task.partition, task.run_id, task.mark)
+                running[future] = (pool, task)
+            ended, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in ended:
-                spec, key = waiting.pop(future)
+                pool, task = running.pop(future)
                 error = future.exception()
-                if error is None:
-                    yield future.result()
-                else:  # the process died, for lack of memory for instance: that is this partition's failure, not ours
-                    failure = f"its process ended: {type(error).__name__}: {error}"
-                    yield PartitionRun(dataset=spec.name, partition=key, run_id="", failures=(failure,))
+                if isinstance(error, BrokenProcessPool):
+                    pool.shutdown()
+                    pool = _pool()
+                free.append(pool)
+                yield future.result() if error is None else _without_result(task, error)
+    finally:
+        for pool in [*free, *(pool for pool, _ in running.values())]:
+            pool.shutdown(cancel_futures=True)
+
+
+def _without_result(task: _Task, error: BaseException) -> PartitionRun:
+    """How a run ended whose process did not live to say so, for lack of memory for instance."""
+    failures: tuple[str, ...] = (f"its process ended: {type(error).__name__}: {error}",)
+    with dg.DagsterInstance.get() as instance:
+        run = instance.get_run_by_id(task.run_id)
+        if run is not None and run.is_success:
+            failures = ()
+        elif run is not None and run.is_finished:
+            events = (entry.dagster_event for entry in instance.all_logs(task.run_id))
+            failures = tuple(_failures(event for event in events if event is not None))
+        elif run is not None:
+            instance.report_run_failed(run, failures[0])
+    run_id = task.run_id if run is not None else ""
+    return PartitionRun(dataset=task.spec.name, partition=task.partition, run_id=run_id, failures=failures)
 
 
 def make_manifest(spec: DatasetSpec) -> PartitionRun:
     """Runs the dataset's manifest job in this process."""
     try:
-        return _execute(spec, manifest_job_name(spec), "")
+        return _execute(spec, manifest_job_name(spec), "", str(uuid.uuid4()), None)
     except MmAssetsError as error:
         return PartitionRun(dataset=spec.name, partition="", run_id="", failures=(str(error),))

@@ -1,36 +1,253 @@
-"""What runs of a dataset there are: runs of one partition must not overlap."""
+"""What runs of a dataset there are: runs of one partition must not overlap, and a dead one must not block it.
 
+Two things keep runs apart. Whoever asks for runs leaves out the partitions that a live run is busy with; and each step
+holds a lock on its partition while it works, which is what decides when two runs were asked for nevertheless.
+"""
+
+import fcntl
 import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
 import dagster as dg
 
-from mm_assets.etl.dataset_store import Partition
+from mm_assets.etl.dataset_store import DatasetStore, Partition
 from mm_assets.orchestration.partitions import job_name
+from mm_assets.orchestration.processes import PROCESS_TAG, process_is_gone, process_tag
 from mm_assets.spec import DatasetSpec
 
-__all__ = ["PARTITION_TAG", "busy_partitions", "is_running", "partition_mark"]
+__all__ = [
+    "ATTEMPT_TAG",
+    "MARK_TAG",
+    "PARTITION_TAG",
+    "Attempt",
+    "busy_partitions",
+    "dataset_state",
+    "exclusive_step",
+    "failed_attempts",
+    "is_running",
+    "partition_lock",
+    "partition_marks",
+    "run_tags",
+    "working_run",
+]
 
 PARTITION_TAG = "dagster/partition"
-_UNFINISHED = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
+MARK_TAG = "mm_assets/mark"
+ATTEMPT_TAG = "mm_assets/attempt"
+_WORKING = [
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
+_UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, *_WORKING]
+_FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+_DAY = 86_400.0
+_MAX_SILENCE = _DAY  # of a run whose process is not known; a partition takes minutes
+_FIRST_PAUSE = 600.0  # shorter than the default period of the schedule: the first retry is its next tick
+_ONE_PROCESS = {dg.in_process_executor.name, "execute_in_process_executor"}  # the latter is not public
+_MAX_FAILED_RUNS = 10_000  # looked at; older ones count as if they had never been
+
+
+# -- locks
+
+
+@contextmanager
+def partition_lock(home: Path, dataset: str, partition: str) -> Iterator[None]:
+    """Holds the right to work on a partition; a process that dies gives it back by dying.
+
+    Args:
+        home: the instance's folder, $DAGSTER_HOME.
+        dataset: dataset name.
+        partition: partition key.
+
+    Raises:
+        dg.Failure: somebody else holds it.
+    """
+    path = home / "locks" / dataset / f"{partition}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    held = _lock(path)
+    if held is None:
+        detail = (
+            f"another run is working on partition {partition!r} of {dataset}, which holds {path}: runs of one "
+            "partition must not overlap; run it again when the other has ended"
+        )
+        raise dg.Failure(description=detail, allow_retries=False)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(held)
+
+
+def _lock(path: Path) -> int | None:
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file).st_nlink:
+                return file
+        except BlockingIOError:
+            os.close(file)
+            return None
+        os.close(file)  # its last holder removed the name between our open and our lock: try the name again
+
+
+@contextmanager
+def exclusive_step(context: dg.AssetExecutionContext, spec: DatasetSpec) -> Iterator[None]:
+    """Works on the partition of a step alone, and leaves on its run which process does.
+
+    Raises:
+        dg.Failure: another run is working on the partition.
+    """
+    # With other executors the process of a step ends before its run does and says nothing about it.
+    if context.job_def.executor_def.name in _ONE_PROCESS:
+        tags = _process_tags(context.run_id)
+        if any(context.run.tags.get(name) != value for name, value in tags.items()):
+            context.instance.add_run_tags(context.run_id, tags)
+    with partition_lock(Path(context.instance.root_directory), spec.name, context.partition_key):
+        yield
+
+
+def _process_tags(run_id: str) -> dict[str, str]:
+    tag = process_tag(run_id)
+    return {} if tag is None else {PROCESS_TAG: tag}
+
+
+def run_tags(run_id: str, mark: str | None) -> dict[str, str]:
+    """Tags of a run that this process executes itself.
+
+    Args:
+        run_id: the run.
+        mark: of its partition, if it has one.
+    """
+    return _process_tags(run_id) | ({MARK_TAG: mark} if mark else {})
+
+
+# -- runs that have not finished
 
 
 def busy_partitions(instance: dg.DagsterInstance, spec: DatasetSpec) -> set[str]:
-    """Keys that a run of the dataset's pack job is working on or waiting for."""
-    runs = instance.get_runs(dg.RunsFilter(job_name=job_name(spec), statuses=_UNFINISHED))
+    """Keys that a live run of the dataset's pack job is working on or waiting for; dead runs are ended."""
+    runs = _live_runs(instance, dg.RunsFilter(job_name=job_name(spec), statuses=_UNFINISHED))
     return {run.tags[PARTITION_TAG] for run in runs if PARTITION_TAG in run.tags}
 
 
+def working_run(instance: dg.DagsterInstance, spec: DatasetSpec, partition: str) -> str | None:
+    """Id of a live run that is working on a partition; dead runs are ended.
+
+    A run in the queue does not count: without a daemon it would stay there for ever.
+    """
+    tags = {PARTITION_TAG: partition}
+    runs = _live_runs(instance, dg.RunsFilter(job_name=job_name(spec), statuses=_WORKING, tags=tags))
+    return runs[0].run_id if runs else None
+
+
 def is_running(instance: dg.DagsterInstance, job: str) -> bool:
-    """Whether a run of the job has not finished."""
-    return bool(instance.get_runs(dg.RunsFilter(job_name=job, statuses=_UNFINISHED), limit=1))
+    """Whether a live run of the job has not finished; dead runs are ended."""
+    return bool(_live_runs(instance, dg.RunsFilter(job_name=job, statuses=_UNFINISHED)))
 
 
-def partition_mark(spec: DatasetSpec, partition: Partition) -> str:
-    """Changes whenever a shard of the partition, or the configuration, does; a run key must, because it is used up."""
-    return hashlib.sha256(f"{partition.mark}|{spec.digest('packed')}".encode()).hexdigest()[:16]
+def _live_runs(instance: dg.DagsterInstance, wanted: dg.RunsFilter) -> list[dg.DagsterRun]:
+    return [r.dagster_run for r in instance.get_run_records(wanted) if not _end_if_dead(instance, r)]
+
+
+def _end_if_dead(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
+    run = record.dagster_run
+    if run.status == dg.DagsterRunStatus.QUEUED:
+        return False
+    message = "the process that worked on this run is gone: it was killed, or the machine restarted"
+    gone = process_is_gone(run.run_id, run.tags.get(PROCESS_TAG))
+    if gone is None:
+        gone = time.time() - record.update_timestamp.timestamp() > _MAX_SILENCE
+        message = f"nothing was heard of this run for {_MAX_SILENCE / 3600:.0f} hours"
+    if not gone:
+        return False
+    # Read again: it may have finished, and its process with it, after we asked for the runs.
+    latest = instance.get_run_by_id(run.run_id)
+    if latest is not None and not latest.is_finished:
+        instance.report_run_failed(latest, message)
+    return True
+
+
+# -- runs that failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """The last run of a partition that failed.
+
+    Attributes:
+        mark: the partition's mark at the time; empty where the run was not started by a tick or by `mm-assets run`.
+        when: seconds since 1970 at which it ended.
+        number: how many runs with that mark had been requested by then.
+    """
+
+    mark: str
+    when: float
+    number: int
+
+    def due(self) -> float:
+        """Seconds since 1970 before which a run with the same mark would be in vain: the pause doubles, to a day."""
+        return self.when + min(_FIRST_PAUSE * 2.0 ** min(self.number - 1, 16), _DAY)
+
+
+def failed_attempts(instance: dg.DagsterInstance, spec: DatasetSpec) -> dict[str, Attempt]:
+    """The last failed run of each partition key, of those that ended lately enough to matter."""
+    since = datetime.fromtimestamp(time.time() - 2 * _DAY, tz=UTC)
+    wanted = dg.RunsFilter(job_name=job_name(spec), statuses=_FAILED, updated_after=since)
+    attempts: dict[str, Attempt] = {}
+    for record in instance.get_run_records(wanted, limit=_MAX_FAILED_RUNS):  # newest first
+        tags = record.dagster_run.tags
+        number = tags.get(ATTEMPT_TAG, "")
+        attempt = Attempt(
+            mark=tags.get(MARK_TAG, ""),
+            when=record.end_time or record.update_timestamp.timestamp(),
+            number=int(number) if number.isdecimal() and int(number) else 1,
+        )
+        attempts.setdefault(tags.get(PARTITION_TAG, ""), attempt)
+    return attempts
+
+
+# -- marks
+
+
+def partition_marks(dataset: DatasetStore, partitions: Iterable[Partition]) -> Mapping[str, str]:
+    """By key, what changes whenever a shard of the partition, the configuration or the dataset's schema does."""
+    listed: Sequence[Partition] = list(partitions)
+    if not listed:
+        return {}
+    made_with = f"{dataset.spec.digest('packed')}|{dataset.schema().digest}"
+    return {p.key: hashlib.sha256(f"{p.mark}|{made_with}".encode()).hexdigest()[:16] for p in listed}
+
+
+def dataset_state(dataset: DatasetStore) -> str:
+    """Changes whenever a marker, the registered partitions, the configuration or the schema does.
+
+    Markers are listed and not read: there may be very many.
+    """
+    digest = hashlib.sha256(dataset.spec.digest("packed").encode())
+    digest.update(dataset.schema().digest.encode() if dataset.store.exists("schema.json") else b"-")
+    digest.update(dataset.store.read_bytes("shards.json") if dataset.store.exists("shards.json") else b"-")
+    for line in sorted(_listed(dataset, "published")):
+        digest.update(line.encode() + b"\n")
+    return digest.hexdigest()[:16]
+
+
+def _listed(dataset: DatasetStore, folder: str) -> Iterator[str]:
+    store = dataset.store
+    try:
+        listed = store.fs.ls(store.path_of(folder), detail=True)
+    except FileNotFoundError:
+        return
+    for info in listed:
+        base = str(info["name"]).rstrip("/").rsplit("/", 1)[-1]
+        if info["type"] == "file" and base.endswith(".json") and not base.startswith("."):
+            # File systems differ in what they tell; a marker is replaced and never written in place.
+            facts = [info.get(name) for name in ("size", "ETag", "etag", "md5Hash", "ino", "mtime", "LastModified")]
+            yield f"{base} {facts}"

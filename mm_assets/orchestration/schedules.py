@@ -1,11 +1,17 @@
-"""The schedule: registered partitions without an up-to-date marker are run, a capped number per tick."""
+"""The schedule: registered partitions without an up-to-date marker are run, a capped number per tick.
+
+Those that were never tried come first, then those whose last try is longest ago. What failed is left alone for a while
+unless its shards, its configuration or the schema changed, so that it neither runs for ever nor keeps others waiting.
+"""
+
+import time
 
 import dagster as dg
 
 from mm_assets.etl.publish import pending_partitions
 from mm_assets.orchestration.partitions import job_name, shard_partitions
 from mm_assets.orchestration.resources import StorageRoot, resource_key
-from mm_assets.orchestration.runs import busy_partitions
+from mm_assets.orchestration.runs import ATTEMPT_TAG, MARK_TAG, busy_partitions, failed_attempts, partition_marks
 from mm_assets.spec import DatasetSpec
 
 __all__ = ["build_schedule"]
@@ -26,14 +32,28 @@ def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         storage: StorageRoot = getattr(context.resources, resource_key(spec))
+        dataset = storage.open(spec)
         known = set(context.instance.get_dynamic_partitions(partitions_def.name or ""))
         busy = busy_partitions(context.instance, spec)
-        due = [key for key in pending_partitions(storage.open(spec)) if key in known and key not in busy]
-        if not due:
+        pending = [key for key in pending_partitions(dataset) if key in known and key not in busy]
+        if not pending:
             return dg.SkipReason("no registered partition is pending")
+        marks = partition_marks(dataset, dataset.partitions().values())
+        failed = failed_attempts(context.instance, spec)
+        again = {key: failed[key].number for key in pending if key in failed and failed[key].mark == marks.get(key)}
+        now = time.time()
+        due = [key for key in pending if key not in again or failed[key].due() <= now]
+        if not due:
+            return dg.SkipReason(f"all of {len(pending)} pending partitions failed lately and wait for their next try")
+        due.sort(key=lambda key: (failed[key].when if key in failed else 0.0, key))
         tick = context.scheduled_execution_time.isoformat()
         return [
-            dg.RunRequest(run_key=f"{spec.name}:{key}:{tick}", partition_key=key) for key in due[: spec.runs_per_tick]
+            dg.RunRequest(
+                run_key=f"{spec.name}:{key}:{tick}",
+                partition_key=key,
+                tags={MARK_TAG: marks.get(key, ""), ATTEMPT_TAG: str(again.get(key, 0) + 1)},
+            )
+            for key in due[: spec.runs_per_tick]
         ]
 
     return schedule

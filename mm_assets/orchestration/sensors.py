@@ -1,9 +1,9 @@
-"""Sensors: new or changed shards become partitions and runs in one tick; new markers become a manifest."""
+"""Sensors: new or changed shards become partitions and runs in one tick; what is published becomes a manifest."""
 
-import hashlib
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -12,7 +12,7 @@ from mm_assets.etl.publish import pending_partitions
 from mm_assets.etl.register import register
 from mm_assets.orchestration.partitions import job_name, manifest_job_name, shard_partitions
 from mm_assets.orchestration.resources import StorageRoot, resource_key
-from mm_assets.orchestration.runs import busy_partitions, is_running, partition_mark
+from mm_assets.orchestration.runs import MARK_TAG, busy_partitions, dataset_state, is_running, partition_marks
 from mm_assets.spec import DatasetSpec
 
 __all__ = ["build_sensors"]
@@ -38,39 +38,75 @@ def _shards_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
     def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         storage: StorageRoot = getattr(context.resources, resource_key(spec))
         dataset = storage.open(spec)
-        seen, requested = _read_cursor(context.cursor)
-        found = register(dataset, seen=seen, allow_empty=True)
-        marks = {p.key: partition_mark(spec, p) for p in found.partitions}
-        fresh = [key for key, mark in marks.items() if requested.get(key) != mark]
-        pending = set(pending_partitions(dataset)) if fresh else set()
-        busy = busy_partitions(context.instance, spec) if pending else set()
-        due = [key for key in fresh if key in pending and key not in busy][: spec.runs_per_tick]
-        done = [key for key in fresh if key not in pending]
-        requested = {key: mark for key, mark in requested.items() if key in marks}
-        requested |= {key: marks[key] for key in (*due, *done)}
+        before = _Cursor.read(context.cursor)
+        found = register(dataset, seen=before.seen, allow_empty=True)
+        marks = partition_marks(dataset, found.partitions)
+        requested = {key: mark for key, mark in before.requested.items() if marks.get(key) == mark}
+        state, settled, due = dataset_state(dataset), before.settled, list[str]()
+        if state != settled:
+            pending = pending_partitions(dataset)
+            requested = {key: requested[key] for key in pending if key in requested}
+            waiting = [key for key in pending if key in marks and key not in requested]
+            busy = busy_partitions(context.instance, spec) if waiting else set()
+            due = [key for key in waiting if key not in busy][: spec.runs_per_tick]
+            requested |= {key: marks[key] for key in due}
+            settled = state if len(due) == len(waiting) else ""
         known = set(context.instance.get_dynamic_partitions(partitions_def.name or ""))
         new = [key for key in marks if key not in known]
         if found.removed:
             context.log.warning(f"shards of {len(found.removed)} partitions are gone: {', '.join(found.removed[:10])}")
-        requests = [dg.RunRequest(run_key=f"{spec.name}:{key}:{marks[key]}", partition_key=key) for key in due]
+        # Dagster uses a run key up for ever, and a mark may come back: shards and settings can be put back.
+        requests = [
+            dg.RunRequest(
+                run_key=f"{spec.name}:{key}:{marks[key]}:{before.count}",
+                partition_key=key,
+                tags={MARK_TAG: marks[key]},
+            )
+            for key in due
+        ]
+        after = _Cursor(
+            seen=found.seen, requested=requested, settled=settled, count=before.count + (1 if requests else 0)
+        )
         return dg.SensorResult(
             run_requests=requests,
             dynamic_partitions_requests=[partitions_def.build_add_request(new)] if new else [],
-            cursor=_write_cursor(found.seen, requested),
+            cursor=after.write(),
             skip_reason=None if requests else f"{len(marks)} partitions, {len(found.unsettled)} shards not settled yet",
         )
 
     return sensor
 
 
-def _read_cursor(cursor: str | None) -> tuple[dict[str, tuple[str, float]], dict[str, str]]:
-    value: Mapping[str, Any] = json.loads(cursor) if cursor else {}
-    seen = {url: (str(mark), float(since)) for url, (mark, since) in value.get("seen", {}).items()}
-    return seen, dict(value.get("requested", {}))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cursor:
+    """What the sensor of shards remembers; it holds no entry for what is published.
 
+    Attributes:
+        seen: shards that have not settled, as `Registration.seen`.
+        requested: marks of the keys that were requested and are not published yet.
+        settled: state of the dataset in which everything pending had been requested.
+        count: number of the next tick that requests anything. It starts with the time, so that keys stay new when
+            somebody resets the cursor, and counts on from there, so that a repeated tick gives the same keys.
+    """
 
-def _write_cursor(seen: Mapping[str, tuple[str, float]], requested: Mapping[str, str]) -> str:
-    return json.dumps({"seen": dict(seen), "requested": dict(requested)}, sort_keys=True)
+    seen: Mapping[str, tuple[str, float]]
+    requested: Mapping[str, str]
+    settled: str
+    count: int
+
+    @classmethod
+    def read(cls, cursor: str | None) -> "_Cursor":
+        value: Mapping[str, Any] = json.loads(cursor) if cursor else {}
+        return cls(
+            seen={url: (str(mark), float(since)) for url, (mark, since) in value.get("seen", {}).items()},
+            requested=dict(value.get("requested", {})),
+            settled=str(value.get("settled", "")),
+            count=int(value.get("count", time.time())),
+        )
+
+    def write(self) -> str:
+        value = {name: getattr(self, name) for name in ("settled", "count")}
+        return json.dumps({**value, "seen": dict(self.seen), "requested": dict(self.requested)}, sort_keys=True)
 
 
 def _manifest_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
@@ -80,20 +116,20 @@ def _manifest_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
         minimum_interval_seconds=spec.poll_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={resource_key(spec)},
-        description=f"Makes the next manifest of {spec.name} when partitions have been published, one at a time.",
+        description=f"Makes the next manifest of {spec.name} when what is published or registered changes.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         storage: StorageRoot = getattr(context.resources, resource_key(spec))
-        markers = storage.open(spec).markers()
-        if not markers:
+        dataset = storage.open(spec)
+        if not context.cursor and not dataset.store.sizes("published"):
             return dg.SkipReason("no partition is published")
-        mark = hashlib.sha256(json.dumps(markers, sort_keys=True).encode()).hexdigest()[:16]
+        mark = dataset_state(dataset)
         if mark == context.cursor:
-            return dg.SkipReason("no marker is new")
+            return dg.SkipReason("nothing changed since the last manifest")
         if is_running(context.instance, manifest_job_name(spec)):
             return dg.SkipReason("a manifest is being made")
         context.update_cursor(mark)
-        # Markers may go back to an earlier state, so the time makes the key one that is not used up.
+        # The dataset may go back to an earlier state, so the time makes the key one that is not used up.
         return dg.RunRequest(run_key=f"{spec.name}:{mark}:{int(time.time())}")
 
     return sensor

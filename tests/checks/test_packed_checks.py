@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fsspec
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from mm_assets.checks.catalog import checks_of
 from mm_assets.errors import SourceError
 from mm_assets.etl.pack import PackPlan
+from mm_assets.fields import SequenceField
 from mm_assets.formats import MultReader, MultWriter, Payload
 from mm_assets.storage import Store
 
@@ -308,6 +310,16 @@ def test_payload_that_its_field_cannot_read_fails(partition, cut: str) -> None:
     rewrite(partition, change)
     failed = partition.failed("packed_mult", packed={"mult": "packed/p.mult"})
     assert {"items", "decoded"} <= failed
+
+
+def test_items_of_a_payload_are_read_in_one_go(make_partition: Callable[..., Any], tmp_path: Path) -> None:
+    """However many items a sample has, its payloads are opened a few times and not once for each item."""
+    document = {"texts": [str(n) for n in range(400)], "images": [None] * 400}
+    made = make_partition(tmp_path, [("a.json", json.dumps(document).encode())])
+    opened = SequenceField._open
+    with mock.patch.object(SequenceField, "_open", autospec=True, side_effect=opened) as spy:
+        assert made.failed("packed_mult") == set()
+    assert 0 < spy.call_count < 10
 
 
 def test_array_written_in_another_way_agrees_if_its_value_does(partition) -> None:

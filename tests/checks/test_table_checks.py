@@ -1,4 +1,5 @@
 import base64
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from mm_assets.checks.catalog import checks_of
 from mm_assets.checks.runner import MAX_LISTED, MAX_TEXT
@@ -57,6 +59,16 @@ def moved_to_end(**wanted: Any) -> Change:
         row = find(rows, **wanted)
         rows.remove(row)
         rows.append(row)
+
+    return change
+
+
+def altered(**wanted: Any) -> Change:
+    """Alters the last byte of the content of the first row with the wanted values."""
+
+    def change(rows: Rows) -> None:
+        row = find(rows, **wanted)
+        row["binary_content"] = row["binary_content"][:-1] + bytes([row["binary_content"][-1] ^ 1])
 
     return change
 
@@ -133,12 +145,15 @@ SPOILED: list[tuple[str, str, str, Change]] = [
     ("materialized_rows", "content", "materialized_rows", setting("binary_content", None, **A_IMAGE)),
     ("materialized_rows", "content", "materialized_rows", setting("materialize_error", "oops", **A_IMAGE)),
     ("materialized_rows", "content", "materialized_rows", setting("binary_content", b"x", **A_TEXT)),
+    ("materialized_rows", "content", "materialized_rows", setting("binary_content", b"too short", **A_IMAGE)),
+    ("materialized_rows", "shard_bytes", "materialized_rows", altered(**A_IMAGE)),
     ("filtered_rows", "metadata_rows", "filtered_rows", without(**A_METADATA)),
     ("filtered_rows", "metadata_rows", "filtered_rows", repeated(**A_METADATA)),
     ("filtered_rows", "unique", "filtered_rows", repeated(**A_IMAGE)),
     ("filtered_rows", "content", "filtered_rows", setting("binary_content", None, **A_IMAGE)),
     ("filtered_rows", "content", "filtered_rows", setting("materialize_error", "oops", **A_IMAGE)),
     ("filtered_rows", "content", "filtered_rows", setting("binary_content", b"x", **A_METADATA)),
+    ("filtered_rows", "content", "filtered_rows", setting("binary_content", b"too short", **A_IMAGE)),
     ("filtered_rows", "accounting", "filtered_rows", without(**A_IMAGE)),
     ("filtered_rows", "accounting", "filtered_rows", repeated(**A_IMAGE)),
     ("filtered_rows", "same_rows", "filtered_rows", setting("text_content", "another", **A_TEXT)),
@@ -146,6 +161,8 @@ SPOILED: list[tuple[str, str, str, Change]] = [
     ("filtered_rows", "same_rows", "filtered_rows", setting("source_ref", None, **A_IMAGE)),
     ("filtered_rows", "same_rows", "filtered_rows", setting("position", 5, **A_IMAGE)),
     ("filtered_rows", "same_rows", "filtered_rows", moved_to_end(**A_IMAGE)),
+    ("filtered_rows", "same_rows", "filtered_rows", altered(**A_IMAGE)),
+    ("filtered_rows", "shard_bytes", "filtered_rows", altered(**A_IMAGE)),
 ]
 
 
@@ -304,6 +321,59 @@ def test_further_modalities_are_known_when_declared(partition) -> None:
     assert "identity" not in partition.failed("rows", known_modalities=frozenset({"hologram"}))
 
 
+def test_bytes_of_another_sample_are_found(make_partition, tmp_path: Path) -> None:
+    """Images that stand one sample further are found by the shard, and by the rows before where these are right."""
+    made = make_partition(tmp_path, [(f"{n:02}.bin", bytes([n]) * 100) for n in range(50)])
+
+    def rotate(rows: Rows) -> None:
+        media = [row for row in rows if row["modality"] == "binary"]
+        contents = [row["binary_content"] for row in media]
+        for row, content in zip(media, [*contents[1:], contents[0]], strict=True):
+            row["binary_content"] = content
+
+    made.spoil("filtered_rows", rotate)
+    outcomes = made.outcomes("filtered_rows")
+    assert {name for name, outcome in outcomes.items() if not outcome.passed} == {"same_rows", "shard_bytes"}
+    assert outcomes["same_rows"].num_violations == 50
+    assert outcomes["shard_bytes"].num_violations == 8
+    made.spoil("materialized_rows", rotate)
+    assert made.failed("materialized_rows") == {"shard_bytes"}
+
+
+def test_write_mode_ties_the_filtered_bytes_to_the_shard(make_partition, tmp_path: Path) -> None:
+    """Where the filtered rows are the first to hold bytes, these are compared with the shard's."""
+    made = make_partition(tmp_path, mode="write")
+    made.spoil("filtered_rows", altered(**A_IMAGE))
+    assert made.failed("filtered_rows") == {"shard_bytes"}
+    made.spoil("filtered_rows", setting("binary_content", b"too short", **A_IMAGE))
+    assert made.failed("filtered_rows") == {"content"}
+
+
+def test_a_frame_has_a_size_of_its_own(make_partition, tmp_path: Path) -> None:
+    """A frame of a TIFF is not as large as the file that its locator names, and passes."""
+    first, second = (Image.new("RGB", (20, 10), (shade, 9, 9)) for shade in (1, 2))
+    tiff = io.BytesIO()
+    first.save(tiff, "TIFF", save_all=True, append_images=[second])
+    document = json.dumps({"texts": [None, None], "images": ["p0", "p1"]}).encode()
+    made = make_partition(tmp_path, [("e.json", document), ("e.tiff", tiff.getvalue())])
+    frame = find(made.read("materialized_rows").to_pylist(), modality="image")
+    ref = json.loads(frame["source_ref"])
+    assert ref["frame_index"] == 0
+    assert len(frame["binary_content"]) < ref["byte_size"]
+    assert made.failed("materialized_rows") == made.failed("filtered_rows") == set()
+
+
+def test_texts_larger_than_the_memory_of_the_database_pass(make_partition, tmp_path: Path) -> None:
+    """A sample's JSON, or a text, that DuckDB could not hold is no reason for a check to fail, and is compared."""
+    large = "x" * (15 << 20)
+    made = make_partition(tmp_path, [("a.json", json.dumps({"note": large}).encode()), ("a.txt", large.encode())])
+    limit = {"memory_limit": 16 << 20}
+    for asset in ("rows", "materialized_rows", "filtered_rows", "packed_mult"):
+        assert made.failed(asset, **limit) == set()
+    made.spoil("filtered_rows", setting("text_content", large[:-1] + "y", **A_TEXT))
+    assert made.failed("filtered_rows", **limit) == {"same_rows"}
+
+
 # --- shards -----------------------------------------------------------------------------------------------------------
 
 
@@ -364,6 +434,15 @@ def test_file_that_is_no_parquet_is_named(partition) -> None:
     partition.path("rows").write_bytes(b"no table")
     with pytest.raises(SourceError, match=r"rows/p\.parquet: is no Parquet file"):
         partition.outcomes("rows")
+
+
+def test_file_that_the_database_cannot_read_is_named(partition) -> None:
+    """Damage that only DuckDB meets is an error of ours, with the asset, the check and the file."""
+    path = partition.path("raw_shards")
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + b"\xff" * 300 + content[304:])
+    with pytest.raises(SourceError, match=r"raw_shards/p\.parquet: the check members of raw_shards could not be exec"):
+        partition.outcomes("raw_shards")
 
 
 def test_table_of_an_earlier_asset_without_a_column_is_named(partition) -> None:

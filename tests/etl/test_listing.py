@@ -1,6 +1,8 @@
 """Tests of lists of files as a source: rows, hostile paths, and rejects."""
 
 import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,36 @@ def test_a_list_becomes_rows(tmp_path: Path, kind: str) -> None:
     assert (stream.counts["members"], stream.counts["samples"], stream.counts["rows"]) == (3, 2, 5)
 
 
+def test_columns_that_json_does_not_know(tmp_path: Path) -> None:
+    """Times, durations and decimals of a Parquet list come as text and numbers; bytes are neither, and counted."""
+    when = datetime(2024, 1, 2, 3, 4, 5)
+    item = {
+        "sample_id": "a",
+        "path": "a.jpg",
+        "when": when,
+        "zoned": when.replace(tzinfo=UTC),
+        "day": when.date(),
+        "clock": when.time(),
+        "took": timedelta(seconds=1, microseconds=500),
+        "price": Decimal("2.50"),
+        "raw": b"x",
+    }
+    path = tmp_path / "l.parquet"
+    pq.write_table(pa.Table.from_pylist([item, {"sample_id": "b", "path": "b.jpg"}]), path)
+    rows, rejects, stream = read(path)
+    assert rejects == []
+    row = rows[1]
+    assert (row["when"], row["day"], row["clock"]) == (
+        "2024-01-02 03:04:05.000000",
+        "2024-01-02",
+        "03:04:05.000000",
+    )
+    assert row["zoned"] == "2024-01-02 03:04:05.000000Z"
+    assert (row["took"], row["price"], row["raw"]) == (1.0005, 2.5, None)
+    assert stream.counts["null_casts"] == 1
+    assert rows[3]["when"] is None
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -95,6 +127,8 @@ def test_a_list_becomes_rows(tmp_path: Path, kind: str) -> None:
         ({"sample_id": "x", "path": "a.jpg", "position": -1}, "bad_position"),
         ({"sample_id": "x", "path": "a.jpg", "position": True}, "bad_position"),
         ({"sample_id": "x", "path": "a.jpg", "modality": 1}, "bad_modality"),
+        ({"sample_id": "x", "path": "a.jpg", "modality": ["image"]}, "bad_modality"),
+        ({"sample_id": "x", "path": "a.jpg", "modality": "picture"}, "bad_modality"),
         ({"sample_id": "x", "path": "a.jpg", "modality": "text"}, "no_text"),
         ({"sample_id": "x", "text_content": 4}, "bad_text"),
         ({"sample_id": "x", "path": "a.jpg", "metadata_json": "{"}, "bad_json"),

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_assets.errors import EncodeError, SchemaMismatchError, SourceError
-from mm_assets.etl.parquet import MAX_VALUE, ParquetSink, read_batches, row_bytes, sample_groups
+from mm_assets.etl.parquet import MAX_VALUE, ParquetSink, open_table, read_batches, row_bytes, sample_groups
 from mm_assets.etl.schema import DROPPED_SCHEMA, REQUIRED_COLUMNS, DatasetSchema, UserColumn
+from mm_assets.storage import Store
 
 SCHEMA = DatasetSchema(
     user_columns=(
@@ -248,6 +249,33 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(SourceError, match=r"rows\.parquet: row group 1 cannot be read"):
         list(read_batches(pq.ParquetFile(path), batch_bytes=1 << 20, name="rows.parquet"))
+
+
+def test_a_local_table_is_read_in_pieces(tmp_path: Path) -> None:
+    """Reading small batches of a table holds less than a row group at a time, and nothing afterwards."""
+    size = 48 << 20
+    write(tmp_path / "t.parquet", [make_rows([size // 96] * 96)], row_group_bytes=size)
+    table = open_table(Store(str(tmp_path)), "t.parquet")
+    before = most = pa.total_allocated_bytes()
+    rows = 0
+    for batch in read_batches(table, batch_bytes=1 << 20):
+        rows += batch.num_rows
+        most = max(most, pa.total_allocated_bytes())
+    del batch
+    assert rows == 96
+    assert most - before < size * 3 // 4
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+@pytest.mark.parametrize("root", ["folder", "memory://open-table"])
+def test_what_is_no_table_is_not_opened(tmp_path: Path, root: str) -> None:
+    """A missing file and one that is no Parquet raise `SourceError` with its place, wherever the store is."""
+    store = Store(str(tmp_path) if root == "folder" else root)
+    store.write_bytes("t.parquet", b"PAR1 and no more of it")
+    with pytest.raises(SourceError, match=r"t\.parquet: is no Parquet file"):
+        open_table(store, "t.parquet")
+    with pytest.raises(SourceError, match=r"gone\.parquet: cannot be opened"):
+        open_table(store, "gone.parquet")
 
 
 def test_row_bytes_counts_what_is_there() -> None:

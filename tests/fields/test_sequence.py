@@ -51,9 +51,22 @@ class TestSequenceField(FieldSuite):
             assert self.field.decode_item(metadata, data, k) == pairs[k]
             position, _, stored = self.field.item_payload(metadata, data, k)
             assert (position, bytes(stored).decode()) == pairs[k]
+        stored = list(self.field.item_payloads(metadata, data))
+        assert stored == [self.field.item_payload(metadata, data, k) for k in range(len(pairs))]
         for k in (len(pairs), -len(pairs) - 1):
             with pytest.raises(IndexError):
                 self.field.decode_item(metadata, data, k)
+
+    def test_all_payloads_cost_one_look_at_the_tables(self):
+        """Giving every item's payload checks the tables once, not once for each item."""
+        metadata, data = self.field.encode([(i, str(i)) for i in range(1000)])
+        opened = SequenceField._open
+        with mock.patch.object(SequenceField, "_open", autospec=True, side_effect=opened) as spy:
+            items = list(self.field.item_payloads(metadata, data))
+        assert [bytes(stored).decode() for _, _, stored in items] == [str(i) for i in range(1000)]
+        assert spy.call_count == 1
+        with pytest.raises(FormatError):
+            list(self.field.item_payloads(metadata, data[:-1]))
 
     def test_one_item_is_read_alone(self):
         """decode_item decodes its item and no other, so damage elsewhere does not matter."""

@@ -7,26 +7,34 @@ remaining as (
         m.position,
         m.modality,
         m.source_ref,
-        md5(m.text_content) as text,
-        md5(m.metadata_json) as json,
+        t.text_content_digest,
+        t.metadata_json_digest,
+        c.content_size,
+        c.crc32c,
         case
             when m.modality = 'metadata' then -1
             else dense_rank() over (partition by m.sample_id, m.modality = 'metadata' order by m.position) - 1
         end as renumbered
     from materialized_rows as m
     anti join dropped using (sample_id, position, modality)
+    left join materialized_texts as t using (ordinal)
+    left join materialized_content as c using (ordinal)
 ),
 
 kept as (
     select
-        row_number() over (order by ordinal) as place,
-        sample_id,
-        position,
-        modality,
-        source_ref,
-        md5(text_content) as text,
-        md5(metadata_json) as json
-    from filtered_rows
+        row_number() over (order by f.ordinal) as place,
+        f.sample_id,
+        f.position,
+        f.modality,
+        f.source_ref,
+        t.text_content_digest,
+        t.metadata_json_digest,
+        c.content_size,
+        c.crc32c
+    from filtered_rows as f
+    left join filtered_texts as t using (ordinal)
+    left join filtered_content as c using (ordinal)
 ),
 
 compared as (
@@ -40,10 +48,13 @@ compared as (
         k.position,
         r.renumbered,
         k.source_ref is distinct from r.source_ref as source_ref_differs,
-        k.text is distinct from r.text as text_differs,
-        k.json is distinct from r.json as metadata_differs
+        k.text_content_digest is distinct from r.text_content_digest as text_differs,
+        k.metadata_json_digest is distinct from r.metadata_json_digest as metadata_differs,
+        mode = 'read'
+        and (k.content_size is distinct from r.content_size or k.crc32c is distinct from r.crc32c) as content_differs
     from remaining as r
     full join kept as k using (place)
+    cross join materialize_mode
 )
 
 select * exclude (all_renumbered)
@@ -55,4 +66,5 @@ where
     or source_ref_differs
     or text_differs
     or metadata_differs
+    or content_differs
 order by place

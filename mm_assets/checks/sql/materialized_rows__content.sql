@@ -1,10 +1,11 @@
--- Every media row has its bytes or an error and not both (no bytes yet with `materialize: write`), and other rows have no bytes.
-select c.sample_id, c.position, c.modality, c.content_size, r.materialize_error, r.source_ref
+-- Every media row has its bytes, as many as its source_ref says, or an error (neither yet with `materialize: write`), no other row has.
+select c.sample_id, c.position, c.modality, c.content_size, c.source_size, r.materialize_error, r.source_ref
 from materialized_content as c
 left join materialized_rows as r using (ordinal)
 where
     (c.content_size is not null and c.modality in ('text', 'metadata'))
     or (c.content_size is not null and c.has_error)
+    or c.content_size <> c.source_size
     or (
         c.content_size is null
         and not c.has_error

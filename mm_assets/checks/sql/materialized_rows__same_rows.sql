@@ -1,13 +1,15 @@
 -- Materializing changes content alone: the rows are those of the row table, in their order.
 with
 before as (
-    select ordinal, sample_id, position, modality, source_ref, md5(text_content) as text, md5(metadata_json) as json
+    select *
     from rows
+    left join rows_texts using (ordinal)
 ),
 
 after as (
-    select ordinal, sample_id, position, modality, source_ref, md5(text_content) as text, md5(metadata_json) as json
+    select *
     from materialized_rows
+    left join materialized_texts using (ordinal)
 )
 
 select
@@ -19,8 +21,8 @@ select
     a.position,
     a.modality,
     a.source_ref is distinct from b.source_ref as source_ref_differs,
-    a.text is distinct from b.text as text_differs,
-    a.json is distinct from b.json as metadata_differs
+    a.text_content_digest is distinct from b.text_content_digest as text_differs,
+    a.metadata_json_digest is distinct from b.metadata_json_digest as metadata_differs
 from before as b
 full join after as a using (ordinal)
 where
@@ -28,6 +30,6 @@ where
     or a.position is distinct from b.position
     or a.modality is distinct from b.modality
     or a.source_ref is distinct from b.source_ref
-    or a.text is distinct from b.text
-    or a.json is distinct from b.json
+    or a.text_content_digest is distinct from b.text_content_digest
+    or a.metadata_json_digest is distinct from b.metadata_json_digest
 order by ordinal

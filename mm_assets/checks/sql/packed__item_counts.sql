@@ -4,8 +4,9 @@ rows_of as (
     select
         sample_id,
         count(*) filter (where position >= 0) as num_content_rows,
-        count(*) filter (where metadata_json is not null) as num_metadata
+        count(*) filter (where metadata_json_digest is not null) as num_metadata
     from filtered_rows
+    left join filtered_texts using (ordinal)
     group by sample_id
 ),
 

@@ -3,13 +3,14 @@ select
     sample_id,
     position,
     modality,
-    text_content is not null as has_text,
-    metadata_json is not null as has_metadata,
+    text_content_digest is not null as has_text,
+    metadata_json_digest is not null as has_metadata,
     materialize_error
 from rows
+left join rows_texts using (ordinal)
 where
-    (text_content is not null and modality <> 'text')
-    or (metadata_json is not null and modality <> 'metadata')
-    or (modality = 'text' and text_content is null and materialize_error is null)
+    (text_content_digest is not null and modality <> 'text')
+    or (metadata_json_digest is not null and modality <> 'metadata')
+    or (modality = 'text' and text_content_digest is null and materialize_error is null)
     or (materialize_error is not null and modality = 'metadata')
 order by ordinal

@@ -1,0 +1,69 @@
+"""Which process works on a run, written down on the run, so that a run whose process is gone can be told.
+
+The facts come from Linux's /proc. Elsewhere a run carries no such tag, and nothing is said about its process.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+__all__ = ["PROCESS_TAG", "process_is_gone", "process_tag"]
+
+PROCESS_TAG = "mm_assets/process"
+_PROC = Path("/proc")
+_DEAD_STATES = "ZX"  # killed, and not yet collected by its parent
+
+
+def process_tag(run_id: str) -> str | None:
+    """What identifies this process as the worker of a run; None where the system does not tell.
+
+    Args:
+        run_id: the run. It is in the tag because a run that is executed again inherits the tags of its predecessor.
+    """
+    place, start = _place(), _start(os.getpid())
+    if place is None or start is None:
+        return None
+    return " ".join((run_id, place, _boot(), str(os.getpid()), start))
+
+
+def process_is_gone(run_id: str, tag: str | None) -> bool | None:
+    """Whether the process that a run's tag names has ended.
+
+    Args:
+        run_id: the run.
+        tag: its tag, if it has one.
+
+    Returns:
+        None where that cannot be known: there is no tag, it is another run's, or the process is on another host.
+    """
+    parts = (tag or "").split(" ")
+    if len(parts) != 5 or parts[0] != run_id or parts[1] != _place() or not parts[3].isdecimal():
+        return None
+    # A process id is given out again, but not with the same start time, which counts from the boot.
+    return parts[2] != _boot() or _start(int(parts[3])) != parts[4]
+
+
+def _place() -> str | None:
+    """Host and process namespace: what a process id is unique in."""
+    try:
+        return f"{socket.gethostname()}/{os.readlink(_PROC / 'self' / 'ns' / 'pid')}"
+    except OSError:
+        return None
+
+
+def _boot() -> str:
+    try:
+        return (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
+    except OSError:
+        return "-"
+
+
+def _start(pid: int) -> str | None:
+    """Start time of a live process in clock ticks since the boot; None when there is none of that id."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    # The second field is the command's name in parentheses and may hold anything; the third is the state.
+    fields = stat.rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] not in _DEAD_STATES else None
