@@ -107,9 +107,9 @@ def exclusive_step(context: dg.AssetExecutionContext, spec: DatasetSpec) -> Iter
     """
     # With other executors the process of a step ends before its run does and says nothing about it.
     if context.job_def.executor_def.name in _ONE_PROCESS:
-        tags = _process_tags(context.run_id)
+        tags = _process_tags(context.run.run_id)
         if any(context.run.tags.get(name) != value for name, value in tags.items()):
-            context.instance.add_run_tags(context.run_id, tags)
+            context.instance.add_run_tags(context.run.run_id, tags)
     with partition_lock(Path(context.instance.root_directory), spec.name, context.partition_key):
         yield
 
