@@ -76,13 +76,17 @@ def _specs(names: Sequence[str], module: str, root: str | None) -> list[DatasetS
     return [replace(spec, root=root) if root else spec for spec in chosen]
 
 
-def _adhoc_spec(names: Sequence[str], shards: str, root: str | None, pack: str | None) -> DatasetSpec:
+def _adhoc_spec(names: Sequence[str], module: str, shards: str, root: str | None, pack: str | None) -> DatasetSpec:
     """A dataset that no YAML declares."""
     from mm_assets.orchestration.component import default_root
+    from mm_assets.orchestration.launch import declared_datasets
     from mm_assets.spec import DatasetSpec
 
     if len(names) > 1:
         raise ConfigError("arguments", "--dataset", "is given more than once; with --shards there is one dataset")
+    if names and names[0] in declared_datasets(module):
+        detail = f"{names[0]!r} is declared in {module} with shards of its own; give --shards another dataset's name"
+        raise ConfigError("arguments", "--dataset", detail)
     config = {"name": names[0] if names else "default", "shards": _absolute(shards), "settle_seconds": 0, "pack": pack}
     return DatasetSpec.from_config(config, where="arguments", default_root=_absolute(root) if root else default_root())
 
@@ -106,6 +110,16 @@ def _store_of(names: Sequence[str], module: str, root: str | None) -> list[Datas
     return [DatasetStore(spec) for spec in _specs(names, module, _absolute(root) if root else None)]
 
 
+def _waiting(spec: DatasetSpec) -> Callable[[float], None]:
+    """Waits for young shards, and says so."""
+
+    def wait(seconds: float) -> None:
+        click.echo(f"{spec.name}: waiting {seconds:g} s for young shards to settle (settle_seconds)", err=True)
+        time.sleep(seconds)
+
+    return wait
+
+
 @main.command()
 @_dataset_options
 @click.option("--new-schema", is_flag=True, help="Decide the dataset's schema anew; every partition becomes pending.")
@@ -117,7 +131,7 @@ def register(names: tuple[str, ...], module: str, root: str | None, new_schema: 
 
     with open_instance() as instance:
         for spec in _specs(names, module, root):
-            found = register_dataset(instance, DatasetStore(spec), new_schema=new_schema)
+            found = register_dataset(instance, DatasetStore(spec), new_schema=new_schema, sleep=_waiting(spec))
             line = f"{spec.name}: {len(found.partitions)} partitions"
             for what, keys in (("new", found.added), ("changed", found.changed), ("gone", found.removed)):
                 line += f", {len(keys)} {what}" if keys else ""
@@ -156,10 +170,10 @@ def run(
     failed: list[str] = []
     usable: list[DatasetSpec] = []
     with open_instance() as instance:
-        specs = [_adhoc_spec(names, shards, root, pack)] if shards else _specs(names, module, root)
+        specs = [_adhoc_spec(names, module, shards, root, pack)] if shards else _specs(names, module, root)
         for spec in specs:
             try:
-                found = register_dataset(instance, DatasetStore(spec))
+                found = register_dataset(instance, DatasetStore(spec), sleep=_waiting(spec))
             except MmAssetsError as error:
                 if len(specs) == 1:
                     raise
@@ -238,11 +252,14 @@ def _print_summary(specs: Sequence[DatasetSpec], ended: Sequence[PartitionRun], 
             status = "unchanged" if result is None else "done" if result.ok else "FAILED"
             if result is None and dataset.marker(key) is None:
                 status = "pending"
-            table.add_row(spec.name, key, status, *_partition_numbers(dataset, key))
+            # What the tables of a failed run hold is not what the shard holds.
+            numbers = ["-"] * 7 if status == "FAILED" else _partition_numbers(dataset, key)
+            table.add_row(spec.name, key, status, *numbers)
     console = Console(width=max(Console().width, 110))
     console.print(table)
     for spec in specs:
         click.echo(f"{spec.name}: {DatasetStore(spec).store.url_of('manifest.json')}")
+    click.echo("next: mm-assets inspect MANIFEST --sample 0, or mm_assets.open(MANIFEST) in Python")
 
 
 def _partition_numbers(dataset: DatasetStore, key: str) -> list[str]:
@@ -354,10 +371,14 @@ def convert(source: str, target: str) -> None:
 @main.command()
 @_dataset_options
 @click.argument("query")
-@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values instead of a table.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; the default where no terminal reads them.")
 @_reports_errors
 def sql(names: tuple[str, ...], module: str, root: str | None, query: str, as_csv: bool) -> None:
-    """Run QUERY over a dataset's tables: rows, filtered_rows, dropped, rejects and so on are views in DuckDB."""
+    """Run QUERY over a dataset's tables in DuckDB.
+
+    Views: raw_shards, rows, rejects, materialized_rows, filtered_rows, dropped, published. Each has a column
+    `partition`; a table that no run has made yet has no view.
+    """
     import duckdb
 
     from mm_assets.etl.publish import sql_connection
@@ -370,7 +391,7 @@ def sql(names: tuple[str, ...], module: str, root: str | None, query: str, as_cs
     try:
         cursor = connection.execute(query)
         columns = [column[0] for column in cursor.description or ()]
-        if as_csv:
+        if as_csv or not sys.stdout.isatty():
             _print_csv(columns, cursor)
         else:
             _print_rows(columns, cursor.fetchmany(_SHOWN_ROWS + 1))
@@ -380,6 +401,7 @@ def sql(names: tuple[str, ...], module: str, root: str | None, query: str, as_cs
         connection.close()
 
 
+_WIDE = 6  # columns that a terminal shows side by side
 _SHOWN_ROWS = 100  # of a query's result in a terminal; --csv gives all
 
 
@@ -397,12 +419,20 @@ def _print_rows(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows[:_SHOWN_ROWS]:
-        table.add_row(*("" if cell is None else escape(_describe(cell)) for cell in row))
-    Console().print(table)
+    console = Console()
+    if len(columns) > _WIDE:  # side by side no column would be readable
+        for number, row in enumerate(rows[:_SHOWN_ROWS]):
+            console.rule(f"row {number}", align="left")
+            for column, cell in zip(columns, row, strict=True):
+                if cell is not None:
+                    console.print(f"{escape(column)}: {escape(_describe(cell))}", soft_wrap=True)
+    else:
+        table = Table()
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows[:_SHOWN_ROWS]:
+            table.add_row(*("" if cell is None else escape(_describe(cell)) for cell in row))
+        console.print(table)
     if len(rows) > _SHOWN_ROWS:
         click.echo(f"only the first {_SHOWN_ROWS} rows are shown; --csv gives all", err=True)
 

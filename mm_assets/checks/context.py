@@ -40,7 +40,7 @@ class CheckContext:
     known_modalities: frozenset[str] = frozenset()
     materialize_mode: str = "read"
     memory_limit: int = 128 << 20
-    batch_bytes: int = 8 << 20
+    batch_bytes: int = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

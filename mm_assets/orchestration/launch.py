@@ -6,6 +6,7 @@ One bad partition never stops the others; what went wrong with it comes back as 
 import importlib
 import multiprocessing
 import os
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -128,14 +129,26 @@ def _makes_definitions(value: object) -> bool:
     return isinstance(value, dg.Definitions) or type(value).__name__ == "LazyDefinitions"
 
 
-def register_dataset(instance: dg.DagsterInstance, dataset: DatasetStore, *, new_schema: bool = False) -> Registration:
+def register_dataset(
+    instance: dg.DagsterInstance,
+    dataset: DatasetStore,
+    *,
+    new_schema: bool = False,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Registration:
     """Registers the dataset's shards, in its folder and as the instance's dynamic partitions.
+
+    Args:
+        instance: the Dagster instance.
+        dataset: the dataset's folder.
+        new_schema: decide the dataset's schema anew.
+        sleep: what waits for young shards to settle.
 
     Raises:
         SourceError: no shard was found, or the first could not be read.
         ConfigError: the declaration's schema settings changed and `new_schema` was not given.
     """
-    found = register(dataset, new_schema=new_schema, wait=True)
+    found = register(dataset, new_schema=new_schema, wait=True, sleep=sleep)
     name = shard_partitions(dataset.spec).name or ""
     known = set(instance.get_dynamic_partitions(name))
     new = [p.key for p in found.partitions if p.key not in known]

@@ -103,8 +103,11 @@ def exclusive_step(context: dg.AssetExecutionContext, spec: DatasetSpec) -> Iter
     """Works on the partition of a step alone, and leaves on its run which process does.
 
     Raises:
-        dg.Failure: another run is working on the partition.
+        dg.Failure: another run is working on the partition, or the run has none.
     """
+    if not context.has_partition_key:
+        how = 'in the UI under Materialize, on the command line with --tags \'{"dagster/partition": "KEY"}\''
+        raise dg.Failure(description=f"this asset has a partition per shard: choose one, {how}", allow_retries=False)
     # With other executors the process of a step ends before its run does and says nothing about it.
     if context.job_def.executor_def.name in _ONE_PROCESS:
         tags = _process_tags(context.run.run_id)
