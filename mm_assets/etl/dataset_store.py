@@ -188,7 +188,10 @@ class DatasetStore:
 
     def registered_source(self) -> str | None:
         """The `shards` that the registered partitions come from, or None before the first registration."""
-        return str(self._read_json("shards.json").get("shards")) if self.store.exists("shards.json") else None
+        if not self.store.exists("shards.json"):
+            return None
+        source = self._read_json("shards.json").get("shards")
+        return source if isinstance(source, str) else None
 
     def write_partitions(self, partitions: Iterable[Partition]) -> None:
         """Replaces the list of registered partitions."""
