@@ -27,7 +27,8 @@ class CheckContext:
         plan: the pack plan; needed for packed files only.
         known_modalities: row modalities beside the built-in ones.
         materialize_mode: "read" where the materialized rows hold bytes, "write" where the filtered rows do.
-        memory_limit: bytes that DuckDB may use; beyond that it spills to a scratch folder.
+        memory_limit: bytes that DuckDB may use, or more where there are very many rows; beyond that it spills to a
+            scratch folder.
         batch_bytes: content that is held at a time while files are read.
     """
 

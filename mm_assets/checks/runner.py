@@ -1,7 +1,8 @@
 """Runs an asset's checks over one partition: makes the views, executes each statement, keeps the first violations.
 
-DuckDB works in bounded memory and two threads, spills to a scratch folder and downloads nothing. A table whose columns
-are wrong fails its `schema` check, and with it every other check of the asset, which then is not judged.
+DuckDB works in bounded memory, more only where there are very many rows, and in two threads; it spills to a scratch
+folder and downloads nothing. A table whose columns are wrong fails its `schema` check, and with it every other check of
+the asset, which then is not judged.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = ["CheckContext", "Outcome", "run_checks"]
 MAX_LISTED = 20  # violations that an outcome keeps
 MAX_TEXT = 200  # characters of a value in it
 _FETCH = 4096
+_ROW_MEMORY = 768  # bytes that DuckDB needs for a row of the widest check, which cannot all be spilled
 
 
 def run_checks(asset: str, context: CheckContext) -> list[Outcome]:
@@ -67,13 +69,15 @@ class _Session:
     def __init__(self, asset: str, context: CheckContext) -> None:
         import duckdb
 
+        pa.default_memory_pool().release_unused()  # what the stage itself is done with
         self._error: type[Exception] = duckdb.Error
         self._asset = asset
         self._context = context
         self._scratch = tempfile.TemporaryDirectory(prefix="mm-assets-checks-")
+        self._memory_limit = max(context.memory_limit, 16 << 20)
         self._connection = duckdb.connect(
             config={
-                "memory_limit": f"{max(context.memory_limit >> 20, 16)}MiB",
+                "memory_limit": f"{self._memory_limit >> 20}MiB",
                 "threads": 2,
                 "temp_directory": self._scratch.name,
                 "autoinstall_known_extensions": False,
@@ -106,9 +110,16 @@ class _Session:
         )
         if isinstance(made, str):
             self._connection.execute(f'create view "{name}" as {made}')
+            self._allow(_ROW_MEMORY * self._tables.parquet(name).metadata.num_rows)
         else:
             self._connection.register(name, made)
         self._provided.add(name)
+
+    def _allow(self, num_bytes: int) -> None:
+        """Lets DuckDB use so much memory where that is more than it may use already."""
+        if num_bytes > self._memory_limit:
+            self._memory_limit = num_bytes
+            self._connection.execute(f"set memory_limit = '{num_bytes >> 20}MiB'")
 
     def judge(self, check: Check) -> Outcome:
         """The outcome of one check.

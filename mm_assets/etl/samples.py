@@ -5,8 +5,10 @@ Grouping holds the member index of one shard, never a payload. The order of samp
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -128,8 +130,8 @@ def split_by_shard(batches: Iterable[pa.RecordBatch], shards: Sequence[str]) -> 
     held: list[Member] = []
     names = [name for name in MEMBER_INDEX_SCHEMA.names if name != "shard"]
     for batch in batches:
-        shard_column = batch.column("shard").to_pylist()
-        columns = [batch.column(name).to_pylist() for name in names]
+        shard_column = _shared(batch.column("shard"))
+        columns = [_shared(batch.column(name)) for name in names]
         for shard, *values in zip(shard_column, *columns, strict=True):
             while shard != current:
                 if current is not None:
@@ -143,6 +145,14 @@ def split_by_shard(batches: Iterable[pa.RecordBatch], shards: Sequence[str]) -> 
         yield ShardMembers(current, held)
     for shard in waiting:
         yield ShardMembers(shard, [])
+
+
+def _shared(column: pa.Array) -> list[Any]:
+    """The values of a column of which equal texts are one object: a shard may have a million members."""
+    values: list[Any] = column.to_pylist()
+    return (
+        [sys.intern(value) for value in values] if pa.types.is_string(column.type) and not column.null_count else values
+    )
 
 
 def shard_labels(shards: Sequence[str]) -> dict[str, str]:

@@ -1,68 +1,78 @@
 -- The kept rows are the materialized ones without the dropped, unchanged and in order; positions stay or count from 0 again.
 with
-remaining as (
-    select
-        row_number() over (order by m.ordinal) as place,
-        m.sample_id,
-        m.position,
-        m.modality,
-        m.source_ref,
-        t.text_content_digest,
-        t.metadata_json_digest,
-        c.content_size,
-        c.crc32c,
-        case
-            when m.modality = 'metadata' then -1
-            else dense_rank() over (partition by m.sample_id, m.modality = 'metadata' order by m.position) - 1
-        end as renumbered
-    from materialized_rows as m
-    anti join dropped using (sample_id, position, modality)
+-- Which row became which, by their numbers alone: everything else is looked up and not carried through sorts.
+pairs as (
+    select place, b.ordinal as ordinal_before, k.ordinal as ordinal_kept
+    from (
+        select m.ordinal, row_number() over (order by m.ordinal) - 1 as place
+        from (select ordinal, sample_id, position, modality from materialized_rows) as m
+        anti join dropped using (sample_id, position, modality)
+    ) as b
+    full join (select ordinal, ordinal as place from filtered_rows) as k using (place)
+),
+
+before as (
+    select m.*, t.text_content_digest, t.metadata_json_digest, c.content_size, c.crc32c
+    from (
+        select ordinal, sample_id, position, modality, md5_number(source_ref) as source_ref_digest
+        from materialized_rows
+    ) as m
     left join materialized_texts as t using (ordinal)
-    left join materialized_content as c using (ordinal)
+    left join (select ordinal, content_size, crc32c from materialized_content) as c using (ordinal)
 ),
 
 kept as (
-    select
-        row_number() over (order by f.ordinal) as place,
-        f.sample_id,
-        f.position,
-        f.modality,
-        f.source_ref,
-        t.text_content_digest,
-        t.metadata_json_digest,
-        c.content_size,
-        c.crc32c
-    from filtered_rows as f
+    select f.*, t.text_content_digest, t.metadata_json_digest, c.content_size, c.crc32c
+    from (
+        select ordinal, sample_id, position, modality, md5_number(source_ref) as source_ref_digest
+        from filtered_rows
+    ) as f
     left join filtered_texts as t using (ordinal)
-    left join filtered_content as c using (ordinal)
+    left join (select ordinal, content_size, crc32c from filtered_content) as c using (ordinal)
+),
+
+-- Where positions are no longer those of before, they may count the sample's rows from 0.
+renumbered as (
+    select coalesce(bool_and(position = counted), false) as holds
+    from (
+        select
+            k.position,
+            case
+                when b.modality = 'metadata' then -1
+                else dense_rank() over (partition by b.sample_id, b.modality = 'metadata' order by b.position) - 1
+            end as counted
+        from pairs as p
+        join (select ordinal, sample_id, position, modality from materialized_rows) as b on b.ordinal = p.ordinal_before
+        join (select ordinal, position from filtered_rows) as k on k.ordinal = p.ordinal_kept
+    )
 ),
 
 compared as (
     select
-        place,
-        r.sample_id as expected_sample_id,
+        p.place,
+        b.sample_id as expected_sample_id,
         k.sample_id,
-        r.modality as expected_modality,
+        b.modality as expected_modality,
         k.modality,
-        r.position as expected_position,
+        b.position as expected_position,
         k.position,
-        r.renumbered,
-        k.source_ref is distinct from r.source_ref as source_ref_differs,
-        k.text_content_digest is distinct from r.text_content_digest as text_differs,
-        k.metadata_json_digest is distinct from r.metadata_json_digest as metadata_differs,
+        k.source_ref_digest is distinct from b.source_ref_digest as source_ref_differs,
+        k.text_content_digest is distinct from b.text_content_digest as text_differs,
+        k.metadata_json_digest is distinct from b.metadata_json_digest as metadata_differs,
         mode = 'read'
-        and (k.content_size is distinct from r.content_size or k.crc32c is distinct from r.crc32c) as content_differs
-    from remaining as r
-    full join kept as k using (place)
+        and (k.content_size is distinct from b.content_size or k.crc32c is distinct from b.crc32c) as content_differs
+    from pairs as p
+    left join before as b on b.ordinal = p.ordinal_before
+    left join kept as k on k.ordinal = p.ordinal_kept
     cross join materialize_mode
 )
 
-select * exclude (all_renumbered)
-from (select *, coalesce(bool_and(position = renumbered) over (), false) as all_renumbered from compared)
+select *
+from compared
 where
     sample_id is distinct from expected_sample_id
     or modality is distinct from expected_modality
-    or (position is distinct from expected_position and not all_renumbered)
+    or (position is distinct from expected_position and not (select holds from renumbered))
     or source_ref_differs
     or text_differs
     or metadata_differs
