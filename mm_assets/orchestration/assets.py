@@ -105,7 +105,7 @@ def _open(context: dg.AssetExecutionContext, spec: DatasetSpec) -> DatasetStore:
     return storage.open(spec)
 
 
-def _materialized(result: stages.StageResult, key: dg.AssetKey) -> dg.MaterializeResult:  # type: ignore[type-arg]
+def _materialized(result: stages.StageResult, key: dg.AssetKey) -> dg.MaterializeResult:  # type: ignore[type-arg]  # no value is handed on
     return dg.MaterializeResult(
         asset_key=key,
         metadata=stage_metadata(result),
@@ -143,7 +143,7 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
     )
     def body(
         context: dg.AssetExecutionContext,
-    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:  # type: ignore[type-arg]
+    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:  # type: ignore[type-arg]  # no value is handed on
         wanted = [form for form, key in keys.items() if key in context.selected_asset_keys]
         dataset = _open(context, spec)
         if wanted:
@@ -174,7 +174,7 @@ def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
         group_name=spec.name,
         owners=list(spec.owners),
     )
-    def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]  # no value is handed on
         dataset = _open(context, spec)
         with exclusive_step(context, spec), _reported():
             marker = publish.publish(dataset, context.partition_key)
@@ -201,7 +201,7 @@ def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
         group_name=spec.name,
         owners=list(spec.owners),
     )
-    def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]  # no value is handed on
         dataset = _open(context, spec)
         with _reported():
             report = publish.build_manifest(dataset)
