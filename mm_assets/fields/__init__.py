@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from mm_assets.errors import ConfigError
 from mm_assets.fields.audio import Audio, AudioField
-from mm_assets.fields.base import JSON, Encoded, Field, ValueLayout
+from mm_assets.fields.base import JSON, Encoded, Field, Item, Part, ValueLayout
 from mm_assets.fields.image import ImageField
 from mm_assets.fields.ndarray import NDArrayField
 from mm_assets.fields.plain import BytesField, JSONField, RawJSON, TextField
@@ -27,8 +27,10 @@ __all__ = [
     "Encoded",
     "Field",
     "ImageField",
+    "Item",
     "JSONField",
     "NDArrayField",
+    "Part",
     "RawJSON",
     "ScalarField",
     "SequenceField",

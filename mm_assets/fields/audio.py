@@ -119,6 +119,11 @@ class AudioField(Field):
         """With the encoding ``keep``."""
         return self.encoding == "keep"
 
+    @property
+    def decodes_in_parallel(self) -> bool:
+        """Yes: libsndfile is called without the interpreter lock."""
+        return True
+
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: Audio | tuple[npt.NDArray[Any], int] | npt.NDArray[Any] | Buffer) -> Encoded:

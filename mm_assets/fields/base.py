@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,12 @@ __all__ = [
     "Buffer",
     "Encoded",
     "Field",
+    "Item",
+    "Out",
+    "Part",
     "ValueLayout",
     "as_bytes_view",
+    "batch_array",
     "config_error",
     "corrupt",
     "describe",
@@ -34,6 +39,9 @@ __all__ = [
     "wrong_content",
     "wrong_value",
 ]
+
+Out: TypeAlias = npt.NDArray[Any] | Mapping[str, npt.NDArray[Any]]
+"""What a batch is decoded into: one array, or several by name."""
 
 JSON = Any  # a JSON value; Python's type system has no finite name for it that is worth its cost in casts
 
@@ -63,6 +71,32 @@ class ValueLayout(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+
+
+class Part(NamedTuple):
+    """One of the contents that a composite field's value is made of.
+
+    Attributes:
+        many: whether there may be several, each with its position.
+        needed: whether there is no value without it.
+    """
+
+    many: bool = False
+    needed: bool = False
+
+
+class Item(NamedTuple):
+    """What a payload holds of one content.
+
+    Attributes:
+        part: name in the field's `PARTS`; "" in a field that is no composite.
+        position: the item's position among those of a sequence or a part; else 0.
+        data: the bytes that stand for the content: the content itself where the field keeps it.
+    """
+
+    part: str
+    position: int
+    data: Buffer
 
 
 def describe(value: object) -> str:
@@ -119,6 +153,9 @@ class Field(ABC):
 
     TYPE_ID: ClassVar[int]
 
+    PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType({})
+    """What a composite's value is assembled of, by name; empty where one content is the value."""
+
     @property
     @abstractmethod
     def metadata_type(self) -> np.dtype[np.void]:
@@ -129,10 +166,42 @@ class Field(ABC):
         """Whether a bytes value is stored as it is: the payload's data is the value."""
         return False
 
+    def keeps_part(self, part: str) -> bool:
+        """Whether the content given for a part is stored as it is: the data of its `Item`."""
+        return False
+
+    def assemble(self, contents: Mapping[str, Any]) -> Any:
+        """Make the value of a composite of its parts' contents.
+
+        Args:
+            contents: by the names of `PARTS`, those that there are. Each is the content's bytes, a JSON value, or for
+                a part of many a list of (position, bytes) in order of position.
+
+        Raises:
+            EncodeError: the contents make no value of this field.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no parts")
+
+    def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
+        """What a payload holds of each content it was made of, without decoding it.
+
+        Raises:
+            FormatError: the payload contradicts itself.
+        """
+        yield Item("", 0, data)
+
     @property
-    def value_layout(self) -> ValueLayout | None:
-        """Shape and dtype of every decoded value, or None where they vary."""
+    def value_layout(self) -> ValueLayout | Mapping[str, ValueLayout] | None:
+        """Shape and dtype of every decoded value, or None where they vary.
+
+        A mapping is that of a field whose batch is several arrays by name, such as token ids and their mask.
+        """
         return None
+
+    @property
+    def decodes_in_parallel(self) -> bool:
+        """Whether decoding spends its time in a codec that lets go of the interpreter lock, so that threads help."""
+        return False
 
     @abstractmethod
     def encode(self, value: Any) -> Encoded:
@@ -161,57 +230,77 @@ class Field(ABC):
         self,
         records: npt.NDArray[np.uint8],
         datas: Sequence[Buffer | None],
-        out: npt.NDArray[Any] | None = None,
+        out: Out | None = None,
     ) -> tuple[Any, npt.NDArray[np.bool_]]:
         """Decode many payloads, rows in order.
 
         Args:
             records: (n, metadata_type.itemsize) uint8, the metadata records.
             datas: n data buffers; None for an absent value.
-            out: (n, *shape) array of the `value_layout` to decode into; only for a field that has one.
+            out: what to decode into; only for a field with a `value_layout`: its (n, *shape) array, or a mapping of
+                all of them.
 
         Returns:
-            The values, an array where the field has a `value_layout` (absent rows are zero) and otherwise a list
-            (absent values are None); and (n,) bool, which values are present.
+            The values, an array or a dict of arrays where the field has a `value_layout` (absent rows are zero) and
+            otherwise a list (absent values are None); and (n,) bool, which values are present.
 
         Raises:
             FormatError: a payload is damaged.
             ValueError: `records`, `datas` and `out` do not fit one another.
         """
-        present = self._check_batch(records, datas, out)
-        layout = self.value_layout
-        if layout is None:
+        present = self._check_batch(records, datas)
+        target = self._batch_target(len(datas), out)
+        if target is None:
             values = [
                 None if data is None else self.decode(memoryview(record), data)
                 for record, data in zip(records, datas, strict=True)
             ]
             return values, present
-        target = np.empty((len(datas), *layout.shape), dtype=layout.dtype) if out is None else out
+        if isinstance(target, dict):
+            for index, data in enumerate(datas):
+                rows = {name: array[index, ...] for name, array in target.items()}
+                if data is not None:
+                    self._decode_into_several(memoryview(records[index]), data, rows)
+                    continue
+                for row in rows.values():
+                    row[...] = 0
+            return target, present
         for index, data in enumerate(datas):
             if data is None:
                 target[index] = 0
             else:
-                self._decode_into(memoryview(records[index]), data, target[index])
+                self._decode_into(memoryview(records[index]), data, target[index, ...])
         return target, present
 
-    def _check_batch(
-        self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer | None], out: npt.NDArray[Any] | None
-    ) -> npt.NDArray[np.bool_]:
+    def _check_batch(self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer | None]) -> npt.NDArray[np.bool_]:
         expected = (len(datas), self.metadata_type.itemsize)
         if records.shape != expected or records.dtype != np.uint8:
             raise ValueError(f"records are {describe(records)}, expected uint8 with shape {expected}")
-        if out is not None:
-            layout = self.value_layout
-            if layout is None:
-                raise ValueError(f"{type(self).__name__} values vary in shape or type: they cannot go into one array")
-            if out.shape != (len(datas), *layout.shape) or out.dtype != layout.dtype:
-                wanted = f"{layout.dtype} with shape {(len(datas), *layout.shape)}"
-                raise ValueError(f"out is {describe(out)}, expected {wanted}")
         return np.fromiter((data is not None for data in datas), dtype=np.bool_, count=len(datas))
+
+    def _batch_target(self, count: int, out: Out | None) -> npt.NDArray[Any] | dict[str, npt.NDArray[Any]] | None:
+        """The arrays of a batch, `out` where it is given and fits; None where the values vary."""
+        layout = self.value_layout
+        if layout is None:
+            if out is not None:
+                raise ValueError(f"{type(self).__name__} values vary in shape or type: they cannot go into one array")
+            return None
+        if isinstance(layout, ValueLayout):
+            return batch_array(count, layout, out, "out")
+        if out is None:
+            return {name: batch_array(count, one, None, name) for name, one in layout.items()}
+        if not isinstance(out, Mapping) or set(out) != set(layout):
+            found = sorted(out) if isinstance(out, Mapping) else "one array"
+            raise ValueError(f"out has {found}, expected arrays {sorted(layout)}")
+        return {name: batch_array(count, one, out[name], f"out[{name!r}]") for name, one in layout.items()}
 
     def _decode_into(self, metadata: Buffer, data: Buffer, target: npt.NDArray[Any]) -> None:
         """Decode one value into its row; fields whose codec can write in place do better than this."""
         target[...] = self.decode(metadata, data)
+
+    def _decode_into_several(self, metadata: Buffer, data: Buffer, targets: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Decode one value into its rows by name, writing every element: for a field whose batch is several arrays."""
+        raise NotImplementedError(f"{type(self).__name__} has several arrays a batch and must say how they are filled")
 
     def _pack_record(self, *values: Any) -> bytes:
         return np.array(values, dtype=self.metadata_type).tobytes()
@@ -250,3 +339,17 @@ class Field(ABC):
             if field.default is dataclasses.MISSING and name not in config:
                 raise ConfigError("arguments", name, f"is missing, and {cls.__name__} needs it")
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in config.items()})
+
+
+def batch_array(count: int, layout: ValueLayout, out: Out | None, name: str) -> npt.NDArray[Any]:
+    """The (count, *shape) array of a layout: `out`, or a new one where that is None.
+
+    Raises:
+        ValueError: `out` is of another kind; `name` stands for it.
+    """
+    shape = (count, *layout.shape)
+    if out is None:
+        return np.empty(shape, dtype=layout.dtype)
+    if not isinstance(out, np.ndarray) or out.shape != shape or out.dtype != layout.dtype:
+        raise ValueError(f"{name} is {describe(out)}, expected {layout.dtype} with shape {shape}")
+    return out

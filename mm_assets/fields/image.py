@@ -148,6 +148,11 @@ class ImageField(Field):
             return None
         return ValueLayout((*self.size, self.channels), np.dtype(np.uint8))
 
+    @property
+    def decodes_in_parallel(self) -> bool:
+        """Yes: the decoders let go of the interpreter lock."""
+        return True
+
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: npt.NDArray[np.uint8] | Buffer) -> Encoded:

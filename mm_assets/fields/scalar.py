@@ -14,8 +14,10 @@ from mm_assets.fields.base import (
     Buffer,
     Encoded,
     Field,
+    Out,
     ValueLayout,
     as_bytes_view,
+    batch_array,
     config_error,
     corrupt,
     describe,
@@ -137,15 +139,13 @@ class ScalarField(Field):
         self,
         records: npt.NDArray[np.uint8],
         datas: Sequence[Buffer | None],
-        out: npt.NDArray[Any] | None = None,
+        out: Out | None = None,
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """Decode a column in one expression: (n,) of `dtype`, absent rows zero."""
-        present = self._check_batch(records, datas, out)
+        present = self._check_batch(records, datas)
         if any(datas):  # a buffer with bytes in it is true, None and empty buffers are not
             raise corrupt("a number has no data", found="bytes", expected="none")
         wide = np.ascontiguousarray(records).view(_WIDE[self._numpy_dtype.kind]).reshape(-1)
-        values = self._narrow(np.where(present, wide, np.zeros((), dtype=wide.dtype)))
-        if out is not None:
-            out[...] = values
-            return out, present
-        return values, present
+        target = batch_array(len(datas), self.value_layout, out, "out")
+        target[...] = self._narrow(np.where(present, wide, np.zeros((), dtype=wide.dtype)))
+        return target, present

@@ -15,6 +15,7 @@ from mm_assets.fields.base import (
     Buffer,
     Encoded,
     Field,
+    Item,
     as_bytes_view,
     config_error,
     corrupt,
@@ -59,6 +60,11 @@ class SequenceField(Field):
     def metadata_type(self) -> np.dtype[np.void]:
         """The metadata record, 8 bytes."""
         return _RECORD
+
+    @property
+    def decodes_in_parallel(self) -> bool:
+        """As the inner field."""
+        return self.inner.decodes_in_parallel
 
     @property
     def config(self) -> dict[str, JSON]:
@@ -166,6 +172,11 @@ class SequenceField(Field):
         items = self._open(metadata, data)
         for index in range(items.layout.num_items):
             yield (items.position(index), *items.payload(index))
+
+    def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
+        """Give each item's position and data."""
+        for position, _, content in self.item_payloads(metadata, data):
+            yield Item("", position, content)
 
     def positions(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.int32]:
         """Give the positions of all items, (num_items,) int32, increasing."""
