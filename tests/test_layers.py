@@ -32,7 +32,27 @@ def layers(names: set[str]) -> set[str]:
     [
         ("mm_assets.errors", {"errors"}),
         ("mm_assets.formats", {"errors", "formats"}),
-        ("mm_assets.fields", {"errors", "fields", "media", "content_types", "flac"}),
+        (
+            "mm_assets.fields",
+            {
+                "errors",
+                "fields",
+                "media",
+                "content_types",
+                "flac",
+                "midi",
+                "smf",
+                "av_codec",
+                "av_sound",
+                "av_timing",
+                "iso_media",
+                "subtitles",
+                "tokenizing",
+                "layouts",
+                "text_boxes",
+            },
+        ),
+        ("mm_assets.layouts", {"errors", "layouts", "text_boxes"}),
         ("mm_assets.storage", {"errors", "storage"}),
     ],
 )

@@ -12,32 +12,63 @@ from collections.abc import Mapping
 from mm_assets.errors import ConfigError
 from mm_assets.fields.audio import Audio, AudioField
 from mm_assets.fields.base import JSON, Encoded, Field, Item, Part, ValueLayout
+from mm_assets.fields.depth import DepthField
+from mm_assets.fields.document import Document, DocumentField
 from mm_assets.fields.image import ImageField
+from mm_assets.fields.image_text import ImageText, ImageTextPair, ImageTextPairField
+from mm_assets.fields.midi import MIDI, MIDIField, NoteTable
 from mm_assets.fields.ndarray import NDArrayField
 from mm_assets.fields.plain import BytesField, JSONField, RawJSON, TextField
 from mm_assets.fields.scalar import ScalarField
 from mm_assets.fields.sequence import SequenceField
+from mm_assets.fields.timed_text import TimedSegment, TimedTextField, segments_at, segments_between
+from mm_assets.fields.timeseries import TimeSeries, TimeSeriesField
+from mm_assets.fields.tokens import TokensField
+from mm_assets.fields.video_audio import Clip, SyncedVideoAudioField, VideoAudio, VideoFile
+from mm_assets.text_boxes import Layout, TextBoxes
 
 __all__ = [
     "FIELD_NAMES",
     "FIELD_TYPES",
+    "MIDI",
     "Audio",
     "AudioField",
     "BytesField",
+    "Clip",
+    "DepthField",
+    "Document",
+    "DocumentField",
     "Encoded",
     "Field",
     "ImageField",
+    "ImageText",
+    "ImageTextPair",
+    "ImageTextPairField",
     "Item",
     "JSONField",
+    "Layout",
+    "MIDIField",
     "NDArrayField",
+    "NoteTable",
     "Part",
     "RawJSON",
     "ScalarField",
     "SequenceField",
+    "SyncedVideoAudioField",
+    "TextBoxes",
     "TextField",
+    "TimeSeries",
+    "TimeSeriesField",
+    "TimedSegment",
+    "TimedTextField",
+    "TokensField",
     "ValueLayout",
+    "VideoAudio",
+    "VideoFile",
     "field_from_config",
     "register_field",
+    "segments_at",
+    "segments_between",
 ]
 
 FIELD_TYPES: dict[int, type[Field]] = {
@@ -47,7 +78,15 @@ FIELD_TYPES: dict[int, type[Field]] = {
     4: NDArrayField,
     5: ScalarField,
     10: ImageField,
+    11: DepthField,
+    20: TokensField,
+    21: TimedTextField,
     40: AudioField,
+    41: MIDIField,
+    42: TimeSeriesField,
+    50: SyncedVideoAudioField,
+    51: ImageTextPairField,
+    52: DocumentField,
     60: SequenceField,
 }
 """Type id to class."""

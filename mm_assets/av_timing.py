@@ -1,0 +1,301 @@
+"""When a frame is shown and which audio samples belong to it: the one place of this arithmetic.
+
+Frame rates are ratios of integers and so is every result here before its last step: the boundary after an hour is as
+exact as the first. Nothing overflows; nothing reads a file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "MAX_FRAME_RATE",
+    "MAX_RATE_TERM",
+    "FrameIndex",
+    "Timing",
+    "as_frame_rate",
+    "frame_boundaries",
+    "nominal_rate",
+    "offset_in_samples",
+    "uniform_indices",
+]
+
+MAX_FRAME_RATE = 1000  # frames a second, the tick of Matroska; and its inverse, a frame in 1000 seconds
+_MAX_TERM = 2**31 - 1  # of a ratio: the product of two terms fits 64 bits
+MAX_RATE_TERM = 1_000_000  # of a frame rate as it is stored
+_NTSC = tuple(Fraction(n * 1000, 1001) for n in (15, 24, 30, 48, 60, 120, 240))
+_STANDARD = (*map(Fraction, (10, 12, 15, 20, 24, 25, 30, 48, 50, 60, 100, 120, 240)), *_NTSC)
+_NTSC_TOLERANCE = Fraction(5, 1000)  # 23.98 and 29.97 are this near to 24000/1001 and 30000/1001
+_HALF = Fraction(1, 2)
+
+
+def as_frame_rate(value: Fraction | float | tuple[int, int]) -> Fraction:
+    """Frames a second as a ratio.
+
+    A float within 0.005 of 1000/1001 times 15, 24, 30, 48, 60, 120 or 240 is that ratio, so that 29.97 is 30000/1001;
+    any other is the nearest ratio with a denominator up to 1001. Fractions, integers and pairs are taken exactly.
+
+    Raises:
+        ValueError: not a number, or outside 1/1000 to 1000, or a term of a million or more.
+    """
+    if isinstance(value, bool) or not isinstance(value, Fraction | int | float | tuple):
+        raise ValueError(f"found {value!r}, expected a frame rate")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"found {value!r}, expected a frame rate")
+        exact = Fraction(value)
+        near = [rate for rate in _NTSC if abs(exact - rate) <= _NTSC_TOLERANCE]
+        rate = near[0] if near and exact.denominator != 1 else exact.limit_denominator(1001)
+    elif isinstance(value, tuple):
+        if len(value) != 2 or not all(type(term) is int for term in value) or value[1] == 0:
+            raise ValueError(f"found {value!r}, expected numerator and denominator")
+        rate = Fraction(*value)
+    else:
+        rate = Fraction(value)
+    if not Fraction(1, MAX_FRAME_RATE) <= rate <= MAX_FRAME_RATE or max(rate.as_integer_ratio()) > MAX_RATE_TERM:
+        raise ValueError(f"found {rate} frames a second, expected 1/{MAX_FRAME_RATE} to {MAX_FRAME_RATE}")
+    return rate
+
+
+def offset_in_samples(seconds: Fraction | float, sample_rate: int) -> int:
+    """Seconds in whole samples, to the nearest, a half to the even one; so an offset and its negative are opposite."""
+    return round(Fraction(seconds) * sample_rate)
+
+
+def frame_boundaries(indices: npt.ArrayLike, rate: Fraction, sample_rate: int) -> npt.NDArray[np.int64]:
+    """Sample at which each frame begins: floor(i * sample_rate / rate), exact, without an offset.
+
+    Args:
+        indices: of any shape, frames, at least 0.
+        rate: frames a second.
+        sample_rate: Hz.
+
+    Raises:
+        OverflowError: a result does not fit 64 bits.
+        ValueError: a negative index, or a rate whose terms are 2**31 or more.
+    """
+    frames = np.asarray(indices, dtype=np.int64)
+    num, den = rate.as_integer_ratio()
+    if num > _MAX_TERM or den > _MAX_TERM or not 0 <= sample_rate <= _MAX_TERM:
+        raise ValueError(f"found rates {rate} and {sample_rate}, expected terms below 2**31")
+    if frames.size == 0:
+        return frames
+    if int(frames.min()) < 0:
+        raise ValueError(f"found frame {int(frames.min())}, expected 0 or more")
+    if int(frames.max()) * sample_rate * den // num >= 2**63:
+        raise OverflowError(f"frame {int(frames.max())} begins at a sample beyond 64 bits")
+    # floor(i*p/num) with p = whole*num + part and i = turns*num + rest: each product is at most the result or num**2
+    whole, part = divmod(sample_rate * den, num)
+    turns, rest = np.divmod(frames, num)
+    boundaries: npt.NDArray[np.int64] = frames * whole + turns * part + rest * part // num
+    return boundaries
+
+
+def uniform_indices(num_frames: int, target: int) -> npt.NDArray[np.int64]:
+    """(min(num_frames, target),) int64: frames spread evenly from the first to the last.
+
+    Frame k of the target is k * (num_frames - 1) / (target - 1), a half rounded up; of one, the first frame. Where
+    there are no more frames than wanted, all of them.
+    """
+    if num_frames <= target:
+        return np.arange(num_frames, dtype=np.int64)
+    if target == 1:
+        return np.zeros(1, dtype=np.int64)
+    steps = np.arange(target, dtype=np.int64)
+    chosen: npt.NDArray[np.int64] = (2 * steps * (num_frames - 1) + (target - 1)) // (2 * (target - 1))
+    return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Frames and audio of one clip on one timeline, which begins with frame 0.
+
+    Attributes:
+        num_frames: 0 where there is no video.
+        frame_rate: frames a second; None where there is no video.
+        sample_rate: Hz; 0 where there is no audio.
+        num_audio_samples: per channel.
+        audio_offset_samples: added to every boundary; positive: the sound comes late.
+        truncated: whether the clip was cut when it was encoded.
+    """
+
+    num_frames: int
+    frame_rate: Fraction | None
+    sample_rate: int
+    num_audio_samples: int
+    audio_offset_samples: int
+    truncated: bool = False
+
+    @property
+    def video_seconds(self) -> float:
+        """Time for which frames are shown."""
+        return float(self.num_frames / self.frame_rate) if self.frame_rate else 0.0
+
+    @property
+    def audio_seconds(self) -> float:
+        """Length of the audio."""
+        return self.num_audio_samples / self.sample_rate if self.sample_rate else 0.0
+
+    @property
+    def duration_seconds(self) -> float:
+        """The longer of the two."""
+        return max(self.video_seconds, self.audio_seconds)
+
+    def audio_segments(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Half-open ranges of audio samples that belong to frames.
+
+        Args:
+            indices: (K,) frames.
+
+        Returns:
+            (K, 2) int64, floor(i*sr*den/num)+o and floor((i+1)*sr*den/num)+o, both clipped to 0..num_audio_samples;
+            zeros where there is no audio.
+
+        Raises:
+            IndexError: a frame that the clip does not have.
+        """
+        frames = self.check_frames(indices)
+        if self.frame_rate is None or self.sample_rate == 0:
+            return np.zeros((len(frames), 2), dtype=np.int64)
+        both = np.stack([frames, frames + 1], axis=1)
+        exact = frame_boundaries(both, self.frame_rate, self.sample_rate) + np.int64(self.audio_offset_samples)
+        clipped: npt.NDArray[np.int64] = np.clip(exact, 0, self.num_audio_samples)
+        return clipped
+
+    def frame_times(self, indices: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """(K,) float64 seconds at which frames begin to be shown, each rounded once.
+
+        Raises:
+            IndexError: a frame that the clip does not have.
+        """
+        frames = self.check_frames(indices)
+        if self.frame_rate is None:
+            return np.zeros(0, dtype=np.float64)
+        num, den = self.frame_rate.as_integer_ratio()
+        times: npt.NDArray[np.float64] = (frames * den) / np.float64(num)
+        return times
+
+    def frame_index_at(self, seconds: float) -> int:
+        """The frame shown at a time; the one that begins then where one does.
+
+        Raises:
+            ValueError: no frame is shown at that time.
+        """
+        if self.frame_rate is None or not math.isfinite(seconds):
+            raise ValueError(f"found {seconds!r} seconds, expected a time of a clip with video")
+        index = math.floor(Fraction(seconds) * self.frame_rate)
+        num, den = self.frame_rate.as_integer_ratio()
+        if (index + 1) * den / num <= seconds:  # the float of a boundary may lie below the boundary itself
+            index += 1
+        if not 0 <= index < self.num_frames:
+            raise ValueError(f"found {seconds} seconds, expected 0 to {self.video_seconds} (excluded)")
+        return index
+
+    def check_frames(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """(K,) int64 of frame numbers.
+
+        Raises:
+            IndexError: a frame that the clip does not have.
+        """
+        frames = np.asarray(indices)
+        if frames.size == 0:
+            return np.zeros(0, dtype=np.int64)
+        if frames.ndim != 1 or frames.dtype.kind not in "iu":
+            raise IndexError(f"found {frames.dtype} of shape {frames.shape}, expected a list of frame numbers")
+        if int(frames.min()) < 0 or int(frames.max()) >= self.num_frames:
+            raise IndexError(f"found frames {frames.min()} to {frames.max()}, expected 0 to {self.num_frames - 1}")
+        return frames.astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameIndex:
+    """When the frames of a file are shown.
+
+    Attributes:
+        pts: (n,) int64 ticks, presentation times, increasing; n at least 1.
+        keyframe_pts: (k,) int64 ticks, increasing: where decoding can begin.
+        time_base: seconds of a tick.
+        rate: frames a second, nominal.
+        is_constant: whether every frame is where that rate puts it, but for rounding to ticks.
+        duration: seconds from the first frame's start to the last one's end.
+    """
+
+    pts: npt.NDArray[np.int64]
+    keyframe_pts: npt.NDArray[np.int64]
+    time_base: Fraction
+    rate: Fraction
+    is_constant: bool
+    duration: Fraction
+
+    @property
+    def start(self) -> Fraction:
+        """Seconds, presentation time of the first frame."""
+        return int(self.pts[0]) * self.time_base
+
+    def num_frames(self, rate: Fraction, start: Fraction = Fraction(0)) -> int:
+        """Frames of a constant rate from `start` seconds into the video to its end, to the nearest whole frame."""
+        return max(math.floor((self.duration - start) * rate + _HALF), 0)
+
+    def shown_at(self, indices: npt.NDArray[np.int64], rate: Fraction, start: Fraction) -> npt.NDArray[np.int64]:
+        """Position in `pts` of what is shown when each frame of a constant rate begins.
+
+        That is the last frame whose presentation time has come. A file rounds these times to ticks: half a tick, and
+        at most half a millisecond, is forgiven.
+
+        Args:
+            indices: (K,) frames of the constant rate.
+            rate: frames a second.
+            start: seconds from the first frame of the file to frame 0 of the constant rate.
+        """
+        if self.is_constant and rate == self.rate and start == 0:
+            return np.minimum(indices, len(self.pts) - 1)
+        tolerance = min(self.time_base / 2, Fraction(1, 2000))
+        # In ticks, over one denominator: an integer a frame, however far it is from the start.
+        at_first, period = (start + tolerance) / self.time_base, 1 / (rate * self.time_base)
+        scale = math.lcm(at_first.denominator, period.denominator)
+        begin, step, first = int(at_first * scale), int(period * scale), int(self.pts[0])
+        latest = [first + (begin + index * step) // scale for index in indices.tolist()]
+        found = np.searchsorted(self.pts, np.array(latest, dtype=np.int64), side="right") - 1
+        return np.clip(found, 0, len(self.pts) - 1)
+
+
+def nominal_rate(pts: npt.NDArray[np.int64], time_base: Fraction, hints: Sequence[Fraction]) -> tuple[Fraction, bool]:
+    """The frame rate of presentation times, and whether they keep it to within a tick.
+
+    Tried are what the container says (`hints`), the exact spacing, and the standard rates. Times that keep none of
+    them are of variable rate: then it is the first hint in range, or the mean.
+
+    Args:
+        pts: (n,) int64 ticks, increasing.
+        time_base: seconds of a tick.
+        hints: rates in order of trust.
+    """
+    usable = [Fraction(hint) for hint in hints]
+    span = int(pts[-1]) - int(pts[0])
+    if span > 0:
+        mean = (len(pts) - 1) / (span * time_base)
+        near = sorted(_STANDARD, key=lambda rate: abs(rate - mean))
+        usable += [mean, *near] if int(np.ptp(np.diff(pts))) == 0 else [*near, mean]
+    trusted = [rate for rate in map(Fraction, hints) if _is_rate(rate)]
+    usable = [rate for rate in usable if _is_rate(rate)]
+    ticks = (pts - pts[0]).astype(np.float64)
+    steps = np.arange(len(pts), dtype=np.float64)
+    for rate in usable:
+        period = 1 / (rate * time_base)
+        if np.abs(ticks - steps * float(period)).max() <= 1.0:
+            return rate, True
+    if trusted:
+        return trusted[0], False
+    if span > 0:
+        return min(max(mean, Fraction(1, MAX_FRAME_RATE)), Fraction(MAX_FRAME_RATE)).limit_denominator(1001), False
+    return Fraction(25), True  # a single frame without any rate is shown for a moment
+
+
+def _is_rate(rate: Fraction) -> bool:
+    return Fraction(1, MAX_FRAME_RATE) <= rate <= MAX_FRAME_RATE and max(rate.as_integer_ratio()) <= MAX_RATE_TERM

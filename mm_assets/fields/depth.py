@@ -1,0 +1,397 @@
+"""Depth maps: one number a pixel, without loss: 16-bit PNGs and TIFFs kept as they are, arrays compressed or raw.
+
+Raw and zstd payloads are read by NumPy, files by Pillow, and by the one plugin that the metadata record names. Nothing
+is scaled, resized or cast, but for metres on request.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import EncodeError, MediaError
+from mm_assets.fields.base import (
+    Buffer,
+    Encoded,
+    Field,
+    ValueLayout,
+    as_bytes_view,
+    config_error,
+    corrupt,
+    describe,
+    truncated,
+    wrong_content,
+    wrong_value,
+)
+from mm_assets.fields.ndarray import NDArrayField
+from mm_assets.media import probe_image
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["DepthField"]
+
+# docs/fields.md, type 11
+_RECORD = np.dtype([("height", "<u4"), ("width", "<u4"), ("codec", "u1"), ("dtype", "u1"), ("_pad", "u1", (6,))])
+_NO_PAD = (0,) * 6
+_CODECS = {"png": 1, "tiff": 2, "raw": 3, "zstd": 4}
+_CODEC_NAMES = {number: name for name, number in _CODECS.items()}
+_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<u2"), 2: np.dtype("<f4")}
+_DTYPE_NUMBERS = {dtype.name: number for number, dtype in _DTYPES.items()}
+_ENCODINGS = ("keep", "png", "raw", "zstd")
+
+DEFAULT_MAX_PIXELS = 178_956_970  # as ImageField has it
+_ZSTD_LEVEL = 3  # zstd's own default; a fixed one, since the bytes of a file depend on it
+_NPY_MAGIC = b"\x93NUMPY"
+# (tag, default): bits a sample; photometric, of which 0 would turn near into far; compression; a tile's sides
+_TIFF_TAGS = ((258, 1), (262, None), (259, 1), (322, 0), (323, 0))
+_MAX_TILE_PIXELS = 2**26  # a tile is decoded whole, however small the image is
+
+# What Pillow's PNG and TIFF plugins are known to raise on damaged bytes; they do not promise a set. `Warning` is for
+# callers who turn warnings into errors.
+_PILLOW_ERRORS = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+    Warning,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthField(Field):
+    """A depth map, or any other map of one number a pixel, such as disparity.
+
+    Value: (H, W) uint16 or float32; the bytes of a 16-bit grey PNG, or of a TIFF of one page and one channel, uint16
+    or float32; or the bytes of such an array as ``.npy``. Decodes to (H, W) in the dtype it had, bit for bit (NaN and
+    infinities too), or to metres. 8-bit and colour images are refused: they are pictures of depth, not depth.
+
+    Attributes:
+        encoding: ``keep`` stores files as they are, uint16 arrays as PNG and float32 arrays as zstd. ``png`` (uint16
+            only), ``raw`` and ``zstd`` store arrays so, and files decoded to store them so. All are lossless.
+        dtype: ``uint16`` or ``float32`` that every map must have, None for either.
+        size: (height, width) that every map must have; nothing is resized. None for any.
+        metres_per_step: what a stored 1 stands for, in metres: 0.001 for millimetres. Needed for metres.
+        decoded: ``stored`` gives what is stored, ``metres`` (H, W) float32: stored times `metres_per_step`. 0, which
+            stands for no measurement, stays 0.
+        invalid: a stored uint16 that stands for no measurement too (65535 with some cameras): 0 in metres.
+        max_pixels: height times width that is encoded or decoded at most; more is refused by the header.
+    """
+
+    TYPE_ID: ClassVar[int] = 11
+
+    encoding: str = "keep"
+    dtype: str | None = None
+    size: tuple[int, int] | None = None
+    metres_per_step: float | None = None
+    decoded: str = "stored"
+    invalid: int | None = None
+    max_pixels: int = DEFAULT_MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        if self.encoding not in _ENCODINGS:
+            raise config_error("encoding", self.encoding, f"one of {', '.join(_ENCODINGS)}")
+        if self.dtype is not None and self.dtype not in _DTYPE_NUMBERS:
+            raise config_error("dtype", self.dtype, "uint16, float32 or None")
+        if self.encoding == "png" and self.dtype == "float32":
+            raise config_error("encoding", self.encoding, "zstd or raw: PNG has no float32")
+        if not _is_int(self.max_pixels, 1, 2**40):
+            raise config_error("max_pixels", self.max_pixels, "an integer from 1 to 2**40")
+        if self.size is not None:
+            ok = isinstance(self.size, tuple | list) and len(self.size) == 2
+            if not ok or not all(_is_int(side, 1, 2**31 - 1) for side in self.size):
+                raise config_error("size", self.size, "(height, width), integers from 1")
+            if self.size[0] * self.size[1] > self.max_pixels:
+                raise config_error("size", self.size, f"at most max_pixels ({self.max_pixels}) pixels")
+            object.__setattr__(self, "size", tuple(self.size))
+        if self.decoded not in ("stored", "metres"):
+            raise config_error("decoded", self.decoded, "stored or metres")
+        step = self.metres_per_step
+        if step is not None:
+            is_number = isinstance(step, int | float) and not isinstance(step, bool)
+            if not is_number or not 1e-12 <= step <= 1e12:
+                raise config_error("metres_per_step", step, "metres, a number from 1e-12 to 1e12, or None")
+            object.__setattr__(self, "metres_per_step", float(step))
+        elif self.decoded == "metres":
+            raise config_error("metres_per_step", step, "what a stored 1 is in metres, to decode to metres")
+        if self.invalid is not None and not _is_int(self.invalid, 0, 65_535):
+            raise config_error("invalid", self.invalid, "an integer from 0 to 65535, or None")
+        if self.invalid is not None and self.dtype == "float32":
+            raise config_error("invalid", self.invalid, "None: with float32 NaN says so")
+
+    @property
+    def metadata_type(self) -> np.dtype[np.void]:
+        """The metadata record, 16 bytes."""
+        return _RECORD
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """No: files are, with the encoding ``keep``, but ``.npy`` bytes are read as the array that they hold."""
+        return False
+
+    @property
+    def value_layout(self) -> ValueLayout | None:
+        """(height, width), where `size` is set, and `dtype` or metres."""
+        if self.size is None or (self.dtype is None and self.decoded == "stored"):
+            return None
+        return ValueLayout(self.size, np.dtype("float32" if self.decoded == "metres" else self.dtype))
+
+    @property
+    def decodes_in_parallel(self) -> bool:
+        """Yes: the decoders let go of the interpreter lock."""
+        return True
+
+    # --- encode -------------------------------------------------------------------------------------------------------
+
+    def encode(self, value: npt.NDArray[Any] | Buffer) -> Encoded:
+        """Take a map, or a file's bytes."""
+        if not isinstance(value, bytes | bytearray | memoryview) or _is_npy(value):
+            return self._encode_map(self._check_map(value))
+        data = bytes(value)
+        codec, dtype, size = self._probe(data)
+        if self.encoding in ("keep", codec):
+            return Encoded(self._record(size, codec, dtype), data)
+        try:
+            values = _decode_file(data, codec, size, dtype)
+        except ValueError as error:  # a FormatError is one: the bytes are the caller's here
+            raise wrong_content(self, f"{codec} bytes that cannot be decoded ({error})", "a map") from error
+        return self._encode_map(values)
+
+    def check(self, value: npt.NDArray[Any] | Buffer) -> None:
+        """Look at the header of a file that is kept, and at an array's extent; decode other files."""
+        is_file = isinstance(value, bytes | bytearray | memoryview) and not _is_npy(value)
+        if not is_file:
+            self._codec_of(self._check_map(value))
+        elif self.encoding == "keep":
+            self._probe(bytes(value))
+        else:
+            self.encode(value)
+
+    def _record(self, size: tuple[int, int], codec: str, dtype: np.dtype[Any]) -> bytes:
+        return self._pack_record(*size, _CODECS[codec], _DTYPE_NUMBERS[dtype.name], _NO_PAD)
+
+    def _probe(self, data: bytes) -> tuple[str, np.dtype[Any], tuple[int, int]]:
+        """Codec, dtype and (height, width) of a file, by its header."""
+        expected = "a 16-bit grey PNG, or a TIFF of one uint16 or float32 channel"
+        try:
+            info = probe_image(data)
+        except MediaError as error:
+            raise wrong_content(self, f"bytes that are no image ({error.reason})", expected) from error
+        size = (info.height, info.width)
+        words = f"{info.codec} of {info.bit_depth} bits and {info.channels} channels"
+        if info.codec not in ("png", "tiff") or info.bit_depth not in (16, 32) or info.channels != 1:
+            raise wrong_content(self, f"{words} when decoded", expected)
+        if info.num_frames != 1:
+            raise wrong_content(self, f"{info.codec} of {info.num_frames} pages", "one page")
+        self._check_extent(size)
+        dtype = _DTYPES[1]
+        if info.codec == "tiff":
+            if info.orientation != 1:
+                raise wrong_content(self, f"tiff of orientation {info.orientation}", "one that is stored upright")
+            told = self._dtype_of_tiff(data)
+            if told is None:
+                found = f"{words}, of another kind of numbers, compressed big-endian floats, or huge tiles"
+                raise wrong_content(self, found, expected)
+            dtype = told
+        self._check_dtype(dtype)
+        return info.codec, dtype, size
+
+    def _dtype_of_tiff(self, data: bytes) -> np.dtype[Any] | None:
+        try:
+            with _open_with_pillow(data, "tiff") as image:
+                return _tiff_dtype(image)
+        except _PILLOW_ERRORS as error:
+            raise wrong_content(self, f"tiff bytes that cannot be read ({error})", "a TIFF") from error
+
+    def _check_map(self, value: object) -> npt.NDArray[Any]:
+        if isinstance(value, bytes | bytearray | memoryview):
+            npy = NDArrayField()
+            try:
+                value = npy.decode(*npy.encode(value))
+            except EncodeError as error:
+                raise wrong_content(self, f".npy bytes ({error})", "an array of depths") from error
+        if not isinstance(value, np.ndarray) or value.dtype.newbyteorder("<") not in _DTYPES.values():
+            raise wrong_value(self, value, "a map of uint16 or float32, or a PNG's or TIFF's bytes (nothing is cast)")
+        if value.ndim != 2 or 0 in value.shape:
+            raise wrong_value(self, value, "shape (H, W) without a zero")
+        self._check_extent(value.shape)
+        self._check_dtype(value.dtype)
+        return value
+
+    def _check_extent(self, size: tuple[int, ...]) -> None:
+        if size[0] * size[1] > self.max_pixels:
+            raise wrong_content(self, f"{size[0]} x {size[1]} pixels", f"at most {self.max_pixels} (max_pixels)")
+        if self.size is not None and size != self.size:
+            raise wrong_content(self, f"{size[0]} x {size[1]} pixels", f"{self.size} (nothing is resized)")
+
+    def _check_dtype(self, dtype: np.dtype[Any]) -> None:
+        if self.dtype is not None and dtype.name != self.dtype:
+            raise wrong_content(self, f"a map of {dtype.name}", f"{self.dtype} (nothing is cast)")
+
+    def _codec_of(self, values: npt.NDArray[Any]) -> str:
+        if self.encoding == "keep":
+            return "png" if values.dtype.kind == "u" else "zstd"
+        if self.encoding == "png" and values.dtype.kind == "f":
+            raise wrong_value(self, values, "uint16 for PNG; float32 is stored by keep, zstd or raw")
+        return self.encoding
+
+    def _encode_map(self, values: npt.NDArray[Any]) -> Encoded:
+        codec, size = self._codec_of(values), (values.shape[0], values.shape[1])
+        stored = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+        if codec == "png":
+            from PIL import Image
+
+            target = io.BytesIO()
+            try:
+                Image.fromarray(stored).save(target, format="PNG")
+            except (ValueError, OSError) as error:  # a side longer than the codec can hold
+                raise wrong_content(self, f"{describe(values)} ({error})", "what PNG can hold") from error
+            data = target.getvalue()
+        elif codec == "zstd":
+            import zstandard
+
+            # One thread: more would make the bytes depend on their number.
+            data = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, threads=0).compress(stored.tobytes())
+        else:
+            data = stored.tobytes()
+        return Encoded(self._record(size, codec, values.dtype), data)
+
+    # --- decode -------------------------------------------------------------------------------------------------------
+
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
+        """Give (H, W); what is stored raw is a read-only view of the payload."""
+        values = self._stored(metadata, data)
+        return values if self.decoded == "stored" else self._metres(values, np.empty(values.shape, np.float32))
+
+    def _decode_into(self, metadata: Buffer, data: Buffer, target: npt.NDArray[Any]) -> None:
+        values = self._stored(metadata, data)
+        if self.decoded == "metres":
+            self._metres(values, target)
+        else:
+            target[...] = values
+
+    def _metres(self, values: npt.NDArray[Any], target: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        np.multiply(values, np.float32(self.metres_per_step or 0.0), out=target, dtype=np.float32, casting="same_kind")
+        if self.invalid is not None and values.dtype.kind == "u":
+            target[values == self.invalid] = 0
+        return target
+
+    def _stored(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
+        height, width, codec, number, _ = self._unpack_record(metadata)
+        if codec not in _CODEC_NAMES:
+            raise corrupt("map is of an unknown codec", found=codec, expected=f"one of {_CODEC_NAMES}")
+        dtype = _DTYPES.get(number)
+        if dtype is None:
+            raise corrupt("map is of an unknown dtype", found=number, expected="1 (uint16) or 2 (float32)")
+        if self.dtype not in (None, dtype.name):
+            raise corrupt("map is not of the field's dtype", found=dtype.name, expected=self.dtype)
+        if not 1 <= height * width <= self.max_pixels:
+            raise corrupt("map is too large", found=f"{height} x {width}", expected=f"1 to {self.max_pixels} pixels")
+        if self.size is not None and (height, width) != self.size:
+            raise corrupt("map is not of the field's size", found=(height, width), expected=self.size)
+        view, name, num_bytes = as_bytes_view(data), _CODEC_NAMES[codec], height * width * dtype.itemsize
+        if name in ("png", "tiff"):
+            return _decode_file(view, name, (height, width), dtype)
+        if name == "zstd":
+            view = _decompress(view, num_bytes)
+        if len(view) != num_bytes:
+            raise truncated("map is not as long as its record says", found=len(view), expected=num_bytes)
+        values: npt.NDArray[Any] = np.frombuffer(view, dtype=dtype).reshape(height, width)
+        values.flags.writeable = False
+        return values
+
+
+def _is_int(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_npy(value: Buffer) -> bool:
+    return bytes(as_bytes_view(value)[: len(_NPY_MAGIC)]) == _NPY_MAGIC
+
+
+def _decompress(data: memoryview, num_bytes: int) -> memoryview:
+    """Exactly `num_bytes` bytes: the frame's own header is asked first, so that a bomb is never unpacked."""
+    import zstandard
+
+    try:
+        claimed = zstandard.frame_content_size(data)
+        if claimed != num_bytes:
+            raise corrupt("map is not as long as its record says", found=claimed, expected=num_bytes)
+        return memoryview(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise corrupt(f"map cannot be decompressed: {error}") from error
+
+
+def _open_with_pillow(data: Buffer, codec: str) -> Image.Image:
+    # The plugin itself rather than Image.open: no other format can be smuggled in, and the size limit is the field's
+    # instead of a global of Pillow's that only warns.
+    from PIL import PngImagePlugin, TiffImagePlugin
+
+    stream = io.BytesIO(data)
+    return PngImagePlugin.PngImageFile(stream) if codec == "png" else TiffImagePlugin.TiffImageFile(stream)
+
+
+def _tiff_dtype(image: Image.Image) -> np.dtype[Any] | None:
+    """The dtype of a TIFF that Pillow reads exactly, by its tags; None for any other."""
+    from PIL import TiffImagePlugin
+
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return None
+    tags = image.tag_v2
+    bits, photometric, compression, *tile = (_number_of(tags.get(tag, default)) for tag, default in _TIFF_TAGS)
+    if photometric != 1 or not 0 <= tile[0] * tile[1] <= _MAX_TILE_PIXELS:
+        return None
+    if image.mode == "F" and compression != 1 and tags.prefix == b"MM":
+        return None  # libtiff has turned these bytes already, and Pillow turns them again
+    kinds = {("I;16", 16): _DTYPES[1], ("I;16B", 16): _DTYPES[1], ("F", 32): _DTYPES[2]}
+    return kinds.get((image.mode, bits))
+
+
+def _number_of(value: object) -> int:
+    """A tag's one number, or the first of several; -1 where it has none."""
+    first = value[0] if isinstance(value, tuple) and value else value
+    return first if isinstance(first, int) else -1
+
+
+def _decode_file(data: Buffer, codec: str, size: tuple[int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """(height, width) of `dtype`.
+
+    Raises:
+        CorruptError: the bytes are damaged, or are a map of another size or dtype.
+    """
+    from PIL.Image import DecompressionBombError
+
+    modes = ("I;16", "I;16B", "I") if dtype.kind == "u" else ("F",)  # some releases of Pillow open a PNG as "I"
+    try:
+        with _open_with_pillow(data, codec) as image:
+            if (image.height, image.width) != size:
+                found = (image.height, image.width)
+                raise corrupt(f"{codec} is not of the size in its record", found=found, expected=size)
+            if image.mode not in modes or (codec == "tiff" and _tiff_dtype(image) != dtype):
+                raise corrupt(f"{codec} is not of the dtype in its record", found=image.mode, expected=dtype.name)
+            image.load()
+            values = np.asarray(image)
+    except (*_PILLOW_ERRORS, DecompressionBombError) as error:
+        if isinstance(error, ValueError) and type(error).__module__.startswith("mm_assets"):
+            raise
+        raise corrupt(f"{codec} cannot be decoded: {type(error).__name__}: {error}") from error
+    if values.shape != size:  # a TIFF that turns itself while it is loaded
+        raise corrupt(f"{codec} is not of the size in its record", found=values.shape, expected=size)
+    if values.dtype.kind == "i" and (int(values.min()) < 0 or int(values.max()) > 65_535):
+        raise corrupt(f"{codec} is not of the dtype in its record", found=values.dtype.name, expected=dtype.name)
+    return np.ascontiguousarray(values, dtype=dtype)

@@ -1,0 +1,424 @@
+"""Documents: page images beside the words that stand on them, with boxes, labels, links and key fields.
+
+Either half may be absent. Pages are an `ImageField`'s payloads behind an index, so that one page is read alone; the
+layout is a table of columns in front of them, so that it is read without a pixel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import EncodeError, FormatError, MediaError
+from mm_assets.fields.base import (
+    JSON,
+    Buffer,
+    Encoded,
+    Field,
+    Item,
+    Part,
+    as_bytes_view,
+    config_error,
+    corrupt,
+    describe,
+    wrong_content,
+    wrong_value,
+)
+from mm_assets.fields.document_payload import RECORD, Head, OpenDocument, check_places, write_document
+from mm_assets.fields.image import ImageField
+from mm_assets.layouts import AUTO, LAYOUTS, LayoutMap, layout_map, read_layout
+from mm_assets.media import probe_image
+from mm_assets.text_boxes import MAX_COORDINATE, Layout, Numbers
+
+__all__ = ["Document", "DocumentField"]
+
+_T = TypeVar("_T")
+
+_KEPT = ImageField()
+_OUTSIDE = ("error", "clip", "keep")
+_MAX_DATA = 2**32 - 1  # a container's payload size is uint32
+_MAX_POSITION = 2**31 - 1  # positions are int32, as in the row table
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """Pages and what stands on them.
+
+    Attributes:
+        pages: images in order: (H, W, C) uint8, or, to be encoded, also the bytes of image files. None: no images.
+        layout: words, boxes and the rest. None: not known; a layout without words is one of an empty page.
+        positions: of the pages among the rows that they came from, increasing; None: 0, 1, 2 and so on. Words name
+            their page by its index in `pages`, never by this.
+    """
+
+    pages: Sequence[npt.NDArray[np.uint8] | Buffer] | None = None
+    layout: Layout | None = None
+    positions: Sequence[int] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Whether pages (pixels, or bytes), their positions and the layout are equal."""
+        if not isinstance(other, Document):
+            return NotImplemented
+        if self.layout != other.layout or self.page_positions != other.page_positions:
+            return False
+        if (self.pages is None) != (other.pages is None):
+            return False
+        return all(map(_same_page, self.pages or (), other.pages or ()))
+
+    @property
+    def page_positions(self) -> list[int]:
+        """`positions`, also where they are not given; empty without pages."""
+        if self.pages is None:
+            return []
+        return list(range(len(self.pages)) if self.positions is None else self.positions)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DocumentField(Field):
+    """A document: page images, and words with boxes, labels, links and key fields.
+
+    Value: `Document`, with pages, a layout, or both. Decodes to a `Document` whose pages are (H, W, C) uint8 and whose
+    layout knows its pages' sizes. `decode_page` gives one page, `decode_layout` everything
+    but pixels.
+
+    A page's size is that of its image as it came, upright where `image` turns it; a layout that brings its own sizes
+    counts in those. Storing images at another size changes no box: boxes count in the page's size, not the image's.
+
+    Attributes:
+        image: the field of each page.
+        layout: how a JSON layout is read: ``auto``, a name of `mm_assets.layouts.LAYOUTS`, or a `LayoutMap`.
+        outside: what becomes of boxes that reach beyond their page: ``error``, ``clip`` or ``keep``. The record
+            counts them.
+        normalize: decode boxes and corners to integers from 0 to 1000 of their page, LayoutLM's way.
+        max_pages: per document.
+        max_words: per document; the limit of segments and of links too.
+        max_pixels: of all images of a document together, as they are stored.
+    """
+
+    TYPE_ID: ClassVar[int] = 52
+    PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType({"pages": Part(many=True), "layout": Part()})
+
+    image: ImageField = _KEPT
+    layout: str | LayoutMap = AUTO
+    outside: str = "error"
+    normalize: bool = False
+    max_pages: int = 1024
+    max_words: int = 1_000_000
+    max_pixels: int = 2**30
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.image, ImageField):
+            raise config_error("image", self.image, "settings of ImageField")
+        if not isinstance(self.layout, LayoutMap) and self.layout not in (AUTO, *LAYOUTS):
+            names = ", ".join((AUTO, *LAYOUTS))
+            raise config_error("layout", self.layout, f"{names}, or a description of a JSON layout")
+        if self.outside not in _OUTSIDE:
+            raise config_error("outside", self.outside, f"one of {', '.join(_OUTSIDE)}")
+        if not isinstance(self.normalize, bool):
+            raise config_error("normalize", self.normalize, "true or false")
+        for name, most in (("max_pages", 2**16), ("max_words", 2**31 - 1), ("max_pixels", 2**40)):
+            limit = getattr(self, name)
+            if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= most:
+                raise config_error(name, limit, f"an integer from 1 to {most}")
+
+    @property
+    def metadata_type(self) -> np.dtype[np.void]:
+        """The metadata record, 32 bytes."""
+        return RECORD
+
+    @property
+    def decodes_in_parallel(self) -> bool:
+        """As the images."""
+        return self.image.decodes_in_parallel
+
+    @property
+    def config(self) -> dict[str, JSON]:
+        """All settings, those of `image` and of a described `layout` as mappings."""
+        layout = self.layout.config if isinstance(self.layout, LayoutMap) else self.layout
+        return {**super().config, "image": self.image.config, "layout": layout}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, JSON]) -> Self:
+        """Restore a field from its configuration."""
+        values = dict(config)
+        if isinstance(values.get("image"), Mapping):
+            values["image"] = ImageField.from_config(values["image"])
+        if isinstance(values.get("layout"), Mapping):
+            values["layout"] = LayoutMap.from_config(values["layout"])
+        return super().from_config(values)
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def keeps_part(self, part: str) -> bool:
+        """Page images, where `image` keeps their bytes."""
+        return part == "pages" and self.image.keeps_bytes
+
+    def assemble(self, contents: Mapping[str, Any]) -> Document:
+        """Make a document of page images, and of a JSON layout as text or as a value.
+
+        A JSON value without layout gives a document without one where `layout` is ``auto``; a file that is given as
+        the layout must hold one.
+        """
+        if not set(contents) <= set(self.PARTS):
+            raise wrong_content(self, f"parts {sorted(contents)}", f"some of {', '.join(self.PARTS)}")
+        pairs = contents.get("pages")
+        if pairs is not None and not (isinstance(pairs, list) and all(isinstance(pair, tuple) for pair in pairs)):
+            raise wrong_content(self, f"{describe(pairs)} as pages", "a list of (position, image file)")
+        pages = None if pairs is None else [content for _, content in pairs]
+        found = contents.get("layout")
+        layout = None if found is None else self._read_layout(found, pages)
+        if pages is None and layout is None:
+            raise wrong_content(self, "neither pages nor a layout", "at least one of them")
+        return Document(pages, layout, None if pairs is None else [position for position, _ in pairs])
+
+    def _read_layout(self, found: Any, pages: list[Buffer] | None) -> Layout | None:
+        is_file = isinstance(found, bytes | bytearray | memoryview)
+        if is_file:
+            try:
+                found = json.loads(str(found, "utf-8"), parse_constant=_refuse_constant)
+            except (ValueError, RecursionError) as error:
+                raise wrong_content(self, f"a layout that is no JSON ({error})", "a JSON file") from error
+        try:
+            chosen = layout_map(found, self.layout)
+            if chosen is None:
+                if is_file:
+                    raise wrong_content(self, "a file without layout", "a layout: a file that is given must hold one")
+                return None
+            layout = read_layout(found, chosen, num_pages=None if pages is None else len(pages))
+        except EncodeError as error:
+            raise EncodeError(f"DocumentField: {error}") from error
+        if pages is not None and layout is not None and layout.page_sizes is not None and chosen.box_scale == "pixels":
+            self._compare_sizes(layout.page_sizes, pages)
+        return layout
+
+    def _compare_sizes(self, told: Numbers, pages: list[Buffer]) -> None:
+        """Boxes in pixels of an image of another size would silently stand in wrong places."""
+        for index, page in enumerate(pages):
+            size = self._page_size(page, index)
+            if tuple(told[index].tolist()) != size:
+                width, height = told[index].tolist()
+                found = f"a layout for {width} x {height} pixels and an image of {size[0]} x {size[1]} on page {index}"
+                turned = "; set apply_orientation of image to turn it" if size == (height, width) else ""
+                raise wrong_content(self, found, f"the same size, or another box_scale{turned}")
+
+    def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
+        """Give each page's image file, and the layout as it is stored."""
+        opened = self._open(metadata, data)
+        if opened.has_images:
+            for index, position in enumerate(opened.positions()):
+                yield Item("pages", position, opened.image(index)[1])
+        if opened.has_layout:
+            yield Item("layout", 0, opened.stored_layout)
+
+    # --- encode -------------------------------------------------------------------------------------------------------
+
+    def encode(self, value: Document) -> Encoded:
+        """Take a `Document`."""
+        sizes = self._check_pages(value)
+        layout, num_outside = self._place(value.layout, sizes)
+        images = []
+        for index, (position, page) in enumerate(zip(value.page_positions, value.pages or (), strict=True)):
+            images.append((position, self._of_page(self.image.encode, index, page)))
+        head, pieces = self._write(images, layout, num_outside)
+        size = sum(map(len, pieces))
+        if size > _MAX_DATA:
+            raise wrong_content(self, f"{size} bytes of data", f"at most {_MAX_DATA}")
+        return Encoded(self._pack_record(*dataclasses.astuple(head)), b"".join(pieces))
+
+    def check(self, value: Document) -> None:
+        """Check each page as its field does, and the layout."""
+        sizes = self._check_pages(value)
+        self._write([], *self._place(value.layout, sizes))
+        for index, page in enumerate(value.pages or ()):
+            self._of_page(self.image.check, index, page)
+
+    def _write(
+        self, images: list[tuple[int, Encoded]], layout: Layout | None, num_outside: int
+    ) -> tuple[Head, list[bytes | memoryview]]:
+        try:
+            return write_document(
+                images, layout, num_outside=num_outside, image_record_size=self.image.metadata_type.itemsize
+            )
+        except EncodeError as error:
+            raise EncodeError(f"DocumentField: {error}") from error
+
+    def _check_pages(self, value: Document) -> Numbers | None:
+        """The pages' sizes, (p, 2) int32; None without images."""
+        if not isinstance(value, Document):
+            raise wrong_value(self, value, "a Document")
+        if value.layout is not None and not isinstance(value.layout, Layout):
+            raise wrong_content(self, f"{describe(value.layout)} as layout", "a Layout")
+        if value.pages is None:
+            if value.layout is None:
+                raise wrong_content(self, "a document without pages and layout", "at least one of them")
+            return None
+        if isinstance(value.pages, str | bytes | bytearray | memoryview) or not isinstance(value.pages, Sequence):
+            raise wrong_content(self, f"{describe(value.pages)} as pages", "a list of images")
+        if not 1 <= len(value.pages) <= self.max_pages:
+            raise wrong_content(self, f"{len(value.pages)} pages", f"1 to {self.max_pages} (max_pages)")
+        self._check_positions(value)
+        sizes = [self._page_size(page, index) for index, page in enumerate(value.pages)]
+        stored = [self.image.size[0] * self.image.size[1] if self.image.size else w * h for w, h in sizes]
+        if sum(stored) > self.max_pixels:
+            raise wrong_content(self, f"{sum(stored)} pixels", f"at most {self.max_pixels} (max_pixels)")
+        return np.array(sizes, dtype=np.int32)
+
+    def _check_positions(self, value: Document) -> None:
+        positions = value.page_positions or []
+        kinds = {isinstance(position, int | np.integer) and not isinstance(position, bool) for position in positions}
+        steps = zip([-1, *positions], [*positions, _MAX_POSITION + 1], strict=True)
+        if len(positions) != len(value.pages or ()) or kinds != {True} or any(one >= two for one, two in steps):
+            expected = f"one for each page, increasing, from 0, at most {_MAX_POSITION}"
+            raise wrong_content(self, f"positions {positions[:4]}…", expected)
+
+    def _page_size(self, page: object, index: int) -> tuple[int, int]:
+        """Width and height of a page as it comes, upright where `image` turns it."""
+        if isinstance(page, np.ndarray) and page.ndim in (2, 3) and page.size:
+            return page.shape[1], page.shape[0]
+        if not isinstance(page, bytes | bytearray | memoryview):
+            raise wrong_content(self, f"{describe(page)} as page {index}", "pixels of uint8 or an image file's bytes")
+        try:
+            info = probe_image(page)
+        except MediaError as error:
+            raise wrong_content(self, f"page {index} that is no image ({error.reason})", "an image file") from error
+        turned = self.image.apply_orientation and info.orientation >= 5
+        size = (info.height, info.width) if turned else (info.width, info.height)
+        if max(size) > MAX_COORDINATE:
+            raise wrong_content(self, f"page {index} of {size[0]} x {size[1]} pixels", f"sides up to {MAX_COORDINATE}")
+        return size
+
+    def _of_page(self, method: Callable[[Any], _T], index: int, page: object) -> _T:
+        try:
+            return method(page)
+        except EncodeError as error:
+            raise EncodeError(f"DocumentField, page {index}: {error}") from error
+
+    def _place(self, layout: Layout | None, image_sizes: Numbers | None) -> tuple[Layout | None, int]:
+        """The layout with its page sizes, clipped if so set, and how many boxes reach beyond their page."""
+        if layout is None:
+            return None, 0
+        sizes = image_sizes if layout.page_sizes is None else layout.page_sizes
+        if sizes is None:
+            if len(layout.words) or len(layout.segments):
+                raise wrong_content(self, "words without page images and page_sizes", "one of them, to place boxes by")
+            sizes = np.zeros((0, 2), dtype=np.int32)
+        if image_sizes is not None and len(sizes) != len(image_sizes):
+            raise wrong_content(self, f"{len(sizes)} page_sizes and {len(image_sizes)} pages", "as many of both")
+        for count, limit, what in (
+            (len(sizes), self.max_pages, "max_pages"),
+            *((len(rows), self.max_words, "max_words") for rows in (layout.words, layout.segments, layout.links)),
+        ):
+            if count > limit:
+                raise wrong_content(self, f"a layout with {count} entries", f"at most {limit} ({what})")
+        try:
+            outside = check_places(layout, sizes)
+        except EncodeError as error:
+            raise EncodeError(f"DocumentField: {error}") from error
+        words, segments = layout.words, layout.segments
+        num_outside = sum(int(which.sum()) for which in outside)
+        if num_outside and self.outside == "error":
+            what, table, which = next(
+                (what, table, np.flatnonzero(found)[0])
+                for what, table, found in zip(("word", "segment"), (words, segments), outside, strict=True)
+                if found.any()
+            )
+            width, height = sizes[table.pages[which]].tolist()
+            found = f"{num_outside} boxes beyond their page, first {what} {which}: {table.boxes[which].tolist()}"
+            raise wrong_content(self, found, f"all within {width} x {height} (see the setting outside)")
+        if num_outside and self.outside == "clip":
+            words, segments = words.clipped(sizes), segments.clipped(sizes)
+        placed = Layout(
+            words,
+            segments=segments,
+            word_segments=layout.word_segments,
+            links=layout.links,
+            fields=layout.fields,
+            page_sizes=sizes,
+        )
+        return placed, num_outside
+
+    # --- decode -------------------------------------------------------------------------------------------------------
+
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> Document:
+        """Give pages and layout."""
+        opened = self._open(metadata, data)
+        layout = self._layout_of(opened)
+        if not opened.has_images:
+            return Document(None, layout)
+        positions = opened.positions()
+        # Each image's own limit is checked as it is decoded; many small bombs are one large one.
+        sides = (
+            np.frombuffer(opened.image(index)[0], dtype="<u4", count=2).tolist() for index in range(len(positions))
+        )
+        num_pixels = sum(height * width for height, width in sides)
+        if num_pixels > self.max_pixels:
+            raise corrupt(
+                "pages are too large together", found=num_pixels, expected=f"at most {self.max_pixels} pixels"
+            )
+        return Document([self._decode_image(opened, index) for index in range(len(positions))], layout, positions)
+
+    def decode_page(self, metadata: Buffer | np.void, data: Buffer, k: int) -> npt.NDArray[np.uint8]:
+        """Give page `k`, (H, W, C) uint8, counted from 0 (from the end where negative), decoding nothing else.
+
+        Raises:
+            IndexError: there is no image of such a page.
+            FormatError: the payload is damaged.
+        """
+        opened = self._open(metadata, data)
+        count = opened.head.num_pages if opened.has_images else 0
+        if not -count <= k < count:
+            raise IndexError(f"page {k} of a document of {count} page images")
+        return self._decode_image(opened, k % count)
+
+    def decode_layout(self, metadata: Buffer | np.void, data: Buffer) -> Layout | None:
+        """Give the layout, decoding no page; None where the document has none.
+
+        Raises:
+            FormatError: the payload is damaged.
+        """
+        return self._layout_of(self._open(metadata, data))
+
+    def _open(self, metadata: Buffer | np.void, data: Buffer) -> OpenDocument:
+        return OpenDocument(
+            Head(*self._unpack_record(metadata)),
+            data,
+            image_record_size=self.image.metadata_type.itemsize,
+            max_pages=self.max_pages,
+            max_words=self.max_words,
+        )
+
+    def _decode_image(self, opened: OpenDocument, index: int) -> npt.NDArray[np.uint8]:
+        try:
+            return self.image.decode(*opened.image(index))
+        except FormatError as error:
+            raise type(error)(
+                error.path, f"page {index}: {error.detail}", found=error.found, expected=error.expected
+            ) from error
+
+    def _layout_of(self, opened: OpenDocument) -> Layout | None:
+        if not opened.has_layout:
+            return None
+        layout = opened.layout()
+        try:
+            outside = check_places(layout, opened.page_sizes)
+        except EncodeError as error:  # a verdict on the payload's own boxes
+            raise corrupt(str(error)) from error
+        if self.outside != "keep" and any(which.any() for which in outside):
+            raise corrupt("boxes reach beyond their page", found=sum(int(which.sum()) for which in outside), expected=0)
+        return layout.normalized() if self.normalize else layout
+
+
+def _same_page(one: npt.NDArray[np.uint8] | Buffer, other: npt.NDArray[np.uint8] | Buffer) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
+    return as_bytes_view(one) == as_bytes_view(other)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

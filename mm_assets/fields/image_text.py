@@ -1,0 +1,440 @@
+"""Pairs of an image and its text, for CLIP and the like: pixels at training size, tokens, the text, a score.
+
+`ImageField` encodes the image and `TokensField` the tokens; here stand only the way to the training size and the order
+of the parts. Tokens and text come first in the data, so that reading them touches no byte of the image.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import ConfigError, EncodeError, FormatError
+from mm_assets.fields.base import (
+    JSON,
+    Buffer,
+    Encoded,
+    Field,
+    Item,
+    Part,
+    ValueLayout,
+    as_bytes_view,
+    config_error,
+    corrupt,
+    describe,
+    truncated,
+    wrong_content,
+    wrong_value,
+)
+from mm_assets.fields.image import DEFAULT_MAX_PIXELS, ImageField, _resize
+from mm_assets.fields.tokens import TokensField
+
+__all__ = ["ImageText", "ImageTextPair", "ImageTextPairField"]
+
+# docs/fields.md, type 51; the first two are the records of types 10 and 20
+_RECORD = np.dtype(
+    [
+        ("image", "V16"),
+        ("tokens", "V16"),
+        ("text_offset", "<u4"),
+        ("image_offset", "<u4"),
+        ("clip_score", "<f4"),
+        ("text_kind", "u1"),
+        ("_pad", "u1", (3,)),
+    ]
+)
+_NO_PAD = (0,) * 3
+_NO_TEXT, _TOKENS_ONLY, _TEXT = 0, 1, 2
+_MAX_DATA = 2**32 - 1  # a container's payload size is uint32
+_MAX_SCORE: Any = float(np.finfo(np.float32).max)
+_RESIZES = ("stretch", "crop", "pad")
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
+    return one == other
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageText:
+    """An image and its text, to be packed.
+
+    Attributes:
+        image: (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) uint8, or an image file's bytes.
+        text: str or its UTF-8 bytes; None where the image has no text.
+        clip_score: how well they fit, as some model has it; None where nobody has looked.
+    """
+
+    image: npt.NDArray[np.uint8] | Buffer
+    text: str | Buffer | None = None
+    clip_score: float | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ImageText):
+            return NotImplemented
+        return _same(self.image, other.image) and (self.text, self.clip_score) == (other.text, other.clip_score)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageTextPair:
+    """An image and its text, decoded.
+
+    Attributes:
+        image: (H, W, C) uint8.
+        input_ids: (max_tokens,) int64, filled with the field's `pad_id`.
+        attention_mask: (max_tokens,) int64, 1 where an id stands, 0 where it is filled. All 0 without a text.
+        text: the text where it is stored, else None.
+        clip_score: the score as float32 holds it, or None.
+    """
+
+    image: npt.NDArray[np.uint8]
+    input_ids: npt.NDArray[np.int64]
+    attention_mask: npt.NDArray[np.int64]
+    text: str | None
+    clip_score: float | None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ImageTextPair):
+            return NotImplemented
+        names = ("image", "input_ids", "attention_mask", "text", "clip_score")
+        return all(_same(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTextPairField(Field):
+    """An image and its text.
+
+    Value: `ImageText`, a tuple (image, text) or (image, text, clip_score), or a dict with these keys; the image as
+    `ImageField` takes it. Text and score may be None: the image is there, its text is not, and has no tokens. Decodes
+    to `ImageTextPair`. A batch, with `image_size` set, is ``image`` (n, height, width, channels) uint8, ``input_ids``
+    and ``attention_mask`` (n, max_tokens) int64, and ``clip_score`` (n,) float32, NaN where there is none.
+
+    Images are turned upright by their EXIF orientation, while encoding where they are encoded anew.
+
+    Attributes:
+        encoding: of the image: ``keep``, ``jpeg`` (4:4:4) or ``png``.
+        quality: of JPEG, 1 to 100.
+        image_size: (height, width) to store at; needs an encoding other than ``keep``. None for each its own.
+        resize: how an image of another shape comes to `image_size`. ``stretch`` does not keep its aspect ratio.
+            ``crop`` takes the largest centred rectangle of the size's aspect ratio, to a whole pixel, and fills the
+            size with it. ``pad`` makes the whole image fit, centred, between bars of `fill`. All shrink by pixel area
+            and enlarge bilinearly.
+        fill: value of the bars' channels, 0 to 255.
+        channels: of the decoded image, 1, 3 or 4, or None for as many as the image has.
+        max_pixels: of an image, before it is resized.
+        tokenizer: as in `TokensField`; None where none is wanted: then only texts are stored, and no row has tokens.
+        vocab_size: as in `TokensField`.
+        max_tokens: ids of a row.
+        truncate: as in `TokensField`.
+        keep_start: as in `TokensField`.
+        keep_end: as in `TokensField`.
+        pad_id: as in `TokensField`.
+        store_text: keep the text beside its tokens.
+    """
+
+    TYPE_ID: ClassVar[int] = 51
+
+    PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType(
+        {"image": Part(needed=True), "text": Part(), "clip_score": Part()}
+    )
+
+    encoding: str = "keep"
+    quality: int = 95
+    image_size: tuple[int, int] | None = None
+    resize: str = "stretch"
+    fill: int = 0
+    channels: int | None = 3
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    tokenizer: Any = "bytes"
+    vocab_size: int | None = None
+    max_tokens: int = 77
+    truncate: str = "right"
+    keep_start: int | None = None
+    keep_end: int | None = None
+    pad_id: int | None = None
+    store_text: bool = True
+
+    def __post_init__(self) -> None:
+        if self.encoding not in ("keep", "jpeg", "png"):
+            raise config_error("encoding", self.encoding, "keep, jpeg or png")
+        if self.resize not in _RESIZES:
+            raise config_error("resize", self.resize, f"one of {', '.join(_RESIZES)}")
+        if isinstance(self.fill, bool) or not isinstance(self.fill, int) or not 0 <= self.fill <= 255:
+            raise config_error("fill", self.fill, "an integer from 0 to 255")
+        if not isinstance(self.store_text, bool):
+            raise config_error("store_text", self.store_text, "true or false")
+        if self.tokenizer is None and not self.store_text:
+            raise config_error("store_text", self.store_text, "true, or a tokenizer: else nothing is kept of a text")
+        if self.max_tokens is None:
+            raise config_error("max_tokens", None, "an integer: every row has that many")
+        try:
+            if self._image_field.size is not None:
+                object.__setattr__(self, "image_size", self._image_field.size)
+        except ConfigError as error:
+            raise ConfigError(error.where, "image_size" if error.key == "size" else error.key, error.detail) from error
+        tokens = self._tokens_field
+        for name in ("tokenizer", "vocab_size", "keep_start", "keep_end", "pad_id"):  # what the tokenizer has settled
+            object.__setattr__(self, name, getattr(tokens, name))
+
+    @cached_property
+    def _image_field(self) -> ImageField:
+        return ImageField(
+            encoding=self.encoding,
+            quality=self.quality,
+            size=self.image_size,
+            channels=self.channels,
+            apply_orientation=True,
+            max_pixels=self.max_pixels,
+        )
+
+    @cached_property
+    def _tokens_field(self) -> TokensField:
+        return TokensField(
+            vocab_size=self.vocab_size,
+            tokenizer=self.tokenizer,
+            max_tokens=self.max_tokens,
+            truncate=self.truncate,
+            keep_start=self.keep_start,
+            keep_end=self.keep_end,
+            pad_id=self.pad_id,
+        )
+
+    @property
+    def metadata_type(self) -> np.dtype[np.void]:
+        """The metadata record, 48 bytes."""
+        return _RECORD
+
+    @property
+    def config(self) -> dict[str, JSON]:
+        """All settings as JSON; of the tokenizer its identity."""
+        return {**super().config, "tokenizer": self._tokens_field.config["tokenizer"]}
+
+    @property
+    def value_layout(self) -> Mapping[str, ValueLayout] | None:
+        """The arrays of a batch, where `image_size` and `channels` are set."""
+        image, tokens = self._image_field.value_layout, self._tokens_field.value_layout
+        if image is None or tokens is None:
+            return None
+        return {"image": image, **tokens, "clip_score": ValueLayout((), np.dtype(np.float32))}
+
+    @property
+    def decodes_in_parallel(self) -> bool:
+        """As the images do."""
+        return self._image_field.decodes_in_parallel
+
+    def keeps_part(self, part: str) -> bool:
+        """The image with the encoding ``keep``, the text where it is stored."""
+        return (part == "image" and self._image_field.keeps_bytes) or (part == "text" and self.store_text)
+
+    def assemble(self, contents: Mapping[str, Any]) -> ImageText:
+        """Make a value of an image's bytes, and a text and a number where there are any."""
+        unknown = set(contents) - set(self.PARTS)
+        if unknown or contents.get("image") is None:
+            raise wrong_content(self, f"the parts {sorted(contents)}", "image, and text and clip_score where there are")
+        score = contents.get("clip_score")
+        if isinstance(score, str | bytes | bytearray | memoryview):
+            try:
+                score = json.loads(score if isinstance(score, str) else str(score, "utf-8"))
+            except ValueError as error:
+                raise wrong_content(self, f"a clip_score that is no number ({error})", "a number as text") from error
+        return ImageText(contents["image"], contents.get("text"), score)
+
+    # --- encode -------------------------------------------------------------------------------------------------------
+
+    def encode(self, value: ImageText | tuple[Any, ...] | Mapping[str, Any]) -> Encoded:
+        """Take an image with its text and score."""
+        pair = self._pair_of(value)
+        score = self._score_of(pair.clip_score)
+        text = self._text_of(pair.text)
+        tokens = self._tokens_of(text)
+        try:
+            image = self._image_field.encode(self._fitted(pair.image))
+        except EncodeError as error:
+            raise EncodeError(f"ImageTextPairField, its image: {error}") from error
+        stored = text if text is not None and self.store_text else b""
+        kind = _NO_TEXT if text is None else _TEXT if self.store_text else _TOKENS_ONLY
+        text_offset = len(tokens.data)
+        image_offset = text_offset + len(stored)
+        if image_offset + len(image.data) > _MAX_DATA:
+            raise wrong_content(self, f"{image_offset + len(image.data)} bytes of data", f"at most {_MAX_DATA}")
+        record = self._pack_record(image.metadata, tokens.metadata, text_offset, image_offset, score, kind, _NO_PAD)
+        return Encoded(record, b"".join([tokens.data, stored, image.data]))
+
+    def check(self, value: ImageText | tuple[Any, ...] | Mapping[str, Any]) -> None:
+        """Look at the header of an image that is kept; encode other images, and the text."""
+        pair = self._pair_of(value)
+        self._score_of(pair.clip_score)
+        self._tokens_of(self._text_of(pair.text))
+        try:
+            self._image_field.check(self._fitted(pair.image))
+        except EncodeError as error:
+            raise EncodeError(f"ImageTextPairField, its image: {error}") from error
+
+    def _pair_of(self, value: object) -> ImageText:
+        if isinstance(value, Mapping) and "image" in value and set(value) <= set(self.PARTS):
+            value = ImageText(**value)
+        elif isinstance(value, tuple) and len(value) in (2, 3):
+            value = ImageText(*value)
+        if not isinstance(value, ImageText):
+            raise wrong_value(self, value, "ImageText, (image, text[, clip_score]) or a dict with these keys")
+        return value
+
+    def _score_of(self, score: Any) -> float:
+        """The score as float32; NaN for none."""
+        if score is None:
+            return math.nan
+        if isinstance(score, bool) or not isinstance(score, int | float | np.integer | np.floating):
+            raise wrong_content(self, f"clip_score {describe(score)}", "a number")
+        if not abs(score) <= _MAX_SCORE:  # NaN stands for no score, and may not be given as one
+            raise wrong_content(self, f"clip_score {describe(score)}", "a finite number that float32 holds")
+        return float(score)
+
+    def _text_of(self, text: object) -> bytes | None:
+        if text is None:
+            return None
+        try:
+            if isinstance(text, str):
+                return text.encode("utf-8")
+            if isinstance(text, bytes | bytearray | memoryview):
+                return str(text, "utf-8").encode("utf-8")
+        except UnicodeError as error:
+            raise wrong_content(self, f"text {describe(text)} ({error})", "text or UTF-8 bytes") from error
+        raise wrong_content(self, f"text {describe(text)}", "str, UTF-8 bytes or None")
+
+    def _tokens_of(self, text: bytes | None) -> Encoded:
+        if text is None or self.tokenizer is None:
+            return self._tokens_field.encode([])
+        try:
+            return self._tokens_field.encode(str(text, "utf-8"))
+        except EncodeError as error:
+            raise EncodeError(f"ImageTextPairField, its text: {error}") from error
+
+    def _fitted(self, image: object) -> Any:
+        """The image as `ImageField` is to have it: with another aspect ratio cut or with bars, else as it is."""
+        if self.image_size is None or self.resize == "stretch":
+            return image
+        if isinstance(image, bytes | bytearray | memoryview):
+            source = ImageField(channels=self.channels, apply_orientation=True, max_pixels=self.max_pixels)
+            try:
+                image = source.decode(*source.encode(image))
+            except FormatError as error:
+                raise wrong_content(self, f"an image that cannot be decoded ({error})", "an image") from error
+        if not isinstance(image, np.ndarray) or image.ndim not in (2, 3) or 0 in image.shape:
+            return image  # refused by the image's field, which has the words for it
+        self._image_field.check(image[:1, :1])  # its dtype and channels, before anything is computed
+        if image.shape[0] * image.shape[1] > self.max_pixels:
+            raise wrong_value(self, image, f"at most {self.max_pixels} pixels (max_pixels)")
+        return _cropped(image, self.image_size) if self.resize == "crop" else self._padded(image, self.image_size)
+
+    def _padded(self, image: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+        """(*size, C): the whole image, centred between bars."""
+        pixels = image[:, :, np.newaxis] if image.ndim == 2 else image
+        inner = _fitting((pixels.shape[0], pixels.shape[1]), size)
+        if pixels.shape[:2] != inner:
+            pixels = _resize(np.ascontiguousarray(pixels), inner)
+        padded = np.full((*size, pixels.shape[2]), self.fill, dtype=np.uint8)
+        top, left = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
+        padded[top : top + inner[0], left : left + inner[1]] = pixels
+        return padded
+
+    # --- decode -------------------------------------------------------------------------------------------------------
+
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> ImageTextPair:
+        """Give `ImageTextPair`."""
+        pair = _Pair(self, metadata, data)
+        rows = {name: np.empty(self.max_tokens, dtype=np.int64) for name in ("input_ids", "attention_mask")}
+        self._tokens_field._decode_into_several(pair.token_record, pair.tokens, rows)
+        score = None if math.isnan(pair.clip_score) else pair.clip_score
+        pixels = self._image_field.decode(pair.image_record, pair.image)
+        return ImageTextPair(pixels, rows["input_ids"], rows["attention_mask"], pair.text(), score)
+
+    def _decode_into_several(self, metadata: Buffer, data: Buffer, targets: Mapping[str, npt.NDArray[Any]]) -> None:
+        pair = _Pair(self, metadata, data)
+        self._tokens_field._decode_into_several(pair.token_record, pair.tokens, targets)
+        self._image_field._decode_into(pair.image_record, pair.image, targets["image"])
+        targets["clip_score"][...] = pair.clip_score
+
+    def tokens(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.int64]:
+        """Give (num_tokens,) int64, at most `max_tokens`, without touching the image.
+
+        Raises:
+            FormatError: the payload is damaged.
+        """
+        pair = _Pair(self, metadata, data)
+        ids: npt.NDArray[np.int64] = self._tokens_field.decode(pair.token_record, pair.tokens)
+        return ids
+
+    def text(self, metadata: Buffer | np.void, data: Buffer) -> str | None:
+        """Give the text where it is stored, without touching the image.
+
+        Raises:
+            FormatError: the payload is damaged.
+        """
+        return _Pair(self, metadata, data).text()
+
+    def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
+        """Give the image, the text (its ids where the text itself is not stored), and the score as JSON text."""
+        pair = _Pair(self, metadata, data)
+        yield Item("image", 0, pair.image)
+        if pair.text_kind != _NO_TEXT:
+            yield Item("text", 0, pair.stored_text if pair.text_kind == _TEXT else pair.tokens)
+        if not math.isnan(pair.clip_score):
+            yield Item("clip_score", 0, repr(pair.clip_score).encode("ascii"))
+
+
+class _Pair:
+    """The parts of a payload, checked."""
+
+    __slots__ = ("clip_score", "image", "image_record", "stored_text", "text_kind", "token_record", "tokens")
+
+    def __init__(self, field: ImageTextPairField, metadata: Buffer | np.void, data: Buffer) -> None:
+        record = field._unpack_record(metadata)
+        self.image_record, self.token_record, text_offset, image_offset, self.clip_score, self.text_kind, _ = record
+        view = as_bytes_view(data)
+        if not text_offset <= image_offset <= len(view):
+            found = (text_offset, image_offset, len(view))
+            raise truncated("the parts of a pair lie outside its data", found=found, expected="increasing ends")
+        if self.text_kind not in (_NO_TEXT, _TOKENS_ONLY, _TEXT):
+            raise corrupt("text is of an unknown kind", found=self.text_kind, expected="0, 1 or 2")
+        if self.text_kind != _TEXT and text_offset != image_offset:
+            raise corrupt("a text is stored that the record denies", found=image_offset - text_offset, expected=0)
+        if math.isinf(self.clip_score):
+            raise corrupt("score is infinite", found=self.clip_score, expected="a finite one, or NaN for none")
+        self.tokens, self.stored_text = view[:text_offset], view[text_offset:image_offset]
+        self.image = view[image_offset:]
+
+    def text(self) -> str | None:
+        if self.text_kind != _TEXT:
+            return None
+        try:
+            return str(self.stored_text, "utf-8")
+        except UnicodeDecodeError as error:
+            raise corrupt(f"text is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _cropped(image: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """A view of the largest centred rectangle of the size's aspect ratio, to a whole pixel."""
+    height, width = _fitting(size, (image.shape[0], image.shape[1]))
+    top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+    return image[top : top + height, left : left + width]
+
+
+def _fitting(shape: tuple[int, int], room: tuple[int, int]) -> tuple[int, int]:
+    """The largest (height, width) of a shape's aspect ratio in a room, rounded to whole pixels, at least 1."""
+    height, width = shape
+    if height * room[1] <= width * room[0]:  # as wide as the room
+        return max(1, (2 * height * room[1] + width) // (2 * width)), room[1]
+    return room[0], max(1, (2 * width * room[0] + height) // (2 * height))

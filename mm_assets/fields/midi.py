@@ -1,0 +1,163 @@
+"""Music as notes: Standard MIDI Files kept as they are, and their notes with times in seconds on the way out.
+
+`mm_assets.midi` reads the file and says how times are computed; this module only stores it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mm_assets.errors import MediaError
+from mm_assets.fields.base import (
+    PAYLOAD,
+    Buffer,
+    Encoded,
+    Field,
+    as_bytes_view,
+    config_error,
+    corrupt,
+    wrong_content,
+    wrong_value,
+)
+from mm_assets.midi import (
+    DEFAULT_MAX_BYTES,
+    DEFAULT_MAX_DURATION_SECONDS,
+    DEFAULT_MAX_NOTES,
+    MAX_DURATION_SECONDS,
+    MIDIFile,
+    NoteTable,
+    parse_midi,
+)
+from mm_assets.smf import MAX_BYTES
+
+__all__ = ["MIDI", "MIDIField", "NoteTable"]
+
+# docs/fields.md, type 41
+_RECORD = np.dtype(
+    [
+        ("num_notes", "<u4"),
+        ("num_tracks", "<u2"),
+        ("division", "<u2"),
+        ("format", "u1"),
+        ("_pad", "u1", (7,)),
+        ("duration_us", "<u8"),
+        ("last_note_end_us", "<u8"),
+    ]
+)
+_MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class MIDI:
+    """Music, decoded.
+
+    Attributes:
+        data: the Standard MIDI File, byte for byte.
+        notes: its notes, times in seconds from the start of the file.
+        duration_seconds: where the last track ends.
+    """
+
+    data: bytes
+    notes: NoteTable
+    duration_seconds: float
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
+
+
+@dataclass(frozen=True, kw_only=True)
+class MIDIField(Field):
+    """A piece of music as a Standard MIDI File of format 0, 1 or 2.
+
+    Value: the file's bytes, or a `MIDI`, of which the bytes are stored (its notes must be theirs). Decodes to `MIDI`.
+    The bytes are read once while encoding, so that what is stored is known to decode. Notes alone are refused: seconds
+    do not tell the ticks and tempos that they came from.
+
+    Attributes:
+        sustain: let the sustain pedal hold notes beyond their release, as `MIDIFile.notes` says.
+        max_bytes: size of a file at most.
+        max_notes: notes of a file at most.
+        max_duration_seconds: length of a file at most; no more than `MAX_DURATION_SECONDS`.
+    """
+
+    TYPE_ID: ClassVar[int] = 41
+
+    sustain: bool = False
+    max_bytes: int = DEFAULT_MAX_BYTES
+    max_notes: int = DEFAULT_MAX_NOTES
+    max_duration_seconds: int = DEFAULT_MAX_DURATION_SECONDS
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sustain, bool):
+            raise config_error("sustain", self.sustain, "true or false")
+        limits = {"max_bytes": MAX_BYTES, "max_notes": 2**32 - 1, "max_duration_seconds": MAX_DURATION_SECONDS}
+        for name, highest in limits.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= highest:
+                raise config_error(name, value, f"an integer from 1 to {highest}")
+
+    @property
+    def metadata_type(self) -> np.dtype[np.void]:
+        """The metadata record, 32 bytes."""
+        return _RECORD
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Always."""
+        return True
+
+    def encode(self, value: MIDI | Buffer) -> Encoded:
+        """Take a file's bytes, or a `MIDI`."""
+        if isinstance(value, MIDI) and isinstance(value.data, bytes) and isinstance(value.notes, NoteTable):
+            data = value.data
+        elif isinstance(value, bytes | bytearray | memoryview):
+            data = bytes(value)
+        else:
+            raise wrong_value(self, value, "a Standard MIDI File's bytes, or MIDI")
+        try:
+            file = self._parse(data, "<value>")
+        except MediaError as error:
+            found = f"bytes that are no music ({error.reason})"
+            raise wrong_content(self, found, "a Standard MIDI File") from error
+        if isinstance(value, MIDI):
+            notes = file.notes(sustain=self.sustain)
+            if (value.notes, value.duration_seconds) != (notes, file.duration_seconds):
+                found = f"MIDI with {len(value.notes)} notes that are not its data's"
+                raise wrong_content(self, found, f"the {len(notes)} notes that its data decodes to")
+        facts = _facts(file)
+        return Encoded(self._pack_record(*facts[:4], (0,) * 7, *facts[4:]), data)
+
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> MIDI:
+        """Give `MIDI`; nothing in it is a view of the payload."""
+        num_notes, num_tracks, division, file_format, _, *ends = self._unpack_record(metadata)
+        if num_notes > self.max_notes:
+            raise corrupt("music has too many notes", found=num_notes, expected=f"at most {self.max_notes} (max_notes)")
+        content = bytes(as_bytes_view(data))
+        try:
+            file = self._parse(content, PAYLOAD)
+        except MediaError as error:
+            raise corrupt(f"music cannot be read: {error.reason}") from error
+        facts = _facts(file)
+        if facts != (num_notes, num_tracks, division, file_format, *ends):
+            found = (num_notes, num_tracks, division, file_format, *ends)
+            raise corrupt("music is not as its record says", found=facts, expected=found)
+        return MIDI(content, file.notes(sustain=self.sustain), file.duration_seconds)
+
+    def _parse(self, data: bytes, name: str) -> MIDIFile:
+        return parse_midi(
+            data,
+            name=name,
+            max_bytes=self.max_bytes,
+            max_notes=self.max_notes,
+            max_duration_seconds=self.max_duration_seconds,
+        )
+
+
+def _facts(file: MIDIFile) -> tuple[Any, ...]:
+    """The record's values, the same whatever the field's settings; times to the nearest microsecond."""
+    ends = file.notes().end_seconds
+    last_end = float(ends.max()) if len(ends) else 0.0
+    duration, last = round(file.duration_seconds * _MICROSECONDS), round(last_end * _MICROSECONDS)
+    return file.num_notes, file.num_tracks, file.division, file.format, duration, last

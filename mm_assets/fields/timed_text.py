@@ -1,0 +1,280 @@
+"""Timed text: word timings, subtitles and timed lyrics, as columns of starts, ends and texts.
+
+Times are float64 seconds: those of JSON sources come back to the bit, and the milliseconds of a subtitle file come
+back by rounding. The columns of times are read without the texts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import MediaError
+from mm_assets.fields.base import (
+    Buffer,
+    Encoded,
+    Field,
+    as_bytes_view,
+    config_error,
+    corrupt,
+    describe,
+    truncated,
+    wrong_content,
+    wrong_value,
+)
+from mm_assets.subtitles import TimedSegment, parse_subtitles
+
+__all__ = ["TimedSegment", "TimedTextField", "segments_at", "segments_between"]
+
+# docs/fields.md, type 21
+_RECORD = np.dtype([("num_segments", "<u4"), ("_pad", "<u4"), ("start_seconds", "<f8"), ("end_seconds", "<f8")])
+
+_MAX_DATA = 2**32 - 1  # a container's payload size is uint32
+_HEAD = 4096  # bytes or characters by which JSON is told from lyrics: it begins behind less white space than that
+DEFAULT_MAX_SEGMENTS = 1_000_000  # the words of a hundred hours of speech
+
+_LISTS = ("words", "chunks", "segments")  # of Gentle and NeMo, of Hugging Face pipelines, of Whisper
+_STARTS = ("start", "start_seconds", "start_time")
+_ENDS = ("end", "end_seconds", "end_time")
+_TEXTS = ("text", "word")
+_PAIR = "timestamp"
+_EXPECTED = "(start, end, text) triples, dicts with start, end and text or word, or SRT, WebVTT, LRC or JSON text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedTextField(Field):
+    """Texts with the times that they cover.
+
+    Value: a list of (start, end, text) in seconds; or of dicts with ``start``, ``end`` (also ``start_seconds``,
+    ``start_time`` and so on, or a ``timestamp`` of two) and ``text`` or ``word``; or a dict that has such a list as
+    ``words``, ``chunks`` or ``segments``; or any of these as JSON text; or the text of an SRT, WebVTT or LRC file, str
+    or bytes, told by its content. Decodes to a list of `TimedSegment`. An empty list is a value.
+
+    Times are finite, start at 0 or later, and end where they start or later. Segments may overlap, but start in order.
+
+    Attributes:
+        sort: put segments in order of their starts; otherwise others are refused. Equal starts stay as they are.
+        strip_tags: take the markup out of subtitle files.
+        untimed: what to do with an item that has no start and no end, such as a word that an aligner did not find:
+            ``error`` refuses the value, ``drop`` leaves it out.
+        max_segments: that are encoded or decoded at most.
+    """
+
+    TYPE_ID: ClassVar[int] = 21
+
+    sort: bool = False
+    strip_tags: bool = False
+    untimed: str = "error"
+    max_segments: int = DEFAULT_MAX_SEGMENTS
+
+    def __post_init__(self) -> None:
+        for name in ("sort", "strip_tags"):
+            if not isinstance(getattr(self, name), bool):
+                raise config_error(name, getattr(self, name), "true or false")
+        if self.untimed not in ("error", "drop"):
+            raise config_error("untimed", self.untimed, "error or drop")
+        is_int = isinstance(self.max_segments, int) and not isinstance(self.max_segments, bool)
+        if not is_int or not 1 <= self.max_segments < 2**32:
+            raise config_error("max_segments", self.max_segments, "an integer from 1 to 2**32 - 1")
+
+    @property
+    def metadata_type(self) -> np.dtype[np.void]:
+        """The metadata record, 24 bytes."""
+        return _RECORD
+
+    # --- encode -------------------------------------------------------------------------------------------------------
+
+    def encode(self, value: Sequence[Any] | Mapping[str, Any] | str | Buffer) -> Encoded:
+        """Take segments, or the content of a file of them."""
+        segments = self._segments_of(value)
+        num_segments = len(segments)
+        texts = [self._utf8_of(segment.text, index) for index, segment in enumerate(segments)]
+        offsets = np.zeros(num_segments + 1, dtype="<u8")
+        np.cumsum(np.array([len(text) for text in texts], dtype="<u8"), out=offsets[1:])
+        layout = _Layout(num_segments)
+        size = layout.texts_start + int(offsets[-1])
+        if size > _MAX_DATA:
+            raise wrong_content(self, f"{size} bytes of data", f"at most {_MAX_DATA}")
+        starts = np.array([segment.start_seconds for segment in segments], dtype="<f8")
+        ends = np.array([segment.end_seconds for segment in segments], dtype="<f8")
+        tables = starts.tobytes() + ends.tobytes() + offsets.astype("<u4").tobytes()
+        extent = (float(starts[0]), float(ends.max())) if num_segments else (0.0, 0.0)
+        record = self._pack_record(num_segments, 0, *extent)
+        return Encoded(record, b"".join([tables, *texts]))
+
+    def _utf8_of(self, text: str, index: int) -> bytes:
+        try:
+            return text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise wrong_content(self, f"segment {index} with {error.reason}", "text that has a UTF-8 form") from error
+
+    def _segments_of(self, value: object) -> list[TimedSegment]:
+        if isinstance(value, str | bytes | bytearray | memoryview):
+            value = self._parse(value)
+        if isinstance(value, Mapping):
+            lists = [value[name] for name in _LISTS if isinstance(value.get(name), list | tuple)]
+            if not lists:
+                raise wrong_content(
+                    self, f"a dict with {sorted(map(str, value))[:8]}", f"a list as {' or '.join(_LISTS)}"
+                )
+            value = lists[0]
+        if not isinstance(value, list | tuple) or isinstance(value, TimedSegment):
+            raise wrong_value(self, value, _EXPECTED)
+        if len(value) > self.max_segments:
+            raise wrong_content(self, f"{len(value)} segments", f"at most {self.max_segments} (max_segments)")
+        found = (self._segment_of(item, index) for index, item in enumerate(value))
+        segments = [segment for segment in found if segment is not None]
+        if self.sort:
+            return sorted(segments, key=attrgetter("start_seconds"))
+        for index in range(1, len(segments)):
+            last, start = segments[index - 1].start_seconds, segments[index].start_seconds
+            if start < last:
+                raise wrong_content(self, f"a start of {start} s after {last} s at segment {index}", "order, or sort")
+        return segments
+
+    def _parse(self, content: str | Buffer) -> object:
+        """The value that a file's content stands for."""
+        if isinstance(content, str):
+            head = content[:_HEAD]
+        else:
+            head = bytes(as_bytes_view(content)[:_HEAD]).decode("utf-8", "ignore")
+        head = "".join(head.removeprefix("\ufeff").split())
+        # A JSON list of items begins "[[" or "[{" or is empty, LRC "[" and a digit or a tag's name.
+        if head.startswith(("{", "[[", "[{")) or head == "[]":
+            try:
+                text = content if isinstance(content, str) else str(content, "utf-8")
+                return json.loads(text.removeprefix("\ufeff"))
+            except (ValueError, RecursionError) as error:
+                raise wrong_content(self, f"{describe(content)} that is no JSON ({error})", _EXPECTED) from error
+        try:
+            return parse_subtitles(content, strip_tags=self.strip_tags)
+        except MediaError as error:
+            raise wrong_content(self, error.reason.removeprefix("found "), "subtitles or lyrics") from error
+
+    def _segment_of(self, item: object, index: int) -> TimedSegment | None:
+        """One segment, checked; None for one without times that is to be left out."""
+        if isinstance(item, Mapping):
+            start, end, text = self._read_item(item, index)
+        elif isinstance(item, list | tuple) and len(item) == 3:
+            start, end, text = item
+        else:
+            raise wrong_content(self, f"{describe(item)} as segment {index}", _EXPECTED)
+        if start is None and end is None and self.untimed == "drop":
+            return None
+        if not isinstance(text, str):
+            raise wrong_content(self, f"text {describe(text)} of segment {index}", "str")
+        start_seconds, end_seconds = (self._seconds_of(time, index) for time in (start, end))
+        if not 0 <= start_seconds <= end_seconds:
+            found = f"{start_seconds} s to {end_seconds} s as segment {index}"
+            raise wrong_content(self, found, "a start at 0 or later and an end that is no earlier")
+        return TimedSegment(start_seconds, end_seconds, text)
+
+    def _read_item(self, item: Mapping[Any, Any], index: int) -> tuple[object, object, object]:
+        pair = item.get(_PAIR)
+        if isinstance(pair, list | tuple) and len(pair) == 2:
+            return (*pair, _first(item, _TEXTS))
+        text = _first(item, _TEXTS)
+        if text is None:
+            raise wrong_content(self, f"a dict with {sorted(map(str, item))[:8]} as segment {index}", _EXPECTED)
+        return _first(item, _STARTS), _first(item, _ENDS), text
+
+    def _seconds_of(self, time: object, index: int) -> float:
+        is_number = isinstance(time, int | float | np.integer | np.floating) and not isinstance(time, bool)
+        try:
+            seconds = float(time) if is_number else math.nan  # type: ignore[arg-type]  # the line above has looked
+        except OverflowError:
+            seconds = math.inf
+        if not math.isfinite(seconds):
+            raise wrong_content(self, f"time {describe(time)} of segment {index}", "finite seconds")
+        return seconds + 0.0  # -0.0 becomes 0.0: one moment, one form
+
+    # --- decode -------------------------------------------------------------------------------------------------------
+
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> list[TimedSegment]:
+        """Give the segments in order of their starts."""
+        times, offsets, texts = self._open(metadata, data)
+        try:
+            # Each by its own bytes: an offset within a character is damage.
+            strings = [str(texts[start:end], "utf-8") for start, end in pairwise(offsets)]
+        except UnicodeDecodeError as error:
+            raise corrupt(f"text is not UTF-8: {error.reason} at byte {error.start}") from error
+        return [TimedSegment(start, end, text) for (start, end), text in zip(times.tolist(), strings, strict=True)]
+
+    def times(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.float64]:
+        """Give (num_segments, 2) float64, start and end in seconds: a read-only view that reads no text.
+
+        Raises:
+            FormatError: the payload is damaged.
+        """
+        return self._open(metadata, data)[0]
+
+    def _open(self, metadata: Buffer | np.void, data: Buffer) -> tuple[npt.NDArray[np.float64], list[int], memoryview]:
+        """Times, text offsets and texts, checked."""
+        num_segments, _, first, last = self._unpack_record(metadata)
+        if num_segments > self.max_segments:
+            raise corrupt("there are too many segments", found=num_segments, expected=f"at most {self.max_segments}")
+        view, layout = as_bytes_view(data), _Layout(num_segments)
+        if len(view) < layout.texts_start:
+            raise truncated("segments are shorter than their tables", found=len(view), expected=layout.texts_start)
+        columns = np.frombuffer(view, dtype="<f8", count=2 * num_segments) if num_segments else np.zeros(0, "<f8")
+        times = columns.reshape(2, num_segments).T
+        times.flags.writeable = False
+        starts, ends = times[:, 0], times[:, 1]
+        if not (np.isfinite(columns).all() and (starts >= 0).all() and (ends >= starts).all()):
+            raise corrupt("a time is impossible", found="a negative, endless or inverted one", expected="start <= end")
+        if (starts[1:] < starts[:-1]).any():
+            raise corrupt("segments are out of order", found="a decreasing start", expected="increasing ones")
+        extent = (float(starts[0]), float(ends.max())) if num_segments else (0.0, 0.0)
+        if (first, last) != extent:
+            raise corrupt("segments do not cover what their record says", found=extent, expected=(first, last))
+        offsets = np.frombuffer(view, dtype="<u4", count=num_segments + 1, offset=layout.offsets_start)
+        texts = view[layout.texts_start :]
+        if int(offsets[0]) != 0 or int(offsets[-1]) != len(texts) or (offsets[1:] < offsets[:-1]).any():
+            raise corrupt("texts do not fill the data", found=int(offsets[-1]), expected=len(texts))
+        return times, offsets.tolist(), texts
+
+
+class _Layout:
+    """Where the parts of the data start."""
+
+    __slots__ = ("offsets_start", "texts_start")
+
+    def __init__(self, num_segments: int) -> None:
+        self.offsets_start = 16 * num_segments
+        self.texts_start = self.offsets_start + 4 * (num_segments + 1)
+
+
+def _first(item: Mapping[Any, Any], names: Sequence[str]) -> object:
+    return next((item[name] for name in names if item.get(name) is not None), None)
+
+
+def segments_at(segments: Sequence[TimedSegment], seconds: float) -> list[TimedSegment]:
+    """Those that cover a moment: start <= seconds < end, or start == seconds == end.
+
+    Args:
+        segments: in order of their starts, as decoded.
+        seconds: the moment.
+    """
+    started = bisect_right(segments, seconds, key=attrgetter("start_seconds"))
+    return [one for one in segments[:started] if seconds < one.end_seconds or seconds == one.start_seconds]
+
+
+def segments_between(segments: Sequence[TimedSegment], start_seconds: float, end_seconds: float) -> list[TimedSegment]:
+    """Those that cover any moment of [start_seconds, end_seconds).
+
+    Args:
+        segments: in order of their starts, as decoded.
+        start_seconds: the span's first moment.
+        end_seconds: the moment at which it is over.
+    """
+    started = bisect_left(segments, end_seconds, key=attrgetter("start_seconds"))
+    return [one for one in segments[:started] if start_seconds < one.end_seconds or start_seconds <= one.start_seconds]

@@ -1,0 +1,345 @@
+"""Numbers over time: proprioception, actions, pitch curves. Timestamps in seconds beside a row of values each.
+
+Both arrays are stored as they lie in memory, so decoding copies nothing. Look-up by time is the value's own:
+`TimeSeries.nearest`, `interpolate` and `between`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import EncodeError
+from mm_assets.fields.base import (
+    JSON,
+    Buffer,
+    Encoded,
+    Field,
+    Item,
+    Part,
+    ValueLayout,
+    as_bytes_view,
+    config_error,
+    corrupt,
+    describe,
+    truncated,
+    wrong_content,
+    wrong_value,
+)
+from mm_assets.fields.series_text import array_of_content, columns_of_csv
+from mm_assets.fields.series_value import Columns, TimeSeries
+
+__all__ = ["TimeSeries", "TimeSeriesField"]
+
+# docs/fields.md, type 42
+_RECORD = np.dtype(
+    [
+        ("num_steps", "<u4"),
+        ("num_columns", "<u4"),
+        ("dtype", "S4"),
+        ("_pad", "<u4"),
+        ("start_seconds", "<f8"),
+        ("end_seconds", "<f8"),
+    ]
+)
+_CODES = ("|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
+_DTYPES = {name.encode("ascii"): np.dtype(name) for name in _CODES}
+_KINDS = "bool, integer or float (16 to 64 bits)"
+_TIMES = np.dtype("<f8")
+_MAX_EXTENT = 2**32 - 1  # the record's words are uint32
+_UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}  # in a second
+_EXACT = 2**53  # integers up to this are float64 numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSeriesField(Field):
+    """A series of rows of numbers, each with its time.
+
+    Value: `TimeSeries`; a tuple (timestamps, values), timestamps (T,) or (T, 1) numbers in `timestamp_unit`, values
+    (T,), (T, D) or (T, ...), further extents laid out in C order as columns; or the UTF-8 bytes of a CSV with the time
+    in its first column. Decodes to `TimeSeries`, whose arrays are read-only views of the payload: copy them before
+    closing the file.
+
+    Timestamps become float64 seconds: floats of 16 or 32 bits widened exactly, then one division by the unit.
+
+    Attributes:
+        num_steps: T that every series must have; None for any.
+        num_columns: D that every series must have; None for any.
+        dtype: of the values, NumPy's name; None for the one that is given. Values of another dtype are converted where
+            each fits exactly and refused otherwise; those of a text (JSON, CSV) are rounded to it.
+        timestamp_unit: of numbers that are given as timestamps: ``s``, ``ms``, ``us`` or ``ns``.
+        allow_equal: take equal timestamps in a row, not only increasing ones.
+        columns: names for columns or groups of them: a list of D names, or name to (start, end), half open, or to
+            {"start": …, "end": …} as in LeRobot's modality file. Kept as (name, start, end).
+    """
+
+    TYPE_ID: ClassVar[int] = 42
+    PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType(
+        {"timestamps": Part(needed=True), "values": Part(needed=True)}
+    )
+
+    num_steps: int | None = None
+    num_columns: int | None = None
+    dtype: str | None = None
+    timestamp_unit: str = "s"
+    allow_equal: bool = False
+    columns: Columns = ()
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "num_columns"):
+            value = getattr(self, name)
+            if value is not None and not _is_count(value):
+                raise config_error(name, value, f"an integer from 0 to {_MAX_EXTENT}, or None")
+        if self.dtype is not None:
+            try:
+                plain = np.dtype(self.dtype).newbyteorder("<")
+            except (TypeError, ValueError, SyntaxError) as error:
+                raise config_error("dtype", self.dtype, f"a NumPy dtype of kind {_KINDS}, or None") from error
+            if plain.str.encode("ascii") not in _DTYPES:
+                raise config_error("dtype", self.dtype, f"a NumPy dtype of kind {_KINDS}, or None")
+            object.__setattr__(self, "dtype", plain.name)
+        if self.timestamp_unit not in _UNITS:
+            raise config_error("timestamp_unit", self.timestamp_unit, f"one of {', '.join(_UNITS)}")
+        if not isinstance(self.allow_equal, bool):
+            raise config_error("allow_equal", self.allow_equal, "true or false")
+        columns = _columns_of_config(self.columns)
+        if self.num_columns is not None and any(end > self.num_columns for _, _, end in columns):
+            raise config_error("columns", self.columns, f"columns of {self.num_columns}")
+        object.__setattr__(self, "columns", columns)
+
+    @property
+    def metadata_type(self) -> np.dtype[np.void]:
+        """The metadata record, 32 bytes."""
+        return _RECORD
+
+    @property
+    def value_layout(self) -> Mapping[str, ValueLayout] | None:
+        """Timestamps and values, where the number of steps, of columns and the dtype are fixed."""
+        if self.num_steps is None or self.num_columns is None or self.dtype is None:
+            return None
+        return {
+            "timestamps": ValueLayout((self.num_steps,), np.dtype(np.float64)),
+            "values": ValueLayout((self.num_steps, self.num_columns), np.dtype(self.dtype)),
+        }
+
+    @property
+    def config(self) -> dict[str, JSON]:
+        """All settings as JSON; columns by name."""
+        return {
+            "num_steps": self.num_steps,
+            "num_columns": self.num_columns,
+            "dtype": self.dtype,
+            "timestamp_unit": self.timestamp_unit,
+            "allow_equal": self.allow_equal,
+            "columns": {name: [start, end] for name, start, end in self.columns},
+        }
+
+    # --- encode -------------------------------------------------------------------------------------------------------
+
+    def assemble(self, contents: Mapping[str, Any]) -> TimeSeries:
+        """Make a series of timestamps and values, each the bytes of an ``.npy`` file, JSON text or a JSON list."""
+        arrays = {}
+        is_text = False
+        for part in self.PARTS:
+            if contents.get(part) is None:
+                raise wrong_content(self, f"no {part}", "timestamps and values")
+            try:
+                arrays[part], is_json = array_of_content(contents[part])
+            except EncodeError as error:
+                raise EncodeError(f"{type(self).__name__}, part {part}: {error}") from error
+            is_text = is_text or (is_json and part == "values")
+        return self._series(arrays["timestamps"], arrays["values"], is_text=is_text)
+
+    def encode(self, value: TimeSeries | tuple[npt.NDArray[Any], npt.NDArray[Any]] | Buffer) -> Encoded:
+        """Take a series, (timestamps, values), or a CSV's bytes."""
+        series = self._series_of(value)
+        timestamps, values = series.timestamps, series.values
+        self._check_extent(values.shape)
+        is_equal = timestamps[1:] == timestamps[:-1]
+        if not self.allow_equal and is_equal.any():
+            step = int(np.argmax(is_equal)) + 1
+            found = f"timestamp {float(timestamps[step])} a second time at step {step}"
+            raise wrong_content(self, found, "timestamps that increase (allow_equal takes equal ones)")
+        code = values.dtype.newbyteorder("<").str.encode("ascii")
+        bounds = (float(timestamps[0]), float(timestamps[-1])) if len(timestamps) else (0.0, 0.0)
+        record = self._pack_record(*values.shape, code, 0, *bounds)
+        return Encoded(record, timestamps.astype(_TIMES).tobytes() + values.astype(_DTYPES[code]).tobytes())
+
+    def _series_of(self, value: object) -> TimeSeries:
+        if isinstance(value, bytes | bytearray | memoryview):
+            expected = [name for name, _, _ in self.columns] if self._names_each_column else None
+            try:
+                times, table = columns_of_csv(as_bytes_view(value), expected, self.num_columns)
+            except EncodeError as error:
+                raise EncodeError(f"{type(self).__name__}: {error}") from error
+            return self._series(times, table, is_text=True)
+        if isinstance(value, tuple | list) and len(value) == 2:
+            timestamps, values = value
+            if not isinstance(timestamps, np.ndarray) or not isinstance(values, np.ndarray):
+                found = f"({describe(timestamps)}, {describe(values)})"
+                raise wrong_content(self, found, "(timestamps, values), two arrays")
+            return self._series(timestamps, values, is_text=False)
+        if not isinstance(value, TimeSeries):
+            raise wrong_value(self, value, "TimeSeries, (timestamps, values), or a CSV's bytes")
+        if value.columns not in ((), self.columns):
+            raise wrong_content(self, f"columns {value.columns}", f"the field's columns {self.columns}")
+        return self._made(value.timestamps, self._cast(value.values, is_text=False))
+
+    @property
+    def _names_each_column(self) -> bool:
+        return bool(self.columns) and all((start, end) == (k, k + 1) for k, (_, start, end) in enumerate(self.columns))
+
+    def _series(self, timestamps: npt.NDArray[Any], values: npt.NDArray[Any], *, is_text: bool) -> TimeSeries:
+        if timestamps.ndim == 2 and timestamps.shape[1] == 1:
+            timestamps = timestamps[:, 0]
+        if timestamps.ndim != 1 or timestamps.dtype.kind not in "iuf" or timestamps.dtype.itemsize > _TIMES.itemsize:
+            raise wrong_value(self, timestamps, "timestamps (T,) or (T, 1), integers or floats up to 64 bits")
+        if values.ndim == 0 or len(values) != len(timestamps):
+            found = f"{len(timestamps)} timestamps with values of shape {values.shape}"
+            raise wrong_content(self, found, "a row of values for each timestamp")
+        num_columns = int(np.prod(values.shape[1:], dtype=np.int64))
+        values = values.reshape(len(values), num_columns)
+        return self._made(_seconds(timestamps, _UNITS[self.timestamp_unit]), self._cast(values, is_text=is_text))
+
+    def _made(self, timestamps: npt.NDArray[np.float64], values: npt.NDArray[Any]) -> TimeSeries:
+        """A series, with the value's own errors as this field's."""
+        try:
+            return TimeSeries(timestamps, values, self.columns)
+        except ValueError as error:
+            raise EncodeError(f"{type(self).__name__}: {error}") from error
+
+    def _cast(self, values: npt.NDArray[Any], *, is_text: bool) -> npt.NDArray[Any]:
+        """Values of the field's dtype; of arrays, only where nothing is lost."""
+        if values.dtype.newbyteorder("<").str.encode("ascii") not in _DTYPES:
+            raise wrong_value(self, values, f"values of kind {_KINDS}")
+        if self.dtype is None or values.dtype.newbyteorder("<") == np.dtype(self.dtype):
+            return values
+        with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is found afterwards
+            cast = values.astype(self.dtype)
+        if is_text and cast.dtype.kind == "f":
+            fits = np.array_equal(np.isfinite(cast), np.isfinite(values))
+        else:
+            fits = _is_exact(values, cast)
+        if not fits:
+            raise wrong_value(self, values, f"values that are {self.dtype} exactly; convert them before")
+        return cast
+
+    def _check_extent(self, shape: tuple[int, ...]) -> None:
+        for name, want, have in zip(
+            ("num_steps", "num_columns"), (self.num_steps, self.num_columns), shape, strict=True
+        ):
+            if have > _MAX_EXTENT or want not in (None, have):
+                limit = want if want is not None else f"at most {_MAX_EXTENT}"
+                raise wrong_content(self, f"a series of shape {shape}", f"{limit} ({name})")
+
+    # --- decode -------------------------------------------------------------------------------------------------------
+
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> TimeSeries:
+        """Give `TimeSeries`, read-only views of the payload."""
+        timestamps, values = self._arrays(metadata, data)
+        try:
+            return TimeSeries(timestamps, values, self.columns)
+        except ValueError as error:
+            raise corrupt(f"series is damaged: {error}") from error
+
+    def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
+        """Give the two arrays' bytes."""
+        num_steps = self._shape(metadata, data)[0]
+        view = as_bytes_view(data)
+        yield Item("timestamps", 0, view[: num_steps * _TIMES.itemsize])
+        yield Item("values", 0, view[num_steps * _TIMES.itemsize :])
+
+    def _decode_into_several(self, metadata: Buffer, data: Buffer, targets: Mapping[str, npt.NDArray[Any]]) -> None:
+        series = self.decode(metadata, data)
+        targets["timestamps"][...] = series.timestamps
+        targets["values"][...] = series.values
+
+    def _shape(self, metadata: Buffer | np.void, data: Buffer) -> tuple[int, int, np.dtype[Any], float, float]:
+        num_steps, num_columns, code, _, start, end = self._unpack_record(metadata)
+        dtype = _DTYPES.get(code)
+        if dtype is None or (self.dtype is not None and dtype != np.dtype(self.dtype)):
+            raise corrupt("series is of an unexpected dtype", found=code, expected=self.dtype or f"kind {_KINDS}")
+        found, expected = (num_steps, num_columns), (self.num_steps, self.num_columns)
+        if any(want not in (None, have) for want, have in zip(expected, found, strict=True)):
+            raise corrupt("series is not of the field's extent", found=found, expected=expected)
+        size = num_steps * (_TIMES.itemsize + num_columns * dtype.itemsize)
+        if len(as_bytes_view(data)) != size:
+            raise truncated("series is not as long as its record says", found=len(as_bytes_view(data)), expected=size)
+        return num_steps, num_columns, dtype, start, end
+
+    def _arrays(self, metadata: Buffer | np.void, data: Buffer) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
+        num_steps, num_columns, dtype, start, end = self._shape(metadata, data)
+        view = as_bytes_view(data)
+        split = num_steps * _TIMES.itemsize
+        # NumPy makes no array of no bytes out of a buffer.
+        timestamps = np.frombuffer(view[:split], dtype=_TIMES) if split else np.empty(0, _TIMES)
+        flat = np.frombuffer(view[split:], dtype=dtype) if len(view) > split else np.empty(0, dtype)
+        values = flat.reshape(num_steps, num_columns)
+        bounds = (timestamps[0], timestamps[-1]) if num_steps else (0.0, 0.0)
+        if bounds != (start, end):
+            raise corrupt("timestamps are not as the record says", found=bounds, expected=(start, end))
+        if not self.allow_equal and num_steps > 1 and not (timestamps[1:] > timestamps[:-1]).all():
+            raise corrupt("timestamps do not increase", found="an equal or lower one", expected="increasing ones")
+        timestamps.flags.writeable = values.flags.writeable = False
+        return timestamps, values
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_EXTENT
+
+
+def _seconds(timestamps: npt.NDArray[Any], per_second: int) -> npt.NDArray[np.float64]:
+    """Float64 seconds, each rounded once: an integer clock past 2**53 is divided as Python's integers are."""
+    is_whole = timestamps.dtype.kind in "iu" and timestamps.size > 0
+    if is_whole and max(-int(timestamps.min()), int(timestamps.max())) > _EXACT:
+        return np.array([tick / per_second for tick in timestamps.tolist()], dtype=np.float64)
+    seconds: npt.NDArray[np.float64] = timestamps.astype(np.float64)
+    return seconds if per_second == 1 else seconds / per_second
+
+
+def _is_exact(values: npt.NDArray[Any], cast: npt.NDArray[Any]) -> bool:
+    """Whether a conversion changed no value."""
+    if (values.dtype.kind == "f") != (cast.dtype.kind == "f"):
+        floats, whole = (values, cast) if values.dtype.kind == "f" else (cast, values)
+        limit = 2.0 ** (whole.dtype.itemsize * 8 - (whole.dtype.kind == "i"))
+        wide = floats.astype(np.float64)
+        # Beyond the integer's range, what a conversion gives depends on the machine.
+        if not ((wide >= -limit) & (wide < limit)).all():
+            return False
+    is_float = values.dtype.kind == "f"
+    # Both ways: -1 as an unsigned number comes back as -1, and a float may equal the integer it was rounded from.
+    return np.array_equal(cast.astype(values.dtype), values, equal_nan=is_float) and np.array_equal(
+        cast, values, equal_nan=is_float
+    )
+
+
+def _columns_of_config(columns: Any) -> Columns:
+    """(name, start, end) of whatever form the setting has, in order of columns."""
+    expected = "a list of names, or name to (start, end), half open, from 0"
+    if isinstance(columns, Mapping):
+        entries = [(name, *_bounds(bounds)) for name, bounds in columns.items()]
+    elif isinstance(columns, tuple | list):
+        entries = [
+            (entry, k, k + 1) if isinstance(entry, str) else tuple(entry) if isinstance(entry, tuple | list) else ()
+            for k, entry in enumerate(columns)
+        ]
+    else:
+        raise config_error("columns", columns, expected)
+    for entry in entries:
+        is_named = len(entry) == 3 and isinstance(entry[0], str) and _is_count(entry[1]) and _is_count(entry[2])
+        if not is_named or not entry[1] < entry[2]:
+            raise config_error("columns", columns, expected)
+    if len({entry[0] for entry in entries}) != len(entries):
+        raise config_error("columns", columns, "names that differ")
+    return tuple(sorted(entries, key=lambda entry: (entry[1], entry[2], entry[0])))
+
+
+def _bounds(bounds: Any) -> tuple[Any, ...]:
+    if isinstance(bounds, Mapping):
+        return (bounds["start"], bounds["end"]) if set(bounds) == {"start", "end"} else ()
+    return tuple(bounds) if isinstance(bounds, tuple | list) else ()

@@ -1,0 +1,460 @@
+"""Video and sound on one timeline: files kept as they are, or frames as JPEG behind an index, and their sound.
+
+A clip's frames are of one constant rate, laid over the file by presentation time. Which samples belong to a frame is
+`mm_assets.av_timing`'s to say. What a file is made of is found out by `video_source`; here stand the settings, the
+payload and its decoding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.av_codec import DEFAULT_MAX_PIXELS
+from mm_assets.av_sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE, index_sound
+from mm_assets.av_timing import Timing, as_frame_rate, uniform_indices
+from mm_assets.errors import EncodeError, MediaError
+from mm_assets.fields.audio import Audio, AudioField
+from mm_assets.fields.base import (
+    Buffer,
+    Encoded,
+    Field,
+    Item,
+    Part,
+    ValueLayout,
+    as_bytes_view,
+    config_error,
+    corrupt,
+    truncated,
+    wrong_content,
+    wrong_value,
+)
+from mm_assets.fields.video_frames import encode_frames, fill_frames
+from mm_assets.fields.video_record import FILE, IN_VIDEO, JPEG, NONE, OWN_FILE, RECORD, SAMPLES, Record
+from mm_assets.fields.video_source import MAX_DATA, Plan, Source, clip_sound, plan_of, source_of
+from mm_assets.fields.video_values import Clip, VideoAudio, VideoFile
+
+__all__ = ["Clip", "SyncedVideoAudioField", "VideoAudio", "VideoFile"]
+
+_ENCODINGS = ("keep", "frames")
+_AUDIO_ENCODINGS = ("flac", "pcm16", "float32")
+DEFAULT_MAX_DECODED = 2**32  # bytes: a minute of 30 frames a second at 720p is 5 GB
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncedVideoAudioField(Field):
+    """A clip of video and sound, of which either may be missing.
+
+    Value: `VideoAudio`, `VideoFile`, or the bytes of a video or sound file. Decodes to `Clip`.
+
+    Attributes:
+        encoding: ``keep`` stores files as they are and decodes them when they are read; ``frames`` stores every frame
+            as a JPEG behind a frame index, so that any one is read without its neighbours, and the sound as samples.
+            Arrays are stored as ``frames`` in any case.
+        frame_rate: frames a second that every clip is brought to, by presentation time; None for each file's own.
+        size: (height, width) of frames, stretched to it: while encoding frames, and else while decoding.
+        quality: of JPEG, 1 to 100.
+        audio_sample_rate: Hz that sound is resampled to; None for each file's own.
+        audio_channels: channels that sound is mixed to; None for each file's own.
+        audio_encoding: of stored samples: ``flac`` or ``pcm16``, both 16 bits, or ``float32``.
+        max_frames: longer clips are cut to it, and marked so; None for no cut.
+        max_duration: seconds; likewise.
+        target_frames: frames that decoding gives: spread evenly, padded where there are fewer; None for all.
+        target_audio_len: samples that decoded sound has in a batch, cut or padded; None leaves it out of batches.
+        max_pixels: of a frame, both ways.
+        max_decoded_bytes: of the frames, and of the sound, that one decoding gives.
+    """
+
+    TYPE_ID: ClassVar[int] = 50
+    PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType({"video": Part(), "audio": Part()})
+
+    encoding: str = "keep"
+    frame_rate: Any = None
+    size: tuple[int, int] | None = None
+    quality: int = 90
+    audio_sample_rate: int | None = None
+    audio_channels: int | None = None
+    audio_encoding: str = "flac"
+    max_frames: int | None = None
+    max_duration: float | None = None
+    target_frames: int | None = None
+    target_audio_len: int | None = None
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    max_decoded_bytes: int = DEFAULT_MAX_DECODED
+
+    def __post_init__(self) -> None:
+        if self.encoding not in _ENCODINGS:
+            raise config_error("encoding", self.encoding, f"one of {', '.join(_ENCODINGS)}")
+        if self.audio_encoding not in _AUDIO_ENCODINGS:
+            raise config_error("audio_encoding", self.audio_encoding, f"one of {', '.join(_AUDIO_ENCODINGS)}")
+        if self.frame_rate is not None:
+            try:
+                ratio = as_frame_rate(self.frame_rate).as_integer_ratio()
+            except ValueError as error:
+                raise config_error("frame_rate", self.frame_rate, f"frames a second ({error})") from error
+            object.__setattr__(self, "frame_rate", ratio)  # one form, so that equal settings are equal fields
+        if self.size is not None:
+            sides = self.size if isinstance(self.size, tuple) else ()
+            if len(sides) != 2 or not all(_is_int(side, 1, 65_500) for side in sides):
+                raise config_error("size", self.size, "height and width, each 1 to 65500, or None")
+        limits = {
+            "quality": (1, 100),
+            "audio_sample_rate": (1, MAX_SOUND_RATE),
+            "audio_channels": (1, MAX_SOUND_CHANNELS),
+            "max_frames": (1, 2**32 - 1),
+            "target_frames": (1, 2**20),
+            "target_audio_len": (1, 2**32),
+            "max_pixels": (1, 2**31 - 1),
+            "max_decoded_bytes": (1, 2**48),
+        }
+        optional = {field.name for field in dataclasses.fields(self) if field.default is None}
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if not (value is None and name in optional) and not _is_int(value, low, high):
+                raise config_error(name, value, f"an integer from {low} to {high}")
+        if self.max_duration is not None and not (
+            isinstance(self.max_duration, int | float)
+            and not isinstance(self.max_duration, bool)
+            and 0 < self.max_duration < 1e6
+        ):
+            raise config_error("max_duration", self.max_duration, "seconds, above 0 and below a million, or None")
+        if self.target_audio_len is not None and None in (self.audio_sample_rate, self.audio_channels):
+            raise config_error(
+                "target_audio_len", self.target_audio_len, "it with audio_sample_rate and audio_channels"
+            )
+
+    @property
+    def metadata_type(self) -> np.dtype[np.void]:
+        """The metadata record, 80 bytes."""
+        return RECORD
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """With the encoding ``keep``."""
+        return self.encoding == "keep"
+
+    def keeps_part(self, part: str) -> bool:
+        """With the encoding ``keep``, both."""
+        return self.encoding == "keep" and part in self.PARTS
+
+    @property
+    def decodes_in_parallel(self) -> bool:
+        """Yes: the decoders let go of the interpreter lock."""
+        return True
+
+    @property
+    def value_layout(self) -> Mapping[str, ValueLayout] | None:
+        """Arrays of frames and, with `target_audio_len`, of sound, where `size` and `target_frames` are set."""
+        if self.size is None or self.target_frames is None:
+            return None
+        count = self.target_frames
+        layout = {
+            "video": ValueLayout((count, *self.size, 3), np.dtype(np.uint8)),
+            "video_mask": ValueLayout((count,), np.dtype(np.bool_)),
+            "frame_times": ValueLayout((count,), np.dtype(np.float64)),
+        }
+        if self.target_audio_len is not None and self.audio_channels is not None:
+            length = self.target_audio_len
+            shape = (length,) if self.audio_channels == 1 else (length, self.audio_channels)
+            layout["audio"] = ValueLayout(shape, np.dtype(np.float32))
+            layout["audio_mask"] = ValueLayout((length,), np.dtype(np.bool_))
+            layout["audio_segments"] = ValueLayout((count, 2), np.dtype(np.int64))
+        return layout
+
+    # --- encode -------------------------------------------------------------------------------------------------------
+
+    def assemble(self, contents: Mapping[str, Any]) -> VideoFile:
+        """A file of the bytes of ``video``, ``audio`` or both."""
+        for part, content in contents.items():
+            if part not in self.PARTS:
+                raise wrong_content(self, f"part {part!r}", f"one of {', '.join(self.PARTS)}")
+            if not isinstance(content, bytes | bytearray | memoryview):
+                raise wrong_value(self, content, f"bytes for the part {part}")
+        if not contents:
+            raise wrong_content(self, "no parts", "video, audio or both")
+        return VideoFile(video=contents.get("video"), audio=contents.get("audio"))
+
+    def encode(self, value: VideoAudio | VideoFile | Buffer) -> Encoded:
+        """Take arrays, files, or a file's bytes."""
+        source = self._source(value)
+        plan = self._plan(source)
+        if self._is_kept(source):
+            video, audio = source.video or b"", source.audio or b""
+            codecs = (
+                FILE if source.video is not None else NONE,
+                NONE if plan.sound is None else OWN_FILE if source.audio is not None else IN_VIDEO,
+            )
+        else:
+            video, audio, audio_codec = self._encode_parts(source, plan)
+            codecs = (JPEG if plan.num_frames else NONE, audio_codec)
+        self._check_size(len(video), len(audio))
+        data = bytes(video) + bytes(-len(video) % 8) + bytes(audio) if len(audio) else bytes(video)
+        return Encoded(self._record(plan, len(video), len(audio), *codecs), data)
+
+    def check(self, value: VideoAudio | VideoFile | Buffer) -> None:
+        """List the packets of files that are kept; encode everything else."""
+        source = self._source(value)
+        if not self._is_kept(source):
+            self.encode(value)
+            return
+        self._plan(source)
+        self._check_size(len(source.video or b""), len(source.audio or b""))
+
+    def _source(self, value: object) -> Source:
+        if isinstance(value, bytes | bytearray | memoryview):
+            value = VideoFile(video=value)
+        if not isinstance(value, VideoAudio | VideoFile):
+            raise wrong_value(self, value, "VideoAudio, VideoFile or the bytes of a video file")
+        try:
+            return source_of(value, frame_rate=self._rate, max_pixels=self.max_pixels)
+        except ValueError as error:
+            raise wrong_content(self, f"a clip that cannot be read ({error})", "video, sound or both") from error
+
+    def _plan(self, source: Source) -> Plan:
+        try:
+            plan = plan_of(
+                source,
+                frame_rate=self._rate,
+                sample_rate=self.audio_sample_rate,
+                channels=self.audio_channels,
+                max_frames=self.max_frames,
+                max_duration=self.max_duration,
+            )
+        except ValueError as error:
+            raise wrong_content(self, f"a clip that does not fit ({error})", "what the settings allow") from error
+        if plan.sound is not None:
+            size = 4 * max(plan.sound.num_samples * plan.sound.channels, plan.num_audio_samples * plan.channels)
+            if size > self.max_decoded_bytes:
+                expected = f"at most {self.max_decoded_bytes} (max_decoded_bytes)"
+                raise wrong_content(self, f"sound of {size} bytes decoded", expected)
+        return plan
+
+    @property
+    def _rate(self) -> Fraction | None:
+        return None if self.frame_rate is None else Fraction(*self.frame_rate)
+
+    def _is_kept(self, source: Source) -> bool:
+        return self.encoding == "keep" and not source.is_arrays
+
+    def _check_size(self, video_size: int, audio_size: int) -> None:
+        if video_size + 7 + audio_size > MAX_DATA:
+            raise wrong_content(self, f"{video_size + audio_size} bytes of data", f"at most {MAX_DATA}")
+
+    def _record(self, plan: Plan, video_size: int, audio_size: int, video_codec: int, audio_codec: int) -> bytes:
+        height, width = plan.size
+        if video_codec == JPEG and self.size is not None:
+            height, width = self.size
+        return self._pack_record(
+            plan.num_frames,
+            height,
+            width,
+            *(plan.frame_rate.as_integer_ratio() if plan.frame_rate else (0, 0)),
+            plan.sample_rate,
+            plan.num_audio_samples,
+            plan.audio_offset,
+            plan.audio_start if audio_codec in (IN_VIDEO, OWN_FILE) else 0,
+            plan.start_us if video_codec == FILE and plan.num_frames else 0,
+            video_size,
+            audio_size,
+            plan.channels,
+            video_codec,
+            audio_codec,
+            plan.truncated,
+            (0, 0, 0),
+        )
+
+    def _encode_parts(self, source: Source, plan: Plan) -> tuple[bytes, bytes | memoryview, int]:
+        """The frames behind their index, the sound, and the sound's codec."""
+        audio: bytes | memoryview = b""
+        audio_codec = NONE
+        try:
+            video = encode_frames(source, plan, size=self.size, quality=self.quality) if plan.num_frames else b""
+            if plan.sound is not None:
+                samples = clip_sound(source, plan)
+                encoder = AudioField(encoding=self.audio_encoding, max_frames=max(1, len(samples)))
+                metadata, audio = encoder.encode((samples, plan.sample_rate))
+                audio_codec = int(np.frombuffer(metadata, dtype=encoder.metadata_type)["codec"][0])
+        except EncodeError as error:
+            raise wrong_content(
+                self, f"sound that does not fit ({error})", f"what {self.audio_encoding} holds"
+            ) from error
+        except ValueError as error:
+            raise wrong_content(self, f"a clip that cannot be stored ({error})", "an undamaged one") from error
+        return video, audio, audio_codec
+
+    # --- decode -------------------------------------------------------------------------------------------------------
+
+    def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
+        """Give the file, or the frames and their index, as ``video``; the separate or stored sound as ``audio``."""
+        _, video, audio = self._open(metadata, data)
+        if len(video):
+            yield Item("video", 0, video)
+        if len(audio):
+            yield Item("audio", 0, audio)
+
+    def timing(self, metadata: Buffer | np.void) -> Timing:
+        """Give counts, rates and offset, without looking at the data.
+
+        Raises:
+            FormatError: the record contradicts itself.
+        """
+        return self._record_of(metadata).timing
+
+    def audio_segments(self, metadata: Buffer | np.void, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Give (K, 2) int64, start and stop of each frame's samples, without looking at the data.
+
+        Raises:
+            IndexError: a frame that the clip does not have.
+            FormatError: the record contradicts itself.
+        """
+        return self.timing(metadata).audio_segments(indices)
+
+    def decode(self, metadata: Buffer | np.void, data: Buffer) -> Clip:
+        """Give a `Clip` of all frames, or of `target_frames`, and all sound."""
+        record, video, audio = self._open(metadata, data)
+        timing = record.timing
+        chosen = self._chosen(record)
+        count = self.target_frames or len(chosen)
+        frames = None
+        if record.num_frames:
+            frames = self._new_frames(record, count)
+            fill_frames(record, video, chosen, frames, max_pixels=self.max_pixels)
+            frames[len(chosen) :] = 0
+        elif self.target_frames is None:
+            count = 0
+        indices = np.full(count, -1, dtype=np.int64)
+        indices[: len(chosen)] = chosen
+        times = np.zeros(count, dtype=np.float64)
+        times[: len(chosen)] = timing.frame_times(chosen)
+        segments = np.zeros((count, 2), dtype=np.int64)
+        segments[: len(chosen)] = timing.audio_segments(chosen)
+        return Clip(
+            frames=frames,
+            frame_indices=indices,
+            frame_mask=indices >= 0,
+            frame_times=times,
+            audio=self._sound(record, video, audio),
+            audio_segments=segments,
+            timing=timing,
+        )
+
+    def decode_frames(
+        self, metadata: Buffer | np.void, data: Buffer, indices: Sequence[int] | npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint8]:
+        """Give (K, H, W, 3) uint8, chosen frames in any order, without decoding more than they need.
+
+        Raises:
+            IndexError: a frame that the clip does not have.
+            FormatError: the payload is damaged.
+        """
+        record, video, _ = self._open(metadata, data)
+        chosen = record.timing.check_frames(indices)
+        frames = self._new_frames(record, len(chosen))
+        fill_frames(record, video, chosen, frames, max_pixels=self.max_pixels)
+        return frames
+
+    def decode_audio(self, metadata: Buffer | np.void, data: Buffer) -> Audio | None:
+        """Give the sound without decoding a frame; None where the clip has none.
+
+        Raises:
+            FormatError: the payload is damaged.
+        """
+        return self._sound(*self._open(metadata, data))
+
+    def _decode_into_several(self, metadata: Buffer, data: Buffer, targets: Mapping[str, npt.NDArray[Any]]) -> None:
+        record, video, audio = self._open(metadata, data)
+        chosen = self._chosen(record)
+        count = len(chosen)
+        fill_frames(record, video, chosen, targets["video"], max_pixels=self.max_pixels)
+        targets["video"][count:] = 0
+        targets["video_mask"][...] = np.arange(len(targets["video_mask"])) < count
+        targets["frame_times"][:count] = record.timing.frame_times(chosen)
+        targets["frame_times"][count:] = 0
+        if "audio" not in targets:
+            return
+        target = targets["audio"]
+        sound = self._sound(record, video, audio)
+        length = 0
+        if sound is not None:
+            found, expected = (sound.sample_rate, sound.samples.shape[1]), (self.audio_sample_rate, self.audio_channels)
+            if found != expected:
+                raise corrupt("sound is not of the field's rate and channels", found=found, expected=expected)
+            length = min(len(sound.samples), len(target))
+            target[:length] = sound.samples[:length, 0] if target.ndim == 1 else sound.samples[:length]
+        target[length:] = 0
+        targets["audio_mask"][...] = np.arange(len(target)) < length
+        targets["audio_segments"][:count] = np.minimum(record.timing.audio_segments(chosen), length)
+        targets["audio_segments"][count:] = 0
+
+    def _chosen(self, record: Record) -> npt.NDArray[np.int64]:
+        if self.target_frames is None:
+            if record.num_frames:
+                self._check_decoded(record, record.num_frames)  # before a list of as many numbers is made
+            return np.arange(record.num_frames, dtype=np.int64)
+        return uniform_indices(record.num_frames, self.target_frames)
+
+    def _check_decoded(self, record: Record, count: int) -> None:
+        height, width = self.size or (record.height, record.width)
+        size = count * height * width * 3
+        if size > self.max_decoded_bytes:
+            expected = f"at most {self.max_decoded_bytes} (max_decoded_bytes); decode_frames gives fewer of them"
+            raise corrupt("frames are too large", found=f"{size} bytes", expected=expected)
+
+    def _new_frames(self, record: Record, count: int) -> npt.NDArray[np.uint8]:
+        self._check_decoded(record, count)
+        return np.empty((count, *(self.size or (record.height, record.width)), 3), dtype=np.uint8)
+
+    def _sound(self, record: Record, video: memoryview, audio: memoryview) -> Audio | None:
+        if record.audio_codec == NONE:
+            return None
+        if 4 * record.num_audio_samples * record.num_channels > self.max_decoded_bytes:
+            found = 4 * record.num_audio_samples * record.num_channels
+            raise corrupt("sound is too large", found=f"{found} bytes", expected=f"at most {self.max_decoded_bytes}")
+        if record.audio_codec in SAMPLES:
+            decoder = AudioField(max_frames=2**40)  # ours is the limit just checked
+            values = (record.sample_rate, record.num_channels, record.audio_codec, 0, record.num_audio_samples)
+            return decoder.decode(np.array(values, dtype=decoder.metadata_type).tobytes(), audio)
+        try:
+            source = Source(audio=audio if record.audio_codec == OWN_FILE else video)
+            sound = index_sound(source.audio)
+            if sound is None or 4 * sound.num_samples * sound.channels > self.max_decoded_bytes:
+                raise corrupt("sound is too large or missing", expected=f"at most {self.max_decoded_bytes} bytes")
+            plan = Plan(
+                sound=sound,
+                sample_rate=record.sample_rate,
+                channels=record.num_channels,
+                audio_start=record.audio_start_samples,
+                num_audio_samples=record.num_audio_samples,
+            )
+            return Audio(clip_sound(source, plan), record.sample_rate)
+        except MediaError as error:
+            raise corrupt(error.reason) from error
+
+    def _record_of(self, metadata: Buffer | np.void) -> Record:
+        record = Record(*self._unpack_record(metadata)[:-1])
+        record.check(max_pixels=self.max_pixels)
+        return record
+
+    def _open(self, metadata: Buffer | np.void, data: Buffer) -> tuple[Record, memoryview, memoryview]:
+        record = self._record_of(metadata)
+        view = as_bytes_view(data)
+        audio_at = record.video_size + (-record.video_size % 8 if record.audio_size else 0)
+        if audio_at + record.audio_size != len(view):
+            raise truncated(
+                "clip is not as long as its record says", found=len(view), expected=audio_at + record.audio_size
+            )
+        if record.video_codec == JPEG and 8 * (record.num_frames + 1) > record.video_size:
+            found, expected = record.video_size, 8 * (record.num_frames + 1)
+            raise truncated("frames are shorter than their index", found=found, expected=expected)
+        return record, view[: record.video_size], view[audio_at:]
+
+
+def _is_int(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

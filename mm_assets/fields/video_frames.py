@@ -1,0 +1,131 @@
+"""Frames of a clip: JPEGs behind an index, one readable without the others; or out of a file that is kept.
+
+The index is as docs/fields.md, type 50, says.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.av_codec import index_frames, read_frames
+from mm_assets.errors import MediaError
+from mm_assets.fields.base import corrupt
+from mm_assets.fields.video_record import JPEG, Record
+from mm_assets.fields.video_source import MAX_DATA, Plan, Source
+
+__all__ = ["encode_frames", "fill_frames"]
+
+
+def encode_frames(source: Source, plan: Plan, *, size: tuple[int, int] | None, quality: int) -> bytes:
+    """The frame index and the JPEGs behind it.
+
+    Raises:
+        MediaError: the source is damaged.
+        ValueError: the frames take more than a payload can hold.
+    """
+    import simplejpeg
+
+    if 8 * (plan.num_frames + 1) > MAX_DATA:
+        raise ValueError(f"found {plan.num_frames} frames, whose index alone exceeds {MAX_DATA} bytes")
+    offsets = np.zeros(plan.num_frames + 1, dtype="<u8")
+    at = offsets.nbytes
+    offsets[0] = at
+    files: list[bytes] = []
+    last: npt.NDArray[np.uint8] | None = None
+    for number, pixels in enumerate(source.frames(plan.positions(range(plan.num_frames)))):
+        if pixels is not last:
+            if pixels.shape[:2] != plan.size:
+                raise MediaError("<video>", f"found a frame of {pixels.shape[:2]}, expected {plan.size}")
+            sized = _resize(pixels, size)
+            jpeg = simplejpeg.encode_jpeg(
+                np.ascontiguousarray(sized), quality=quality, colorspace="RGB", colorsubsampling="444"
+            )
+            last = pixels
+        files.append(jpeg)
+        at += len(jpeg)
+        offsets[number + 1] = at
+        if at > MAX_DATA:
+            raise ValueError(f"found frames of {at} bytes as JPEG, expected at most {MAX_DATA}")
+    return offsets.tobytes() + b"".join(files)
+
+
+def fill_frames(
+    record: Record,
+    video: memoryview,
+    indices: npt.NDArray[np.int64],
+    target: npt.NDArray[np.uint8],
+    *,
+    max_pixels: int,
+) -> None:
+    """Decode chosen frames, in any order, into the first rows of `target`, stretched to its size.
+
+    Args:
+        record: of the payload, checked.
+        video: the file, or the frame index and its JPEGs.
+        indices: (K,) frames of the clip.
+        target: (K or more, H, W, 3).
+        max_pixels: of a frame.
+
+    Raises:
+        CorruptError: the payload is damaged.
+    """
+    if not len(indices):
+        return
+    if record.video_codec == JPEG:
+        offsets = np.frombuffer(video, dtype="<u8", count=record.num_frames + 1)
+        for row, index in enumerate(indices.tolist()):
+            start, end = int(offsets[index]), int(offsets[index + 1])
+            if not offsets.nbytes <= start <= end <= len(video):
+                raise corrupt("frame lies outside the data", found=(start, end), expected=(offsets.nbytes, len(video)))
+            _decode_jpeg(video[start:end], (record.height, record.width), target[row])
+        return
+    order = np.argsort(indices, kind="stable")
+    try:
+        indexed = index_frames(video, max_pixels=max_pixels)
+        if indexed is None or indexed[1:] != (record.height, record.width):
+            found = None if indexed is None else indexed[1:]
+            raise corrupt("video is not as its record says", found=found, expected=(record.height, record.width))
+        rate = Fraction(record.frame_rate_num, record.frame_rate_den)
+        positions = indexed[0].shown_at(indices[order], rate, Fraction(record.start_us, 1_000_000))
+        for row, pixels in zip(order, read_frames(video, indexed[0], positions, max_pixels=max_pixels), strict=True):
+            if pixels.shape[:2] != (record.height, record.width):
+                expected = (record.height, record.width)
+                raise corrupt("frame is not of the size in the record", found=pixels.shape[:2], expected=expected)
+            target[row] = _resize(pixels, target.shape[1:3])
+    except MediaError as error:
+        raise corrupt(error.reason) from error
+
+
+def _resize(pixels: npt.NDArray[np.uint8], size: tuple[int, int] | None) -> npt.NDArray[np.uint8]:
+    """Stretch to (height, width): by pixel area where it shrinks, which does not alias, else bilinear."""
+    if size is None or pixels.shape[:2] == size:
+        return pixels
+    import cv2
+
+    shrinks = size[0] <= pixels.shape[0] and size[1] <= pixels.shape[1]
+    resized = cv2.resize(pixels, (size[1], size[0]), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    return np.asarray(resized, dtype=np.uint8)
+
+
+def _decode_jpeg(data: memoryview, size: tuple[int, int], target: npt.NDArray[np.uint8]) -> None:
+    """Decode into (H, W, 3), resized where that is of another size.
+
+    Raises:
+        CorruptError: the bytes are damaged, or of another size.
+    """
+    import simplejpeg
+
+    try:
+        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+        if (height, width) == size:
+            fits = target.shape[:2] == size and target.flags.c_contiguous
+            pixels = simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=target if fits else None, strict=True)
+            if not fits:
+                target[...] = _resize(pixels, target.shape[:2])
+            return
+    except (ValueError, MemoryError) as error:
+        raise corrupt(f"frame is no JPEG that can be decoded: {error}") from error
+    raise corrupt("frame is not of the size in the record", found=(height, width), expected=size)

@@ -1,0 +1,101 @@
+"""The metadata record of `SyncedVideoAudioField`: its layout, its values, and which of them are possible."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from mm_assets.av_sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
+from mm_assets.av_timing import MAX_FRAME_RATE, MAX_RATE_TERM, Timing
+from mm_assets.fields.base import corrupt
+
+__all__ = ["FILE", "IN_VIDEO", "JPEG", "NONE", "OWN_FILE", "RECORD", "SAMPLES", "Record"]
+
+# docs/fields.md, type 50
+RECORD = np.dtype(
+    [
+        ("num_frames", "<u4"),
+        ("height", "<u4"),
+        ("width", "<u4"),
+        ("frame_rate_num", "<u4"),
+        ("frame_rate_den", "<u4"),
+        ("sample_rate", "<u4"),
+        ("num_audio_samples", "<u8"),
+        ("audio_offset_samples", "<i8"),
+        ("audio_start_samples", "<u8"),
+        ("start_us", "<u8"),
+        ("video_size", "<u8"),
+        ("audio_size", "<u8"),
+        ("num_channels", "<u2"),
+        ("video_codec", "u1"),
+        ("audio_codec", "u1"),
+        ("truncated", "u1"),
+        ("_pad", "u1", (3,)),
+    ]
+)
+NONE, JPEG, FILE = 0, 1, 2  # video_codec
+SAMPLES = {1: "pcm16", 2: "float32", 4: "flac"}  # audio_codec, AudioField's numbers
+IN_VIDEO, OWN_FILE = 16, 17  # audio_codec
+_MAX_COUNT = 2**53  # samples and microseconds: sums of them stay within 64 bits
+
+
+class Record(NamedTuple):
+    """The metadata record's values, in its order, without the pad."""
+
+    num_frames: int
+    height: int
+    width: int
+    frame_rate_num: int
+    frame_rate_den: int
+    sample_rate: int
+    num_audio_samples: int
+    audio_offset_samples: int
+    audio_start_samples: int
+    start_us: int
+    video_size: int
+    audio_size: int
+    num_channels: int
+    video_codec: int
+    audio_codec: int
+    truncated: int
+
+    @property
+    def timing(self) -> Timing:
+        """Of the clip."""
+        has_video, has_audio = self.num_frames > 0, self.audio_codec != NONE
+        return Timing(
+            num_frames=self.num_frames,
+            frame_rate=Fraction(self.frame_rate_num, self.frame_rate_den) if has_video else None,
+            sample_rate=self.sample_rate if has_audio else 0,
+            num_audio_samples=self.num_audio_samples if has_audio else 0,
+            audio_offset_samples=self.audio_offset_samples,
+            truncated=bool(self.truncated),
+        )
+
+    def check(self, *, max_pixels: int) -> None:
+        """Raise `CorruptError` where a value is impossible or over the limit."""
+        if self.video_codec not in (NONE, JPEG, FILE):
+            raise corrupt("video is of an unknown codec", found=self.video_codec, expected="0, 1 or 2")
+        if self.audio_codec not in (NONE, *SAMPLES, IN_VIDEO, OWN_FILE):
+            raise corrupt("sound is of an unknown codec", found=self.audio_codec, expected="0, 1, 2, 4, 16 or 17")
+        if self.num_frames:
+            num, den = self.frame_rate_num, self.frame_rate_den
+            is_rate = 1 <= num <= MAX_RATE_TERM and 1 <= den <= MAX_RATE_TERM
+            if not is_rate or num > MAX_FRAME_RATE * den or den > MAX_FRAME_RATE * num:
+                raise corrupt("video has an impossible frame rate", found=f"{num}/{den}", expected="1/1000 to 1000")
+            if not 1 <= self.height * self.width <= max_pixels:
+                found = f"{self.height} x {self.width}"
+                raise corrupt("frames are too large", found=found, expected=f"1 to {max_pixels} pixels")
+            if self.video_codec == NONE:
+                raise corrupt("frames are of no codec", found=NONE, expected="1 or 2")
+        if self.audio_codec != NONE and not (
+            1 <= self.sample_rate <= MAX_SOUND_RATE and 1 <= self.num_channels <= MAX_SOUND_CHANNELS
+        ):
+            found = f"{self.num_channels} channels at {self.sample_rate} Hz"
+            expected = f"1 to {MAX_SOUND_CHANNELS} at 1 to {MAX_SOUND_RATE} Hz"
+            raise corrupt("sound has an impossible format", found=found, expected=expected)
+        counts = (self.num_audio_samples, self.audio_start_samples, self.start_us)
+        if max(*counts, abs(self.audio_offset_samples)) > _MAX_COUNT:
+            raise corrupt("a time is beyond all measure", found=max(counts), expected=f"at most {_MAX_COUNT}")

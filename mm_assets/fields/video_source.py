@@ -1,0 +1,357 @@
+"""A clip to be encoded: where its frames and samples come from, and which of them it is made of.
+
+`source_of` looks at what there is, `plan_of` decides on frames, samples and offset without decoding anything, and
+`clip_sound` and `Source.frames` decode. A `ValueError` says what does not fit; `MediaError` is one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.av_codec import DEFAULT_MAX_PIXELS, index_frames, read_frames
+from mm_assets.av_sound import (
+    MAX_SOUND_CHANNELS,
+    MAX_SOUND_RATE,
+    SoundIndex,
+    index_sound,
+    mix,
+    mixes,
+    read_sound,
+    resample,
+    resampled_length,
+)
+from mm_assets.av_timing import FrameIndex, as_frame_rate, offset_in_samples
+from mm_assets.content_types import Buffer
+from mm_assets.errors import MediaError
+from mm_assets.fields.audio import Audio
+from mm_assets.fields.base import describe
+from mm_assets.fields.video_values import VideoAudio, VideoFile
+
+__all__ = ["MAX_DATA", "Plan", "Source", "clip_sound", "plan_of", "source_of"]
+
+_MAX_SECONDS = 1_000_000
+MAX_DATA = 2**32 - 1  # bytes, a payload's size in both containers
+_MAX_REPEATS = 1000  # of a file's frames on average: beyond it a few bytes would become gigabytes
+_MARGIN_SECONDS = 1  # decoded past the end of a cut, so that the resampler's window does not see the cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What there is.
+
+    Attributes:
+        video: a file's bytes, or arrays' frames; None without.
+        audio: bytes of a sound file, or arrays' samples (n, channels); None where the sound is in `video`.
+        index: when the frames are shown; None without video.
+        size: (height, width) of the frames.
+        sound: extent of the sound; None without.
+        sound_delay: seconds by which the first sample comes after the first frame.
+        start: seconds into the video at which the clip begins.
+        duration: seconds of the clip at most, None for all.
+        audio_offset: seconds by which the sound comes late.
+        max_pixels: of a frame.
+    """
+
+    video: Any = None
+    audio: Any = None
+    index: FrameIndex | None = None
+    size: tuple[int, int] = (0, 0)
+    sound: SoundIndex | None = None
+    sound_delay: Fraction = Fraction(0)
+    start: Fraction = Fraction(0)
+    duration: Fraction | None = None
+    audio_offset: Fraction = Fraction(0)
+    max_pixels: int = DEFAULT_MAX_PIXELS
+
+    @property
+    def is_arrays(self) -> bool:
+        """Whether it is not a file."""
+        return isinstance(self.video, np.ndarray) or isinstance(self.audio, np.ndarray)
+
+    def frames(self, positions: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.uint8]]:
+        """(H, W, 3) uint8 of each position in `index`; the same array again for the same position."""
+        if isinstance(self.video, np.ndarray):
+            last, pixels = -1, self.video[0]
+            for position in positions.tolist():
+                if position != last:
+                    last, pixels = position, self.video[position]
+                yield pixels
+        elif self.index is not None:
+            yield from read_frames(self.video, self.index, positions, max_pixels=self.max_pixels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the clip is made of; counts of samples are at `sample_rate`.
+
+    Attributes:
+        num_frames: 0 without video.
+        frame_rate: frames a second; None without video.
+        index: of the source.
+        size: (height, width) of the source's frames.
+        start_us: microseconds into the video at which frame 0 is shown.
+        sound: of the source.
+        sample_rate: Hz; 0 without sound.
+        channels: 0 without sound.
+        audio_start: first sample of the clip within the source's sound.
+        num_audio_samples: of the clip.
+        audio_offset: in samples.
+        truncated: whether a limit cut the clip.
+    """
+
+    num_frames: int = 0
+    frame_rate: Fraction | None = None
+    index: FrameIndex | None = None
+    size: tuple[int, int] = (0, 0)
+    start_us: int = 0
+    sound: SoundIndex | None = None
+    sample_rate: int = 0
+    channels: int = 0
+    audio_start: int = 0
+    num_audio_samples: int = 0
+    audio_offset: int = 0
+    truncated: bool = False
+
+    def positions(self, indices: Iterable[int]) -> npt.NDArray[np.int64]:
+        """Position in `index` of what frames of the clip show."""
+        frames = np.fromiter(indices, dtype=np.int64)
+        if self.index is None or self.frame_rate is None:
+            return frames[:0]
+        return self.index.shown_at(frames, self.frame_rate, Fraction(self.start_us, 1_000_000))
+
+
+def source_of(
+    value: VideoAudio | VideoFile, *, frame_rate: Fraction | None = None, max_pixels: int = DEFAULT_MAX_PIXELS
+) -> Source:
+    """Look at arrays, or list the packets of files.
+
+    Args:
+        value: the clip.
+        frame_rate: of arrays that do not tell theirs.
+        max_pixels: of a frame.
+
+    Raises:
+        ValueError: the value is wrong; a `MediaError` where a file is.
+        MissingExtraError: the packages that read files are not installed.
+    """
+    offset = _seconds(value.audio_offset_seconds, "audio_offset_seconds", low=-_MAX_SECONDS)
+    if isinstance(value, VideoAudio):
+        return _arrays(value, frame_rate, offset, max_pixels)
+    video = None if value.video is None else _read(value.video, "video")
+    audio = None if value.audio is None else _read(value.audio, "audio")
+    if video is None and audio is None:
+        raise ValueError("found neither video nor audio, expected one of them")
+    found = None if video is None else index_frames(video, max_pixels=max_pixels)
+    index, height, width = found or (None, 0, 0)
+    sound = index_sound(audio if audio is not None else video or b"")
+    if audio is not None and sound is None:
+        raise ValueError("found an audio file without sound, expected some")
+    if index is None and sound is None:
+        raise ValueError("found neither a video nor a sound stream, expected one of them")
+    is_inside = index is not None and sound is not None and audio is None
+    start = _seconds(value.start_seconds, "start_seconds", low=0)
+    return Source(
+        video=video,
+        audio=audio,
+        index=index,
+        size=(height, width),
+        sound=sound,
+        sound_delay=sound.start - index.start if is_inside and sound and index else Fraction(0),
+        start=Fraction(round(start * 1_000_000), 1_000_000),
+        duration=None
+        if value.duration_seconds is None
+        else _seconds(value.duration_seconds, "duration_seconds", low=Fraction(1, 1_000_000)),
+        audio_offset=offset,
+        max_pixels=max_pixels,
+    )
+
+
+def _seconds(value: object, name: str, *, low: Fraction | int) -> Fraction:
+    if isinstance(value, bool) or not isinstance(value, Fraction | int | float | np.floating | np.integer):
+        raise ValueError(f"found {name} {value!r}, expected seconds")
+    if not math.isfinite(value) or not low <= value <= _MAX_SECONDS:
+        raise ValueError(f"found {name} {value!r}, expected {low} to {_MAX_SECONDS} seconds")
+    return Fraction(value) if isinstance(value, Fraction) else Fraction(float(value))
+
+
+def _read(content: object, name: str) -> Buffer:
+    if isinstance(content, str | Path):
+        path = Path(content)
+        try:
+            if path.stat().st_size > MAX_DATA:
+                raise ValueError(f"found a {name} file of {path.stat().st_size} bytes, expected at most {MAX_DATA}")
+            return path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"found {name} path {str(content)!r} ({error.strerror}), expected a file") from error
+    if not isinstance(content, bytes | bytearray | memoryview):
+        raise ValueError(f"found {describe(content)} as {name}, expected bytes or a path")
+    return content
+
+
+def _arrays(value: VideoAudio, rate: Fraction | None, offset: Fraction, max_pixels: int) -> Source:
+    frames, index, size = value.frames, None, (0, 0)
+    if frames is not None:
+        is_rgb = isinstance(frames, np.ndarray) and frames.dtype == np.uint8 and frames.ndim == 4
+        if not is_rgb or frames.shape[3] != 3 or 0 in frames.shape:
+            raise ValueError(f"found frames {describe(frames)}, expected uint8 of shape (T, H, W, 3) without a zero")
+        if frames.shape[1] * frames.shape[2] > max_pixels or max(frames.shape[1:3]) > 65_500:  # libjpeg's limit
+            raise ValueError(f"found frames {describe(frames)}, expected at most {max_pixels} pixels (max_pixels)")
+        if value.frame_rate is not None:
+            rate = as_frame_rate(value.frame_rate)
+        if rate is None:
+            raise ValueError("found frames without a frame_rate, expected one with them or in the field")
+        size = frames.shape[1:3]
+        index = FrameIndex(
+            pts=np.arange(len(frames), dtype=np.int64),
+            keyframe_pts=np.arange(len(frames), dtype=np.int64),
+            time_base=1 / rate,
+            rate=rate,
+            is_constant=True,
+            duration=len(frames) / rate,
+        )
+    samples, sound = None, None
+    if value.audio is not None:
+        samples, sample_rate = _samples(value.audio)
+        sound = SoundIndex(
+            start=Fraction(0), num_samples=len(samples), sample_rate=sample_rate, channels=samples.shape[1]
+        )
+    if index is None and sound is None:
+        raise ValueError("found neither frames nor audio, expected one of them")
+    return Source(
+        video=frames,
+        audio=samples,
+        index=index,
+        size=(int(size[0]), int(size[1])),
+        sound=sound,
+        audio_offset=offset,
+        max_pixels=max_pixels,
+    )
+
+
+def _samples(audio: object) -> tuple[npt.NDArray[Any], int]:
+    if isinstance(audio, Audio):
+        samples, rate = audio.samples, audio.sample_rate
+    elif isinstance(audio, tuple) and len(audio) == 2:
+        samples, rate = audio
+    else:
+        raise ValueError(f"found audio {describe(audio)}, expected Audio or (samples, sample_rate)")
+    if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not 1 <= rate <= MAX_SOUND_RATE:
+        raise ValueError(f"found sample rate {rate!r}, expected 1 to {MAX_SOUND_RATE} Hz")
+    if not isinstance(samples, np.ndarray) or samples.dtype not in (np.int16, np.float32) or samples.ndim not in (1, 2):
+        raise ValueError(f"found samples {describe(samples)}, expected int16 or float32, (n,) or (n, channels)")
+    samples = samples[:, np.newaxis] if samples.ndim == 1 else samples
+    if not 1 <= samples.shape[1] <= MAX_SOUND_CHANNELS:
+        raise ValueError(f"found {samples.shape[1]} channels, expected 1 to {MAX_SOUND_CHANNELS}")
+    if samples.dtype.kind == "f" and not np.isfinite(samples).all():
+        raise ValueError("found samples that are infinite or NaN, expected finite ones")
+    return samples, int(rate)
+
+
+def plan_of(
+    source: Source,
+    *,
+    frame_rate: Fraction | None,
+    sample_rate: int | None,
+    channels: int | None,
+    max_frames: int | None,
+    max_duration: float | None,
+) -> Plan:
+    """Choose frames, samples and offset.
+
+    Raises:
+        ValueError: the clip begins after the end, is too long, or its channels cannot be mixed so.
+    """
+    limit = None if max_duration is None else Fraction(max_duration)
+    lengths = [length for length in (source.duration, limit) if length is not None]
+    rate, num_frames, is_cut, truncated = None, 0, False, False
+    if source.index is not None:
+        rate = frame_rate or source.index.rate
+        available = max(source.index.num_frames(rate, source.start), 1 if source.start == 0 else 0)
+        if available == 0:
+            raise ValueError(f"found a start at {float(source.start)} s of {float(source.index.duration):.3f} s")
+        wanted = available
+        if source.duration is not None:
+            wanted = min(wanted, max(1, math.floor(source.duration * rate + Fraction(1, 2))))
+        num_frames = min(wanted, max_frames or wanted)
+        if limit is not None:
+            num_frames = min(num_frames, max(1, math.floor(limit * rate)))
+        truncated, is_cut = num_frames < wanted, num_frames < available
+        most = min(_MAX_REPEATS * len(source.index.pts), 2**32 - 1)
+        if num_frames > most:
+            raise ValueError(f"found {num_frames} frames of {rate} a second, expected at most {most} for such a file")
+    plan = Plan(
+        num_frames=num_frames,
+        frame_rate=rate,
+        index=source.index,
+        size=source.size,
+        start_us=int(source.start * 1_000_000),
+        truncated=truncated,
+    )
+    if source.sound is None:
+        return plan
+    hz = sample_rate or source.sound.sample_rate
+    count = channels or source.sound.channels
+    if not mixes(source.sound.channels, count):
+        raise ValueError(f"found sound of {source.sound.channels} channels, expected ones that mix to {count}")
+    total = resampled_length(source.sound.num_samples, source.sound.sample_rate, hz)
+    own_offset = source.audio_offset - source.sound_delay
+    if rate is not None:
+        at_frame_0 = offset_in_samples(source.start + own_offset, hz)
+        first = min(max(at_frame_0, 0), total) if source.start else 0
+        end = at_frame_0 + math.floor(num_frames * hz / rate) if is_cut else total
+        offset = at_frame_0 - first
+    else:
+        first, offset = min(offset_in_samples(source.start, hz), total), offset_in_samples(own_offset, hz)
+        if source.start and first == total:
+            raise ValueError(f"found a start at {float(source.start)} s of {total / hz:.3f} s")
+        end = total if not lengths else first + math.floor(min(lengths) * hz)
+        truncated = limit is not None and (limit < (source.duration or limit + 1)) and end < total
+    last = min(max(end, first), total)
+    return Plan(
+        num_frames=num_frames,
+        frame_rate=rate,
+        index=source.index,
+        size=source.size,
+        start_us=plan.start_us,
+        sound=source.sound,
+        sample_rate=hz,
+        channels=count,
+        audio_start=first,
+        num_audio_samples=last - first,
+        audio_offset=offset,
+        truncated=truncated,
+    )
+
+
+def clip_sound(source: Source, plan: Plan) -> npt.NDArray[Any]:
+    """(num_audio_samples, channels) float32; int16 where arrays of int16 are taken as they are.
+
+    Raises:
+        MediaError: the file is damaged, or has less sound than the plan counts on.
+    """
+    sound = plan.sound
+    if sound is None:
+        return np.zeros((0, plan.channels), dtype=np.float32)
+    end = plan.audio_start + plan.num_audio_samples
+    is_as_it_is = (sound.sample_rate, sound.channels) == (plan.sample_rate, plan.channels)
+    if isinstance(source.audio, np.ndarray):
+        samples = source.audio
+        if not is_as_it_is and samples.dtype == np.int16:
+            samples = samples.astype(np.float32) / np.float32(32768)
+    else:
+        needed = end * sound.sample_rate // plan.sample_rate + 1 + _MARGIN_SECONDS * sound.sample_rate
+        stop = end if is_as_it_is else needed
+        samples = read_sound(source.audio if source.audio is not None else source.video, sound, stop=stop)
+    if not is_as_it_is:
+        samples = resample(mix(samples, plan.channels), sound.sample_rate, plan.sample_rate)
+    if len(samples) < end:
+        raise MediaError("<sound>", f"found {len(samples)} samples, expected {end}")
+    return samples[plan.audio_start : end]

@@ -1,0 +1,137 @@
+"""What goes into and comes out of `SyncedVideoAudioField`: clips as arrays, as files, and decoded."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.av_timing import Timing
+from mm_assets.content_types import Buffer
+from mm_assets.fields.audio import Audio
+
+__all__ = ["Clip", "VideoAudio", "VideoFile"]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equality of two dataclasses' attributes, arrays by their elements."""
+    for field in dataclasses.fields(one):
+        left, right = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+            if not (isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and np.array_equal(left, right)):
+                return False
+        elif left != right:
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VideoAudio:
+    """A clip as arrays, to be encoded.
+
+    Attributes:
+        frames: (T, H, W, 3) uint8 RGB, T at least 1; None without video.
+        frame_rate: frames a second: a ratio, an integer, a float such as 29.97 (then 30000/1001, as
+            `mm_assets.av_timing.as_frame_rate` says), or (numerator, denominator). None where the field sets it.
+        audio: sound, or (samples, sample_rate) with samples (n,) or (n, channels), int16 or float32; None without.
+        audio_offset_seconds: how much later than the pictures the sound comes.
+    """
+
+    frames: npt.NDArray[np.uint8] | None = None
+    frame_rate: Fraction | float | tuple[int, int] | None = None
+    audio: Audio | tuple[npt.NDArray[Any], int] | None = None
+    audio_offset_seconds: Fraction | float = 0
+
+    def __eq__(self, other: object) -> bool:
+        return _same(self, other) if isinstance(other, VideoAudio) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoFile:
+    """A clip as a file, with its sound in it or in a file of its own.
+
+    Attributes:
+        video: the file's bytes or path; it may hold sound only. None where there is only `audio`.
+        audio: bytes or path of a sound file, taken in place of the sound in `video`; its first sample belongs to the
+            first frame of the video, whatever its own presentation times say.
+        start_seconds: of the clip, from the first frame of the video; rounded to microseconds.
+        duration_seconds: of the clip at most; None for all there is.
+        audio_offset_seconds: how much later than the pictures the sound comes, beside what the file itself says.
+    """
+
+    video: Buffer | str | Path | None = None
+    audio: Buffer | str | Path | None = None
+    start_seconds: Fraction | float = 0
+    duration_seconds: Fraction | float | None = None
+    audio_offset_seconds: Fraction | float = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Clip:
+    """Frames and sound, decoded. T is the number of frames given, which may be chosen ones.
+
+    Attributes:
+        frames: (T, H, W, 3) uint8 RGB; zeros where `frame_mask` is False. None where the clip has no video.
+        frame_indices: (T,) int64, frame numbers within the clip; -1 where `frame_mask` is False.
+        frame_mask: (T,) bool, which rows are frames; all of them unless the field has `target_frames`.
+        frame_times: (T,) float64, seconds from frame 0; 0 where `frame_mask` is False.
+        audio: (num_samples, channels) float32 in [-1, 1] and its rate; None where the clip has no sound.
+        audio_segments: (T, 2) int64, start and stop of each frame's samples in `audio`.
+        timing: of the whole clip: rates, counts, offset, whether it was cut.
+    """
+
+    frames: npt.NDArray[np.uint8] | None
+    frame_indices: npt.NDArray[np.int64]
+    frame_mask: npt.NDArray[np.bool_]
+    frame_times: npt.NDArray[np.float64]
+    audio: Audio | None
+    audio_segments: npt.NDArray[np.int64]
+    timing: Timing
+
+    @property
+    def frame_rate(self) -> Fraction | None:
+        """Frames a second; None where the clip has no video."""
+        return self.timing.frame_rate
+
+    @property
+    def duration_seconds(self) -> float:
+        """Of pictures or sound, whichever is longer."""
+        return self.timing.duration_seconds
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the clip was cut by `max_frames` or `max_duration` when it was encoded."""
+        return self.timing.truncated
+
+    def frame_index_at(self, seconds: float) -> int:
+        """Number of the frame shown at a time.
+
+        Raises:
+            ValueError: no frame is shown at that time.
+        """
+        return self.timing.frame_index_at(seconds)
+
+    def audio_of_frame(self, index: int) -> npt.NDArray[np.float32]:
+        """(n, channels) float32, a view: the samples of a frame by its number in the clip, decoded or not.
+
+        Raises:
+            IndexError: the clip has no such frame.
+            ValueError: the clip has no sound.
+        """
+        if self.audio is None:
+            raise ValueError("found a clip without sound, expected one with")
+        start, stop = self.timing.audio_segments([index])[0]
+        samples: npt.NDArray[np.float32] = self.audio.samples[start:stop]
+        return samples
+
+    def __eq__(self, other: object) -> bool:
+        return _same(self, other) if isinstance(other, Clip) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as above

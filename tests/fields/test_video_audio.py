@@ -1,0 +1,580 @@
+import io
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mm_assets.av_timing import Timing
+from mm_assets.errors import CorruptError, EncodeError, FormatError, MissingExtraError
+from mm_assets.fields import Audio, Clip, SyncedVideoAudioField, VideoAudio, VideoFile
+
+from .clips import SIZE, clip_file, number_of, picture, ramp
+from .conftest import picture as smooth_picture
+from .conftest import sound_file, wav_file
+from .field_suite import FieldSuite
+
+RATE = 8000
+FRAMES = np.stack([smooth_picture(8, 12, seed=seed) for seed in range(3)])
+SHORTS = ramp(300)
+SOUND = Audio(SHORTS, RATE)
+FILE = clip_file(num_frames=3, gop=2, samples=SHORTS[:200], sample_rate=RATE)
+KEEP = SyncedVideoAudioField()
+STORE = SyncedVideoAudioField(encoding="frames")
+
+
+def floats(samples):
+    return samples.astype(np.float32) / np.float32(32768)
+
+
+def through_jpeg(frames, quality=90):
+    files = [
+        simplejpeg.encode_jpeg(np.ascontiguousarray(one), quality=quality, colorsubsampling="444") for one in frames
+    ]
+    return np.stack([simplejpeg.decode_jpeg(one) for one in files])
+
+
+def decoded(frames, rate, samples=None, sample_rate=0, offset=0):
+    """The clip of all these frames and samples; frames are what decoding gives."""
+    timing = Timing(
+        num_frames=0 if frames is None else len(frames),
+        frame_rate=None if frames is None else Fraction(rate),
+        sample_rate=sample_rate,
+        num_audio_samples=0 if samples is None else len(samples),
+        audio_offset_samples=offset,
+    )
+    indices = np.arange(timing.num_frames)
+    return Clip(
+        frames=frames,
+        frame_indices=indices,
+        frame_mask=np.ones(len(indices), bool),
+        frame_times=indices / float(rate or 1),
+        audio=None if samples is None else Audio(floats(samples), sample_rate),
+        audio_segments=timing.audio_segments(indices),
+        timing=timing,
+    )
+
+
+def frames_of_file(data):
+    """What PyAV decodes, first frame to last, in another way than the field does."""
+    import av
+
+    with av.open(io.BytesIO(data)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def coded(field, value):
+    """Through encode and decode."""
+    return field.decode(*field.encode(value))
+
+
+class TestSyncedVideoAudioField(FieldSuite):
+    fields = [
+        KEEP,
+        STORE,
+        SyncedVideoAudioField(frame_rate=29.97, size=(6, 8), audio_sample_rate=RATE),
+        SyncedVideoAudioField(target_frames=4),
+        SyncedVideoAudioField(max_duration=2.5, max_frames=7),
+    ]
+    cases = [
+        (VideoAudio(frames=FRAMES, frame_rate=25, audio=SOUND), decoded(through_jpeg(FRAMES), 25, SHORTS, RATE)),
+        (FILE, decoded(frames_of_file(FILE), 25, SHORTS[:200], RATE)),
+        (VideoFile(video=FILE), decoded(frames_of_file(FILE), 25, SHORTS[:200], RATE)),
+        (
+            VideoAudio(frames=FRAMES[:1], frame_rate=(30000, 1001)),
+            decoded(through_jpeg(FRAMES[:1]), Fraction(30000, 1001)),
+        ),
+        (VideoAudio(audio=(SHORTS[:, 0], RATE)), decoded(None, None, SHORTS, RATE)),
+        (wav_file(SHORTS, RATE), decoded(None, None, SHORTS, RATE)),
+    ]
+    empty = (VideoAudio(audio=(SHORTS[:0], RATE)), decoded(None, None, SHORTS[:0], RATE))
+    maximum = (SyncedVideoAudioField(max_pixels=96), VideoAudio(frames=FRAMES, frame_rate=25))
+    past_maximum = (SyncedVideoAudioField(max_pixels=95), VideoAudio(frames=FRAMES, frame_rate=25))
+    wrong_types = ["clip.mp4", 1, FRAMES, (FRAMES, 25), SOUND]
+    wrong_shapes = [
+        b"",
+        b"no video",
+        FILE[:200],
+        VideoAudio(),
+        VideoAudio(frames=FRAMES),
+        VideoAudio(frames=FRAMES[:0], frame_rate=25),
+        VideoAudio(frames=FRAMES[..., :1], frame_rate=25),
+        VideoAudio(frames=FRAMES.astype(float), frame_rate=25),
+        VideoAudio(frames=FRAMES, frame_rate=0),
+        VideoAudio(frames=FRAMES, frame_rate=float("nan")),
+        VideoAudio(audio=(SHORTS, 0)),
+        VideoAudio(audio=SHORTS),
+        VideoAudio(audio=(SHORTS.astype(np.int32), RATE)),
+        VideoAudio(audio=(np.full(3, np.nan, np.float32), RATE)),
+        VideoAudio(audio=(np.full(3, 1.5, np.float32), RATE)),
+        VideoAudio(audio=SOUND, audio_offset_seconds=float("inf")),
+        VideoAudio(audio=SOUND, audio_offset_seconds="1"),
+        VideoFile(),
+        VideoFile(video="no/such/file.mp4"),
+        VideoFile(video=FILE, audio=b"no sound"),
+        VideoFile(video=FILE, start_seconds=-1),
+        VideoFile(video=FILE, start_seconds=10),
+        VideoFile(video=FILE, duration_seconds=0),
+    ]
+    bad_configs = [
+        {"encoding": "h264"},
+        {"audio_encoding": "mp3"},
+        {"frame_rate": 0},
+        {"frame_rate": "25"},
+        {"frame_rate": [25]},
+        {"size": [0, 3]},
+        {"size": [3]},
+        {"quality": 101},
+        {"max_duration": 0},
+        {"max_frames": 0},
+        {"target_frames": True},
+        {"target_audio_len": 100},
+        {"max_pixels": None},
+        {"max_decoded_bytes": 0},
+    ]
+
+
+# --- what is kept and what is missing ---------------------------------------------------------------------------------
+
+
+def test_both_parts_are_kept_byte_for_byte():
+    """A video file and its separate sound are in the payload as they were, and come out as items."""
+    wav = wav_file(SHORTS, RATE)
+    value = KEEP.assemble({"video": memoryview(FILE), "audio": wav})
+    KEEP.check(value)
+    items = {item.part: bytes(item.data) for item in KEEP.items(*KEEP.encode(value))}
+    assert items == {"video": FILE, "audio": wav}
+    assert KEEP.keeps_part("video")
+    assert KEEP.keeps_part("audio")
+    assert not STORE.keeps_part("video")
+
+
+def test_separate_sound_takes_the_place_of_the_files_own():
+    """The samples are those of the sound file, at its rate, with the offset that was given."""
+    clip = coded(KEEP, VideoFile(video=FILE, audio=wav_file(SHORTS, 1000), audio_offset_seconds=Fraction(-3, 1000)))
+    assert clip.audio == Audio(floats(SHORTS), 1000)
+    assert clip.timing.audio_offset_samples == -3
+    assert clip.audio_segments.tolist() == [[0, 37], [37, 77], [77, 117]]
+
+
+@pytest.mark.parametrize("field", [KEEP, STORE])
+def test_missing_sound_or_video_is_one_absent_part(field):
+    """A file without sound has frames and no audio; one without video has audio and no frames; neither is refused."""
+    silent = coded(field, clip_file(num_frames=3))
+    assert silent.frames.shape == (3, *SIZE, 3)
+    assert silent.audio is None
+    assert silent.audio_segments.tolist() == [[0, 0]] * 3
+    with pytest.raises(ValueError, match="without sound"):
+        silent.audio_of_frame(0)
+    for value in (VideoFile(audio=wav_file(SHORTS, RATE)), clip_file(codec="", container="mov", samples=SHORTS)):
+        blind = coded(field, value)
+        assert blind.frames is None
+        assert blind.frame_rate is None
+        np.testing.assert_array_equal(blind.audio.samples, floats(SHORTS))
+    with pytest.raises(EncodeError, match="video, audio or both"):
+        field.assemble({})
+
+
+@pytest.mark.parametrize("parts", [{"video": {"a": 1}}, {"text": b""}])
+def test_parts_of_another_kind_are_refused(parts):
+    """Parts are bytes, by the names that the field has."""
+    with pytest.raises(EncodeError):
+        KEEP.assemble(parts)
+
+
+def test_a_cover_picture_is_no_video():
+    """A sound file with a picture in it is sound."""
+    import av
+
+    target = io.BytesIO()
+    with av.open(target, "w", format="mp4") as output:
+        sound = output.add_stream("aac", rate=RATE, layout="mono")
+        cover = output.add_stream("mjpeg", rate=1)
+        cover.width, cover.height, cover.pix_fmt = 16, 16, "yuvj420p"
+        cover.disposition = av.stream.Disposition.attached_pic
+        picture_frame = av.VideoFrame.from_ndarray(picture(1, (16, 16)))
+        samples = av.AudioFrame.from_ndarray(floats(ramp(2048)).T.copy(), format="fltp", layout="mono")
+        samples.sample_rate = RATE
+        for packet in [*cover.encode(picture_frame), *cover.encode(None), *sound.encode(samples), *sound.encode(None)]:
+            output.mux(packet)
+    assert KEEP.timing(KEEP.encode(target.getvalue()).metadata).num_frames == 0
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+LONG = clip_file(num_frames=31, gop=5, b_frames=2, rate=Fraction(30000, 1001))
+
+
+@pytest.mark.parametrize("field", [KEEP, STORE, SyncedVideoAudioField(encoding="frames", size=(24, 24))])
+@given(st.lists(st.integers(0, 30), max_size=6))
+@settings(deadline=None, max_examples=12)
+def test_chosen_frames_are_those_of_the_whole(field, indices):
+    """Frames in any order, with repetitions, are the pixels that decoding everything gives."""
+    payload = field.encode(LONG)
+    chosen = field.decode_frames(*payload, indices)
+    np.testing.assert_array_equal(chosen, field.decode(*payload).frames[indices])
+    assert [number_of(one) for one in chosen] == indices
+
+
+def test_a_frame_is_read_without_its_neighbours():
+    """With all other frames' bytes destroyed, a stored frame still decodes."""
+    metadata, data = STORE.encode(VideoAudio(frames=FRAMES, frame_rate=25))
+    offsets = np.frombuffer(data, "<u8", 4)
+    broken = bytearray(data)
+    broken[offsets[0] : offsets[1]] = bytes(int(offsets[1] - offsets[0]))
+    broken[offsets[2] : offsets[3]] = bytes(int(offsets[3] - offsets[2]))
+    np.testing.assert_array_equal(STORE.decode_frames(metadata, broken, [1])[0], through_jpeg(FRAMES)[1])
+    with pytest.raises(CorruptError):
+        STORE.decode_frames(metadata, broken, [0])
+
+
+@pytest.mark.parametrize("indices", [[3], [-1], [[0]], [0.5]])
+def test_frames_that_are_not_there_are_refused(indices):
+    """A frame number outside the clip, or no number, is an IndexError."""
+    payload = STORE.encode(VideoAudio(frames=FRAMES, frame_rate=25))
+    with pytest.raises(IndexError):
+        STORE.decode_frames(*payload, indices)
+
+
+def test_few_frames_of_a_file_do_not_decode_the_rest():
+    """A frame late in a kept file is had after its keyframe only: damage before it goes unseen."""
+    data = clip_file(num_frames=60, gop=10, codec="mjpeg", container="mov", size=(64, 64))
+    payload = KEEP.encode(data)
+    start = data.index(b"\xff\xd8\xff", data.index(b"\xff\xd8\xff") + 100)
+    broken = bytearray(payload.data)
+    broken[start : start + 60] = bytes(60)
+    assert number_of(KEEP.decode_frames(payload.metadata, broken, [55])[0]) == 55 % 31
+
+
+def test_variable_rate_becomes_constant_by_presentation_time():
+    """Each frame of the constant rate shows what the file shows at its time, kept and stored alike."""
+    times = [Fraction(n, 1000) for n in (0, 40, 80, 300, 310, 500, 900)]
+    data = clip_file(container="mov", times=times)
+    for encoding in ("keep", "frames"):
+        clip = coded(SyncedVideoAudioField(encoding=encoding, frame_rate=20), data)
+        shown = [
+            max(k for k, time in enumerate(times) if time <= Fraction(i, 20)) for i in range(clip.timing.num_frames)
+        ]
+        assert [number_of(one) for one in clip.frames] == shown
+        assert shown[:8] == [0, 1, 2, 2, 2, 2, 3, 4]
+        np.testing.assert_array_equal(clip.frame_times, np.arange(len(shown)) / 20)
+
+
+@pytest.mark.parametrize("container", ["matroska", "mov"])
+@pytest.mark.parametrize("rate", [Fraction(24000, 1001), Fraction(30000, 1001), 25, 60])
+def test_constant_rate_survives_rounded_times(container, rate):
+    """A file whose times are rounded to milliseconds has each of its frames once, at its exact rate."""
+    clip = coded(KEEP, clip_file(container=container, rate=rate, num_frames=70, gop=30))
+    assert clip.frame_rate == rate
+    assert [number_of(one) for one in clip.frames] == [number % 31 for number in range(70)]
+
+
+def test_arrays_are_brought_to_the_fields_rate():
+    """Half the rate leaves every other frame, twice the rate shows each twice."""
+    frames = np.stack([picture(number) for number in range(6)])
+    for rate, expected in ((5, [0, 2, 4]), (20, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5])):
+        clip = coded(SyncedVideoAudioField(frame_rate=rate), VideoAudio(frames=frames, frame_rate=10))
+        assert [number_of(one) for one in clip.frames] == expected
+        assert clip.duration_seconds == 0.6
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"), [("avi", "mpeg4"), ("mpegts", "libx264"), ("mpeg", "mpeg1video"), ("flv", "flv1")]
+)
+def test_other_containers_are_read(container, codec):
+    """AVI with B-frames, which tells no presentation times, MPEG streams and FLV have all their frames."""
+    data = clip_file(container=container, codec=codec, num_frames=12, b_frames=2 if container == "avi" else 0)
+    clip = coded(KEEP, data)
+    assert [number_of(one) for one in clip.frames] == list(range(12))
+    assert number_of(KEEP.decode_frames(*KEEP.encode(data), [7])[0]) == 7
+
+
+def test_frames_are_spread_and_padded():
+    """target_frames gives frames from the first to the last, and zero rows with a mask where there are too few."""
+    field = SyncedVideoAudioField(target_frames=4)
+    clip = coded(field, LONG)
+    assert clip.frame_indices.tolist() == [0, 10, 20, 30]
+    assert [number_of(one) for one in clip.frames] == [0, 10, 20, 30]
+    assert clip.frame_mask.all()
+    short = coded(field, VideoAudio(frames=FRAMES, frame_rate=10, audio=SOUND))
+    assert short.frame_indices.tolist() == [0, 1, 2, -1]
+    assert short.frame_mask.tolist() == [True, True, True, False]
+    assert short.frame_times.tolist() == [0.0, 0.1, 0.2, 0.0]
+    assert short.audio_segments.tolist() == [[0, 300], [300, 300], [300, 300], [0, 0]]
+    assert not short.frames[3].any()
+
+
+# --- sound ------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from([Fraction(24000, 1001), Fraction(25), Fraction(30000, 1001), Fraction(60)]),
+    st.sampled_from([8000, 16_000, 44_100]),
+    st.integers(-3000, 3000),
+    st.sampled_from(["keep", "frames"]),
+)
+@settings(deadline=None, max_examples=25)
+def test_segments_follow_the_integer_rule(rate, sample_rate, offset, encoding):
+    """Each frame's samples are those that the rule gives, clipped to the sound, whatever rates and offset."""
+    samples = ramp(2500)
+    field = SyncedVideoAudioField(encoding=encoding)
+    value = VideoAudio(
+        frames=np.stack([picture(number, (2, 2)) for number in range(9)]),
+        frame_rate=rate,
+        audio=(samples, sample_rate),
+        audio_offset_seconds=Fraction(offset, sample_rate),
+    )
+    clip = coded(field, value)
+    assert clip.timing.audio_offset_samples == offset
+    for i in range(9):
+        bounds = [int(k * sample_rate / rate // 1) + offset for k in (i, i + 1)]
+        start, stop = (min(max(bound, 0), 2500) for bound in bounds)
+        assert clip.audio_segments[i].tolist() == [start, stop]
+        np.testing.assert_array_equal(clip.audio_of_frame(i), floats(samples[start:stop]))
+
+
+@pytest.mark.parametrize("container", ["mov", "matroska"])
+@pytest.mark.parametrize("encoding", ["keep", "frames"])
+def test_the_files_own_offset_is_honoured(container, encoding):
+    """Sound that starts 100 ms after the pictures belongs to later frames, less the offset that the caller adds."""
+    data = clip_file(container=container, samples=ramp(3200, 2), audio_start=Fraction(1, 10), num_frames=8)
+    field = SyncedVideoAudioField(encoding=encoding)
+    clip = coded(field, data)
+    assert clip.timing.audio_offset_samples == -1600
+    assert clip.audio_segments[:4].tolist() == [[0, 0], [0, 0], [0, 320], [320, 960]]
+    later = coded(field, VideoFile(video=data, audio_offset_seconds=0.02))
+    assert later.timing.audio_offset_samples == -1280
+
+
+@pytest.mark.parametrize("encoding", ["keep", "frames"])
+def test_a_cut_has_the_frames_and_samples_of_its_time(encoding):
+    """Start and duration choose the same frames and samples as slicing the whole does."""
+    samples = ramp(16_000, 2)
+    data = clip_file(container="mov", num_frames=25, samples=samples)
+    clip = coded(
+        SyncedVideoAudioField(encoding=encoding), VideoFile(video=data, start_seconds=0.2, duration_seconds=0.4)
+    )
+    assert [number_of(one) for one in clip.frames] == list(range(5, 15))
+    np.testing.assert_array_equal(clip.audio.samples, floats(samples[3200:9600]))
+    assert clip.audio_segments[0].tolist() == [0, 640]
+    assert not clip.truncated
+
+
+@pytest.mark.parametrize("limits", [{"max_frames": 10}, {"max_duration": 0.42}])
+def test_limits_cut_and_say_so(limits):
+    """A clip over a limit ends there, sound too, and is marked; one within is not."""
+    data = clip_file(container="mov", num_frames=25, samples=ramp(16_000))
+    for encoding in ("keep", "frames"):
+        field = SyncedVideoAudioField(encoding=encoding, **limits)
+        clip = coded(field, data)
+        assert clip.truncated
+        assert (clip.timing.num_frames, clip.timing.num_audio_samples) == (10, 6400)
+        assert not coded(field, clip_file(num_frames=10)).truncated
+    cut = coded(SyncedVideoAudioField(max_duration=0.01), VideoAudio(audio=SOUND))
+    assert cut.truncated
+    assert cut.timing.num_audio_samples == 80
+
+
+def test_sound_is_resampled_and_mixed():
+    """A tone keeps its pitch and level at another rate and in one channel, in kept and stored clips alike."""
+    time = np.arange(48_000) / 48_000
+    tone = (np.sin(2 * np.pi * 440 * time) * 12_000).astype(np.int16)
+    stereo = np.stack([tone, np.zeros_like(tone)], axis=1)
+    expected = np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000) * 6000 / 32768
+    data = clip_file(container="mov", num_frames=25, samples=stereo, sample_rate=48_000)
+    for value in (data, VideoAudio(audio=(stereo, 48_000))):
+        for encoding in ("keep", "frames"):
+            clip = coded(SyncedVideoAudioField(encoding=encoding, audio_sample_rate=16_000, audio_channels=1), value)
+            assert clip.audio.samples.shape == (16_000, 1)
+            np.testing.assert_allclose(clip.audio.samples[500:-500, 0], expected[500:-500], atol=2e-4)
+
+
+def test_channels_that_do_not_mix_are_refused():
+    """Three channels have no stereo form; the refusal comes from check as from encode."""
+    for function in (STORE.encode, STORE.check):
+        with pytest.raises(EncodeError):
+            function(VideoAudio(audio=(np.zeros((5, 65), np.int16), RATE)))
+    field = SyncedVideoAudioField(audio_channels=2)
+    with pytest.raises(EncodeError, match="mix to 2"):
+        field.check(sound_file(np.zeros((50, 3), np.int16), RATE, "WAV"))
+
+
+@pytest.mark.parametrize("audio_encoding", ["flac", "pcm16", "float32"])
+def test_stored_samples_are_exact(audio_encoding):
+    """16-bit samples come back exactly in every encoding of the sound."""
+    field = SyncedVideoAudioField(encoding="frames", audio_encoding=audio_encoding)
+    assert coded(field, VideoAudio(audio=SOUND)).audio == Audio(floats(SHORTS), RATE)
+
+
+def test_sound_is_read_without_frames_and_timing_without_data():
+    """decode_audio does not decode a frame, and timing needs the record alone."""
+    metadata, data = KEEP.encode(VideoFile(video=FILE, audio=wav_file(SHORTS, RATE)))
+    broken = bytearray(data)
+    broken[: len(FILE)] = bytes(len(FILE))
+    assert KEEP.decode_audio(metadata, broken) == Audio(floats(SHORTS), RATE)
+    assert KEEP.timing(metadata).audio_seconds == 300 / RATE
+    assert KEEP.audio_segments(metadata, [1, 0]).tolist() == [[300, 300], [0, 300]]
+    with pytest.raises(FormatError):
+        KEEP.decode(metadata, broken)
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+BATCHES = SyncedVideoAudioField(
+    size=(6, 8), target_frames=4, audio_sample_rate=RATE, audio_channels=1, target_audio_len=250
+)
+
+
+def test_a_batch_is_arrays():
+    """Rows of a batch are the clips, padded and masked; what is absent is zero, also in targets that were not."""
+    values = [
+        VideoAudio(frames=FRAMES, frame_rate=50, audio=(SHORTS[:200], RATE)),
+        VideoAudio(frames=np.concatenate([FRAMES] * 3), frame_rate=50),
+        VideoAudio(audio=SOUND),
+        FILE,
+    ]
+    payloads = [BATCHES.encode(value) for value in values]
+    rows = [*payloads, None]
+    records = np.stack([np.frombuffer(row.metadata if row else bytes(80), np.uint8) for row in rows])
+    out = {name: np.full((5, *layout.shape), 1, layout.dtype) for name, layout in BATCHES.value_layout.items()}
+    found, present = BATCHES.decode_batch(records, [row.data if row else None for row in rows], out)
+    assert found is not None
+    assert present.tolist() == [True] * 4 + [False]
+    assert found["video_mask"].tolist() == [
+        [True] * 3 + [False],
+        [True] * 4,
+        [False] * 4,
+        [True] * 3 + [False],
+        [False] * 4,
+    ]
+    for row, payload in enumerate(payloads):
+        clip = BATCHES.decode(*payload)
+        expected = np.zeros((4, 6, 8, 3), np.uint8) if clip.frames is None else clip.frames
+        np.testing.assert_array_equal(found["video"][row], expected)
+        np.testing.assert_array_equal(found["frame_times"][row], clip.frame_times)
+        length = 0 if clip.audio is None else min(250, len(clip.audio.samples))
+        assert found["audio_mask"][row].tolist() == [True] * length + [False] * (250 - length)
+        samples = np.zeros(250, np.float32)
+        if length:
+            samples[:length] = clip.audio.samples[:length, 0]
+        np.testing.assert_array_equal(found["audio"][row], samples)
+        np.testing.assert_array_equal(found["audio_segments"][row], np.minimum(clip.audio_segments, length))
+    assert not any(array[4].any() for array in found.values())
+
+
+def test_layouts_are_as_settings_say():
+    """Without size or target_frames there is no layout; channels make a dimension; no target_audio_len, no sound."""
+    assert KEEP.value_layout is None
+    assert SyncedVideoAudioField(size=(2, 2)).value_layout is None
+    assert set(SyncedVideoAudioField(size=(2, 2), target_frames=1).value_layout) == {
+        "video",
+        "video_mask",
+        "frame_times",
+    }
+    stereo = SyncedVideoAudioField(
+        size=(2, 2), target_frames=1, audio_channels=2, audio_sample_rate=8000, target_audio_len=5
+    )
+    assert stereo.value_layout["audio"].shape == (5, 2)
+
+
+# --- limits and damage ------------------------------------------------------------------------------------------------
+
+
+def test_decoding_is_bounded():
+    """More decoded bytes than the field allows are refused by their number, before they are made."""
+    payload = KEEP.encode(LONG)
+    frame = SIZE[0] * SIZE[1] * 3
+    assert SyncedVideoAudioField(max_decoded_bytes=31 * frame).decode(*payload).frames.nbytes == 31 * frame
+    field = SyncedVideoAudioField(max_decoded_bytes=31 * frame - 1)
+    with pytest.raises(CorruptError, match="max_decoded_bytes"):
+        field.decode(*payload)
+    assert len(field.decode_frames(*payload, [30])) == 1
+    with pytest.raises(EncodeError, match="max_decoded_bytes"):
+        SyncedVideoAudioField(max_decoded_bytes=100).encode(VideoAudio(audio=SOUND))
+    with pytest.raises(EncodeError, match="pixels"):
+        SyncedVideoAudioField(max_pixels=511).check(LONG)
+
+
+@pytest.mark.parametrize("encoding", ["keep", "frames"])
+def test_a_record_that_promises_much_is_refused(encoding):
+    """A record of billions of frames or samples is an error before anything is allocated."""
+    field = SyncedVideoAudioField(encoding=encoding)
+    metadata, data = field.encode(FILE)
+    for name, value in (("num_frames", 2**32 - 1), ("num_audio_samples", 2**50), ("height", 2**31), ("width", 0)):
+        record = np.frombuffer(bytearray(metadata), dtype=field.metadata_type)
+        record[name] = value
+        with pytest.raises(FormatError):
+            field.decode(record.tobytes(), data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"#EXTM3U\n#EXT-X-VERSION:3\n#EXTINF:10,\n/etc/passwd\n#EXT-X-ENDLIST\n",
+        b"ffconcat version 1.0\nfile /etc/passwd\n",
+        b'<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>http://localhost/</BaseURL></MPD>',
+        b"[playlist]\nFile1=http://localhost/a.mp4\n",
+        b"v=0\no=- 0 0 IN IP4 127.0.0.1\nm=video 49170 RTP/AVP 98\n",
+    ],
+    ids=["hls", "concat", "dash", "pls", "sdp"],
+)
+def test_playlists_are_refused(data):
+    """Bytes that name other files or addresses are no video, whatever FFmpeg would make of them."""
+    for function in (KEEP.check, KEEP.encode, STORE.encode):
+        with pytest.raises(EncodeError, match="no known container"):
+            function(data)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    """Without PyAV a file is refused by the name of the extra; arrays need it not."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingExtraError, match="mm-assets\\[video\\]"):
+        KEEP.encode(FILE)
+    STORE.decode(*STORE.encode(VideoAudio(frames=FRAMES, frame_rate=25, audio=SOUND)))
+
+
+def test_a_path_is_its_bytes(tmp_path: Path):
+    """A path as video or audio is read."""
+    (tmp_path / "clip.mp4").write_bytes(FILE)
+    assert KEEP.encode(VideoFile(video=tmp_path / "clip.mp4")) == KEEP.encode(FILE)
+    assert KEEP.encode(VideoFile(video=str(tmp_path / "clip.mp4"))) == KEEP.encode(FILE)
+
+
+def test_a_clip_tells_frames_by_time():
+    """frame_index_at finds the frame that is shown, at its own start too, and refuses times outside."""
+    clip = coded(KEEP, LONG)
+    assert [clip.frame_index_at(seconds) for seconds in clip.frame_times] == list(range(31))
+    assert clip.frame_index_at(0.05) == 1
+    for seconds in (-0.01, 31 * 1001 / 30000, float("nan")):
+        with pytest.raises(ValueError, match="found"):
+            clip.frame_index_at(seconds)
+
+
+# --- real files -------------------------------------------------------------------------------------------------------
+
+
+def test_real_clips_are_kept_and_decoded(shared_data, members_of):
+    """Every clip of the corpora is kept as it is; frames decoded alone, with all others, and stored are one."""
+    found = set()
+    for name, data in members_of(shared_data, (".mp4", ".mov", ".webm")):
+        metadata, kept = KEEP.encode(data)
+        assert bytes(kept) == data, name
+        timing = KEEP.timing(metadata)
+        few = SyncedVideoAudioField(max_frames=40)
+        clip = coded(few, data)
+        assert clip.truncated == (timing.num_frames > 40), name
+        indices = [39, 7, 21]
+        np.testing.assert_array_equal(few.decode_frames(*few.encode(data), indices), clip.frames[indices])
+        stored = coded(SyncedVideoAudioField(encoding="frames", quality=95, max_frames=40), data)
+        assert stored.timing == clip.timing, name
+        assert np.abs(stored.frames.astype(int) - clip.frames).mean() < 4, name
+        if clip.audio is not None:
+            assert np.abs(stored.audio.samples - clip.audio.samples).max() <= 1 / 32768, name
+            assert abs(timing.audio_seconds - timing.video_seconds) < 1.1, name
+        found.add((name.rpartition(".")[2], clip.audio is not None))
+    assert found == {("mp4", True), ("mp4", False), ("mov", True), ("webm", True)}
