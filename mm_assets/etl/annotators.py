@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.etl.audio_filters import duration_seconds
+from mm_assets.etl.audio_filters import DEFAULT_THRESHOLD, DEFAULT_WINDOW, SilenceMeter, duration_seconds
 from mm_assets.etl.duplicates import content_digests
 from mm_assets.etl.filter_base import Annotator, Block
 from mm_assets.etl.image_filters import DEFAULT_MIN_SIDE, image_infos, sharpness_scores
+from mm_assets.etl.near_duplicates import image_hashes
 from mm_assets.etl.parameters import check_names, check_whole, wrong
 from mm_assets.etl.schema import UserColumn
 from mm_assets.etl.text_filters import count_characters, count_words, images_and_words
+from mm_assets.etl.video_filters import frames_a_second, video_infos
 
 __all__ = [
     "AudioDurationAnnotator",
@@ -25,7 +27,10 @@ __all__ = [
     "ContentHashAnnotator",
     "ImageSizeAnnotator",
     "ImageToTextRatioAnnotator",
+    "PerceptualHashAnnotator",
+    "SilenceAnnotator",
     "TextLengthAnnotator",
+    "VideoInfoAnnotator",
 ]
 
 
@@ -99,6 +104,106 @@ class AudioDurationAnnotator(Annotator):
         """Reads headers; null where that fails."""
         rows = block.rows_of("audio")
         return {self.columns[0].name: block.spread(rows, duration_seconds(block, rows), pa.float64())}
+
+
+class SilenceAnnotator(Annotator):
+    """Adds ``audio_silence``, a share, and the seconds of silence at both ends to audio rows.
+
+    Args:
+        threshold_dbfs: as of the filter ``audio_silence``.
+        level: likewise.
+        window_seconds: likewise.
+        prefix: put before the columns' names.
+    """
+
+    needs_content = True
+
+    def __init__(
+        self,
+        *,
+        threshold_dbfs: float = DEFAULT_THRESHOLD,
+        level: str = "rms",
+        window_seconds: float = DEFAULT_WINDOW,
+        prefix: str = "",
+    ) -> None:
+        self.meter = SilenceMeter(threshold_dbfs=threshold_dbfs, level=level, window_seconds=window_seconds)
+        self.columns = _columns(
+            prefix,
+            "audio",
+            audio_silence="double",
+            audio_leading_silence_seconds="double",
+            audio_trailing_silence_seconds="double",
+        )
+
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        """Decodes; null where that fails."""
+        rows = block.rows_of("audio")
+        found = self.meter(block, rows)
+        measures = (
+            [None if silence is None else silence.share for silence in found],
+            [None if silence is None else silence.leading_seconds for silence in found],
+            [None if silence is None else silence.trailing_seconds for silence in found],
+        )
+        return {
+            column.name: block.spread(rows, values, column.arrow_type)
+            for column, values in zip(self.columns, measures, strict=True)
+        }
+
+
+class VideoInfoAnnotator(Annotator):
+    """Adds duration, width, height, frame rate and whether there is sound to video rows.
+
+    Args:
+        prefix: put before the columns' names.
+    """
+
+    needs_content = True
+
+    def __init__(self, *, prefix: str = "") -> None:
+        self.columns = _columns(
+            prefix,
+            "video",
+            video_duration_seconds="double",
+            video_width="int64",
+            video_height="int64",
+            video_frame_rate="double",
+            video_has_audio="bool",
+        )
+
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        """Reads headers; null where that fails, or where there is no video stream or the header does not tell."""
+        rows = block.rows_of("video")
+        infos = video_infos(block, rows)
+        measures: tuple[list[float | None], ...] = (
+            [None if info is None else info.duration_seconds for info in infos],
+            [None if info is None else info.width or None for info in infos],
+            [None if info is None else info.height or None for info in infos],
+            [None if info is None else frames_a_second(info) for info in infos],
+            [None if info is None else info.has_audio for info in infos],
+        )
+        return {
+            column.name: block.spread(rows, values, column.arrow_type)
+            for column, values in zip(self.columns, measures, strict=True)
+        }
+
+
+class PerceptualHashAnnotator(Annotator):
+    """Adds ``image_perceptual_hash``, 16 hexadecimal digits, to image rows.
+
+    Args:
+        prefix: put before the column's name.
+    """
+
+    needs_content = True
+
+    def __init__(self, *, prefix: str = "") -> None:
+        self.columns = _columns(prefix, "image", image_perceptual_hash="string")
+
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        """Decodes at a reduced scale; null where that fails, and on images too plain to have a hash."""
+        rows = block.rows_of("image")
+        hashes = [None if found is None else f"{found:016x}" for found in image_hashes(block, rows)]
+        return {self.columns[0].name: block.spread(rows, hashes, pa.string())}
 
 
 class ContentHashAnnotator(Annotator):

@@ -22,6 +22,7 @@ from mm_assets.etl.schema import UserColumn
 __all__ = [
     "EMPTY_SAMPLE",
     "MATERIALIZE",
+    "MISALIGNED",
     "PACKABLE",
     "PIPELINE_FILTERS",
     "Annotator",
@@ -32,8 +33,8 @@ __all__ = [
     "Rows",
 ]
 
-MATERIALIZE, PACKABLE, EMPTY_SAMPLE = "materialize", "packable", "empty_sample"
-PIPELINE_FILTERS: frozenset[str] = frozenset({MATERIALIZE, PACKABLE, EMPTY_SAMPLE})
+MATERIALIZE, PACKABLE, MISALIGNED, EMPTY_SAMPLE = "materialize", "packable", "misaligned", "empty_sample"
+PIPELINE_FILTERS: frozenset[str] = frozenset({MATERIALIZE, PACKABLE, MISALIGNED, EMPTY_SAMPLE})
 """Values of the ``filter`` column that the pipeline itself writes; no declared filter may take such a name."""
 
 _T = TypeVar("_T")
@@ -258,8 +259,8 @@ class MeasuredRowFilter(Filter):
         """One measure for each of `rows`, None where there is none."""
 
     @abstractmethod
-    def verdict(self, value: Any) -> tuple[str, float] | None:
-        """Reason and deciding value to drop a row of this measure, or None to keep it."""
+    def verdict(self, value: Any) -> tuple[str, float | None] | None:
+        """Reason and deciding value, if there is one, to drop a row of this measure, or None to keep it."""
 
     def judge(self, block: Block) -> Iterable[Drop]:
         """Measures the rows of the filter's modality and gives a verdict on each."""

@@ -21,11 +21,14 @@ __all__ = ["BUILTIN_ANNOTATORS", "BUILTIN_FILTERS", "build_annotator", "build_fi
 BUILTIN_FILTERS: Mapping[str, str] = {
     "aspect_ratio": "mm_assets.etl.image_filters:AspectRatioFilter",
     "audio_duration": "mm_assets.etl.audio_filters:AudioDurationFilter",
+    "audio_silence": "mm_assets.etl.audio_filters:AudioSilenceFilter",
     "blur": "mm_assets.etl.image_filters:BlurFilter",
     "exact_duplicates": "mm_assets.etl.duplicates:ExactDuplicatesFilter",
     "image_size": "mm_assets.etl.image_filters:ImageSizeFilter",
     "image_to_text_ratio": "mm_assets.etl.text_filters:ImageToTextRatioFilter",
+    "near_duplicates": "mm_assets.etl.near_duplicates:NearDuplicatesFilter",
     "text_length": "mm_assets.etl.text_filters:TextLengthFilter",
+    "video_duration": "mm_assets.etl.video_filters:VideoDurationFilter",
 }
 BUILTIN_ANNOTATORS: Mapping[str, str] = {
     "audio_duration": "mm_assets.etl.annotators:AudioDurationAnnotator",
@@ -33,7 +36,10 @@ BUILTIN_ANNOTATORS: Mapping[str, str] = {
     "content_hash": "mm_assets.etl.annotators:ContentHashAnnotator",
     "image_size": "mm_assets.etl.annotators:ImageSizeAnnotator",
     "image_to_text_ratio": "mm_assets.etl.annotators:ImageToTextRatioAnnotator",
+    "perceptual_hash": "mm_assets.etl.annotators:PerceptualHashAnnotator",
+    "silence": "mm_assets.etl.annotators:SilenceAnnotator",
     "text_length": "mm_assets.etl.annotators:TextLengthAnnotator",
+    "video_info": "mm_assets.etl.annotators:VideoInfoAnnotator",
 }
 
 
@@ -42,7 +48,8 @@ def build_filter(config: Mapping[str, Any], *, where: object, key: str) -> Filte
 
     Args:
         config: ``type``, a name of `BUILTIN_FILTERS` or ``module:Class``; the class's parameters; and for every filter
-            ``name`` (default: the type's) and ``after_content`` (default false).
+            ``name`` (default: the type's), ``after_content`` (default false), and, unless the class has a parameter of
+            that name, ``scope`` (default: the class's).
         where: the file of the declaration, for messages.
         key: dotted path of the declaration in it.
 
@@ -50,7 +57,7 @@ def build_filter(config: Mapping[str, Any], *, where: object, key: str) -> Filte
         ConfigError: the type is unknown, or a parameter is unknown, missing or wrong.
     """
     common: dict[str, Any] = {}
-    built: Filter = _build(config, Filter, BUILTIN_FILTERS, where, key, common, ("name", "after_content"))
+    built: Filter = _build(config, Filter, BUILTIN_FILTERS, where, key, common, ("name", "after_content", "scope"))
     if built.scope not in ("row", "sample"):
         raise ConfigError(where, f"{key}.type", f"{built.name} has the scope {built.scope!r}, allowed: row, sample")
     if built.name in PIPELINE_FILTERS:
@@ -60,6 +67,12 @@ def build_filter(config: Mapping[str, Any], *, where: object, key: str) -> Filte
     if not isinstance(after, bool):
         raise ConfigError(where, f"{key}.after_content", f"is {after!r}, expected true or false")
     built.after_content = after or built.after_content
+    if "scope" in common:
+        # Whatever judges rows may cost the whole sample; what judges samples has no row of its own to name.
+        allowed = ("row", "sample") if built.scope == "row" else ("sample",)
+        if common["scope"] not in allowed:
+            raise ConfigError(where, f"{key}.scope", f"is {common['scope']!r}, allowed: {', '.join(allowed)}")
+        built.scope = common["scope"]
     return built
 
 
@@ -99,6 +112,8 @@ def _build(
         allowed = f"built in: {', '.join(sorted(table))}; or your own as module:Class"
         raise ConfigError(where, f"{key}.type", f"{found}, expected the type of {what}: {allowed}")
     cls = _load(table.get(kind, kind), base, where, f"{key}.type")
+    if "scope" in inspect.signature(cls).parameters:  # the class's own, and its meaning too
+        common_keys = [name for name in common_keys if name != "scope"]
     given = {name: value for name, value in config.items() if name != "type" and name not in common_keys}
     common.update({name: config[name] for name in common_keys if name in config})
     _check_parameters(cls, kind, given, common_keys, where, key)

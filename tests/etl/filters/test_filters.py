@@ -574,6 +574,18 @@ def test_annotators_must_fill_the_schemas_columns():
         _apply([], schema=LENGTHS)
 
 
+def test_any_row_filter_can_cost_the_whole_sample(make_table, image):
+    """With `scope: sample` a filter of rows drops the sample of a row that it names, with its reason and value."""
+    samples = {"a": [("text", "x"), ("image", image(10, 10)), ("image", image(30, 10))], "b": [("image", image(9, 9))]}
+    kept, dropped = _run(_apply([make_table(samples)], filters=[_filter(type="aspect_ratio", scope="sample")]))
+    assert {row["sample_id"] for row in kept} == {"b"}
+    assert [(d["sample_id"], d["position"], d["reason"], d["value"]) for d in dropped] == [
+        ("a", position, "above_max", 3.0) for position in (-1, 0, 1, 2)
+    ]
+    kept, dropped = _run(_apply([make_table(samples)], filters=[_filter(type="aspect_ratio", scope="row")]))
+    assert [d["position"] for d in dropped] == [2]
+
+
 # Declarations
 
 
@@ -585,6 +597,7 @@ def test_every_built_in_filter_can_be_built(kind):
         "image_size": {"min_width": 1},
         "image_to_text_ratio": {"max": 1},
         "text_length": {"min_chars": 1},
+        "video_duration": {"min_seconds": 1},
     }
     built = _filter(type=kind, **needed.get(kind, {}))
     assert isinstance(built, Filter)
@@ -607,7 +620,10 @@ def test_every_built_in_annotator_can_be_built(kind):
         ({}, "filters[0].type", "is missing, expected the type of filter: built in: aspect_ratio, audio_duration"),
         ({"type": "sharp"}, "filters[0].type", "is 'sharp'.*built in: .*or your own as module:Class"),
         ({"type": 3}, "filters[0].type", "is 3"),
-        ({"type": "blur", "most": 3}, "filters[0].most", "of blur; allowed: type, name, after_content, min"),
+        ({"type": "blur", "most": 3}, "filters[0].most", "of blur; allowed: type, name, after_content, scope, min"),
+        ({"type": "blur", "scope": "page"}, "filters[0].scope", "is 'page', allowed: row, sample"),
+        ({"type": "blur", "scope": []}, "filters[0].scope", r"is \[\], allowed: row, sample"),
+        ({"type": "image_to_text_ratio", "max": 1, "scope": "row"}, "filters[0].scope", "is 'row', allowed: sample"),
         ({"type": "blur", "min": "3"}, "filters[0].min", "is '3', expected a number of at least 0"),
         ({"type": "blur", "min": True}, "filters[0].min", "is True"),
         ({"type": "blur", "min": float("nan")}, "filters[0].min", "is nan"),
@@ -624,7 +640,7 @@ def test_every_built_in_annotator_can_be_built(kind):
         ({"type": "exact_duplicates", "modalities": []}, "filters[0].modalities", "expected a list of names"),
         ({"type": "exact_duplicates", "modalities": ["a", "a"]}, "filters[0].modalities", "names something twice"),
         ({"type": "blur", "name": ""}, "filters[0].name", "is '', expected text"),
-        ({"type": "blur", "name": "packable"}, "filters[0].name", "not allowed: empty_sample, materialize, packable"),
+        ({"type": "blur", "name": "packable"}, "filters[0].name", "not allowed: empty_sample, materialize, .*packable"),
         ({"type": "blur", "after_content": "yes"}, "filters[0].after_content", "is 'yes', expected true or false"),
         ({"type": "no.such.module:Filter"}, "filters[0].type", "cannot be imported: No module named"),
         ({"type": ":Filter"}, "filters[0].type", "cannot be imported"),
@@ -723,7 +739,7 @@ def test_own_filters_are_built_by_import_path(own):
     [
         ({"type": "Positional"}, "takes 'limit' by position; parameters must be keyword-only"),
         ({"type": "Needy"}, "limit: is missing; .*Needy needs it"),
-        ({"type": "Needy", "limit": 1, "most": 2}, "most: is not .* allowed: type, name, after_content, limit, more"),
+        ({"type": "Needy", "limit": 1, "most": 2}, "most: is not .* allowed: .* scope, limit, more"),
         ({"type": "Picky", "limit": 9}, "does not take these parameters: limit is too high"),
         ({"type": "Picky", "limit": "9"}, "does not take these parameters: '>' not supported"),
         ({"type": "Frozen"}, "makes frozen instances"),

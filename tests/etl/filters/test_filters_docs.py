@@ -8,6 +8,7 @@ from mm_assets.etl.filter_registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS
 from mm_assets.etl.filters import apply_filters, build_annotator, build_filter
 from mm_assets.etl.schema import DatasetSchema
 from mm_assets.etl.sharpness import MAX_JPEG_PIXELS, MAX_PIXELS
+from mm_assets.etl.silence import MAX_SAMPLES
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "filters.md"
 
@@ -43,17 +44,18 @@ def test_the_annotators_table_is_that_of_the_code(text, kind):
     row = re.search(rf"^\| `{kind}` \| (.*?) \| (\S+) \| (.*?) \|(.*)\|$", text, re.MULTILINE)
     assert row is not None
     built = build_annotator({"type": kind}, where="w", key="k")
-    assert re.findall(r"`(\w+)` (int64|double|string)", row[1]) == [(c.name, c.type) for c in built.columns]
+    assert re.findall(r"`(\w+)` (int64|double|string|bool)", row[1]) == [(c.name, c.type) for c in built.columns]
     assert {c.rows or "content" for c in built.columns} == {row[2]}
     assert row[3].startswith("no") == (not built.needs_content)
     own = {name: default for name, default in _parameters(BUILTIN_ANNOTATORS[kind]).items() if name != "prefix"}
-    assert dict(re.findall(r"`(\w+)` \(default `(\w+)`", row[4])) == own
+    assert dict(re.findall(r"`(\w+)` \(default `([^`]*)`", row[4])) == own
 
 
 def test_limits_in_the_text_are_those_of_the_code(text):
-    """The pixel limits of the sharpness score stand in the text."""
+    """The limits of what is decoded, of images and of sound, stand in the text."""
     assert f"{MAX_JPEG_PIXELS:,}" in text
     assert f"{MAX_PIXELS:,}" in text
+    assert f"{MAX_SAMPLES:,}" in text
 
 
 def test_the_example_runs(text, make_table, image, tmp_path, monkeypatch):
