@@ -1,4 +1,4 @@
-"""The `mm-assets` command: register, run, inspect, verify, convert, sql, clean.
+"""The `mm-assets` command: register, run, inspect, verify, convert, add-stream, sql, clean.
 
 Results go to standard output, everything else to standard error. Exit code 0: all went well; 1: something that was
 asked for failed or a file is damaged; 2: the command was used wrongly.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mm_assets import __version__
+from mm_assets.cli_add_stream import add_stream_options, run_add_stream, say_missing_streams
 from mm_assets.errors import ConfigError, MmAssetsError
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ def run(
 ) -> None:
     """Register the shards, run every pending partition, make the manifests."""
     from mm_assets.etl.dataset_store import DatasetStore
+    from mm_assets.etl.publish import missing_streams
     from mm_assets.orchestration.launch import make_manifest, open_instance, register_dataset
 
     if pack and not shards:
@@ -195,6 +197,11 @@ def run(
         made = make_manifest(spec)
         failed += [f"{spec.name}: manifest: {line}" for line in made.failures]
     _print_summary(usable, ended, time.perf_counter() - began)
+    for spec in usable:
+        say_missing_streams(spec.name, missing_streams(DatasetStore(spec)))
+    for result in ended:
+        for line in result.warnings:
+            click.echo(f"warning: {result.dataset}/{result.partition}: {line}", err=True)
     for line in failed:
         click.echo(f"failed: {line}", err=True)
     if failed:
@@ -366,6 +373,15 @@ def convert(source: str, target: str) -> None:
         raise ConfigError("arguments", "OUT", f"ends in {Path(target).suffix!r}, allowed: .mult, .mstr")
     summary = convert_file(source, target)
     click.echo(f"{target}: {summary.num_samples:,} samples, {summary.num_bytes:,} bytes")
+
+
+@main.command("add-stream")
+@add_stream_options
+@_dataset_options
+@_reports_errors
+def add_stream(names: tuple[str, ...], module: str, root: str | None, **given: Any) -> None:
+    """Add a modality to the MSTR file FILE in place, or to all published partitions of --dataset, and its manifest."""
+    run_add_stream(_store_of(names, module, root) if names else None, **given)
 
 
 @main.command()

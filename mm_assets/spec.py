@@ -28,6 +28,7 @@ MATERIALIZE_MODES = ("read", "write")
 ON_ERROR = ("keep", "drop_row", "drop_sample", "fail")
 ON_DAMAGE = ("fail", "salvage")
 ON_EMPTY = ("drop", "keep")
+ON_MISALIGNED = ("warn", "drop_sample", "fail")
 COMPRESSIONS = ("zstd", "snappy", "lz4", "gzip", "none")
 STAGES = ("raw_shards", "rows", "materialized_rows", "filtered_rows", "packed")
 OWNER = re.compile(r"team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+")
@@ -74,6 +75,9 @@ class DatasetSpec:
         renumber: positions count from 0 again after filtering.
         parquet: how tables are written.
         pack: preset name, mapping with fields, or None to look at the first shard.
+        on_misaligned: what happens to a sample whose parts contradict each other in time or place, such as notes
+            behind the end of their audio: "warn" packs it and says so, "drop_sample" drops it, "fail" fails the
+            partition.
         batch_bytes: content of one batch in memory.
         runs_per_tick: cap of runs that one tick of the sensor or schedule requests.
         cron: when the schedule looks for pending partitions.
@@ -104,6 +108,7 @@ class DatasetSpec:
     renumber: bool = False
     parquet: ParquetOptions = field(default_factory=ParquetOptions)
     pack: str | Mapping[str, Any] | None = None
+    on_misaligned: str = "warn"
     batch_bytes: int = 8 << 20
     runs_per_tick: int = 25
     cron: str = "*/15 * * * *"
@@ -157,6 +162,7 @@ class DatasetSpec:
             renumber=keys.optional("renumber", keys.boolean, False),
             parquet=_parquet(keys.optional("parquet", keys.mapping, {}), where),
             pack=keys.optional("pack", keys.text_or_mapping, None),
+            on_misaligned=keys.choice("on_misaligned", ON_MISALIGNED, "warn"),
             batch_bytes=keys.integer("batch_bytes", 8 << 20, least=1 << 16),
             runs_per_tick=keys.integer("runs_per_tick", 25, least=1),
             cron=keys.optional("cron", keys.text, "*/15 * * * *"),
@@ -220,8 +226,9 @@ class DatasetSpec:
                 "filters": [dict(f) for f in self.filters],
                 "on_empty_sample": self.on_empty_sample,
                 "renumber": self.renumber,
+                "drop_misaligned": self.on_misaligned == "drop_sample",
             },
-            "packed": {"pack": self.declared["pack"], "name": self.name},
+            "packed": {"pack": self.declared["pack"], "name": self.name, "fail": self.on_misaligned == "fail"},
         }
         counted = STAGES[: STAGES.index(stage) + 1]
         text = json.dumps([settings[name] for name in counted], sort_keys=True, default=str)

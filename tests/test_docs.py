@@ -20,7 +20,7 @@ from mm_assets.etl.dataset_store import TABLES, DatasetStore
 from mm_assets.etl.listing import rows_from_listing
 from mm_assets.etl.pack import MAX_SAMPLE_BYTES
 from mm_assets.etl.pack_plan import Take
-from mm_assets.etl.presets import MAX_GROUPS, PRESETS, check_pack_config, choose_plan
+from mm_assets.etl.presets import PRESETS, check_pack_config, choose_plan
 from mm_assets.etl.register import group_shards, register
 from mm_assets.etl.samples import MODALITY_OF_EXTENSION
 from mm_assets.etl.schema import (
@@ -32,6 +32,7 @@ from mm_assets.etl.schema import (
     UserColumn,
 )
 from mm_assets.etl.source_ref import parse_source_ref
+from mm_assets.etl.survey import MAX_GROUPS
 from mm_assets.fields import SequenceField
 from mm_assets.formats import crc32c, open_reader
 from mm_assets.spec import DatasetSpec
@@ -94,14 +95,15 @@ def captions(tmp_path_factory: pytest.TempPathFactory, demo_shards: Path) -> Pat
 
 def test_the_complete_pack_example_is_allowed() -> None:
     """The YAML of docs/packing.md passes the check of declarations and gives the packed modalities it names."""
-    (example,) = blocks(PACKING, "yaml")
+    example, composites = blocks(PACKING, "yaml")
+    check_pack_config(yaml.safe_load(composites)["pack"], where="docs/packing.md")
     spec = DatasetSpec.from_config(yaml.safe_load(example), where="docs/packing.md")
     check_pack_config(spec.pack, where="docs/packing.md")
     plan = choose_plan([], pack=spec.pack, where="docs/packing.md")
     fields = plan.fields()
     assert list(fields) == ["camera", "state", "reward", "views", "others", "index", "info"]
     assert isinstance(fields["views"], SequenceField)
-    assert {m.selector.take for m in plan.modalities} == set(get_args(Take))
+    assert {m.selector.take for m in plan.modalities} | {"json", "parts", "shared"} == set(get_args(Take))
 
 
 def test_the_fixed_presets_are_as_documented() -> None:
@@ -118,7 +120,7 @@ def test_the_fixed_presets_are_as_documented() -> None:
             kind = type(value).__name__
             inner = f" of {type(value.inner).__name__}" if isinstance(value, SequenceField) else ""
             expected.append((name, kind + inner))
-        documented = found[preset][1:] if preset == "generic" else found[preset]  # its first row is of no one name
+        documented = found[preset][1:] if preset in ("robotics", "generic") else found[preset]  # discovered names
         assert documented == expected, preset
 
 
@@ -158,7 +160,7 @@ def test_rest_rows_and_metadata_hold_what_is_documented(tmp_path: Path, demo_sha
     make(tmp_path, "docs", demo_shards / "docs-00001.tar", pack=listing)
     with mm_assets.open(tmp_path / "docs" / "manifest.json") as docs:
         for sample in docs:
-            assert {key for entry in sample["rows"] for key in entry} == documented
+            assert {key for entry in sample["rows"] for key in entry} == documented - {"part"}
             assert [k for k, _ in sample["rest"]] == [k for k, e in enumerate(sample["rows"]) if e["in"] == "rest"]
 
 

@@ -22,12 +22,15 @@ class Check:
         name: unique within the asset.
         sql_file: name of the statement's file in ``sql/``.
         needs: the views that the statement reads.
+        about_content: whether it judges what the sources say of each other, rather than what was made of them. The
+            dataset's `on_misaligned` tells what a violation does.
     """
 
     asset: str
     name: str
     sql_file: str
     needs: tuple[str, ...]
+    about_content: bool = False
 
     @cached_property
     def sql(self) -> str:
@@ -40,8 +43,10 @@ class Check:
         return self.sql.splitlines()[0].removeprefix("--").strip()
 
 
-def _check(asset: str, name: str, *needs: str, of: str | None = None) -> Check:
-    return Check(asset=asset, name=name, sql_file=f"{of or asset}__{name}.sql", needs=needs)
+def _check(asset: str, name: str, *needs: str, of: str | None = None, about_content: bool = False) -> Check:
+    return Check(
+        asset=asset, name=name, sql_file=f"{of or asset}__{name}.sql", needs=needs, about_content=about_content
+    )
 
 
 def _packed(asset: str) -> tuple[Check, ...]:
@@ -52,13 +57,17 @@ def _packed(asset: str) -> tuple[Check, ...]:
         _check(
             asset, "item_counts", "filtered_rows", "filtered_texts", "packed_items", "expected_modalities", of="packed"
         ),
-        _check(asset, "presence", "expected_items", "packed_presence", of="packed"),
+        _check(asset, "presence", "expected_presence", "packed_presence", of="packed"),
         _check(asset, "items", "expected_items", "packed_items", of="packed"),
         _check(asset, "decoded", "decoded_mismatches", of="packed"),
         _check(
             asset, "listing", "filtered_rows", "packed_listing", "packed_presence", "expected_modalities", of="packed"
         ),
         _check(asset, "formats_agree", "packed_payloads", "packed_formats", of="packed"),
+        _check(asset, "boxes", "packed_boxes", of="packed"),
+        _check(asset, "timestamps", "packed_steps", of="packed"),
+        _check(asset, "durations", "packed_clips", of="packed", about_content=True),
+        _check(asset, "spans", "packed_spans", "packed_media", of="packed", about_content=True),
     )
 
 
@@ -102,6 +111,9 @@ CATALOG: tuple[Check, ...] = (
     *_packed("packed_mstr"),
 )
 """Every check, in the order in which an asset's are run."""
+
+ABOUT_CONTENT: tuple[Check, ...] = tuple(c for c in CATALOG if c.about_content and c.asset == "packed_mult")
+"""The checks of what a sample's parts say of each other; the same for both formats."""
 
 
 def checks_of(asset: str) -> tuple[Check, ...]:

@@ -26,6 +26,7 @@ class CheckContext:
         packed: "mult" and "mstr" to the packed file below `store`, for those made from the present filtered rows.
         plan: the pack plan; needed for packed files only.
         known_modalities: row modalities beside the built-in ones.
+        on_misaligned: "warn" where what a sample's parts say of each other does not stop a partition; else it does.
         materialize_mode: "read" where the materialized rows hold bytes, "write" where the filtered rows do.
         memory_limit: bytes that DuckDB may use, or more where there are very many rows; beyond that it spills to a
             scratch folder.
@@ -40,6 +41,7 @@ class CheckContext:
     plan: PackPlan | None = None
     known_modalities: frozenset[str] = frozenset()
     materialize_mode: str = "read"
+    on_misaligned: str = "warn"
     memory_limit: int = 128 << 20
     batch_bytes: int = 4 << 20
 
@@ -51,6 +53,7 @@ class Outcome:
     Attributes:
         name: the check's.
         passed: whether nothing violates the rule.
+        blocking: whether a violation stops the partition; else it is a warning.
         num_violations: rows that do.
         violations: the first of them, values short enough to be shown.
         description: the rule.
@@ -61,3 +64,9 @@ class Outcome:
     num_violations: int
     violations: tuple[Mapping[str, Any], ...]
     description: str
+    blocking: bool = True
+
+    @property
+    def stops(self) -> bool:
+        """Whether the partition goes no further."""
+        return self.blocking and not self.passed

@@ -7,22 +7,25 @@ row of `packed_damage`, and what cannot be read is missing from the other views.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from mm_assets.checks.alignment import FACT_VIEWS, Facts, is_judged
 from mm_assets.checks.context import CheckContext
 from mm_assets.checks.views import Tables, table_of
 from mm_assets.errors import BadMagicError, FormatError, SourceError
 from mm_assets.etl.pack import listing_json
 from mm_assets.etl.pack_place import BlockRows, Placement, Placer, inner_field
 from mm_assets.etl.parquet import read_batches, sample_groups
-from mm_assets.fields import Field, ScalarField, SequenceField
+from mm_assets.fields import Field, Item, SequenceField
 from mm_assets.formats import ModalitySpec, MstrReader, MultReader, Payload, crc32c, open_reader
 from mm_assets.storage import RemoteFile, SourceFile
 
@@ -35,6 +38,7 @@ _ITEMS = pa.schema(
         ("sample_id", pa.string()),
         ("modality", pa.string()),
         ("kind", pa.string()),
+        ("part", pa.string()),
         ("position", pa.int64()),
         ("size", pa.int64()),
         ("crc32c", pa.uint32()),
@@ -55,7 +59,13 @@ _SAMPLES = pa.schema([("ordinal", pa.int64()), ("sample_id", pa.string())])
 _PRESENCE = pa.schema([("sample_id", pa.string()), ("modality", pa.string())])
 _DAMAGE = pa.schema([("sample_id", pa.string()), ("modality", pa.string()), ("message", pa.string())])
 _MISMATCHES = pa.schema(
-    [("sample_id", pa.string()), ("modality", pa.string()), ("position", pa.int64()), ("detail", pa.string())]
+    [
+        ("sample_id", pa.string()),
+        ("modality", pa.string()),
+        ("part", pa.string()),
+        ("position", pa.int64()),
+        ("detail", pa.string()),
+    ]
 )
 _LISTING = pa.schema(
     [
@@ -79,17 +89,17 @@ _SPECS = pa.schema(
     ]
 )
 
-_KINDS = {"one": "content", "sequence": "content", "rest": "content", "metadata": "metadata", "listing": "listing"}
+_KINDS = {
+    "one": "content",
+    "sequence": "content",
+    "parts": "content",
+    "rest": "content",
+    "json": "value",
+    "metadata": "metadata",
+    "listing": "listing",
+}
 
 Reader = MultReader | MstrReader
-
-
-class _Item(NamedTuple):
-    """One item of a packed payload."""
-
-    position: int
-    metadata: Any
-    data: Any
 
 
 class PackedFiles:
@@ -110,8 +120,9 @@ class PackedFiles:
         self._readers: dict[str, Reader | None] = {}
         self._ids: dict[str, list[str]] = {}
         self._damage: list[tuple[str | None, str | None, str]] = []
-        self._expected: tuple[pa.Table, pa.Table] | None = None
+        self._expected: tuple[pa.Table, pa.Table, pa.Table] | None = None
         self._items: tuple[pa.Table, pa.Table] | None = None
+        self._facts: Facts | None = None
 
     def close(self) -> None:
         """Closes the files."""
@@ -233,13 +244,18 @@ class PackedFiles:
 
     def _walk(self, listing: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
         placer = self._placer()
-        known = dict(zip(placer.names, zip(placer.fields, placer.plan.modalities, strict=True), strict=True))
+        known = {
+            name: (placer.fields[number], placer.plan.modalities[number], placer.row_parts(number))
+            for number, name in enumerate(placer.names)
+        }
         for sample_id, name, payload in self._scan(known):
-            made, modality = known[name]
+            made, modality, parts = known[name]
             kind = _KINDS[modality.selector.take]
             try:
-                for item in _items_of(made, payload):
-                    yield sample_id, name, kind, item.position, len(item.data), crc32c(item.data), True
+                for item in _items_of(made, payload, parts):
+                    if item.part in parts or kind == "value":  # what came out of the JSON has no row
+                        size, checksum = len(item.data), crc32c(item.data)
+                        yield sample_id, name, kind, item.part, item.position, size, checksum, True
                 if kind == "listing":
                     listing += _listed(sample_id, made.decode(payload.metadata, payload.data))
             except FormatError:
@@ -260,6 +276,17 @@ class PackedFiles:
         except FormatError:
             return
 
+    def facts(self, view: str) -> pa.Table:
+        """What payloads say of time and place; see `alignment`."""
+        if self._facts is None:
+            self._facts = Facts()
+            placer = self._placer()
+            judged = {name: (made,) for name, made in zip(placer.names, placer.fields, strict=True) if is_judged(made)}
+            for sample_id, name, payload in self._scan(judged):
+                with contextlib.suppress(FormatError):  # it is missing from the items, which is a violation of its own
+                    self._facts.add(sample_id, name, judged[name][0], payload)
+        return self._facts.table(view)
+
     # -- what should be in them
 
     def expected_items(self) -> pa.Table:
@@ -270,14 +297,19 @@ class PackedFiles:
         """Items of re-encoding fields, up to 32 for each modality, that are not what their row gives."""
         return self._read_rows()[1]
 
-    def _read_rows(self) -> tuple[pa.Table, pa.Table]:
+    def expected_presence(self) -> pa.Table:
+        """Which sample should have which modality."""
+        return self._read_rows()[2]
+
+    def _read_rows(self) -> tuple[pa.Table, pa.Table, pa.Table]:
         if self._expected is None:
             mismatches: list[tuple[Any, ...]] = []
-            items = table_of(self._expect(mismatches), _ITEMS)
-            self._expected = items, table_of(iter(mismatches), _MISMATCHES)
+            presence: list[tuple[Any, ...]] = []
+            items = table_of(self._expect(mismatches, presence), _ITEMS)
+            self._expected = items, table_of(iter(mismatches), _MISMATCHES), table_of(iter(presence), _PRESENCE)
         return self._expected
 
-    def _expect(self, mismatches: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    def _expect(self, mismatches: list[tuple[Any, ...]], presence: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
         placer = self._placer()
         self._tables.check_columns("filtered_rows")
         where = self._context.store.url_of(self._context.files["filtered_rows"])
@@ -288,6 +320,9 @@ class PackedFiles:
             rows = BlockRows(table)
             for placement in placer.place(rows):
                 yield from _expected_of(rows, placement, placer)
+                sample_id = rows.sample_id[placement.start]
+                listed = [] if placer.listing is None else [placer.listing]
+                presence += [(sample_id, placer.names[taker]) for taker in (*placement.present, *listed)]
                 mismatches += compare.sample(rows, placement)
 
 
@@ -301,30 +336,22 @@ def _expected_of(rows: BlockRows, placement: Placement, placer: Placer) -> Itera
     sample_id = rows.sample_id[placement.start]
     for row in placement.refused:
         # It should have been dropped: no packed item can be its own.
-        yield sample_id, "", "content", row - placement.start, 0, 0, True
+        yield sample_id, "", "content", "", row - placement.start, 0, 0, True
     for taker, placed in placement.items.items():
-        exact = _is_exact(placer.fields[taker])
         kind = _KINDS[placer.plan.modalities[taker].selector.take]
-        for row, position in placed:
+        for row, position, part in placed:
             content = rows.metadata(row) if taker == placer.metadata else rows.content(row)
             data = b"" if content is None else content
-            yield sample_id, placer.names[taker], kind, position, len(data), crc32c(data), exact
+            exact = placer.keeps(taker, part)
+            yield sample_id, placer.names[taker], kind, part, position, len(data), crc32c(data), exact
+    for taker, value in placement.values.items():
+        if placer.plan.modalities[taker].selector.take == "json":
+            places = [place for place, _ in value] if isinstance(placer.fields[taker], SequenceField) else [0]
+            for place in places:
+                yield sample_id, placer.names[taker], "value", "", place, 0, 0, False
     if placer.listing is not None:
         data = listing_json(rows, placement, placer)
-        yield sample_id, placer.names[placer.listing], "listing", 0, len(data), crc32c(data), True
-
-
-def _is_exact(made: Field) -> bool:
-    inner = inner_field(made)
-    return inner.keeps_bytes and not isinstance(inner, ScalarField)
-
-
-def _items_of(made: Field, payload: Payload) -> Iterator[_Item]:
-    if not isinstance(made, SequenceField):
-        yield _Item(0, payload.metadata, payload.data)
-        return
-    for item in made.item_payloads(payload.metadata, payload.data):
-        yield _Item(*item)
+        yield sample_id, placer.names[placer.listing], "listing", "", 0, len(data), crc32c(data), True
 
 
 def _listed(sample_id: str, entries: Any) -> Iterator[tuple[Any, ...]]:
@@ -341,7 +368,7 @@ def _listed(sample_id: str, entries: Any) -> Iterator[tuple[Any, ...]]:
 
 
 class _Comparison:
-    """Compares items of re-encoding fields with what their rows give, in samples spread over the partition."""
+    """Compares what re-encoding fields hold with what the rows give, in samples spread over the partition."""
 
     def __init__(self, reader: Reader | None, ids: list[str], placer: Placer) -> None:
         self._reader = reader
@@ -349,8 +376,10 @@ class _Comparison:
         self._chosen: dict[int, dict[str, int]] = {}
         self._left: dict[int, int] = {}
         for taker, name in enumerate(placer.names):
-            made = placer.fields[taker]
-            if reader is None or name not in reader.names or _is_exact(made):
+            modality = placer.plan.modalities[taker]
+            if reader is None or name not in reader.names or modality.selector.take == "listing":
+                continue
+            if modality.selector.take not in ("parts", "json") and placer.keeps(taker, ""):
                 continue
             present = _present(reader, name)
             places = np.linspace(0, len(present) - 1, min(MAX_COMPARED, len(present))).astype(int)
@@ -361,37 +390,63 @@ class _Comparison:
         """What differs in one sample, if it is among the chosen."""
         sample_id = rows.sample_id[placement.start]
         for taker, chosen in self._chosen.items():
-            placed = placement.items.get(taker)
-            if placed is None or sample_id not in chosen or self._reader is None:
+            if sample_id not in chosen or self._reader is None:
                 continue
-            name = self._placer.names[taker]
+            if taker not in placement.items and taker not in placement.values:
+                continue
+            name, made = self._placer.names[taker], self._placer.fields[taker]
             try:
                 payload = self._reader.read_payload(chosen[sample_id], name)
-                found = (
-                    {} if payload is None else {i.position: i for i in _items_of(self._placer.fields[taker], payload)}
-                )
+                if taker in placement.values:
+                    found = None if payload is None else (payload.metadata, payload.data)
+                    detail = _difference(made, placement.values[taker], found)
+                    if detail is not None:
+                        yield sample_id, name, "", None, detail
+                    continue
+                stored = {} if payload is None else _payloads_of(made, payload)
             except FormatError as error:
-                yield sample_id, name, None, error.detail
+                yield sample_id, name, "", None, error.detail
                 continue
-            for row, position in placed[: self._left[taker]]:
+            for item in placement.items[taker][: self._left[taker]]:
                 self._left[taker] -= 1
-                detail = self._difference(taker, rows, row, found.get(position))
+                content = rows.content(item.row)
+                if content is None:
+                    yield sample_id, name, "", item.position, "its row has no content"
+                    continue
+                value = self._placer.value(taker, rows.modality[item.row], content)
+                detail = _difference(inner_field(made), value, stored.get(item.position))
                 if detail is not None:
-                    yield sample_id, name, position, detail
+                    yield sample_id, name, "", item.position, detail
 
-    def _difference(self, taker: int, rows: BlockRows, row: int, item: _Item | None) -> str | None:
-        made = inner_field(self._placer.fields[taker])
-        content = rows.content(row)
-        if item is None or content is None:
-            return "there is no such item"
-        encoded = made.encode(self._placer.value(taker, rows.modality[row], content))
-        if bytes(encoded.metadata) == bytes(item.metadata) and encoded.data == item.data:
-            return None
-        try:
-            same = _same(made.decode(encoded.metadata, encoded.data), made.decode(item.metadata, item.data))
-        except FormatError as error:
-            return f"does not decode: {error.detail}"
-        return None if same else "decodes to another value than the row's content gives"
+
+def _items_of(made: Field, payload: Payload, parts: frozenset[str]) -> Iterable[Item]:
+    """The items of a payload; those of a composite that was given one content are that content's."""
+    items = made.items(payload.metadata, payload.data)
+    if not made.PARTS or "" not in parts:
+        return items
+    stored = list(items)
+    return [Item("", 0, stored[0].data if len(stored) == 1 else payload.data)]
+
+
+def _payloads_of(made: Field, payload: Payload) -> dict[int, tuple[Any, Any]]:
+    """Record and data of each item by its position."""
+    if not isinstance(made, SequenceField):
+        return {0: (payload.metadata, payload.data)}
+    return {position: (record, data) for position, record, data in made.item_payloads(payload.metadata, payload.data)}
+
+
+def _difference(made: Field, value: Any, stored: tuple[Any, Any] | None) -> str | None:
+    """How a stored payload differs from what its value gives now, or None."""
+    if stored is None:
+        return "there is no such item"
+    encoded = made.encode(value)
+    if bytes(encoded.metadata) == bytes(stored[0]) and encoded.data == stored[1]:
+        return None
+    try:
+        same = _same(made.decode(encoded.metadata, encoded.data), made.decode(*stored))
+    except FormatError as error:
+        return f"does not decode: {error.detail}"
+    return None if same else "decodes to another value than the row's content gives"
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -421,6 +476,8 @@ PACKED_VIEWS: Mapping[str, Callable[[PackedFiles], pa.Table]] = {
     "packed_items": PackedFiles.packed_items,
     "packed_listing": PackedFiles.packed_listing,
     "expected_items": PackedFiles.expected_items,
+    "expected_presence": PackedFiles.expected_presence,
     "decoded_mismatches": PackedFiles.decoded_mismatches,
+    **{view: partial(PackedFiles.facts, view=view) for view in FACT_VIEWS},
 }
 """View name to the Arrow table behind it."""

@@ -147,6 +147,7 @@ class _Session:
             num_violations=count,
             violations=tuple({name: _shown(v) for name, v in zip(names, row, strict=True)} for row in first),
             description=check.description,
+            blocking=not check.about_content or self._context.on_misaligned != "warn",
         )
 
     def _files_of(self, check: Check) -> str:

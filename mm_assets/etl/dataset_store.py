@@ -49,11 +49,12 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of one check, as a record keeps it."""
+    """The result of one check, as a record keeps it; one that does not block is a warning."""
 
     name: str
     passed: bool
     num_violations: int
+    blocking: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

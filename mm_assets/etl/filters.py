@@ -28,6 +28,7 @@ from mm_assets.errors import ConfigError, FilterError, SchemaMismatchError
 from mm_assets.etl.filter_base import (
     EMPTY_SAMPLE,
     MATERIALIZE,
+    MISALIGNED,
     PACKABLE,
     PIPELINE_FILTERS,
     Annotator,
@@ -77,6 +78,7 @@ def apply_filters(
     filters: Sequence[Filter],
     schema: DatasetSchema,
     packable: Callable[[pa.Table], Iterable[Drop]] | None = None,
+    misaligned: Callable[[pa.Table], Iterable[Drop]] | None = None,
     fetch: Fetch | None = None,
     on_materialize_error: str = "keep",
     on_empty_sample: str = "drop",
@@ -92,6 +94,7 @@ def apply_filters(
         filters: fresh instances.
         schema: the dataset's schema.
         packable: names rows that cannot be packed; it sees the rows that all filters kept.
+        misaligned: names samples whose parts contradict each other; it sees the rows that `packable` kept.
         fetch: materializes the rows that need content while they stream past, in order, keeping all columns; it pulls
             its input in the thread that iterates it. None where `blocks` hold their content.
         on_materialize_error: what happens to rows with a `materialize_error`: "keep", "drop_row" or "drop_sample".
@@ -113,6 +116,7 @@ def apply_filters(
         filters=filters,
         schema=schema,
         packable=packable,
+        misaligned=misaligned,
         fetch=fetch,
         on_materialize_error=on_materialize_error,
         on_empty_sample=on_empty_sample,
@@ -133,6 +137,7 @@ class FilterStream:
         filters: Sequence[Filter],
         schema: DatasetSchema,
         packable: Callable[[pa.Table], Iterable[Drop]] | None,
+        misaligned: Callable[[pa.Table], Iterable[Drop]] | None,
         fetch: Fetch | None,
         on_materialize_error: str,
         on_empty_sample: str,
@@ -154,7 +159,9 @@ class FilterStream:
         if on_materialize_error != "keep":
             self._late_filters.insert(0, _MaterializeErrors(on_materialize_error))
         if packable is not None:
-            self._late_filters.append(_Packable(packable))
+            self._late_filters.append(_Whole(PACKABLE, "row", packable))
+        if misaligned is not None:
+            self._late_filters.append(_Whole(MISALIGNED, "sample", misaligned))
         if on_empty_sample == "drop":
             self._late_filters.append(_EmptySamples())
         self._row_schema = schema.row_schema()
@@ -309,13 +316,12 @@ class _MaterializeErrors:
         return [Drop(int(row), "materialize_error", None) for row in np.flatnonzero(failed)]
 
 
-class _Packable:
-    """Drops the rows that the packed fields refuse."""
+class _Whole:
+    """Drops what a judge of whole tables names: what the packed fields refuse, and what is misaligned."""
 
-    name = PACKABLE
-    scope = "row"
-
-    def __init__(self, refuse: Callable[[pa.Table], Iterable[Drop]]) -> None:
+    def __init__(self, name: str, scope: str, refuse: Callable[[pa.Table], Iterable[Drop]]) -> None:
+        self.name = name
+        self.scope = scope
         self._refuse = refuse
 
     def judge(self, block: Block) -> Iterable[Drop]:

@@ -22,7 +22,6 @@ from mm_assets.etl.filter_base import Drop
 from mm_assets.etl.pack_place import BlockRows, Placement, Placer
 from mm_assets.etl.pack_plan import PackedModality, PackPlan, Selector
 from mm_assets.etl.presets import PRESETS, check_pack_config, choose_plan
-from mm_assets.fields import Encoded
 from mm_assets.formats import MstrWriter, MultWriter, Payload, crc32c
 
 __all__ = [
@@ -33,6 +32,7 @@ __all__ = [
     "Selector",
     "check_pack_config",
     "choose_plan",
+    "encode_placed",
     "listing_json",
     "pack_rows",
     "packable",
@@ -66,8 +66,10 @@ def packable(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
     """A judge of blocks: which rows cannot be packed by a plan.
 
     Its reasons: ``not_materialized`` (the row has an error instead of content), ``no_content``, ``unpackable_<row
-    modality>`` (its field refuses the content), ``not_selected`` (no packed modality takes it), and for whole samples,
-    named by their metadata row, ``unpackable_metadata`` and ``sample_too_large`` (value: its bytes).
+    modality>`` (its field refuses the content), ``unpackable_<packed modality>`` (a composite refuses its parts),
+    ``incomplete_<packed modality>`` (a part that it needs is missing), ``not_selected`` (no packed modality takes it),
+    and for whole samples, named by their metadata row, ``unpackable_metadata``, ``unpackable_<packed modality>`` (a
+    value out of the JSON is refused) and ``sample_too_large`` (value: its bytes).
 
     Args:
         plan: the pack plan.
@@ -79,7 +81,7 @@ def packable(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
 
     def judge(table: pa.Table) -> Iterable[Drop]:
         rows = BlockRows(table)
-        for placement in placer.place(rows):
+        for placement in placer.settle(rows):
             for row, reason in sorted(placement.refused.items()):
                 yield Drop(row, reason, None)
             size = _content_bytes(rows, placement)
@@ -93,7 +95,7 @@ def packable(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
 
 
 def _content_bytes(rows: BlockRows, placement: Placement) -> int:
-    placed = [row for items in placement.items.values() for row, _ in items]
+    placed = [item.row for items in placement.items.values() for item in items]
     contents = (rows.metadata(row) if rows.is_metadata(row) else rows.content(row) for row in placed)
     return sum(len(content) for content in contents if content is not None)
 
@@ -161,25 +163,47 @@ def pack_rows(
 def listing_json(rows: BlockRows, placement: Placement, placer: Placer) -> bytes:
     """The `rows` of one sample: for each content row, in order, what it is and which packed modality has it.
 
-    Compact JSON: a list of ``{"position", "modality", "content_type", "member", "in"}``; a frame has also its number in
-    ``frame``.
+    Compact JSON: a list of ``{"position", "modality", "content_type", "member", "in"}``; a row that is a part of a
+    composite has also the part's name in ``part``, and a frame its number in ``frame``.
     """
-    where = {row: placer.names[taker] for taker, items in placement.items.items() for row, _ in items}
+    where = {item.row: (taker, item.part) for taker, items in placement.items.items() for item in items}
     listed = []
     for row in range(placement.start, placement.stop):
         if rows.is_metadata(row):
             continue
+        taker, part = where.get(row, (None, ""))
         entry: dict[str, Any] = {
             "position": rows.position[row],
             "modality": rows.modality[row],
             "content_type": rows.content_type[row],
             "member": rows.member[row],
-            "in": where.get(row),
+            "in": None if taker is None else placer.names[taker],
         }
+        if part:
+            entry["part"] = part
         if rows.frame[row] is not None:
             entry["frame"] = rows.frame[row]
         listed.append(entry)
     return json.dumps(listed, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def encode_placed(placer: Placer, rows: BlockRows, placement: Placement, taker: int) -> Payload:
+    """The payload of modality number `taker` of a sample that has it; not of its metadata or listing.
+
+    Raises:
+        EncodeError: its field refuses the content, or there is none.
+    """
+    made = placer.fields[taker]
+    if taker in placement.values:
+        return Payload(*made.encode(placement.values[taker]))
+    values = []
+    for item in placement.items[taker]:
+        content = rows.content(item.row)
+        if content is None:
+            raise EncodeError(f"the {rows.modality[item.row]} row at position {item.position} has no content")
+        values.append((item.position, placer.value(taker, rows.modality[item.row], content)))
+    one = placer.plan.modalities[taker].selector.take == "one"
+    return Payload(*made.encode(values[0][1] if one else sorted(values, key=_position)))
 
 
 class _Packer:
@@ -203,8 +227,8 @@ class _Packer:
                     f"{where}: cannot be packed ({reason}), expected rows that `packable` has let through"
                 )
             payloads: dict[str, Payload] = {}
-            for taker, items in placement.items.items():
-                payloads[self.placer.names[taker]] = self._payload(rows, taker, items)
+            for taker in placement.present:
+                payloads[self.placer.names[taker]] = self._payload(rows, taker, placement)
             if self.placer.listing is not None:
                 encoded = self.placer.fields[self.placer.listing].encode(listing_json(rows, placement, self.placer))
                 payloads[self.placer.names[self.placer.listing]] = Payload(*encoded)
@@ -214,23 +238,20 @@ class _Packer:
             self.num_samples += 1
             yield sample_id, payloads
 
-    def _payload(self, rows: BlockRows, taker: int, items: list[tuple[int, int]]) -> Payload:
+    def _payload(self, rows: BlockRows, taker: int, placement: Placement) -> Payload:
         made = self.placer.fields[taker]
+        items = placement.items.get(taker, [])
         try:
             if taker == self.placer.metadata:
-                text = self._note(rows, items[0][0], rows.metadata(items[0][0]))
+                text = self._note(rows, items[0].row, rows.metadata(items[0].row))
                 return Payload(*made.encode(text))
             self.num_items += len(items)
-            values = []
-            for row, position in items:
-                content = self._note(rows, row, rows.content(row))
-                values.append((position, self.placer.value(taker, rows.modality[row], content)))
-            one = self.placer.plan.modalities[taker].selector.take == "one"
-            encoded: Encoded = made.encode(values[0][1] if one else sorted(values, key=_position))
+            for item in items:
+                self._note(rows, item.row, rows.content(item.row))
+            return encode_placed(self.placer, rows, placement, taker)
         except EncodeError as error:
-            where = f"sample {rows.sample_id[items[0][0]]!r}, modality {self.placer.names[taker]!r}"
+            where = f"sample {rows.sample_id[placement.start]!r}, modality {self.placer.names[taker]!r}"
             raise EncodeError(f"{where}: {error}") from error
-        return Payload(*encoded)
 
     def _note(self, rows: BlockRows, row: int, content: memoryview | None) -> memoryview:
         """Takes a row's content into the digest."""

@@ -3,7 +3,7 @@
 Packing, the filter before it and the checks after it all ask here, so that they agree. Placing looks at names and, by
 `Field.check`, at content; it decodes and copies nothing. The rule: packed modalities in the plan's order take, of the
 rows that are left, those which their selector names and their field accepts; a "one" takes the first by preference and
-position. Content that nobody took goes to the plan's rest.
+position. A composite takes a row for each of its parts, all or none. Content that nobody took goes to the plan's rest.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +23,9 @@ from mm_assets.etl.pack_plan import PackPlan
 from mm_assets.etl.schema import MULTIMODAL_SCHEMA
 from mm_assets.etl.source_ref import with_parsed_source_ref_columns
 from mm_assets.etl.tar_index import split_member_name
-from mm_assets.fields import BytesField, Field, ScalarField, SequenceField, TextField
+from mm_assets.fields import BytesField, Field, NDArrayField, ScalarField, SequenceField, TextField
 
-__all__ = ["BlockRows", "Placement", "Placer", "Value", "inner_field"]
-
-Value = memoryview | int | float | bool
+__all__ = ["BlockRows", "Placed", "Placement", "Placer", "inner_field"]
 
 MAX_REMEMBERED = 10_000  # kinds of row whose takers are remembered; names with dots in them may make every row its own
 
@@ -118,6 +118,20 @@ class BlockRows:
         return self.modality[row] == "metadata"
 
 
+class Placed(NamedTuple):
+    """A row in a packed modality.
+
+    Attributes:
+        row: the row in its block.
+        position: of its item among those of the modality or part.
+        part: name of the part of a composite field that it fills; "" in any other.
+    """
+
+    row: int
+    position: int
+    part: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Where the rows of one sample go.
@@ -125,15 +139,22 @@ class Placement:
     Attributes:
         start: its first row in the block.
         stop: the row behind its last.
-        items: for each modality of the plan by number, its rows with the position that the item has; a modality that
-            stays absent is missing. The metadata row stands under the plan's metadata, if it has JSON.
-        refused: rows that go nowhere, with the reason.
+        items: for each modality of the plan by number, its rows; a modality without rows is missing. The metadata row
+            stands under the plan's metadata, if it has JSON.
+        values: for each modality that is made of the sample's JSON, or that is a composite: its value.
+        refused: rows that go nowhere, with the reason. A refused metadata row stands for its sample.
     """
 
     start: int
     stop: int
-    items: dict[int, list[tuple[int, int]]]
-    refused: dict[int, str]
+    items: dict[int, list[Placed]] = dataclass_field(default_factory=dict)
+    values: dict[int, Any] = dataclass_field(default_factory=dict)
+    refused: dict[int, str] = dataclass_field(default_factory=dict)
+
+    @property
+    def present(self) -> list[int]:
+        """Numbers of the modalities that the sample has, in the plan's order; without its listing."""
+        return sorted({*self.items, *self.values})
 
 
 class Placer:
@@ -151,14 +172,32 @@ class Placer:
         self.rest = plan.special("rest")
         self.listing = plan.special("listing")
         self._inner = [inner_field(made) for made in self.fields]
-        self._ranks: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
+        self._is_composite = [modality.selector.take == "parts" for modality in plan.modalities]
+        self._selectors = [
+            (number, part, selector)
+            for number, modality in enumerate(plan.modalities)
+            for part, selector in modality.selectors.items()
+        ]
+        self._reads_json = any(modality.reads_json for modality in plan.modalities)
+        self._ranks: dict[tuple[str, str, str], list[tuple[int, str, int]]] = {}
 
     def place(self, rows: BlockRows) -> Iterator[Placement]:
         """Where the rows of each sample go, sample by sample."""
         for start, stop in rows.samples():
             yield self._place_sample(rows, start, stop)
 
-    def value(self, number: int, modality: str, content: memoryview) -> Value:
+    def settle(self, rows: BlockRows) -> Iterator[Placement]:
+        """As `place`, with what is refused once what was refused is gone: a composite may be incomplete without it."""
+        for start, stop in rows.samples():
+            placement = self._place_sample(rows, start, stop)
+            while any(self._is_composite) and placement.refused:
+                left = self._place_sample(rows, start, stop, without=frozenset(placement.refused))
+                if not left.refused:
+                    break
+                placement.refused.update(left.refused)
+            yield placement
+
+    def value(self, number: int, modality: str, content: memoryview) -> Any:
         """What the field of packed modality `number` is given for a row's content.
 
         Raises:
@@ -175,63 +214,193 @@ class Placer:
             return value
         return content
 
-    def _place_sample(self, rows: BlockRows, start: int, stop: int) -> Placement:
-        items: dict[int, list[tuple[int, int]]] = {}
-        refused: dict[int, str] = {}
+    def keeps(self, number: int, part: str) -> bool:
+        """Whether the content of a row is stored as it is, byte for byte."""
+        if part:
+            return self.fields[number].keeps_part(part)
+        return self._inner[number].keeps_bytes and not isinstance(self._inner[number], ScalarField)
+
+    def row_parts(self, number: int) -> frozenset[str]:
+        """The parts that take rows; {""} in a modality without parts, none in one that is made of the JSON alone."""
+        selectors = self.plan.modalities[number].selectors
+        return frozenset(part for part, selector in selectors.items() if selector.take not in ("json", "shared"))
+
+    def _place_sample(self, rows: BlockRows, start: int, stop: int, without: frozenset[int] = frozenset()) -> Placement:
+        placement = Placement(start=start, stop=stop)
+        refused = placement.refused
         open_rows: dict[int, int] = {}  # content row -> its number among the sample's
-        candidates: dict[int, list[tuple[int, int, int]]] = {}  # modality -> (rank, position, row)
+        # modality -> part -> (rank, position, row)
+        candidates: dict[int, dict[str, list[tuple[int, int, int]]]] = {}
+        head: int | None = None
         number = 0
         for row in range(start, stop):
+            if row in without:
+                number += not rows.is_metadata(row)
+                continue
             if rows.is_metadata(row):
-                self._place_metadata(rows, row, items, refused)
+                head = row
                 continue
             if rows.content(row) is None:
                 refused[row] = "not_materialized" if rows.failed[row] else "no_content"
             else:
                 open_rows[row] = number
-                for taker, rank in self._takers(rows, row):
-                    candidates.setdefault(taker, []).append((rank, rows.position[row], row))
+                for taker, part, rank in self._takers(rows, row):
+                    of_part = candidates.setdefault(taker, {}).setdefault(part, [])
+                    of_part.append((rank, rows.position[row], row))
             number += 1
-        failed: set[int] = set()
-        for taker in sorted(candidates):
-            one = self.plan.modalities[taker].selector.take == "one"
-            ordinal = self.plan.modalities[taker].selector.modality == "*"
-            taken = []
-            for _, position, row in sorted(candidates[taker], key=None if one else _by_position):
-                if row not in open_rows:
-                    continue
-                if not self._accepts(taker, rows, row):
-                    failed.add(row)
-                    continue
-                # Rows of different kinds may share a position, the items of one sequence may not.
-                taken.append((row, 0 if one else open_rows[row] if ordinal else position))
-                del open_rows[row]
-                if one:
-                    break
-            if taken:
-                items[taker] = taken
+        sample_json = self._place_metadata(rows, head, placement)
+        failed: dict[int, str] = {}
+        for taker, modality in enumerate(self.plan.modalities):
+            if modality.selector.take == "parts":
+                self._place_parts(rows, taker, candidates.get(taker, {}), open_rows, sample_json, failed, placement)
+            elif modality.selector.take == "json":
+                self._place_json(taker, modality.selector.value_in(sample_json), head, placement)
+            elif taker in candidates:
+                self._place_rows(rows, taker, candidates[taker][""], open_rows, failed, placement)
         if open_rows and self.rest is not None:
-            items[self.rest] = list(open_rows.items())
+            placement.items[self.rest] = [Placed(row, place) for row, place in open_rows.items()]
         elif open_rows:
             for row in open_rows:
-                refused[row] = f"unpackable_{rows.modality[row]}" if row in failed else "not_selected"
-        return Placement(start=start, stop=stop, items=items, refused=refused)
+                refused[row] = failed.get(row, "not_selected")
+        return placement
 
-    def _place_metadata(
-        self, rows: BlockRows, row: int, items: dict[int, list[tuple[int, int]]], refused: dict[int, str]
+    def _place_metadata(self, rows: BlockRows, row: int | None, placement: Placement) -> Any:
+        """Places a sample's JSON, and gives it parsed where the plan asks for values in it."""
+        content = None if row is None else rows.metadata(row)
+        if row is None or content is None:
+            return None
+        if self.metadata is not None:
+            try:
+                self.fields[self.metadata].check(content)
+            except EncodeError:
+                placement.refused[row] = "unpackable_metadata"
+                return None
+            placement.items[self.metadata] = [Placed(row, 0)]
+        if not self._reads_json:
+            return None
+        try:
+            return json.loads(bytes(content))
+        except (ValueError, RecursionError):
+            placement.refused[row] = "unpackable_metadata"
+            return None
+
+    def _place_rows(
+        self,
+        rows: BlockRows,
+        taker: int,
+        candidates: list[tuple[int, int, int]],
+        open_rows: dict[int, int],
+        failed: dict[int, str],
+        placement: Placement,
     ) -> None:
-        content = rows.metadata(row)
-        if self.metadata is None or content is None:
+        selector = self.plan.modalities[taker].selector
+        one = selector.take == "one"
+        ordinal = selector.modality == "*"
+        taken = []
+        for _, position, row in sorted(candidates, key=None if one else _by_position):
+            if row not in open_rows:
+                continue
+            if not self._accepts(taker, rows, row):
+                failed[row] = f"unpackable_{rows.modality[row]}"
+                continue
+            # Rows of different kinds may share a position, the items of one sequence may not.
+            taken.append(Placed(row, 0 if one else open_rows[row] if ordinal else position))
+            del open_rows[row]
+            if one:
+                break
+        if taken:
+            placement.items[taker] = taken
+
+    def _place_parts(
+        self,
+        rows: BlockRows,
+        taker: int,
+        candidates: dict[str, list[tuple[int, int, int]]],
+        open_rows: dict[int, int],
+        sample_json: Any,
+        failed: dict[int, str],
+        placement: Placement,
+    ) -> None:
+        made, name = self.fields[taker], self.names[taker]
+        contents: dict[str, Any] = {}
+        taken: list[Placed] = []
+        shared: set[str] = set()
+        for part, selector in self.plan.modalities[taker].parts.items():
+            if selector.take == "json":
+                value = selector.value_in(sample_json)
+                if value is not None:
+                    contents[part] = value
+                continue
+            if selector.take == "shared":
+                if candidates.get(part):
+                    contents[part] = rows.content(min(candidates[part])[2])
+                    shared.add(part)
+                continue
+            one = selector.take == "one"
+            ordinal = selector.modality == "*"
+            spoken_for = {placed.row for placed in taken}
+            found = [
+                Placed(row, 0 if one else open_rows[row] if ordinal else position, part)
+                for _, position, row in sorted(candidates.get(part, ()), key=None if one else _by_position)
+                if row in open_rows and row not in spoken_for
+            ][: 1 if one else None]
+            if found:
+                taken += found
+                pairs = [(placed.position, rows.content(placed.row)) for placed in found]
+                contents[part] = pairs[0][1] if one else pairs
+        if contents.keys() <= shared:
+            return  # what is another's makes no value alone
+        reason = f"unpackable_{name}"
+        if any(part.needed and key not in contents for key, part in made.PARTS.items()):
+            if not taken:
+                return  # what the JSON has of it is no value yet
+            reason = f"incomplete_{name}"
+        else:
+            try:
+                value = made.assemble(contents)
+                made.check(value)
+            except EncodeError:
+                pass
+            else:
+                placement.values[taker] = value
+                if taken:
+                    placement.items[taker] = taken
+                for placed in taken:
+                    del open_rows[placed.row]
+                return
+        for placed in taken:
+            failed[placed.row] = reason
+        # A whole JSON may say nothing of this modality; what stands at a key that the plan names is meant for it.
+        if not taken and any(self.plan.modalities[taker].parts[part].key for part in contents):
+            self._refuse_sample(placement, rows, reason)
+
+    def _place_json(self, taker: int, found: Any, head: int | None, placement: Placement) -> None:
+        if found is None or head is None:
             return
         try:
-            self.fields[self.metadata].check(content)
+            value = self._json_value(taker, found)
+            self.fields[taker].check(value)
         except EncodeError:
-            refused[row] = "unpackable_metadata"
+            placement.refused.setdefault(head, f"unpackable_{self.names[taker]}")
         else:
-            items[self.metadata] = [(row, 0)]
+            placement.values[taker] = value
 
-    def _takers(self, rows: BlockRows, row: int) -> list[tuple[int, int]]:
-        """The modalities whose selector takes a row, with the rank of its extension."""
+    def _json_value(self, taker: int, found: Any) -> Any:
+        """What a field is given for a value of the sample's JSON."""
+        made = self.fields[taker]
+        if not isinstance(made, SequenceField):
+            return _field_value(made, found)
+        if not isinstance(found, list):
+            raise EncodeError(f"found {type(found).__name__}, expected a list for a sequence")
+        return [(place, _field_value(made.inner, item)) for place, item in enumerate(found) if item is not None]
+
+    def _refuse_sample(self, placement: Placement, rows: BlockRows, reason: str) -> None:
+        for row in range(placement.start, placement.stop):
+            if rows.is_metadata(row):
+                placement.refused.setdefault(row, reason)
+
+    def _takers(self, rows: BlockRows, row: int) -> list[tuple[int, str, int]]:
+        """The modalities and parts whose selector takes a row, with the rank of its extension."""
         member = rows.member[row]
         _, role, extension = split_member_name(member) if member else ("", "", "")
         key = (rows.modality[row], role, extension)
@@ -239,8 +408,8 @@ class Placer:
         if found is None:
             if len(self._ranks) >= MAX_REMEMBERED:
                 self._ranks.clear()
-            ranked = ((n, m.selector.rank(*key)) for n, m in enumerate(self.plan.modalities))
-            found = self._ranks[key] = [(n, rank) for n, rank in ranked if rank is not None]
+            ranked = ((number, part, selector.rank(*key)) for number, part, selector in self._selectors)
+            found = self._ranks[key] = [(number, part, rank) for number, part, rank in ranked if rank is not None]
         return found
 
     def _accepts(self, taker: int, rows: BlockRows, row: int) -> bool:
@@ -256,6 +425,15 @@ class Placer:
         except EncodeError:
             return False
         return True
+
+
+def _field_value(made: Field, found: Any) -> Any:
+    if isinstance(made, NDArrayField) and isinstance(found, list):
+        try:
+            return np.asarray(found, dtype=made.dtype)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise EncodeError(f"found a list that is no array ({error}), expected one of numbers") from error
+    return found
 
 
 def _by_position(candidate: tuple[int, int, int]) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 A plan is decided once for a dataset and stored as JSON. A row goes to the first packed modality, in the plan's order,
 whose selector takes it and whose field accepts its content; what nobody takes goes to the `rest` of a plan that has one
-and is dropped with a reason otherwise. Nothing here looks at content.
+and is dropped with a reason otherwise. A composite field is made of several rows, its parts, each with a selector of
+its own; and a field may be given a value out of the sample's JSON, which takes no row. Nothing here looks at content.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from mm_assets.errors import ConfigError, SchemaMismatchError
 from mm_assets.fields import BytesField, Field, JSONField, SequenceField, field_from_config
 from mm_assets.formats import ModalitySpec, name_hash
 
-__all__ = ["NUMBERED", "PackPlan", "PackedModality", "Selector", "Take", "parse_fields"]
+__all__ = ["NUMBERED", "ROW_TAKES", "PackPlan", "PackedModality", "Selector", "Take", "parse_fields"]
 
-Take = Literal["one", "sequence", "metadata", "rest", "listing"]
+Take = Literal["one", "sequence", "shared", "parts", "json", "metadata", "rest", "listing"]
+ROW_TAKES = ("one", "sequence", "shared")  # of a selector that finds content rows by their names
 
 MAX_MODALITIES = 32  # MULT's mask has 32 bits
 NUMBERED = "#"  # a role pattern: any whole number, as in x.0.png, x.1.png
@@ -36,18 +38,22 @@ class Selector:
             role and "#" a whole number.
         extension: patterns for the member's extension. For `take` "one" their order is an order of preference.
         take: "one" content row of a sample, the first by preference and position; a "sequence" of all of them at their
-            positions; the sample's "metadata"; the "rest" that no other takes, numbered as the sample's content rows
-            are; or a "listing" of where each content row went.
+            positions; as a part of a composite, one row that is "shared", since another modality takes it; several
+            "parts", each by a selector of its own; a value of the sample's "json" at `key`, which takes no row; the
+            sample's "metadata"; the "rest" that no other takes, numbered as the sample's content rows are; or a
+            "listing" of where each content row went.
+        key: path of keys into the sample's JSON, for `take` "json"; () is the whole.
     """
 
     modality: str = "*"
     role: str = "*"
     extension: tuple[str, ...] = ("*",)
     take: Take = "one"
+    key: tuple[str, ...] = ()
 
     def rank(self, modality: str, role: str, extension: str) -> int | None:
         """Place of a content row's extension in the order of preference, or None where the row is not taken."""
-        if self.take not in ("one", "sequence") or self.modality not in ("*", modality):
+        if self.take not in ROW_TAKES or self.modality not in ("*", modality):
             return None
         if not (_DIGITS.fullmatch(role) if self.role == NUMBERED else fnmatch.fnmatchcase(role, self.role)):
             return None
@@ -56,8 +62,16 @@ class Selector:
                 return rank
         return None
 
+    def value_in(self, content: Any) -> Any:
+        """What a sample's parsed JSON has at `key`; None where it has nothing, or null, there."""
+        for name in self.key:
+            content = content.get(name) if isinstance(content, dict) else None
+        return content
+
     def to_json(self) -> dict[str, Any]:
         """The selector as plans store it."""
+        if self.take == "json":
+            return {"take": self.take, "key": list(self.key)}
         return {"modality": self.modality, "role": self.role, "extension": list(self.extension), "take": self.take}
 
 
@@ -68,19 +82,42 @@ class PackedModality:
     Attributes:
         name: unique in the plan.
         field_type: class name of the field.
-        config: the field's configuration.
+        config: the field's configuration as declared, with its defaults.
         selector: the rows.
+        parts: for `take` "parts": the rows of each part of the field, by its name in `Field.PARTS`. Their `take` is
+            "one" or "shared", "sequence" where the part may have many contents, or "json".
     """
 
     name: str
     field_type: str
     config: Mapping[str, Any] = field(default_factory=dict)
     selector: Selector = field(default_factory=Selector)
+    parts: Mapping[str, Selector] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, value: Field, selector: Selector) -> PackedModality:
-        """The modality that a field object fills."""
-        return cls(name=name, field_type=type(value).__name__, config=value.config, selector=selector)
+    def of(
+        cls, name: str, value: Field, selector: Selector | None = None, *, parts: Mapping[str, Selector] | None = None
+    ) -> PackedModality:
+        """The modality that a field object fills, by one selector or by those of its parts."""
+        if parts is not None:
+            selector = Selector(take="parts")
+        return cls(
+            name=name,
+            field_type=type(value).__name__,
+            config=value.config,
+            selector=selector or Selector(),
+            parts=parts or {},
+        )
+
+    @property
+    def selectors(self) -> dict[str, Selector]:
+        """What it is made of: part name to selector; the one of a field without parts is named ""."""
+        return dict(self.parts) if self.selector.take == "parts" else {"": self.selector}
+
+    @property
+    def reads_json(self) -> bool:
+        """Whether a value out of the sample's JSON is needed."""
+        return any(selector.take == "json" for selector in self.selectors.values())
 
     def field(self) -> Field:
         """The field object."""
@@ -88,7 +125,10 @@ class PackedModality:
 
     def to_json(self) -> dict[str, Any]:
         """The modality as plans store it."""
-        return {"name": self.name, "field": self.field_type, "config": dict(self.config), **self.selector.to_json()}
+        stored = {"name": self.name, "field": self.field_type, "config": dict(self.config)}
+        if self.selector.take == "parts":
+            return {**stored, "parts": {name: selector.to_json() for name, selector in self.parts.items()}}
+        return {**stored, **self.selector.to_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,14 +186,16 @@ class PackPlan:
             raise SchemaMismatchError(f"{where}: not a pack plan: {error}") from error
 
 
-_KEYS = ("name", "field", "config", "modality", "role", "extension", "take")
+_SELECTOR_KEYS = ("modality", "role", "extension", "take", "key")
+_KEYS = ("name", "field", "config", *_SELECTOR_KEYS, "parts")
 
 
 def parse_fields(value: object, *, where: object, key: str) -> tuple[PackedModality, ...]:
     """Reads a list of packed modalities, as declarations and stored plans have it.
 
-    Each is a mapping with ``name``, ``field``, and optionally ``config``, ``modality``, ``role``, ``extension`` (a
-    pattern or a list of them) and ``take``. With ``take: sequence`` the field may be that of an item.
+    Each is a mapping with ``name``, ``field``, and optionally ``config`` and either ``modality``, ``role``,
+    ``extension`` (a pattern or a list of them), ``take`` and ``key``, or ``parts``: for each part of the field a
+    mapping of the same five. With ``take: sequence`` the field may be that of an item.
 
     Raises:
         ConfigError: a key or value is not allowed; the message says what is.
@@ -164,11 +206,7 @@ def parse_fields(value: object, *, where: object, key: str) -> tuple[PackedModal
 
 
 def _parse_field(value: object, where: object, key: str) -> PackedModality:
-    if not isinstance(value, Mapping):
-        raise ConfigError(where, key, f"is {value!r}, expected keys and values: {', '.join(_KEYS)}")
-    for name in value:
-        if name not in _KEYS:
-            raise ConfigError(where, f"{key}.{name}", f"is not a key of a packed field; allowed: {', '.join(_KEYS)}")
+    value = _known_keys(value, _KEYS, where, key)
     name = _text(value, "name", None, where, key)
     type_name = _text(value, "field", None, where, key)
     try:
@@ -176,19 +214,97 @@ def _parse_field(value: object, where: object, key: str) -> PackedModality:
     except ConfigError as error:
         where_in = "field" if error.key == "field" else f"config.{error.key}"
         raise ConfigError(where, f"{key}.{where_in}", error.detail) from error
-    take = value.get("take", "sequence" if isinstance(made, SequenceField) else "one")
+    if "parts" in value:
+        for other in _SELECTOR_KEYS:
+            if other in value:
+                raise ConfigError(where, f"{key}.{other}", "stands beside parts: give it to each part instead")
+        parts = _parse_parts(value["parts"], made, where, f"{key}.parts")
+        return replace(PackedModality.of(name, made, parts=parts), config=_declared(made, value.get("config")))
+    default: Take = "json" if "key" in value else "sequence" if isinstance(made, SequenceField) else "one"
+    selector = _parse_selector(value, default, where, key)
+    if selector.take in ("parts", "shared"):
+        detail = f"is {selector.take!r}, which " + (
+            "the key parts says" if selector.take == "parts" else "only a part of a field may be"
+        )
+        raise ConfigError(where, f"{key}.take", detail)
+    config = _declared(made, value.get("config"))
+    if selector.take == "sequence" and not isinstance(made, SequenceField):
+        made, config = SequenceField(made), {"inner": {"type": type_name, "config": config}}
+    _check_field(made, selector.take, where, f"{key}.field")
+    return replace(PackedModality.of(name, made, selector), config=config)
+
+
+def _declared(made: Field, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A field's settings, complete, with a tokenizer as it was declared: the field's own form does not name its file."""
+    config = dict(made.config)
+    if given and "tokenizer" in given:
+        config["tokenizer"] = given["tokenizer"]
+    if given and isinstance(made, SequenceField):
+        config["inner"] = {**config["inner"], "config": _declared(made.inner, given["inner"].get("config"))}
+    return config
+
+
+def _known_keys(value: object, allowed: tuple[str, ...], where: object, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(where, key, f"is {value!r}, expected keys and values: {', '.join(allowed)}")
+    for name in value:
+        if name not in allowed:
+            raise ConfigError(where, f"{key}.{name}", f"is not a key of a packed field; allowed: {', '.join(allowed)}")
+    return value
+
+
+def _parse_parts(value: object, made: Field, where: object, key: str) -> dict[str, Selector]:
+    if not made.PARTS:
+        raise ConfigError(where, key, f"are given, and {type(made).__name__} is made of one content")
+    if not isinstance(value, Mapping) or not value:
+        raise ConfigError(where, key, f"is {value!r}, expected part names with their rows: {', '.join(made.PARTS)}")
+    parts = {}
+    for name, item in value.items():
+        if name not in made.PARTS:
+            detail = f"is no part of {type(made).__name__}; allowed: {', '.join(made.PARTS)}"
+            raise ConfigError(where, f"{key}.{name}", detail)
+        item = _known_keys(item, _SELECTOR_KEYS, where, f"{key}.{name}")
+        many = made.PARTS[name].many
+        selector = _parse_selector(
+            item, "json" if "key" in item else "sequence" if many else "one", where, f"{key}.{name}"
+        )
+        takes = ("sequence", "json") if many else ("one", "shared", "json")
+        if selector.take not in takes:
+            allowed = " or ".join(takes)
+            raise ConfigError(where, f"{key}.{name}.take", f"is {selector.take!r}, allowed: {allowed}")
+        parts[name] = selector
+    for name, part in made.PARTS.items():
+        if part.needed and name not in parts:
+            raise ConfigError(where, f"{key}.{name}", f"is missing, and {type(made).__name__} needs it")
+    return {name: parts[name] for name in made.PARTS if name in parts}
+
+
+def _parse_selector(value: Mapping[str, Any], default: Take, where: object, key: str) -> Selector:
+    take = value.get("take", default)
     if take not in get_args(Take):
         raise ConfigError(where, f"{key}.take", f"is {take!r}, allowed: {', '.join(get_args(Take))}")
-    if take == "sequence" and not isinstance(made, SequenceField):
-        made = SequenceField(made)
-    _check_field(made, take, where, f"{key}.field")
-    selector = Selector(
+    if "key" in value and take != "json":
+        raise ConfigError(where, f"{key}.key", f"is a place in the sample's JSON, and take is {take!r}, not json")
+    if take == "json":
+        for name in ("modality", "role", "extension"):
+            if name in value:
+                raise ConfigError(where, f"{key}.{name}", "names rows, and take: json takes none")
+    return Selector(
         modality=_text(value, "modality", "*", where, key),
         role=_text(value, "role", "*", where, key, empty=True),
         extension=_patterns(value.get("extension", "*"), where, f"{key}.extension"),
         take=take,
+        key=_path(value.get("key", ()), where, f"{key}.key"),
     )
-    return PackedModality.of(name, made, selector)
+
+
+def _path(value: object, where: object, key: str) -> tuple[str, ...]:
+    found = (value,) if isinstance(value, str) else value
+    if not isinstance(found, Sequence) or not all(isinstance(item, str) for item in found):
+        raise ConfigError(
+            where, key, f"is {value!r}, expected a key of the sample's JSON or a list of them, outermost first"
+        )
+    return tuple(found)
 
 
 def _check_field(made: Field, take: Take, where: object, key: str) -> None:
@@ -198,6 +314,7 @@ def _check_field(made: Field, take: Take, where: object, key: str) -> None:
         "listing": "JSONField",
         "rest": "SequenceField of BytesField",
         "sequence": "SequenceField",
+        "json": "any field",
     }[take]
     fits = {
         "one": not isinstance(made, SequenceField),
@@ -205,6 +322,7 @@ def _check_field(made: Field, take: Take, where: object, key: str) -> None:
         "listing": isinstance(made, JSONField),
         "rest": made == SequenceField(BytesField()),
         "sequence": isinstance(made, SequenceField),
+        "json": True,
     }[take]
     if not fits:
         raise ConfigError(where, key, f"is {type(made).__name__} with take: {take}, expected {expected}")

@@ -1,72 +1,117 @@
 """Presets: pack plans for the usual kinds of sample, and the choice between them.
 
-`interleaved`, `image_text` and `speech` are fixed. `generic` is discovered from rows: one packed modality for each row
-modality and role seen, so that no row of the dataset is lost, whatever it is; rows that a later shard brings beyond
-that, and content that its field cannot read, go to `rest`.
+Most are fixed. `generic` and `robotics` are discovered from rows, one packed modality for each row modality and role
+seen; `speech` looks where its word timings are. A preset with `rest` loses no row of the dataset, whatever it is: rows
+that a later shard brings beyond its modalities, and content that their fields cannot read, go there.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from mm_assets.errors import ConfigError
 from mm_assets.etl.pack_plan import (
-    MAX_MODALITIES,
-    NUMBERED,
     PackedModality,
     PackPlan,
     Selector,
-    Take,
     check_modalities,
     parse_fields,
 )
-from mm_assets.etl.source_ref import with_parsed_source_ref_columns
-from mm_assets.etl.tar_index import split_member_name
+from mm_assets.etl.survey import SUBTITLES, TIMED_KEYS, Survey
 from mm_assets.fields import (
     AudioField,
     BytesField,
+    DocumentField,
     Field,
     ImageField,
+    ImageTextPairField,
     JSONField,
-    NDArrayField,
+    MIDIField,
     SequenceField,
+    SyncedVideoAudioField,
     TextField,
+    TimedTextField,
 )
-from mm_assets.formats import name_hash
 
 __all__ = ["PRESETS", "check_pack_config", "choose_plan"]
 
-MAX_GROUPS = MAX_MODALITIES - 3  # of `generic`, beside `rest`, `rows` and `metadata`
-MAX_NAME = 64  # characters of a name that is made from a role
 
-# Names by the extension alone: at registration nothing has been materialized yet.
-IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/webp", "image/tiff", "image/gif", "image/bmp"})
-AUDIO_TYPES = frozenset({"audio/wav", "audio/flac", "audio/ogg", "audio/mpeg"})
-ARRAY_TYPES = frozenset({"application/x-npy"})
+def _of(
+    name: str, field: Field, modality: str, *extension: str, role: str = "*", sequence: bool = False
+) -> PackedModality:
+    selector = Selector(
+        modality=modality, role=role, extension=extension or ("*",), take="sequence" if sequence else "one"
+    )
+    return PackedModality.of(name, field, selector)
+
 
 _METADATA = PackedModality.of("metadata", JSONField(), Selector(modality="metadata", take="metadata"))
 _REST = PackedModality.of("rest", SequenceField(BytesField()), Selector(take="rest"))
 _ROWS = PackedModality.of("rows", JSONField(), Selector(take="listing"))
-_TEXT = PackedModality.of("text", TextField(), Selector(modality="text", extension=("txt", "caption", "*")))
+_EVERYTHING = (_REST, _ROWS, _METADATA)
+_PLAIN_TEXT = ("txt", "caption", "*")
+_TEXT = _of("text", TextField(), "text", *_PLAIN_TEXT)
 
 _FIXED: Mapping[str, tuple[PackedModality, ...]] = {
     "interleaved": (
-        PackedModality.of("text", SequenceField(TextField()), Selector(modality="text", take="sequence")),
-        PackedModality.of("image", SequenceField(ImageField()), Selector(modality="image", take="sequence")),
+        _of("text", SequenceField(TextField()), "text", sequence=True),
+        _of("image", SequenceField(ImageField()), "image", sequence=True),
         _METADATA,
     ),
-    "image_text": (PackedModality.of("image", ImageField(), Selector(modality="image")), _TEXT, _METADATA),
-    "speech": (PackedModality.of("audio", AudioField(), Selector(modality="audio")), _TEXT, _METADATA),
+    "image_text": (_of("image", ImageField(), "image"), _TEXT, _METADATA),
+    "image_text_pair": (
+        PackedModality.of(
+            "pair",
+            ImageTextPairField(image_size=(224, 224), encoding="jpeg"),
+            parts={
+                "image": Selector(modality="image"),
+                "text": Selector(modality="text", extension=_PLAIN_TEXT),
+                "clip_score": Selector(take="json", key=("clip_score",)),
+            },
+        ),
+        _METADATA,
+    ),
+    "speech": (
+        _of("audio", AudioField(), "audio"),
+        _of("words", TimedTextField(), "text", *SUBTITLES),
+        _TEXT,
+        _METADATA,
+    ),
+    "video": (
+        PackedModality.of(
+            "clip",
+            SyncedVideoAudioField(),
+            parts={"video": Selector(modality="video"), "audio": Selector(modality="audio")},
+        ),
+        _of("subtitles", TimedTextField(), "text", *SUBTITLES),
+        _of("text", TextField(), "text", "txt", "caption"),
+        *_EVERYTHING,
+    ),
+    "document": (
+        PackedModality.of(
+            "document",
+            DocumentField(),
+            parts={"pages": Selector(modality="image", take="sequence"), "layout": Selector(take="json")},
+        ),
+        *_EVERYTHING,
+    ),
+    "music": (
+        _of("audio", AudioField(), "audio"),
+        _of("midi", MIDIField(), "midi"),
+        _of("timed_lyrics", TimedTextField(), "text", *SUBTITLES),
+        _of("lyrics", TextField(), "text", "txt", role="*lyrics*"),
+        _of("text", TextField(), "text", "txt", "caption"),
+        _of("score", SequenceField(ImageField()), "image", sequence=True),
+        *_EVERYTHING,
+    ),
 }
+_DISCOVERED = ("robotics", "generic")
+_ASKS_ROWS = ("speech", *_DISCOVERED)
 
-PRESETS: tuple[str, ...] = (*_FIXED, "generic")
+PRESETS: tuple[str, ...] = (*_FIXED, *_DISCOVERED)
 """Names that ``pack`` may have in a declaration."""
 
 
@@ -95,18 +140,26 @@ def choose_plan(rows: Iterable[pa.RecordBatch], *, pack: str | Mapping[str, Any]
         ConfigError: `pack` is wrong, or more fields are asked for than a packed file holds.
     """
     preset, fields = _read_config(pack, where)
+    survey = Survey(fields)
+    if pack is None or preset in _ASKS_ROWS:
+        survey.read(rows)
     if pack is None:
-        survey = _Survey(())
-        survey.read(rows)
         preset = survey.preset()
-        base = survey.generic() if preset == "generic" else _FIXED[preset]
-    elif preset == "generic":
-        survey = _Survey(fields)
-        survey.read(rows)
-        base = survey.generic()
-    else:
-        base = _FIXED.get(preset or "", ())
-    return PackPlan(preset=preset or "", modalities=_joined(preset, fields, base, where))
+    return PackPlan(preset=preset or "", modalities=_joined(preset, fields, _base(preset, survey), where))
+
+
+def _base(preset: str | None, survey: Survey) -> tuple[PackedModality, ...]:
+    """The packed modalities that a preset brings."""
+    if preset == "generic":
+        return (*survey.generic(), *_EVERYTHING)
+    if preset == "robotics":
+        return (*survey.robotics(), *_EVERYTHING)
+    fixed = _FIXED.get(preset or "", ())
+    timed = survey.json_key(TIMED_KEYS, "timed") if preset == "speech" else None
+    if timed is None:
+        return fixed
+    words = PackedModality.of("words", TimedTextField(), Selector(take="json", key=(timed,)))
+    return tuple(words if modality.name == "words" else modality for modality in fixed)
 
 
 def _read_config(pack: str | Mapping[str, Any] | None, where: object) -> tuple[str | None, tuple[PackedModality, ...]]:
@@ -145,155 +198,6 @@ def _joined(
                 where, "pack.fields", "'metadata' is the sample's JSON: give it take: metadata or another name"
             )
         kept.append(_METADATA)
-    if preset is None and all(m.selector.take not in ("one", "sequence") for m in fields):
+    if preset is None and all(m.selector.take not in ("one", "sequence", "parts", "json") for m in fields):
         raise ConfigError(where, "pack.fields", "take no content rows, expected at least one field that does")
     return check_modalities((*fields, *kept), where=where, key="pack.fields")
-
-
-@dataclass(slots=True)
-class _Group:
-    """Content rows of one modality and role, counted."""
-
-    modality: str
-    role: str
-    num_rows: int = 0
-    num_samples: int = 0
-    most: int = 0  # rows in one sample
-    types: Counter[str | None] = field(default_factory=Counter)
-    extensions: Counter[str] = field(default_factory=Counter)
-
-    def made_field(self) -> Field:
-        """The field that most of the rows' types call for; `rest` has the others."""
-        inner = self._inner()
-        return SequenceField(inner) if self.many else inner
-
-    @property
-    def many(self) -> bool:
-        """Whether a sample may have several."""
-        return self.most > 1 or self.role == NUMBERED
-
-    def _inner(self) -> Field:
-        if self.modality == "text":
-            return TextField()
-        known: dict[str, tuple[frozenset[str], Callable[[], Field]]] = {
-            "image": (IMAGE_TYPES, ImageField),
-            "audio": (AUDIO_TYPES, AudioField),
-            "array": (ARRAY_TYPES, NDArrayField),
-        }
-        types, made = known.get(self.modality, (frozenset(), BytesField))
-        fitting = sum(count for kind, count in self.types.items() if kind in types)
-        return made() if 2 * fitting >= self.num_rows else BytesField()
-
-
-class _Survey:
-    """What kinds of row there are in each sample of a shard.
-
-    Args:
-        claimed: modalities whose rows are spoken for.
-    """
-
-    def __init__(self, claimed: tuple[PackedModality, ...]) -> None:
-        self._claimed = claimed
-        self.groups: dict[tuple[str, str], _Group] = {}
-        self.interleaved = False
-        self.most: Counter[str] = Counter()  # row modality -> most rows of it in a sample
-        self.least: dict[str, int] = {}
-        self._num_samples = 0
-        self._sample: str | None = None
-        self._json_member: str | None = None
-        self._in_sample: Counter[tuple[str, str]] = Counter()
-
-    def read(self, rows: Iterable[pa.RecordBatch]) -> None:
-        """Counts the rows of all batches."""
-        for batch in rows:
-            names = ["sample_id", "modality", "content_type", "source_ref"]
-            table = with_parsed_source_ref_columns(pa.Table.from_batches([batch]).select(names))
-            columns = [*names[:3], "_src_member", "_src_frame_index"]
-            for row in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
-                self._count(*row)
-        self._end_sample()
-
-    def _count(
-        self, sample: str, modality: str, content_type: str | None, member: str | None, frame: int | None
-    ) -> None:
-        if sample != self._sample:
-            self._end_sample()
-            self._sample = sample
-        if modality == "metadata":
-            self._json_member = member
-            return
-        # Text out of the sample's JSON, and frames of one file: rows that have a place among each other.
-        self.interleaved |= frame is not None or (
-            modality == "text" and member is not None and member == self._json_member
-        )
-        _, role, extension = split_member_name(member) if member else ("", "", "")
-        if any(m.selector.rank(modality, role, extension) is not None for m in self._claimed):
-            return
-        key = (modality, NUMBERED if role.isascii() and role.isdigit() else role)
-        group = self.groups.get(key)
-        if group is None:
-            group = self.groups[key] = _Group(*key)
-        group.num_rows += 1
-        group.types[content_type] += 1
-        group.extensions[extension] += 1
-        self._in_sample[key] += 1
-
-    def _end_sample(self) -> None:
-        if self._sample is None:
-            return
-        by_modality: Counter[str] = Counter()
-        for key, count in self._in_sample.items():
-            group = self.groups[key]
-            group.num_samples += 1
-            group.most = max(group.most, count)
-            by_modality[key[0]] += count
-        for modality, count in by_modality.items():
-            self.most[modality] = max(self.most[modality], count)
-        for modality in ("text", "image", "audio"):
-            self.least[modality] = min(self.least.get(modality, by_modality[modality]), by_modality[modality])
-        self._in_sample.clear()
-        self._json_member = None
-
-    def preset(self) -> str:
-        """The preset that fits every sample: each content row has a place in it."""
-        modalities = set(self.most)
-        plain = all(not role for _, role in self.groups)
-        single = all(count == 1 for count in self.most.values())
-        if self.interleaved and modalities <= {"text", "image"}:
-            return "interleaved"
-        if plain and single and modalities == {"text", "image"} and self.least["image"]:
-            return "image_text"
-        if plain and single and modalities == {"text", "audio"} and self.least["audio"]:
-            group = self.groups["audio", ""]
-            return "speech" if isinstance(group.made_field(), AudioField) else "generic"
-        return "generic"
-
-    def generic(self) -> tuple[PackedModality, ...]:
-        """A packed modality for each of the most frequent groups, in a fixed order, then `rest`, `rows`, `metadata`."""
-        room = MAX_MODALITIES - 3 - len(self._claimed)
-        frequent = sorted(self.groups.values(), key=lambda g: (-g.num_rows, g.modality, g.role))[: max(room, 0)]
-        reserved = {name_hash(name): name for name in ("rest", "rows", "metadata", *(m.name for m in self._claimed))}
-        modalities = []
-        for group in sorted(frequent, key=lambda g: (g.modality, g.role)):
-            name = _free_name(group, reserved)
-            role = group.role if group.role == NUMBERED else _literal(group.role)
-            take: Take = "sequence" if group.many else "one"
-            selector = Selector(modality=group.modality, role=role, take=take)
-            modalities.append(PackedModality.of(name, group.made_field(), selector))
-        return (*modalities, _REST, _ROWS, _METADATA)
-
-
-def _literal(text: str) -> str:
-    """A pattern that matches this text alone."""
-    return re.sub(r"([*?\[])", r"[\1]", text)
-
-
-def _free_name(group: _Group, taken: dict[int, str]) -> str:
-    """A name from the group's role, that no other modality has."""
-    role = "" if group.role == NUMBERED else re.sub(r"[\x00-\x1f\x7f\s]+", "_", group.role)[:MAX_NAME]
-    plain = role or group.modality
-    longer = f"{group.modality}_{role}" if role else group.modality
-    wishes = itertools.chain([plain, longer], (f"{longer}_{number}" for number in itertools.count(2)))
-    name = next(wish for wish in wishes if name_hash(wish) not in taken)
-    taken[name_hash(name)] = name
-    return name

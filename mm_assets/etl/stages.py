@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mm_assets.checks.alignment import misaligned
 from mm_assets.checks.runner import CheckContext, run_checks
 from mm_assets.checks.runner import Outcome as CheckOutcome
 from mm_assets.errors import SourceError
@@ -75,8 +76,8 @@ class StageResult:
 
     @property
     def passed(self) -> bool:
-        """Whether every check held."""
-        return all(outcome.passed for outcome in self.outcomes)
+        """Whether every check held that stops a partition."""
+        return not any(outcome.stops for outcome in self.outcomes)
 
 
 class _OtherFiles:
@@ -217,6 +218,7 @@ class _Run:
             plan=PackPlan.from_json(self.schema.pack, where=self.dataset.store.url_of("schema.json")),
             known_modalities=frozenset(self.spec.layout.extensions.values()),
             materialize_mode=self.spec.materialize,
+            on_misaligned=self.spec.on_misaligned,
         )
         outcomes = tuple(run_checks(self.stage, context))
         record = StageRecord(
@@ -227,10 +229,13 @@ class _Run:
             inputs=self.inputs,
             files=self.files,
             counts=self.counts,
-            outcomes=tuple(Outcome(name=o.name, passed=o.passed, num_violations=o.num_violations) for o in outcomes),
+            outcomes=tuple(
+                Outcome(name=o.name, passed=o.passed, num_violations=o.num_violations, blocking=o.blocking)
+                for o in outcomes
+            ),
         )
         self.dataset.write_record(record)
-        if not all(outcome.passed for outcome in outcomes):
+        if any(outcome.stops for outcome in outcomes):
             # A file that was found damaged after its publication is not to be listed again.
             self.dataset.store.delete(self.dataset.marker_name(self.key))
         return StageResult(
@@ -399,6 +404,7 @@ def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
             filters=[build_filter(c, where=spec.where, key=f"filters[{n}]") for n, c in enumerate(spec.filters)],
             schema=run.schema,
             packable=packable(plan),
+            misaligned=misaligned(plan) if spec.on_misaligned == "drop_sample" else None,
             fetch=(lambda batches: _materialize(run, batches)) if spec.materialize == "write" else None,
             on_materialize_error="keep" if spec.on_materialize_error == "fail" else spec.on_materialize_error,
             on_empty_sample=spec.on_empty_sample,

@@ -52,16 +52,18 @@ class PartitionRun:
         partition: partition key; empty for a manifest.
         run_id: Dagster's run id; empty where no run came about.
         failures: what went wrong, one line each; empty on success.
+        warnings: what checks found that does not stop a partition, one line each.
     """
 
     dataset: str
     partition: str
     run_id: str
     failures: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether the run succeeded and every check passed."""
+        """Whether the run succeeded and every check that stops a partition passed."""
         return not self.failures
 
 
@@ -191,27 +193,37 @@ def _execute(spec: DatasetSpec, job: str, partition: str, run_id: str, mark: str
             tags=run_tags(run_id, mark),
         )
     failures = [] if result.success else list(_failures(result.all_events))
-    return PartitionRun(dataset=spec.name, partition=partition, run_id=result.run_id, failures=tuple(failures))
+    return PartitionRun(
+        dataset=spec.name,
+        partition=partition,
+        run_id=result.run_id,
+        failures=tuple(failures),
+        warnings=tuple(_violated(result.all_events, dg.AssetCheckSeverity.WARN)),
+    )
 
 
 def _failures(events: Iterable[dg.DagsterEvent]) -> Iterator[str]:
-    said = False
+    events = list(events)
+    said = list(_violated(events, dg.AssetCheckSeverity.ERROR))
+    yield from said
     steps: list[str] = []
     for event in events:
-        if event.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-            check = event.asset_check_evaluation_data
-            if not check.passed:
-                said = True
-                count = check.metadata.get("num_violations")
-                shown = f"{count.value} violations" if count is not None else "violated"
-                line = f"{check.asset_key.path[-1]}: check {check.check_name}: {shown}: {check.description or ''}"
-                yield line.rstrip(": ")
         if event.is_step_failure:
             data = event.step_failure_data
             given = data.user_failure_data.description if data.user_failure_data else None
             steps.append(f"{event.step_key}: {(given or _innermost(data.error)).strip()}")
     if not said:  # a step that follows a failed check says nothing new
         yield steps[0] if steps else "the run failed before its first step"
+
+
+def _violated(events: Iterable[dg.DagsterEvent], severity: dg.AssetCheckSeverity) -> Iterator[str]:
+    """The violated checks of a severity, one line each."""
+    for event in events:
+        if event.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+            check = event.asset_check_evaluation_data
+            if not check.passed and check.severity == severity:
+                said = check.description or "violated"
+                yield f"{check.asset_key.path[-1]}: check {check.check_name}: {said}"
 
 
 def _innermost(error: Any) -> str:

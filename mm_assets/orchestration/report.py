@@ -90,7 +90,7 @@ def check_results(
             check_name=outcome.name,
             asset_key=asset_key,
             passed=outcome.passed,
-            severity=dg.AssetCheckSeverity.ERROR,
+            severity=dg.AssetCheckSeverity.ERROR if outcome.blocking else dg.AssetCheckSeverity.WARN,
             description=outcome.description if outcome.passed else _finding(outcome),
             metadata=_violations(outcome),
         )

@@ -2,6 +2,7 @@
 select
     sample_id,
     modality,
+    part,
     position,
     e.size as expected_size,
     p.size as packed_size,
@@ -13,9 +14,9 @@ select
         else 'the bytes differ'
     end as problem
 from expected_items as e
-full join packed_items as p using (sample_id, modality, position)
+full join packed_items as p using (sample_id, modality, part, position)
 where
     p.size is null
     or e.size is null
     or (e.exact and (e.size <> p.size or e.crc32c <> p.crc32c))
-order by sample_id, modality, position
+order by sample_id, modality, part, position

@@ -1,12 +1,6 @@
--- A packed modality is present exactly where a row for it exists.
-with
-expected as (
-    select distinct sample_id, modality
-    from expected_items
-)
-
-select sample_id, modality, e.sample_id is not null as has_row, p.sample_id is not null as is_present
-from expected as e
-full join packed_presence as p using (sample_id, modality)
-where e.sample_id is null or p.sample_id is null
+-- A packed modality is present exactly where its sample has rows, or values in its JSON, for it.
+select sample_id, modality, e.there is not null as is_expected, p.there is not null as is_present
+from (select *, 1 as there from expected_presence) as e
+full join (select *, 1 as there from packed_presence) as p using (sample_id, modality)
+where e.there is null or p.there is null
 order by sample_id, modality

@@ -1,0 +1,5 @@
+-- The picture and the sound of a clip last equally long, to one frame of the picture.
+select sample_id, modality, video_seconds, audio_seconds, frame_seconds
+from packed_clips
+where abs(video_seconds - audio_seconds) > frame_seconds
+order by sample_id, modality
