@@ -1,196 +1,143 @@
 """Packed files as values: the one module that joins containers, which know bytes, and fields, which know values.
 
-A dataset is one packed file, or all files of a manifest as one, local or behind any fsspec URL. Its schema says which
-fields it has, so opening needs no other argument. An absent value is None. Every error names the file, the sample and
-the modality.
+A dataset is one packed file, or the files of a manifest, a folder or a list as one, local or behind any fsspec URL.
+Its schema says which fields it has, so opening needs no other argument. An absent value is None. Every error names the
+file, the sample and the modality.
 """
 
 from __future__ import annotations
 
-import hashlib
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.dataset_writer import DatasetWriter, create, spec_of
-from mm_assets.errors import ConfigError, CorruptError, FormatError, SchemaMismatchError, SourceError, TruncatedError
-from mm_assets.fields import FIELD_TYPES, Field, field_from_config
-from mm_assets.fields.base import PAYLOAD
-from mm_assets.formats import (
-    ByteSource,
-    Damage,
-    MappedFile,
-    ModalitySpec,
-    Payload,
-    VerifyReport,
-    open_reader,
+from mm_assets.batches import (
+    Arrays,
+    Batch,
+    DecodePool,
+    Rows,
+    batch_layout,
+    batch_target,
+    change_settings,
+    count_threads,
+    decode_batches,
+    decode_values,
+    locate,
 )
-from mm_assets.formats.source import drop_pages
-from mm_assets.manifest import FORMATS, Manifest, ManifestFile, parse_manifest
-from mm_assets.shards import Reader, ShardedIds, Shards
+from mm_assets.dataset_writer import DatasetWriter, create, spec_of
+from mm_assets.errors import ConfigError, FormatError, MissingExtraError, SchemaMismatchError
+from mm_assets.fields import FIELD_TYPES, Field, ValueLayout, field_from_config
+from mm_assets.fields.base import Out
+from mm_assets.formats import ModalitySpec, Payload, VerifyReport
+from mm_assets.manifest import Manifest
+from mm_assets.packed_files import PackedFiles, Reader
+from mm_assets.shards import ShardedIds, Shards
 
 __all__ = ["Batch", "Dataset", "DatasetWriter", "create", "open"]
 
-_HASH_BLOCK = 16 << 20  # bytes of a file held while its digest is computed
+Ids = Sequence[int] | npt.NDArray[np.integer]
+"""Indices of samples; repeats are fine, negative ones count from the end."""
 
 
 def open(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     storage_options: Mapping[str, Any] | None = None,
     fields: Mapping[str, Field] | None = None,
     verify: bool = False,
     format: str | None = None,
 ) -> Dataset:
-    """Open a packed file, or all files of a manifest (``.json``) as one dataset.
+    """Open packed files as one dataset.
 
     Args:
-        path: local path or fsspec URL. A file's format is told by its bytes.
-        storage_options: arguments for the URL's file system.
+        path: local path or fsspec URL of a packed file, of a manifest (``.json``), or of a folder; or a list of packed
+            files, read in that order. A file's format is told by its bytes. A folder that holds a ``manifest.json`` is
+            opened by it, any other gives its packed files sorted by name.
+        storage_options: arguments for the URLs' file system.
         fields: fields to decode with in place of those of the file's schema, by name: the same type with other
             settings, say. A file without schema, by another writer (or cut off), opens only with fields for all of its
             modalities.
         verify: check each payload's checksum as it is read.
-        format: which file of each shard of a manifest to read, ``mult`` (the default) or ``mstr``; for a single file,
-            what it must be.
+        format: which file of each shard of a manifest to read, ``mult`` (the default) or ``mstr``; which files of a
+            folder, needed where it holds both; what a file, or each of a list, must be.
 
     Raises:
-        FormatError: the file or manifest is damaged, cut off, or not one of ours.
-        SchemaMismatchError: `fields` are not the file's.
-        SourceError: a remote file or a shard of the manifest cannot be had.
-        OSError: the local file cannot be had.
-        ConfigError: an unknown `format`.
+        FormatError: a file or manifest is damaged, cut off, or not one of ours.
+        SchemaMismatchError: `fields` are not the files', or files differ in fields.
+        SourceError: a remote file or a shard of the manifest cannot be had, or a folder holds no packed files.
+        OSError: a local file cannot be had.
+        ConfigError: an unknown `format`, none for a folder of both, or an empty list.
     """
-    if format is not None and format not in FORMATS:
-        raise ConfigError("arguments", "format", f"found {format!r}, expected {' or '.join(FORMATS)}")
-    return Dataset(path, storage_options=storage_options, fields=fields, verify=verify, format=format)
-
-
-class Batch(NamedTuple):
-    """One modality of many samples.
-
-    Attributes:
-        values: an array (n, …) where the field's values have one shape and dtype, absent rows zero; else a list of n
-            values, None where absent.
-        present: (n,) bool.
-    """
-
-    values: Any
-    present: npt.NDArray[np.bool_]
+    given = dict(fields or {})
+    files = PackedFiles(
+        path,
+        storage_options=storage_options,
+        modalities=[spec_of(name, field) for name, field in given.items()],
+        verify=verify,
+        format=format,
+    )
+    return Dataset(Shards(files), fields=given)
 
 
 class Dataset:
-    """A packed dataset, open for reading; see `open`.
+    """A packed dataset, open for reading; made by `open`.
 
     ``dataset[i]`` is one sample, a dict of values by modality name. Reading is safe from several threads. It pickles
-    by its location, and opens the files again. Arrays may be views into a mapped file; they stay valid after `close`.
+    by its files' locations, and opens them again. Arrays may be views into a mapped file, valid also after `close`.
+
+    Args:
+        shards: the files; the dataset closes them.
+        fields: to decode with in place of those of the schema, by name.
 
     Attributes:
-        path: path or URL of the file or manifest.
-        manifest: the manifest, or None where the dataset is a single file.
+        path: path or URL of the file, manifest or folder; of a list the first file and the number of others.
+        manifest: the manifest, or None where the dataset has none.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        fields: Mapping[str, Field] | None = None,
-        verify: bool = False,
-        format: str | None = None,
-    ) -> None:
-        self.path = os.fspath(path)
-        self._arguments = {
-            "storage_options": storage_options,
-            "fields": fields,
-            "verify": verify,
-            "format": format,
-        }
+    def __init__(self, shards: Shards, *, fields: Mapping[str, Field] | None = None) -> None:
+        self.path = shards.name
+        self.manifest: Manifest | None = shards.files.manifest
+        self._shards = shards
+        self._pool = DecodePool()
         self._given = dict(fields or {})
-        self._options = storage_options
-        self._verify = verify
         self._first: Reader | None = None
         self._fields: dict[str, Field] = {}
         self._unreadable: dict[str, str] = {}
-        self.manifest: Manifest | None = None
-        if self.path.endswith(".json"):
-            manifest = self.manifest = self._read_manifest(format or FORMATS[0])
-            sizes = [file.num_samples for file in manifest.files]
-            self._shards = Shards(self.path, sizes, lambda number: self._open_alike(manifest, number))
-        else:
-            reader = self._open_reader(self.path)
-            if format is not None and reader.format.lower() != format:
-                reader.close()
-                raise SchemaMismatchError(f"{self.path}: found a {reader.format} file, expected {format}")
-            self._shards = Shards(self.path, [len(reader)], lambda _: reader)
+        if self.manifest is None:  # which opens no file before it is read
             try:
                 _ = self._schema_reader  # fields that do not fit are refused now, not at the first read
-            except SchemaMismatchError:
-                reader.close()
+            except BaseException:
+                shards.close()
                 raise
 
+    def with_settings(self, settings: Mapping[str, Mapping[str, Any]]) -> Dataset:
+        """The same samples, decoded with other settings, such as ``{"image": {"channels": 3}}``.
+
+        The files are shared, not opened again: each of the two datasets is closed on its own, and the files with the
+        last. Settings that are not named stay. What is stored stays too, so that a setting of encoding, such as a
+        JPEG's quality, changes nothing.
+
+        Args:
+            settings: by modality, new values of the field's settings, as its section in ``docs/fields.md`` names them.
+                Those of a sequence's items go below ``inner``.
+
+        Raises:
+            KeyError: no such modality.
+            ConfigError: an unknown setting, a wrong value, or one that does not go with what is stored.
+            SchemaMismatchError: a modality is of a type that is not known here.
+        """
+        fields = dict(self._given)
+        for name, changes in settings.items():
+            self._check_name(name)
+            fields[name] = change_settings(self._field(name), changes, where=self.path, key=name)
+        return Dataset(self._shards.share(), fields=fields)
+
     # --- opening ------------------------------------------------------------------------------------------------------
-
-    def _source(self, location: str) -> ByteSource:
-        if "://" not in location:
-            return MappedFile(location)
-        from mm_assets.storage import RemoteFile, is_local, local_path
-
-        return MappedFile(local_path(location)) if is_local(location) else RemoteFile(location, self._options)
-
-    def _open_reader(self, location: str, size: int | None = None) -> Reader:
-        source = self._source(location)
-        try:
-            if size is not None and source.size != size:
-                detail = f"is not of the size that {self.path} lists"
-                raise CorruptError(location, detail, found=source.size, expected=size)
-            try:
-                return open_reader(source, verify=self._verify)
-            except TruncatedError:
-                if not self._given:
-                    raise
-                # Another writer's file has no tail; with modalities given, the reader tells that from damage.
-                specs = [spec_of(name, field) for name, field in self._given.items()]
-                return open_reader(source, modalities=specs, verify=self._verify)
-        except BaseException:
-            source.close()
-            raise
-
-    def _read_manifest(self, form: str) -> Manifest:
-        source = self._source(self.path)
-        try:
-            content = bytes(source.view_many([(0, source.size)])[0]) if source.size else b""
-        finally:
-            source.close()
-        return parse_manifest(content, name=self.path.replace(os.sep, "/"), form=form)
-
-    def _open_listed(self, file: ManifestFile) -> Reader:
-        """One shard's file, checked against the manifest."""
-        try:
-            reader = self._open_reader(file.location, file.size)
-        except (OSError, SourceError) as error:
-            detail = f"partition {file.partition!r}: {file.location} cannot be had: {error}"
-            raise SourceError(self.path, detail) from error
-        if len(reader) != file.num_samples:
-            detail = f"does not hold the samples that {self.path} lists"
-            raise CorruptError(file.location, detail, found=len(reader), expected=file.num_samples)
-        return reader
-
-    def _open_alike(self, manifest: Manifest, number: int) -> Reader:
-        """One shard's file, with the fields of the first."""
-        reader = self._open_listed(manifest.files[number])
-        if number:
-            self._check_alike(self._shards[0], reader)
-        return reader
-
-    def _check_alike(self, first: Reader, other: Reader) -> None:
-        if _signature(first) != _signature(other):
-            detail = f"{first.path} has {_words(first)}; {other.path} has {_words(other)}"
-            raise SchemaMismatchError(f"{self.path}: its files differ in fields: {detail}")
 
     @property
     def _schema_reader(self) -> Reader | None:
@@ -206,24 +153,29 @@ class Dataset:
         return self._first
 
     def _set_up(self, path: str, spec: ModalitySpec) -> None:
-        field = self._given.get(spec.name)
+        given = self._given.get(spec.name)
+        name = spec.type_name or getattr(FIELD_TYPES.get(spec.type_id), "__name__", f"type id {spec.type_id:#06x}")
+        stored: Field | None = None
+        try:
+            stored = field_from_config(name, spec.config)
+        except (ConfigError, MissingExtraError) as error:
+            self._unreadable[spec.name] = str(error)
+        field = given or stored
         if field is None:
-            name = spec.type_name or getattr(FIELD_TYPES.get(spec.type_id), "__name__", f"type id {spec.type_id:#06x}")
-            try:
-                field = field_from_config(name, spec.config)
-            except ConfigError as error:
-                self._unreadable[spec.name] = str(error)
-                return
+            return
         found = (spec.type_id, spec.metadata_size)
         expected = (field.TYPE_ID, field.metadata_type.itemsize)
         if found != expected:
             detail = (
                 f"modality {spec.name!r} has type id and record size {found}, {type(field).__name__} has {expected}"
             )
-            if spec.name in self._given:
+            if given is not None:
                 raise SchemaMismatchError(f"{path}: {detail}")
             self._unreadable[spec.name] = detail
             return
+        if stored is not None and field.metadata_type != stored.metadata_type:
+            detail = f"found records {stored.metadata_type}, the given {name} reads {field.metadata_type}"
+            raise SchemaMismatchError(f"{path}: modality {spec.name!r}: {detail}")
         self._fields[spec.name] = field
 
     # --- what is in it ------------------------------------------------------------------------------------------------
@@ -246,6 +198,11 @@ class Dataset:
         """Modality name to field; without those of a type that is not known here, whose raw bytes can be read."""
         _ = self._schema_reader
         return dict(self._fields)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths or URLs of the packed files, in order."""
+        return tuple(file.location for file in self._shards.files.entries)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -276,6 +233,20 @@ class Dataset:
         if name not in self.names:
             raise KeyError(f"{self.path}: no modality {name!r}; it has {', '.join(self.names) or 'none'}")
 
+    def _names(self, modalities: Sequence[str] | None) -> tuple[str, ...]:
+        if modalities is None:
+            return self.names
+        for name in modalities:
+            self._check_name(name)
+        return tuple(dict.fromkeys(modalities))
+
+    def _field(self, name: str) -> Field:
+        field = self._fields.get(name)
+        if field is None:
+            detail = f"modality {name!r} cannot be decoded here ({self._unreadable[name]}); its bytes can: read_raw"
+            raise SchemaMismatchError(f"{self.path}: {detail}")
+        return field
+
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, i: int) -> dict[str, Any]:
@@ -299,15 +270,19 @@ class Dataset:
             FormatError: the file is damaged there.
             SchemaMismatchError: a modality is of a type that is not known here.
         """
-        names = self.names if modalities is None else tuple(modalities)
-        for name in names:
-            self._check_name(name)
+        names = self._names(modalities)
         reader, local = self._shards.place(i)
         payloads = reader.read_sample(local, names)
         return {
             name: None if payload is None else self._decode(reader, local, name, payload)
             for name, payload in payloads.items()
         }
+
+    def _decode(self, reader: Reader, i: int, name: str, payload: Payload) -> Any:
+        try:
+            return self._field(name).decode(payload.metadata, payload.data)
+        except FormatError as error:
+            raise locate(error, name, (reader.path, i)) from error
 
     def read_raw(self, i: int, name: str) -> memoryview | None:
         """The data bytes of one value, not decoded, a view into a mapped file; None where absent.
@@ -321,129 +296,166 @@ class Dataset:
         reader, local = self._shards.place(i)
         return reader.read_raw(local, name)
 
-    def read_modality(self, name: str, ids: Sequence[int] | npt.NDArray[np.integer]) -> list[Any]:
+    # --- reading many -------------------------------------------------------------------------------------------------
+
+    def read_raw_batch(self, ids: Ids, name: str) -> list[memoryview | None]:
+        """The data bytes of many values, as `read_raw`, in the order asked; one request to each file.
+
+        Args:
+            ids: indices; repeats are fine, negative ones count from the end.
+            name: the modality, also one of a type that is not known here.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+        """
+        self._check_name(name)
+        indices = self._shards.indices(ids)
+        found: list[memoryview | None] = [None] * len(indices)
+        for reader, where, local in self._shards.split(indices):
+            for row, payload in zip(where.tolist(), reader.read_payloads(local, name), strict=True):
+                if payload is not None:
+                    found[row] = memoryview(payload.data)
+        return found
+
+    def read_modality(self, name: str, ids: Ids, *, threads: int | None = 0) -> list[Any]:
         """One modality of many samples, in the order asked, None where absent; no other modality is touched.
 
         Args:
             name: the modality.
             ids: indices; repeats are fine, negative ones count from the end.
+            threads: as for `read_batch`.
 
         Raises:
             IndexError: no such sample.
             KeyError: no such modality.
             FormatError: the file is damaged there.
             SchemaMismatchError: the modality is of a type that is not known here.
+            ValueError: no number of threads.
         """
         self._check_name(name)
-        values: list[Any] = [None] * len(ids)
-        for reader, where, local in self._shards.split(ids):
-            payloads = reader.read_payloads(local, name)
-            for row, i, payload in zip(where.tolist(), local.tolist(), payloads, strict=True):
-                if payload is not None:
-                    values[row] = self._decode(reader, i, name, payload)
-        return values
+        field, workers = self._field(name), count_threads(threads)
+        indices = self._shards.indices(ids)
+        rows = self._read_rows(indices, {name: field})[name]
+        return decode_values(
+            field, name, rows, pool=self._pool, threads=workers, place=lambda row: self._place(indices, row)
+        )
 
     def read_batch(
-        self, ids: Sequence[int] | npt.NDArray[np.integer], modalities: Sequence[str] | None = None
+        self,
+        ids: Ids,
+        modalities: Sequence[str] | None = None,
+        *,
+        out: Mapping[str, Out] | None = None,
+        threads: int | None = 0,
     ) -> dict[str, Batch]:
         """Some modalities of many samples, rows aligned in all of them.
 
         Args:
             ids: indices; repeats are fine, negative ones count from the end.
             modalities: names to read; all by default.
+            out: arrays to decode into, by modality, such as `empty_batch` makes; of a modality with several arrays a
+                mapping. The rows of `ids` are written to the first rows, all of their elements, and any further row
+                is left as it is; the batch holds views of them. Modalities that are not in it get new arrays. After
+                an error the content is undefined.
+            threads: how many threads decode, for fields whose codec lets them (`Field.decodes_in_parallel`); 0 decodes
+                in the calling thread, None takes one for each core. The result is the same. The threads are kept for
+                the next call, until `close`.
 
         Raises:
             IndexError: no such sample.
             KeyError: no such modality.
             FormatError: the file is damaged there.
             SchemaMismatchError: a modality is of a type that is not known here.
+            ValueError: `out` does not fit, or no number of threads.
         """
-        return {name: self._read_batch(ids, name) for name in (self.names if modalities is None else modalities)}
+        fields = {name: self._field(name) for name in self._names(modalities)}
+        workers = count_threads(threads)
+        indices = self._shards.indices(ids)
+        given = dict(out or {})
+        targets = {
+            name: batch_target(batch_layout(field, name, self.path, len(indices)), given.pop(name, None), name)
+            for name, field in fields.items()
+        }
+        if given:
+            raise ValueError(f"out has {', '.join(map(repr, given))}, which is not read: {', '.join(fields)}")
+        rows = self._read_rows(indices, fields)
+        return decode_batches(
+            fields, rows, targets, pool=self._pool, threads=workers, place=lambda row: self._place(indices, row)
+        )
 
-    def _read_batch(self, ids: Sequence[int] | npt.NDArray[np.integer], name: str) -> Batch:
-        self._check_name(name)
-        field = self._field(name)
-        records = np.zeros((len(ids), field.metadata_type.itemsize), dtype=np.uint8)
-        payloads: list[Payload | None] = [None] * len(ids)
-        for reader, where, local in self._shards.split(ids):
-            for row, payload in zip(where.tolist(), reader.read_payloads(local, name), strict=True):
-                if payload is not None:
-                    records[row] = np.frombuffer(payload.metadata, dtype=np.uint8)
-                    payloads[row] = payload
-        try:
-            return Batch(*field.decode_batch(records, [payload and payload.data for payload in payloads]))
-        except FormatError:
-            # Which one? Decoded singly, the damaged one says where it stands.
-            for index, payload in zip(ids, payloads, strict=True):
-                if payload is not None:
-                    reader, i = self._shards.place(int(index))
-                    self._decode(reader, i, name, payload)
-            raise
+    def batch_layout(
+        self, n: int, modalities: Sequence[str] | None = None
+    ) -> dict[str, ValueLayout | dict[str, ValueLayout]]:
+        """Shape (n, …) and dtype of the arrays of a batch, by modality; without those whose values come as a list.
 
-    def _field(self, name: str) -> Field:
-        field = self._fields.get(name)
-        if field is None:
-            detail = f"modality {name!r} cannot be decoded here ({self._unreadable[name]}); its bytes can: read_raw"
-            raise SchemaMismatchError(f"{self.path}: {detail}")
-        return field
+        Args:
+            n: rows.
+            modalities: names; all by default.
 
-    def _decode(self, reader: Reader, i: int, name: str, payload: Payload) -> Any:
-        try:
-            return self._field(name).decode(payload.metadata, payload.data)
-        except FormatError as error:
-            _raise_at(error, reader.path, i, name)
+        Raises:
+            KeyError: no such modality.
+            SchemaMismatchError: a modality is of a type that is not known here.
+            CorruptError: the file's schema has values of an impossible size.
+            ValueError: a negative `n`.
+        """
+        if operator.index(n) < 0:
+            raise ValueError(f"n: found {n}, expected a number of rows from 0")
+        layouts = {name: batch_layout(self._field(name), name, self.path, n) for name in self._names(modalities)}
+        return {name: layout for name, layout in layouts.items() if layout is not None}
 
-    # --- checking -----------------------------------------------------------------------------------------------------
+    def empty_batch(self, n: int, modalities: Sequence[str] | None = None) -> dict[str, Arrays]:
+        """Zeroed arrays for the `out` of `read_batch`, to be used again and again; else as `batch_layout`."""
+        return {
+            name: (
+                np.zeros(layout.shape, layout.dtype)
+                if isinstance(layout, ValueLayout)
+                else {key: np.zeros(one.shape, one.dtype) for key, one in layout.items()}
+            )
+            for name, layout in self.batch_layout(n, modalities).items()
+        }
+
+    def _read_rows(self, indices: npt.NDArray[np.int64], fields: Mapping[str, Field]) -> dict[str, Rows]:
+        """The payloads of some modalities; one request to each file for all of them."""
+        count = len(indices)
+        rows = {
+            name: Rows(np.zeros((count, field.metadata_type.itemsize), np.uint8), [None] * count)
+            for name, field in fields.items()
+        }
+        for reader, where, local in self._shards.split(indices):
+            for name, payloads in reader.read_samples(local, tuple(fields)).items():
+                records, datas = rows[name]
+                present = []
+                for row, payload in zip(where.tolist(), payloads, strict=True):
+                    if payload is not None:
+                        present.append(row)
+                        datas[row] = payload.data
+                joined = b"".join([payload.metadata for payload in payloads if payload is not None])
+                records[present] = np.frombuffer(joined, np.uint8).reshape(len(present), records.shape[1])
+        return rows
+
+    def _place(self, indices: npt.NDArray[np.int64], row: int) -> tuple[str, int]:
+        reader, i = self._shards.place(int(indices[row]))
+        return reader.path, i
 
     def verify(self) -> VerifyReport:
         """Read everything and report what is damaged, by sample and modality; also files against their manifest.
 
-        Damage never raises, nor does a shard of a manifest that cannot be opened.
+        Damage never raises, nor does a file of several that cannot be opened.
         """
-        if self.manifest is None:
-            return self._shards[0].verify()
-        damage: list[Damage] = []
-        num_payloads = 0
-        first: Reader | None = None
-        for file, start in zip(self.manifest.files, self._shards.starts, strict=True):
-            try:
-                # Not the reader that others read from: this one may be closed again.
-                with self._open_listed(file) as reader:
-                    first = first or reader
-                    self._check_alike(first, reader)
-                    report = reader.verify()
-            except (FormatError, SchemaMismatchError, SourceError) as error:
-                damage.append(Damage(sample=None, sample_id=None, modality=None, message=str(error)))
-                continue
-            num_payloads += report.num_payloads
-            for one in report.damage:
-                sample = None if one.sample is None else start + one.sample
-                message = f"{file.location}: {one.message}"
-                damage.append(Damage(sample=sample, sample_id=one.sample_id, modality=one.modality, message=message))
-            self._verify_digest(file, damage)
-        return VerifyReport(path=self.path, num_samples=len(self), num_payloads=num_payloads, damage=tuple(damage))
-
-    def _verify_digest(self, file: ManifestFile, damage: list[Damage]) -> None:
-        digest = hashlib.sha256()
-        source = self._source(file.location)
-        try:
-            for start in range(0, source.size, _HASH_BLOCK):
-                size = min(_HASH_BLOCK, source.size - start)
-                digest.update(source.view_many([(start, size)])[0])
-                drop_pages(source, start, size)
-        finally:
-            source.close()
-        found = digest.hexdigest()
-        if found != file.sha256:
-            message = f"{file.location}: SHA-256 is not the manifest's (found {found}, expected {file.sha256})"
-            damage.append(Damage(sample=None, sample_id=None, modality=None, message=message))
+        return self._shards.verify()
 
     # --- life time ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the files; fine twice. Arrays and views that were handed out stay valid."""
+        """Close the files, unless a dataset made by `with_settings` still reads them, and join the decoding threads.
+
+        Fine twice. Arrays and views that were handed out stay valid.
+        """
         self._first = None
         self._shards.close()
+        self._pool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -454,31 +466,8 @@ class Dataset:
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self.path, self._arguments)
+        return _reopen, (self._shards.files, self._given)
 
 
-def _reopen(path: str, arguments: Mapping[str, Any]) -> Dataset:
-    return Dataset(path, **arguments)
-
-
-def _raise_at(error: FormatError, path: str, sample: int, modality: str) -> NoReturn:
-    """Raise a field's error again, with the file, sample and modality that the field does not know."""
-    if error.path != PAYLOAD:
-        raise error
-    located = type(error)(
-        path, error.detail, sample=sample, modality=modality, found=error.found, expected=error.expected
-    )
-    raise located from error
-
-
-def _signature(reader: Reader) -> dict[str, tuple[Any, ...]]:
-    """What the files of one dataset must have in common; the order of modalities may differ."""
-    return {
-        spec.name: (spec.type_name, spec.type_id, spec.metadata_size, dict(spec.config)) for spec in reader.modalities
-    }
-
-
-def _words(reader: Reader) -> str:
-    return ", ".join(
-        f"{spec.name}: {spec.type_name or spec.type_id}({dict(spec.config)})" for spec in reader.modalities
-    )
+def _reopen(files: PackedFiles, fields: Mapping[str, Field]) -> Dataset:
+    return Dataset(Shards(files), fields=fields)
