@@ -157,7 +157,7 @@ class Dataset:
         name = spec.type_name or getattr(FIELD_TYPES.get(spec.type_id), "__name__", f"type id {spec.type_id:#06x}")
         stored: Field | None = None
         try:
-            stored = field_from_config(name, spec.config)
+            stored = field_from_config(name, spec.config, trusted=False)
         except (ConfigError, MissingExtraError) as error:
             self._unreadable[spec.name] = str(error)
         field = given or stored

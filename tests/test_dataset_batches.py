@@ -1,5 +1,6 @@
 """Batches: into given arrays, in threads, with other settings, and with any modality of any sample missing."""
 
+import dataclasses
 import gc
 import importlib
 import os
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 
 import mm_assets
 from mm_assets import packed_files
+from mm_assets.dataset_writer import spec_of
 from mm_assets.errors import ConfigError, CorruptError, FormatError, SchemaMismatchError
 from mm_assets.fields import (
     FIELD_NAMES,
@@ -33,10 +35,11 @@ from mm_assets.fields import (
     ScalarField,
     SequenceField,
     TextField,
+    TokensField,
     ValueLayout,
     register_field,
 )
-from mm_assets.formats import convert
+from mm_assets.formats import MultWriter, convert
 
 from .fields.field_suite import FieldSuite, same
 
@@ -695,3 +698,19 @@ def test_the_page_names_what_there_is():
     """Every method and argument that docs/reading.md puts in backticks with a bracket exists."""
     for name in re.findall(r"`(\w+)\(", PAGE):
         assert hasattr(mm_assets.Dataset, name) or hasattr(mm_assets.dataset, name), name
+
+
+@pytest.mark.parametrize("key", ["file", "json"])
+def test_a_packed_file_brings_no_tokenizer(tmp_path, key):
+    """A schema that names a tokenizer's file, or holds one, opens nothing: the modality alone cannot be decoded."""
+    secret = tmp_path / "tokenizer.json"
+    secret.write_text("{}")
+    config = {"tokenizer": {key: str(secret) if key == "file" else "{}"}, "vocab_size": 10}
+    for name, setting in (("ids", config), ("list", {"inner": {"type": "TokensField", "config": config}})):
+        made = TokensField(vocab_size=10)
+        spec = spec_of(name, made if name == "ids" else SequenceField(made))
+        hostile = dataclasses.replace(spec, config=setting)
+        with MultWriter(tmp_path / "x.mult", [hostile]) as writer:
+            writer.write("a", {})
+        with mm_assets.open(tmp_path / "x.mult") as dataset, pytest.raises(SchemaMismatchError, match="brings a tok"):
+            dataset.read_batch([0], [name])

@@ -118,8 +118,14 @@ def register_field(cls: type[Field]) -> type[Field]:
     return cls
 
 
-def field_from_config(type_name: object, config: Mapping[str, JSON] | None = None) -> Field:
+def field_from_config(type_name: object, config: Mapping[str, JSON] | None = None, *, trusted: bool = True) -> Field:
     """Make a field from its class name and configuration, as a file's schema holds them.
+
+    Args:
+        type_name: the class name.
+        config: its settings; those that are not given have their defaults.
+        trusted: whether somebody here wrote `config`. One out of a packed file may bring no tokenizer, only name it:
+            such a setting would open a file of this machine, or run a parser over the file's own text.
 
     Raises:
         ConfigError: an unknown name, or a setting that its class does not take.
@@ -131,4 +137,14 @@ def field_from_config(type_name: object, config: Mapping[str, JSON] | None = Non
         )
     if config is not None and not isinstance(config, Mapping):
         raise ConfigError("arguments", type_name, f"found {type(config).__name__}, expected a mapping of settings")
+    if not trusted:
+        _refuse_tokenizers(config or {})
     return cls.from_config(config or {})
+
+
+def _refuse_tokenizers(config: Mapping[str, JSON]) -> None:
+    for key, value in config.items():
+        if key == "tokenizer" and isinstance(value, Mapping) and value.keys() & {"file", "json"}:
+            raise ConfigError("arguments", key, "brings a tokenizer, expected its name and SHA-256 in a packed file")
+        if isinstance(value, Mapping):
+            _refuse_tokenizers(value)
