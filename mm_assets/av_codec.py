@@ -248,13 +248,14 @@ def index_frames(
 ) -> tuple[FrameIndex, int, int] | None:
     """When each frame is shown, its keyframes, and the frames' height and width; None where there is no video.
 
-    The packets are listed and not decoded, except where a container gives them no presentation times (AVI, MPEG).
+    The packets are listed and not decoded, except where a container gives them no presentation times of their own
+    (MPEG program streams, some AVI).
 
     Raises:
         MediaError: the file is damaged or larger than the limit.
         MissingExtraError: PyAV is not installed.
     """
-    with open_media(data, name=name, max_pixels=max_pixels) as (container, _):
+    with open_media(data, name=name, max_pixels=max_pixels) as (container, content_type):
         stream = _video_stream(container, max_pixels)
         if stream is None:
             return None
@@ -266,18 +267,19 @@ def index_frames(
         pts: list[int] = []
         keys: list[int] = []
         end = None
-        missing = False
+        # MPEG program streams give times to some packets only, and FFmpeg's guesses at the others do not hold.
+        is_timed = content_type != "video/mpeg"
         for packet in container.demux(stream):
             if packet.size == 0 or packet.is_discard:
                 continue
-            if packet.pts is None:
-                missing = True
+            if packet.pts is None or not is_timed:
+                is_timed = False
                 break
             if packet.is_keyframe:
                 keys.append(packet.pts)
             pts.append(packet.pts)
             end = max(end or packet.pts, packet.pts + (packet.duration or 0))
-    if missing:
+    if not is_timed or len(set(pts)) < len(pts):
         pts, keys, end = _decoded_times(data, name, max_pixels), [], None
     return _frame_index(pts, keys, end, time_base, hints, name), height, width
 

@@ -28,7 +28,7 @@ __all__ = [
 
 MAX_FRAME_RATE = 1000  # frames a second, the tick of Matroska; and its inverse, a frame in 1000 seconds
 _MAX_TERM = 2**31 - 1  # of a ratio: the product of two terms fits 64 bits
-MAX_RATE_TERM = 1_000_000  # of a frame rate as it is stored
+MAX_RATE_TERM = 2**20  # of a stored rate: times a frame number, below 2**32, it is exact in a float64
 _NTSC = tuple(Fraction(n * 1000, 1001) for n in (15, 24, 30, 48, 60, 120, 240))
 _STANDARD = (*map(Fraction, (10, 12, 15, 20, 24, 25, 30, 48, 50, 60, 100, 120, 240)), *_NTSC)
 _NTSC_TOLERANCE = Fraction(5, 1000)  # 23.98 and 29.97 are this near to 24000/1001 and 30000/1001
@@ -42,7 +42,7 @@ def as_frame_rate(value: Fraction | float | tuple[int, int]) -> Fraction:
     any other is the nearest ratio with a denominator up to 1001. Fractions, integers and pairs are taken exactly.
 
     Raises:
-        ValueError: not a number, or outside 1/1000 to 1000, or a term of a million or more.
+        ValueError: not a number, or outside 1/1000 to 1000, or a ratio with a term above 2**20.
     """
     if isinstance(value, bool) or not isinstance(value, Fraction | int | float | tuple):
         raise ValueError(f"found {value!r}, expected a frame rate")
