@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mm_assets.errors import SchemaMismatchError, SourceError
+from mm_assets.etl.added_streams import FORMAT as GROWING_FORMAT
+from mm_assets.etl.added_streams import added_streams, carried_over
 from mm_assets.etl.dataset_store import TABLES, DatasetStore, Partition, StageRecord, canonical_json
 from mm_assets.etl.stages import PACKED_FORMATS
 from mm_assets.storage import Store, is_local
@@ -24,6 +26,7 @@ __all__ = [
     "ManifestReport",
     "build_manifest",
     "clean",
+    "missing_streams",
     "pending_partitions",
     "publish",
     "sql_connection",
@@ -51,7 +54,7 @@ def _chain_faults(dataset: DatasetStore, records: Mapping[str, StageRecord]) -> 
     if dict(records["raw_shards"].inputs) != fingerprints_of(dataset.partition(records["raw_shards"].partition)):
         faults.append("its shards are not those that are registered")
     for stage, record in records.items():
-        failed = [outcome.name for outcome in record.outcomes if not outcome.passed]
+        failed = [outcome.name for outcome in record.outcomes if outcome.blocking and not outcome.passed]
         if failed:
             faults.append(f"{stage} failed its check {', '.join(failed)}")
         if record.config_digest != dataset.spec.digest(_config_stage(stage)):
@@ -97,8 +100,16 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
         },
         "files": {name: file.to_json() for record in records.values() for name, file in sorted(record.files.items())},
     }
+    marker = carried_over(_marker_before(dataset, key), marker)
     dataset.store.write_bytes(dataset.marker_name(key), canonical_json(marker, indent=1))
     return marker
+
+
+def _marker_before(dataset: DatasetStore, key: str) -> dict[str, Any] | None:
+    try:
+        return dataset.marker(key)
+    except (SchemaMismatchError, SourceError):
+        return None  # a damaged marker is no reason not to write a good one
 
 
 def fingerprints_of(partition: Partition) -> dict[str, str]:
@@ -162,12 +173,15 @@ class ManifestReport:
         manifest: its content.
         url: where the copy of the newest stands.
         left_out: partitions that are not in it, with the reason.
+        missing_streams: added stream to the partitions in it that lack or lost it. Where partitions differ in added
+            streams, it lists the files without any.
     """
 
     digest: str
     manifest: Mapping[str, Any]
     url: str
     left_out: Mapping[str, str]
+    missing_streams: Mapping[str, tuple[str, ...]]
 
 
 def build_manifest(dataset: DatasetStore) -> ManifestReport:
@@ -180,7 +194,7 @@ def build_manifest(dataset: DatasetStore) -> ManifestReport:
     schema = dataset.schema()
     present, markers = _Present.of(dataset), dataset.markers()
     sizes = {name: size for folder in TABLES for name, size in store.sizes(folder).items()} | dict(present.packed)
-    shards: list[dict[str, Any]] = []
+    listed: dict[str, Mapping[str, Any]] = {}
     left_out: dict[str, str] = {}
     for key in sorted(set(present.partitions) | set(markers)):
         marker = markers.get(key)
@@ -190,13 +204,14 @@ def build_manifest(dataset: DatasetStore) -> ManifestReport:
         if fault is not None or marker is None:
             left_out[key] = fault or "it is not published"
             continue
-        shards.append(
-            {
-                "partition": key,
-                "num_samples": marker["num_samples"],
-                "files": {form: marker["files"][form] for form in PACKED_FORMATS},
-            }
-        )
+        listed[key] = marker
+    added = added_streams(listed, present.packed)
+    shards: list[dict[str, Any]] = []
+    for key, published in listed.items():
+        files = {form: published["files"][form] for form in PACKED_FORMATS}
+        if added.files:
+            files[GROWING_FORMAT] = added.files[key]
+        shards.append({"partition": key, "num_samples": published["num_samples"], "files": files})
     manifest = {
         "version": 1,
         "dataset": dataset.spec.name,
@@ -204,13 +219,30 @@ def build_manifest(dataset: DatasetStore) -> ManifestReport:
         "num_samples": sum(shard["num_samples"] for shard in shards),
         "shards": shards,
     }
+    if added.streams:
+        manifest["added_streams"] = list(added.streams)
     content = canonical_json(manifest, indent=1)
     digest = hashlib.sha256(content).hexdigest()
     if not store.exists(f"manifests/{digest}.json"):
         store.write_bytes(f"manifests/{digest}.json", content)
     store.write_bytes("catalog.sql", _catalog(dataset).encode())
     store.write_bytes("manifest.json", content)
-    return ManifestReport(digest=digest, manifest=manifest, url=store.url_of("manifest.json"), left_out=left_out)
+    return ManifestReport(
+        digest=digest,
+        manifest=manifest,
+        url=store.url_of("manifest.json"),
+        left_out=left_out,
+        missing_streams=added.missing,
+    )
+
+
+def missing_streams(dataset: DatasetStore) -> Mapping[str, tuple[str, ...]]:
+    """Added streams that published partitions lack or lost, with these partitions; the manifest does not list them.
+
+    Raises:
+        SourceError: the storage could not be read.
+    """
+    return added_streams(dataset.markers(), dataset.store.sizes("packed")).missing
 
 
 def _made_again(dataset: DatasetStore, key: str, marker: Mapping[str, Any], sizes: Mapping[str, int]) -> str | None:
@@ -314,6 +346,8 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
     for key, marker in dataset.markers().items():
         if key in registered:
             needed |= {file["path"] for file in marker["files"].values()}
+            if marker.get("added"):
+                needed.add(marker["added"]["file"]["path"])
     sizes = {**store.sizes("packed"), **store.sizes("manifests")}
     for key in registered:  # packed and not published yet: a run may be between the two
         for name in store.sizes(f"records/{key}"):

@@ -7,6 +7,7 @@ imports the other.
 from mm_assets.formats.batch import Block
 from mm_assets.formats.convert import convert, open_reader
 from mm_assets.formats.layout import Buffer, ModalitySpec, Payload, crc32c, name_hash
+from mm_assets.formats.mstr_add import add_stream
 from mm_assets.formats.mstr_reader import MstrReader
 from mm_assets.formats.mstr_writer import MstrWriter
 from mm_assets.formats.mult_reader import MultReader
@@ -30,6 +31,7 @@ __all__ = [
     "SampleIds",
     "VerifyReport",
     "WriteSummary",
+    "add_stream",
     "convert",
     "crc32c",
     "name_hash",

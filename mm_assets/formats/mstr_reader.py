@@ -6,19 +6,21 @@ The header page is copied at open and never read again: a stream may be added to
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import BadMagicError, CorruptError
+from mm_assets.errors import BadMagicError, CorruptError, TruncatedError
 from mm_assets.formats import batch
 from mm_assets.formats.batch import Head, Places, blocks
 from mm_assets.formats.layout import (
     HEAD_CRC_OFFSET,
     IDS_SECTION,
     MAX_PAYLOAD_SIZE,
+    MSTR_BODY_PTR,
     MSTR_DESCRIPTOR,
     MSTR_HEADER,
     MSTR_MAGIC,
@@ -56,6 +58,23 @@ class _Region:
     data_size: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """What a file's header page leads to, for whoever adds a stream to it.
+
+    Attributes:
+        streams: the stream table, one tuple of a descriptor's numbers (3.2) per stream.
+        sections: the section table: kind, crc32c, ptr, size; also of kinds that are not known here.
+        num_present: present rows per stream, by the schema.
+        end: the position behind everything; bytes from there on belong to nothing.
+    """
+
+    streams: tuple[tuple[int, ...], ...]
+    sections: tuple[tuple[int, int, int, int], ...]
+    num_present: tuple[int, ...]
+    end: int
+
+
 def page_checksums(page: bytes) -> tuple[int, int] | None:
     """What a header page's checksum is and should be, or None if it is not a whole page with a trailer."""
     if len(page) < PAGE or page[:4] != MSTR_MAGIC or page[-4:] != TAIL_MAGIC:
@@ -84,6 +103,7 @@ class MstrReader(PackedReader):
         entries = np.frombuffer(
             take(view, MSTR_HEADER.itemsize, size, path=path, what="the stream table"), MSTR_DESCRIPTOR
         )
+        self._stream_table: tuple[tuple[int, ...], ...] = tuple(entries.tolist())
         self._regions: list[_Region] = []
         descriptors = []
         for number, entry in enumerate(entries):
@@ -167,15 +187,17 @@ class MstrReader(PackedReader):
         bad = (ptrs < region.data_ptr) | (ptrs > end) | (sizes > end - ptrs)
         return sizes, np.where(ptrs != 0, bad, (sizes != 0) | (rows["crc32c"] != 0))
 
-    def _locate(self, ids: npt.NDArray[np.int64], number: int) -> Places:
-        table = self._rows[number]
-        rows = gather([table], ids)[0]
+    def _locate(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> dict[int, Places]:
+        found = gather([self._rows[number] for number in numbers], ids)
+        return {number: self._places(ids, number, rows) for number, rows in zip(numbers, found, strict=True)}
+
+    def _places(self, ids: npt.NDArray[np.int64], number: int, rows: npt.NDArray[Any]) -> Places:
         sizes, bad = self._check_rows(rows, number)
         if bad.any():
             k = int(bad.argmax())
             raise self._misplaced(int(ids[k]), number, int(rows["data_ptr"][k]), int(sizes[k]))
         ptrs = np.ascontiguousarray(rows["data_ptr"])
-        cells = rows.view(np.uint8).reshape(len(ids), table.itemsize)
+        cells = rows.view(np.uint8).reshape(len(ids), rows.dtype.itemsize)
         return Places(
             present=ptrs != 0,
             ptrs=ptrs,
@@ -221,6 +243,24 @@ class MstrReader(PackedReader):
         table = self._rows[self._number(name)]
         cells = np.frombuffer(table.view(), np.uint8).reshape(self._num_samples, table.itemsize)
         return cells[:, MSTR_ROW_PREFIX.itemsize :]
+
+    def live(self) -> Live:
+        """What the header page leads to.
+
+        Raises:
+            TruncatedError: a section does not lie within the file, or the file has no tail.
+        """
+        if self._tail is None or self._num_present is None:
+            raise TruncatedError(self._path, "no tail: a stream can be added only to a file that has one")
+        ends = [MSTR_BODY_PTR, self._tail.table_end]
+        ends += [region.metadata_ptr + region.stride * self._num_samples for region in self._regions]
+        ends += [region.data_ptr + region.data_size for region in self._regions]
+        for kind, _, ptr, size in self._tail.entries:
+            check_range(self._path, ptr, size, self._size, f"the section of kind {kind}")
+            ends.append(ptr + size)
+        return Live(
+            streams=self._stream_table, sections=self._tail.entries, num_present=self._num_present, end=max(ends)
+        )
 
     # Verifying.
 

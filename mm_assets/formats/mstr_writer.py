@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import IO, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from mm_assets.formats.layout import (
     mstr_row,
     name_hash,
 )
-from mm_assets.formats.output import open_spool, splice
+from mm_assets.formats.output import JoinedFile, open_spool, splice
 from mm_assets.formats.tail import TailWriter
 from mm_assets.formats.writer import PackedWriter
 
@@ -49,7 +49,7 @@ class _Stream:
         file: where the data goes, positioned there.
     """
 
-    def __init__(self, spec: ModalitySpec, file: IO[bytes]) -> None:
+    def __init__(self, spec: ModalitySpec, file: JoinedFile) -> None:
         self.spec = spec
         self.file = file
         self.stride = MSTR_ROW_PREFIX.itemsize + spec.metadata_size
@@ -150,7 +150,7 @@ def header_page(num_samples: int, stream_table: Sequence[tuple[int, ...]], table
     """
     page = bytearray(PAGE)
     header = np.array((MSTR_MAGIC, num_samples, len(stream_table)), MSTR_HEADER).tobytes()
-    head = header + np.array(stream_table, MSTR_DESCRIPTOR).tobytes()
+    head = header + np.array(list(stream_table), MSTR_DESCRIPTOR).tobytes()
     page[: len(head)] = head
     fields = {"table_ptr": table_ptr, "table_size": len(table), "table_crc32c": crc32c(table), "version": VERSION}
     page[MSTR_TRAILER_PTR:] = Trailer(**fields, head_crc32c=0).to_bytes()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from mm_assets.formats.layout import (
 )
 from mm_assets.formats.reader import PackedReader
 from mm_assets.formats.report import Damage
-from mm_assets.formats.source import Table, gather
+from mm_assets.formats.source import Region, Table, gather
 from mm_assets.formats.tail import HEAD_REQUEST, Window
 
 
@@ -95,13 +95,15 @@ class MultReader(PackedReader):
         if directory.size != 16 * num_samples * count:
             expected = str(16 * num_samples * count)
             raise CorruptError(self._path, "the size of the directory", found=directory.size, expected=expected)
+        whole = Region(self._source, directory.ptr, directory.size)
         for number in range(count):
             ptr = directory.ptr + 16 * num_samples * number
+            region = whole if whole.in_reach else Region(self._source, ptr, 16 * num_samples)
             self._columns.append(
                 (
-                    self._table(ptr, num_samples, "<u8"),
-                    self._table(ptr + 8 * num_samples, num_samples, "<u4"),
-                    self._table(ptr + 12 * num_samples, num_samples, "<u4"),
+                    self._table(ptr, num_samples, "<u8", region),
+                    self._table(ptr + 8 * num_samples, num_samples, "<u4", region),
+                    self._table(ptr + 12 * num_samples, num_samples, "<u4", region),
                 )
             )
 
@@ -116,7 +118,7 @@ class MultReader(PackedReader):
                 raise self._misplaced(i, number, ptr, size)
             expected = crcs.cell(i) if self._verify else 0
         else:
-            places = self._locate(np.array([i], np.int64), number)
+            places = self._locate(np.array([i], np.int64), (number,))[number]
             if not places.present[0]:
                 return None
             ptr, size, expected = int(places.ptrs[0]), int(places.sizes[0]), 0
@@ -134,10 +136,20 @@ class MultReader(PackedReader):
             expected=f"at least {least} bytes within {self._body_ptr}..{self._size}",
         )
 
-    def _locate(self, ids: npt.NDArray[np.int64], number: int) -> Places:
+    def _locate(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> dict[int, Places]:
         if not self._has_tail:
-            return self._locate_by_headers(ids, number)
-        ptrs, sizes, crcs = gather(self._columns[number], ids)
+            return {number: self._locate_by_headers(ids, number) for number in numbers}
+        found = iter(gather([table for number in numbers for table in self._columns[number]], ids))
+        return {number: self._places(ids, number, next(found), next(found), next(found)) for number in numbers}
+
+    def _places(
+        self,
+        ids: npt.NDArray[np.int64],
+        number: int,
+        ptrs: npt.NDArray[np.uint64],
+        sizes: npt.NDArray[Any],
+        crcs: npt.NDArray[np.uint32],
+    ) -> Places:
         sizes = sizes.astype(np.uint64)
         present = ptrs != 0
         end = np.uint64(self._size)
@@ -194,7 +206,8 @@ class MultReader(PackedReader):
 
     def _all_places(self, number: int) -> Iterator[tuple[int, Places]]:
         for first in range(0, self._num_samples, batch.BLOCK_ROWS):
-            yield first, self._locate(np.arange(first, min(first + batch.BLOCK_ROWS, self._num_samples)), number)
+            ids = np.arange(first, min(first + batch.BLOCK_ROWS, self._num_samples))
+            yield first, self._locate(ids, (number,))[number]
 
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
         """Which samples have a modality: (N,) bool."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from typing import IO, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from mm_assets.formats.layout import (
     mult_index_ptr,
     name_hash,
 )
-from mm_assets.formats.output import open_spool, splice
+from mm_assets.formats.output import JoinedFile, open_spool, splice
 from mm_assets.formats.tail import TailWriter
 from mm_assets.formats.writer import PackedWriter
 
@@ -50,7 +50,7 @@ class MultWriter(PackedWriter):
 
     def _begin(self) -> None:
         count = len(self.modalities)
-        self._spool: IO[bytes] | None = None
+        self._spool: JoinedFile | None = None
         self._header = struct.Struct(f"<{1 + 2 * count}I")
         self._sample_ptrs = array("Q")  # all positions count from the body's start until it is known
         self._sample_sizes = array("I")
@@ -61,7 +61,7 @@ class MultWriter(PackedWriter):
         self._position = 0
         if self._announced is None:
             self._spool = open_spool(self.path.parent)
-            self._body: IO[bytes] = self._spool
+            self._body: JoinedFile = self._spool
         else:
             self._body = self._target.file
             self._body.seek(mult_body_ptr(count, self._announced))

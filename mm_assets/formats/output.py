@@ -1,7 +1,8 @@
-"""Where writers write to: a file that appears whole or not at all, spools beside it, and splicing of one into another.
+"""Where writers write to: files that appear whole or not at all, spools beside them and splicing, files that grow.
 
 The temporary file `.<name>.tmp` carries a lock while its writer lives. What a killed writer left behind has none, and
-the next writer of the same target starts it afresh. Spools have no name, so they never outlive their process.
+the next writer of the same target starts it afresh. Spools have no name, so they never outlive their process. A file
+that grows is locked itself, and every change of it is a positioned write, a cut, or a wait for the disk.
 """
 
 from __future__ import annotations
@@ -11,16 +12,122 @@ import errno
 import fcntl
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol, Self
 
 from mm_assets.formats.layout import Buffer
 
-JOINED_WRITE = 4 << 20  # bytes gathered before the operating system is called; more brings no speed
+JOINED_WRITE = 1 << 20  # bytes gathered before the operating system is called; more leaves the processor's cache
+_MAX_PARTS = 1000  # of one call; the operating system takes 1024
+_MAX_COPIED = 64 << 10  # of bytes that their owner may change, more are written at once
 FILL = bytes(8192)  # zeros for gaps: no fill is longer than a page
 
 # Answers of the kernel that mean "not between these two files": the bytes go through this process then.
 _NO_SPLICE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
+
+
+class Sink(Protocol):
+    """What sections are written to, one behind the other."""
+
+    def tell(self) -> int:
+        """Where the next byte goes."""
+
+    def write(self, data: Buffer, /) -> object:
+        """Appends bytes."""
+
+
+class Spliceable(Protocol):
+    """A file as `splice` takes it: it has a descriptor, and what it holds back can be written out."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
+
+    def flush(self) -> None:
+        """Writes what is held back."""
+
+
+class Positioned(Spliceable, Protocol):
+    """A file whose writes begin where it is put."""
+
+    def tell(self) -> int:
+        """Where the next byte goes."""
+
+    def seek(self, position: int, /) -> object:
+        """Puts the next byte there."""
+
+
+class JoinedFile:
+    """A file that is written in order: small writes are joined, and no byte that cannot change is copied.
+
+    What is written may be held back until `flush`, and is lost by `close`.
+
+    Args:
+        raw: the file, open for writing and without a buffer; closed with this one.
+    """
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._fd = raw.fileno()
+        self._position = 0  # of the first byte that is held back
+        self._parts: list[Buffer] = []
+        self._size = 0
+
+    def tell(self) -> int:
+        """Where the next byte goes."""
+        return self._position + self._size
+
+    def seek(self, position: int, /) -> None:
+        """Puts the next byte there."""
+        if position != self.tell():
+            self.flush()
+            self._position = position
+
+    def write(self, data: Buffer, /) -> None:
+        """Appends bytes; they may be changed afterwards."""
+        size = len(data)
+        if not size:
+            return
+        at_once = size > _MAX_COPIED and not isinstance(data, bytes)
+        self._parts.append(data if at_once else bytes(data))
+        self._size += size
+        if at_once or self._size >= JOINED_WRITE or len(self._parts) >= _MAX_PARTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is held back."""
+        parts, self._parts = self._parts, []
+        size, self._size = self._size, 0
+        while size:
+            count = os.pwritev(self._fd, parts, self._position)
+            self._position += count
+            size -= count
+            if size:  # the operating system took a part of it
+                parts = _behind(parts, count)
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._fd
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._parts, self._size = [], 0
+        self._raw.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _behind(parts: Sequence[Buffer], count: int) -> list[Buffer]:
+    """What is left of the parts behind their first `count` bytes, of which there are fewer than all."""
+    number = 0
+    while count >= len(parts[number]):
+        count -= len(parts[number])
+        number += 1
+    return [memoryview(parts[number])[count:], *parts[number + 1 :]]
 
 
 class AtomicFile:
@@ -40,7 +147,7 @@ class AtomicFile:
             raise IsADirectoryError(errno.EISDIR, "a folder stands where the file should", str(path))
         self.path = path
         self._temporary = path.with_name(f".{path.name}.tmp")
-        self.file: IO[bytes] = os.fdopen(self._open_locked(), "wb", buffering=JOINED_WRITE)
+        self.file = JoinedFile(os.fdopen(self._open_locked(), "wb", buffering=0))
 
     def _open_locked(self) -> int:
         while True:
@@ -93,17 +200,94 @@ class AtomicFile:
     def abort(self) -> None:
         """Removes the temporary file; the target stays as it was."""
         self._temporary.unlink(missing_ok=True)
-        # Closing flushes what is joined so far; on a full disk that fails once more, and no longer matters.
+        # The disk may have failed before, and does so once more; it no longer matters.
         with contextlib.suppress(OSError):
             self.file.close()
 
 
-def open_spool(folder: Path) -> IO[bytes]:
+class GrowingFile:
+    """An existing local file, locked for one process that adds to it; a `ByteSource` of what is in it.
+
+    Args:
+        path: the file.
+        fsync: whether `sync` waits for the disk.
+
+    Raises:
+        BlockingIOError: another process is adding to the file.
+        OSError: there is no such file, or it may not be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, fsync: bool = True) -> None:
+        self.path = Path(path)
+        self.name = str(self.path)
+        self._fsync = fsync
+        self._fd = self._open_locked()
+
+    def _open_locked(self) -> int:
+        while True:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(fd), os.stat(self.path)):
+                    return fd
+            except BlockingIOError as error:
+                os.close(fd)
+                raise BlockingIOError(error.errno, "another process is adding to this file", self.name) from error
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)  # a writer replaced the file between our open and our lock
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file as it is now."""
+        return os.fstat(self._fd).st_size
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """The bytes of one range, which the caller has checked."""
+        data = bytearray(size)
+        done = 0
+        while done < size:
+            count = os.preadv(self._fd, [memoryview(data)[done:]], offset + done)
+            if not count:
+                detail = f"the file ends at byte {offset + done}: it was cut while being read"
+                raise OSError(errno.EIO, detail, self.name)
+            done += count
+        return memoryview(data)
+
+    def view_many(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of each (offset, size)."""
+        return [self.view(offset, size) for offset, size in ranges]
+
+    def write(self, data: Buffer, position: int) -> None:
+        """Writes all of `data` at a position."""
+        write_at(self._fd, data, position)
+
+    def cut(self, size: int) -> None:
+        """Makes the file end at `size`."""
+        os.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        """Waits until everything written so far is on the disk."""
+        if self._fsync:
+            os.fsync(self._fd)
+
+    def check_at_place(self) -> None:
+        """Raises `OSError` if the path names another file by now, so that what was added here is lost."""
+        if not os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
+            raise OSError(errno.ESTALE, "another writer replaced the file while something was added to it", self.name)
+
+    def close(self) -> None:
+        """Gives the file and its lock back."""
+        os.close(self._fd)
+
+
+def open_spool(folder: Path) -> JoinedFile:
     """A nameless file in `folder` for bytes whose place in the target is not known yet."""
-    return tempfile.TemporaryFile(dir=folder, buffering=JOINED_WRITE, prefix=".", suffix=".tmp")
+    return JoinedFile(tempfile.TemporaryFile(dir=folder, buffering=0, prefix=".", suffix=".tmp"))
 
 
-def splice(spool: IO[bytes], target: IO[bytes], size: int) -> None:
+def splice(spool: Spliceable, target: Positioned, size: int) -> None:
     """Appends the first `size` bytes of a spool to the target at its position, in the kernel where it can."""
     spool.flush()
     target.flush()

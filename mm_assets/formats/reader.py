@@ -32,7 +32,7 @@ from mm_assets.formats.layout import (
 )
 from mm_assets.formats.report import Damage, VerifyReport
 from mm_assets.formats.sample_ids import NumberedIds, SampleIds, StoredIds
-from mm_assets.formats.source import ByteSource, MappedFile, Table, drop_pages
+from mm_assets.formats.source import ByteSource, MappedFile, Region, Table, drop_pages
 from mm_assets.formats.tail import SECTION_NAMES, Tail, Window, check_descriptor
 
 
@@ -66,6 +66,7 @@ class PackedReader(ABC):
     ) -> None:
         opened = isinstance(source, str | os.PathLike)
         self._source: ByteSource = MappedFile(source) if isinstance(source, str | os.PathLike) else source
+        self._is_mapped = isinstance(self._source, MappedFile)
         self._verify = verify
         self._tables: list[Table] = []
         try:
@@ -79,11 +80,20 @@ class PackedReader(ABC):
         self._path = self._source.name
         self._size = self._source.size
         window = window or Window(self._source)
-        head = self._read_head(window)
+        try:
+            head = self._read_head(window)
+        except TruncatedError:
+            # A stream may have been added between the look at the size and that at the head.
+            if not (isinstance(self._source, MappedFile) and self._source.reopened()):
+                raise
+            self._size = self._source.size
+            window = Window(self._source)
+            head = self._read_head(window)
         self._num_samples = head.num_samples
         self._has_tail = head.trailer is not None
         self._num_present: tuple[int, ...] | None = None
         self._sections: Mapping[int, Any] = {}
+        self._tail: Tail | None = None
         self.schema: dict[str, Any] = {}
         if head.trailer is None:
             self.modalities = self._given_modalities(modalities, head)
@@ -101,6 +111,7 @@ class PackedReader(ABC):
             self.schema = tail.schema
             self._num_present = tail.num_present
             self._sections = tail.sections
+            self._tail = tail
             if modalities is not None:
                 self._match(modalities, head.descriptors)
         self.names = tuple(spec.name for spec in self.modalities)
@@ -124,11 +135,11 @@ class PackedReader(ABC):
 
     @abstractmethod
     def _read_one(self, i: int, number: int) -> tuple[Payload, int] | None:
-        """One payload and its checksum, or None where absent."""
+        """One payload of a mapped file and its checksum, or None where absent."""
 
     @abstractmethod
-    def _locate(self, ids: npt.NDArray[np.int64], number: int) -> Places:
-        """Where the payloads of samples `ids` are, checked; `CorruptError` where one is out of place."""
+    def _locate(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> dict[int, Places]:
+        """Where the payloads of samples `ids` are, by modality, checked; `CorruptError` where one is out of place."""
 
     @abstractmethod
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
@@ -150,8 +161,8 @@ class PackedReader(ABC):
     def _verify_body(self, damage: list[Damage]) -> int:
         """Checks everything between head and tail; returns the number of payloads looked at."""
 
-    def _table(self, ptr: int, count: int, dtype: npt.DTypeLike) -> Table:
-        table = Table(self._source, ptr, count, dtype)
+    def _table(self, ptr: int, count: int, dtype: npt.DTypeLike, region: Region | None = None) -> Table:
+        table = Table(self._source, ptr, count, dtype, region)
         self._tables.append(table)
         return table
 
@@ -265,6 +276,8 @@ class PackedReader(ABC):
         """
         number = self._number(name)
         i = self._index(i)
+        if not self._is_mapped:  # there are requests to save
+            return self.read_samples([i], (name,))[name][0]
         found = self._read_one(i, number)
         if found is None:
             return None
@@ -308,7 +321,7 @@ class PackedReader(ABC):
         """
         numbers = [self._number(name) for name in (self.names if names is None else names)]
         indices = self._indices(ids)
-        return self._fetch(indices, {number: self._locate(indices, number) for number in numbers}, self._verify)
+        return self._fetch(indices, self._locate(indices, numbers), self._verify)
 
     def _fetch(
         self, indices: npt.NDArray[np.int64], places: Mapping[int, Places], verify: bool
@@ -355,7 +368,7 @@ class PackedReader(ABC):
             KeyError: no such modality.
             CorruptError: as for `read_payload`.
         """
-        if isinstance(self._source, MappedFile):  # no requests to save
+        if self._is_mapped:
             return {name: self.read_payload(i, name) for name in (self.names if names is None else names)}
         return {name: payloads[0] for name, payloads in self.read_samples([i], names).items()}
 
@@ -397,7 +410,7 @@ class PackedReader(ABC):
         check = self._verify if verify is None else verify
         for first in range(0, self._num_samples, batch.BLOCK_ROWS):
             indices = np.arange(first, min(first + batch.BLOCK_ROWS, self._num_samples))
-            places = {number: self._locate(indices, number) for number in numbers}
+            places = self._locate(indices, numbers)
             sizes = np.zeros(len(indices), np.uint64)
             for found in places.values():
                 sizes += found.sizes

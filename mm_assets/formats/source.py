@@ -1,7 +1,8 @@
 """What readers read from: ranges of bytes of one file, mapped or remote, and tables of fixed rows over them.
 
 A source only moves bytes; it checks nothing. Whoever calls `view` has checked the range against `size` before.
-A mapped file costs nothing to view whole; of any other source, tables beyond `WHOLE_LIMIT` are read by rows.
+A mapped file costs nothing to view whole; of any other source, tables beyond `WHOLE_LIMIT` are read by rows, and what
+several tables need is asked for together.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import contextlib
 import mmap
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-WHOLE_LIMIT = 8 << 20  # bytes of a remote table that are fetched at once and kept
+WHOLE_LIMIT = 8 << 20  # bytes of a remote region of tables that are fetched at once and kept
 
 
 class ByteSource(Protocol):
@@ -39,6 +40,14 @@ class ByteSource(Protocol):
         """Gives the file back; views that were handed out stay valid."""
 
 
+@runtime_checkable
+class CachingSource(Protocol):
+    """A source that keeps what is near small ranges, for tables that are looked into again and again."""
+
+    def look_up(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of each (offset, size), as `view_many`."""
+
+
 class MappedFile:
     """A local file, mapped. Views are slices of the mapping: no copy.
 
@@ -54,11 +63,25 @@ class MappedFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self.name = str(self.path)
+        self._open()
+
+    def _open(self) -> None:
         with open(self.path, "rb", buffering=0) as file:
             self.size = os.fstat(file.fileno()).st_size
             # An empty file cannot be mapped.
             self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ) if self.size else None
         self._view = memoryview(self._map if self._map is not None else b"")
+
+    def reopened(self) -> bool:
+        """Maps the file again if it has another size by now, as after a stream was added; whether it had."""
+        try:
+            if os.stat(self.path).st_size == self.size:
+                return False
+        except FileNotFoundError:
+            return False
+        self.close()
+        self._open()
+        return True
 
     def view(self, offset: int, size: int) -> memoryview:
         """The bytes of one range.
@@ -101,6 +124,46 @@ class MappedFile:
         return MappedFile, (self.path,)
 
 
+class Region:
+    """A range of a source with one table or several, fetched once where it is small enough.
+
+    Args:
+        source: where it is; the caller has checked that it lies within.
+        ptr: absolute position.
+        size: bytes.
+    """
+
+    __slots__ = ("_view", "in_reach", "ptr", "size", "source")
+
+    def __init__(self, source: ByteSource, ptr: int, size: int) -> None:
+        self.source = source
+        self.ptr = ptr
+        self.size = size
+        self.in_reach = isinstance(source, MappedFile) or size <= WHOLE_LIMIT
+        self._view: memoryview | None = None
+
+    def view(self) -> memoryview:
+        """All its bytes, kept."""
+        view = self._view
+        if view is None:
+            view = self._view = self.source.view(self.ptr, self.size)
+        return view
+
+    def forget(self) -> None:
+        """Drops what is kept."""
+        self._view = None
+
+    @staticmethod
+    def fetch(regions: Iterable[Region]) -> None:
+        """Fetches those that are in reach and not kept yet with one request to the source."""
+        wanted = {id(region): region for region in regions if region.in_reach and region._view is None}.values()
+        if wanted:
+            source = next(iter(wanted)).source
+            views = source.view_many([(region.ptr, region.size) for region in wanted])
+            for region, view in zip(wanted, views, strict=True):
+                region._view = view
+
+
 class Table:
     """`count` rows of one dtype in a source, looked up singly, by batch or whole.
 
@@ -109,16 +172,21 @@ class Table:
         ptr: absolute position of the first row.
         count: rows.
         dtype: one row; packed.
+        region: what is fetched for it, with other tables; by default the table alone.
     """
 
-    __slots__ = ("_array", "_cells", "_view", "count", "dtype", "itemsize", "ptr", "source")
+    __slots__ = ("_array", "_cells", "_view", "count", "dtype", "in_reach", "itemsize", "ptr", "region", "source")
 
-    def __init__(self, source: ByteSource, ptr: int, count: int, dtype: npt.DTypeLike) -> None:
+    def __init__(
+        self, source: ByteSource, ptr: int, count: int, dtype: npt.DTypeLike, region: Region | None = None
+    ) -> None:
         self.source = source
         self.ptr = ptr
         self.count = count
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.itemsize = self.dtype.itemsize
+        self.region = region or Region(source, ptr, self.nbytes)
+        self.in_reach = self.region.in_reach  # whether the whole table may be viewed for the sake of one row
         self._view: memoryview | None = None
         self._cells: memoryview | None = None
         self._array: npt.NDArray[Any] | None = None
@@ -128,16 +196,16 @@ class Table:
         """Bytes of the whole table."""
         return self.count * self.itemsize
 
-    @property
-    def in_reach(self) -> bool:
-        """Whether the whole table may be viewed for the sake of one row."""
-        return isinstance(self.source, MappedFile) or self.nbytes <= WHOLE_LIMIT
-
     def view(self) -> memoryview:
         """The bytes of the whole table, kept."""
         view = self._view
         if view is None:
-            view = self._view = self.source.view(self.ptr, self.nbytes)
+            if self.in_reach:
+                start = self.ptr - self.region.ptr
+                view = self.region.view()[start : start + self.nbytes]
+            else:
+                view = self.source.view(self.ptr, self.nbytes)
+            self._view = view
         return view
 
     def array(self) -> npt.NDArray[Any]:
@@ -173,16 +241,24 @@ class Table:
 
     def forget(self) -> None:
         """Drops what is kept, so that the source can be closed."""
+        self.region.forget()
         self._view = self._cells = None
         self._array = None
 
 
 def gather(tables: Iterable[Table], ids: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
-    """Rows `ids` of every table, each (n,) of its dtype; tables out of reach share one `view_many`."""
+    """Rows `ids` of every table, each (n,) of its dtype.
+
+    Regions in reach that are not kept yet share one request to the source, and so do the rows of tables out of reach.
+    """
     tables = list(tables)
+    Region.fetch(table.region for table in tables)
     far = [table for table in tables if not table.in_reach]
     ranges = [(table.ptr + i * table.itemsize, table.itemsize) for table in far for i in ids.tolist()]
-    views = far[0].source.view_many(ranges) if ranges else []
+    views: list[memoryview] = []
+    if ranges:
+        source = far[0].source
+        views = source.look_up(ranges) if isinstance(source, CachingSource) else source.view_many(ranges)
     result = []
     for table in tables:
         if table.in_reach:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from mm_assets.formats.layout import (
     crc32c,
     name_hash,
 )
+from mm_assets.formats.output import Sink
 from mm_assets.formats.source import ByteSource
 
 HEAD_REQUEST = 8192  # MSTR's header page and its shadow; more than MULT's head ever takes
@@ -46,18 +47,28 @@ def dump_schema(
     Raises:
         EncodeError: a configuration or the provenance is not JSON.
     """
-    modalities = [
-        {
-            "name": spec.name,
-            "type": spec.type_name,
-            "type_id": spec.type_id,
-            "metadata_size": spec.metadata_size,
-            "config": dict(spec.config),
-            "num_present": present,
-        }
-        for spec, present in zip(specs, num_present, strict=True)
-    ]
-    schema = {"format": form, "version": VERSION, "modalities": modalities, "provenance": dict(provenance)}
+    modalities = [modality_entry(spec, present) for spec, present in zip(specs, num_present, strict=True)]
+    return dump_json({"format": form, "version": VERSION, "modalities": modalities, "provenance": dict(provenance)})
+
+
+def modality_entry(spec: ModalitySpec, num_present: int) -> dict[str, Any]:
+    """One modality as the schema lists it."""
+    return {
+        "name": spec.name,
+        "type": spec.type_name,
+        "type_id": spec.type_id,
+        "metadata_size": spec.metadata_size,
+        "config": dict(spec.config),
+        "num_present": num_present,
+    }
+
+
+def dump_json(schema: Mapping[str, Any]) -> bytes:
+    """A schema as its section holds it.
+
+    Raises:
+        EncodeError: it is not JSON.
+    """
     try:
         text = json.dumps(schema, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return text.encode()
@@ -72,7 +83,7 @@ class TailWriter:
         file: positioned at the end of the body.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: Sink) -> None:
         self._file = file
         self._entries: list[tuple[int, int, int, int]] = []
 
@@ -143,12 +154,16 @@ class Tail:
 
     Attributes:
         sections: by kind.
+        entries: the section table as it stands, with kinds that are not known here: kind, crc32c, ptr, size.
+        table_end: the position behind the section table.
         schema: the schema section, parsed.
         modalities: what the schema says of each modality.
         num_present: present rows per modality.
     """
 
     sections: Mapping[int, Section]
+    entries: tuple[tuple[int, int, int, int], ...]
+    table_end: int
     schema: dict[str, Any]
     modalities: tuple[ModalitySpec, ...]
     num_present: tuple[int, ...]
@@ -180,7 +195,7 @@ class Tail:
             FormatError: the tail is damaged.
         """
         path = source.name
-        sections = _read_table(source, window, trailer)
+        sections, entries = _read_table(source, window, trailer)
         for kind in kinds:
             if kind not in sections:
                 found = ", ".join(SECTION_NAMES[known] for known in sorted(sections)) or "none"
@@ -192,10 +207,19 @@ class Tail:
             raise checksum_error(path, "the schema section", found=actual, expected=section.crc32c)
         schema = _parse(path, data)
         modalities, num_present = _check_schema(path, schema, form, descriptors, num_samples)
-        return cls(sections=sections, schema=schema, modalities=modalities, num_present=num_present)
+        return cls(
+            sections=sections,
+            entries=entries,
+            table_end=trailer.table_ptr + trailer.table_size,
+            schema=schema,
+            modalities=modalities,
+            num_present=num_present,
+        )
 
 
-def _read_table(source: ByteSource, window: Window, trailer: Trailer) -> dict[int, Section]:
+def _read_table(
+    source: ByteSource, window: Window, trailer: Trailer
+) -> tuple[dict[int, Section], tuple[tuple[int, int, int, int], ...]]:
     path = source.name
     ptr, size = trailer.table_ptr, trailer.table_size
     check_range(path, ptr, size, source.size, "the section table")
@@ -218,7 +242,7 @@ def _read_table(source: ByteSource, window: Window, trailer: Trailer) -> dict[in
             section = Section(crc32c=int(entry["crc32c"]), ptr=int(entry["ptr"]), size=int(entry["size"]))
             check_range(path, section.ptr, section.size, source.size, f"the {name} section")
             sections[kind] = section
-    return sections
+    return sections, tuple(entries.tolist())
 
 
 def _parse(path: str, data: Buffer) -> dict[str, Any]:

@@ -46,6 +46,43 @@ def as_bytes(value: Buffer) -> Buffer:
     return view.cast("B") if view.nbytes else b""
 
 
+def check_modalities(path: object, specs: Sequence[ModalitySpec]) -> None:
+    """Refuses modalities that one file cannot hold together.
+
+    Raises:
+        EncodeError: none, more than 32, or two of one name or one name hash.
+    """
+    if not 1 <= len(specs) <= MAX_MODALITIES:
+        raise EncodeError(f"{path}: {len(specs)} modalities, expected 1..{MAX_MODALITIES}")
+    by_hash: dict[int, str] = {}
+    for spec in specs:
+        other = by_hash.get(name_hash(spec.name))
+        if other == spec.name:
+            raise EncodeError(f"{path}: two modalities are named {spec.name!r}")
+        if other is not None:
+            raise EncodeError(
+                f"{path}: the names {other!r} and {spec.name!r} have the same CRC-32 "
+                f"{name_hash(spec.name):#010x}, by which files tell modalities apart: rename one"
+            )
+        by_hash[name_hash(spec.name)] = spec.name
+
+
+def checked_payload(spec: ModalitySpec, payload: Payload) -> Payload:
+    """The payload as buffers whose lengths are their bytes.
+
+    Raises:
+        EncodeError: no contiguous bytes, or a record of the wrong size.
+    """
+    try:
+        metadata, data = as_bytes(payload[0]), as_bytes(payload[1])
+    except TypeError as error:
+        raise EncodeError(f"modality {spec.name!r}: not contiguous bytes ({error})") from error
+    if len(metadata) != spec.metadata_size:
+        found = f"the metadata record has {len(metadata)} bytes"
+        raise EncodeError(f"modality {spec.name!r}: {found}, expected {spec.metadata_size}")
+    return Payload(metadata, data)
+
+
 class PackedWriter(ABC):
     """Writes one packed file; see `MultWriter` and `MstrWriter`.
 
@@ -78,7 +115,7 @@ class PackedWriter(ABC):
         self._provenance = dict(provenance or {})
         self._announced = num_samples
         self._fsync = fsync
-        self._check_modalities()
+        check_modalities(self.path, self.modalities)
         if num_samples is not None and not 0 <= num_samples <= MAX_SAMPLES:
             raise EncodeError(f"{self.path}: num_samples is {num_samples}, expected 0..{MAX_SAMPLES}")
         # Refused now rather than after all samples.
@@ -96,21 +133,6 @@ class PackedWriter(ABC):
         except BaseException:
             self.abort()
             raise
-
-    def _check_modalities(self) -> None:
-        if not 1 <= len(self.modalities) <= MAX_MODALITIES:
-            raise EncodeError(f"{self.path}: {len(self.modalities)} modalities, expected 1..{MAX_MODALITIES}")
-        by_hash: dict[int, str] = {}
-        for spec in self.modalities:
-            other = by_hash.get(name_hash(spec.name))
-            if other == spec.name:
-                raise EncodeError(f"{self.path}: two modalities are named {spec.name!r}")
-            if other is not None:
-                raise EncodeError(
-                    f"{self.path}: the names {other!r} and {spec.name!r} have the same CRC-32 "
-                    f"{name_hash(spec.name):#010x}, by which files tell modalities apart: rename one"
-                )
-            by_hash[name_hash(spec.name)] = spec.name
 
     @abstractmethod
     def _begin(self) -> None:
@@ -158,27 +180,30 @@ class PackedWriter(ABC):
             ValueError: the writer is closed.
         """
         self._check_open()
-        where = f"{self.path}, sample {self._num_samples} ({sample_id!r})"
         limit = MAX_SAMPLES if self._announced is None else self._announced
         if self._num_samples >= limit:
             what = "a file holds at most" if self._announced is None else "num_samples announced"
-            raise EncodeError(f"{where}: {what} {limit} samples")
+            raise EncodeError(f"{self._where(sample_id)}: {what} {limit} samples")
         try:
             key = sample_id.encode()
         except UnicodeEncodeError as error:
-            raise EncodeError(f"{where}: the id cannot be written as UTF-8 ({error.reason})") from error
+            detail = f"the id cannot be written as UTF-8 ({error.reason})"
+            raise EncodeError(f"{self._where(sample_id)}: {detail}") from error
         checked: list[Payload | None] = [None] * len(self.modalities)
         for name, payload in payloads.items():
             number = self._numbers.get(name)
             if number is None:
                 known = ", ".join(self._numbers)
-                raise EncodeError(f"{where}: no modality {name!r} in this file; it has {known}")
+                raise EncodeError(f"{self._where(sample_id)}: no modality {name!r} in this file; it has {known}")
             if payload is not None:
-                checked[number] = self._check_payload(where, number, payload)
+                try:
+                    checked[number] = checked_payload(self.modalities[number], payload)
+                except EncodeError as error:
+                    raise EncodeError(f"{self._where(sample_id)}, {error}") from error.__cause__
         try:
             self._check_size(checked)
         except EncodeError as error:
-            raise EncodeError(f"{where}: {error}") from None
+            raise EncodeError(f"{self._where(sample_id)}: {error}") from None
         try:
             self._append(checked)
         except BaseException:
@@ -190,16 +215,8 @@ class PackedWriter(ABC):
         self._id_offsets.append(len(self._id_blob))
         self._num_samples += 1
 
-    def _check_payload(self, where: str, number: int, payload: Payload) -> Payload:
-        spec = self.modalities[number]
-        try:
-            metadata, data = as_bytes(payload[0]), as_bytes(payload[1])
-        except TypeError as error:
-            raise EncodeError(f"{where}, modality {spec.name!r}: not contiguous bytes ({error})") from error
-        if len(metadata) != spec.metadata_size:
-            found = f"the metadata record has {len(metadata)} bytes"
-            raise EncodeError(f"{where}, modality {spec.name!r}: {found}, expected {spec.metadata_size}")
-        return Payload(metadata, data)
+    def _where(self, sample_id: str) -> str:
+        return f"{self.path}, sample {self._num_samples} ({sample_id!r})"
 
     def _check_open(self) -> None:
         if self._ended:

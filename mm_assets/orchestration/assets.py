@@ -206,6 +206,7 @@ def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
         with _reported():
             report = publish.build_manifest(dataset)
         left_out = "\n".join(f"- `{key}`: {reason}" for key, reason in report.left_out.items())
+        missing = "\n".join(f"- `{name}`: {', '.join(keys)}" for name, keys in report.missing_streams.items())
         return dg.MaterializeResult(
             metadata={
                 "uri/manifest": dg.MetadataValue.path(report.url),
@@ -213,6 +214,7 @@ def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
                 "count/samples": report.manifest["num_samples"],
                 "count/left_out": len(report.left_out),
                 "left_out": dg.MetadataValue.md(left_out or "nothing"),
+                "missing_streams": dg.MetadataValue.md(missing or "nothing"),
             },
             data_version=dg.DataVersion(report.digest),
         )

@@ -178,3 +178,15 @@ class TestMstr(ContainerSuite, WriterSuite, DamageSuite):
             assert np.flatnonzero(reader.presence("text")).tolist() == [77]
             assert not reader.records("image").any()
             assert reader.verify().num_payloads == 1
+
+
+def test_a_mapped_file_is_checked_too(tmp_path: Path) -> None:
+    """A row that points outside its stream's region of a mapped file is refused when its payload is read alone."""
+    path = write(MstrWriter, tmp_path / "x")
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<Q", data, 8192, 2**63)
+    path.write_bytes(data)
+    with MstrReader(path) as reader:
+        assert reader.read_payload(3, "image") is not None
+        with pytest.raises(CorruptError, match="sample 0, modality 'image': a row points outside"):
+            reader.read_payload(0, "image")

@@ -15,7 +15,7 @@ from mm_assets.formats import MultReader, MultWriter, Payload
 
 from .container_suite import ContainerSuite, contents
 from .damage_suite import DamageSuite
-from .examples import SPECS, MemorySource, sections_of, with_section, without_tail
+from .examples import SPECS, MemorySource, sections_of, with_section, without_tail, write
 from .writer_suite import WriterSuite
 
 
@@ -181,3 +181,16 @@ class TestMult(ContainerSuite, WriterSuite, DamageSuite):
             sizes[:] = 0
             assert reader.sizes("text").any()
             assert np.asarray(reader.checksums("text")).flags.owndata
+
+
+def test_a_mapped_file_is_checked_too(tmp_path: Path) -> None:
+    """A directory entry that points outside a mapped file is refused when its payload is read alone."""
+    path = write(MultWriter, tmp_path / "x")
+    data = bytearray(path.read_bytes())
+    ptr, _ = sections_of(bytes(data))[3]
+    struct.pack_into("<Q", data, ptr, 2**63)
+    path.write_bytes(data)
+    with MultReader(path) as reader:
+        assert reader.read_payload(3, "image") is not None
+        with pytest.raises(CorruptError, match="sample 0, modality 'image': a payload is out of place"):
+            reader.read_payload(0, "image")

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mm_assets.formats import output
 from mm_assets.formats.output import AtomicFile, open_spool, splice
@@ -189,14 +191,53 @@ def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "x").read_bytes() == b"\0\0" + b"0123456789"
 
 
-def test_joined_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small writes are joined to about 4 MiB before the operating system is called."""
-    assert output.JOINED_WRITE == 4 << 20
+def test_joined_writes(tmp_path: Path) -> None:
+    """Small writes are joined to about 1 MiB before the operating system is called."""
+    assert output.JOINED_WRITE == 1 << 20
     file = AtomicFile(tmp_path / "x")
-    for _ in range(1000):
+    for _ in range(260):
         file.file.write(bytes(4000))
     assert (tmp_path / ".x.tmp").stat().st_size == 0
     for _ in range(100):
         file.file.write(bytes(4000))
-    assert (tmp_path / ".x.tmp").stat().st_size >= 4_000_000
+    assert (tmp_path / ".x.tmp").stat().st_size >= 1_000_000
     file.abort()
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=60)), max_size=30), piece=st.integers(1, 50))
+def test_joined_file(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bytes]], piece: int) -> None:
+    """Whatever is written and wherever, with buffers changed afterwards and a system that takes pieces, arrives."""
+    path = tmp_path_factory.mktemp("joined") / "x"
+    expected = bytearray()
+    real = os.pwritev
+
+    def some(fd: int, parts: list[bytes], position: int) -> int:
+        return real(fd, [memoryview(b"".join(parts))[:piece]], position)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwritev", some)
+        patch.setattr(output, "JOINED_WRITE", 40)
+        patch.setattr(output, "_MAX_PARTS", 5)
+        patch.setattr(output, "_MAX_COPIED", 20)
+        with output.JoinedFile(path.open("wb", buffering=0)) as file:
+            for kind, data in steps:
+                at = file.tell()
+                if kind == 3:
+                    at = len(data)
+                    file.seek(at)
+                mine = bytearray(data)
+                file.write((data, mine, memoryview(mine), data)[kind])
+                mine[:] = bytes(len(mine))
+                assert file.tell() == at + len(data)
+                expected.extend(bytes(max(0, at - len(expected))) if data else b"")
+                expected[at : at + len(data)] = data
+            file.flush()
+    assert path.read_bytes() == bytes(expected)
+
+
+def test_what_is_not_flushed_is_dropped(tmp_path: Path) -> None:
+    """Closing writes nothing: a writer that gives up touches the disk no more."""
+    with output.JoinedFile((tmp_path / "x").open("wb", buffering=0)) as file:
+        file.write(b"held back")
+    assert (tmp_path / "x").read_bytes() == b""

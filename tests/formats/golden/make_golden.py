@@ -1,5 +1,7 @@
 """Writes the golden files anew from their JSON twin. Changing one is a change of the format.
 
+Modalities under `added` are added to a finished MSTR file, one by one; a MULT file is written with all of them.
+
 Run as a script from anywhere; the package must be installed.
 """
 
@@ -8,14 +10,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mm_assets.formats import ModalitySpec, MstrWriter, MultWriter, Payload
+from mm_assets.formats import ModalitySpec, MstrWriter, MultWriter, Payload, add_stream
 
 FOLDER = Path(__file__).resolve().parent
 WRITERS = {"mult": MultWriter, "mstr": MstrWriter}
 
 
-def load(name: str) -> tuple[list[ModalitySpec], list[tuple[str, dict[str, Payload]]], dict[str, object]]:
-    """Modalities, samples and provenance of one twin."""
+def load(name: str) -> tuple[list[ModalitySpec], list[str], list[tuple[str, dict[str, Payload]]], dict[str, object]]:
+    """Modalities, names of those that are added, samples and provenance of one twin."""
     twin = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     specs = [ModalitySpec(**spec) for spec in twin["modalities"]]
     samples = [
@@ -28,15 +30,19 @@ def load(name: str) -> tuple[list[ModalitySpec], list[tuple[str, dict[str, Paylo
         )
         for sample in twin["samples"]
     ]
-    return specs, samples, twin["provenance"]
+    return specs, twin.get("added", []), samples, twin["provenance"]
 
 
 def make(name: str, extension: str, path: Path) -> None:
     """Writes one golden file to `path`."""
-    specs, samples, provenance = load(name)
-    with WRITERS[extension](path, specs, provenance=provenance, fsync=False) as writer:
+    specs, added, samples, provenance = load(name)
+    later = [spec for spec in specs if extension == "mstr" and spec.name in added]
+    first = [spec for spec in specs if spec not in later]
+    with WRITERS[extension](path, first, provenance=provenance, fsync=False) as writer:
         for sample_id, payloads in samples:
-            writer.write(sample_id, payloads)
+            writer.write(sample_id, {spec.name: payloads.get(spec.name) for spec in first})
+    for spec in later:
+        add_stream(path, spec, [payloads.get(spec.name) for _, payloads in samples], fsync=False)
 
 
 def hexdump(data: bytes) -> list[str]:

@@ -1,0 +1,214 @@
+"""Adding a stream to an MSTR file in place (3, "Adding a stream"): no byte of what is there moves or changes.
+
+Everything new goes behind the live end and to the disk first; then the shadow of the header page is written, then the
+page itself, with the disk waited for in between. Whatever fails, and at whatever point, leaves a file that reads as
+before or as after, and to which the stream can be added again. Memory does not grow with the file or the payloads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterable
+
+from mm_assets.errors import EncodeError
+from mm_assets.formats.layout import (
+    MAX_PAYLOAD_SIZE,
+    MSTR_ROW_PREFIX,
+    MSTR_SHADOW_PTR,
+    PAGE,
+    PAYLOAD_ALIGNMENT,
+    SCHEMA_SECTION,
+    Buffer,
+    ModalitySpec,
+    Payload,
+    align,
+    crc32c,
+    name_hash,
+)
+from mm_assets.formats.mstr_reader import Live, MstrReader, page_checksums
+from mm_assets.formats.mstr_writer import header_page
+from mm_assets.formats.output import JOINED_WRITE, GrowingFile
+from mm_assets.formats.report import WriteSummary
+from mm_assets.formats.tail import TailWriter, dump_json, modality_entry
+from mm_assets.formats.writer import check_modalities, checked_payload
+
+_FILL = bytes(PAYLOAD_ALIGNMENT)
+_PREFIX = struct.Struct("<QII")
+
+
+def add_stream(
+    path: str | os.PathLike[str],
+    spec: ModalitySpec,
+    payloads: Iterable[Payload | None],
+    *,
+    fsync: bool = True,
+) -> WriteSummary:
+    """Adds a modality to an MSTR file, in place. Readers that have the file open go on; new ones see the stream.
+
+    Args:
+        path: a local MSTR file.
+        spec: the new modality.
+        payloads: one per sample in the file's order, None where absent; taken one at a time.
+        fsync: wait for the disk between the steps. Without it a crash of the machine may damage the file.
+
+    Returns:
+        The file as it is now.
+
+    Raises:
+        EncodeError: the modality cannot stand beside those of the file, there are not as many payloads as samples, or
+            a payload does not fit. The file is as before.
+        FormatError: the file is not a whole MSTR file with a tail.
+        BlockingIOError: another process is adding to the file; it is not waited for.
+        OSError: the file cannot be had or written, or a writer replaced it meanwhile.
+    """
+    file = GrowingFile(path, fsync=fsync)
+    try:
+        summary = grow(file, spec, payloads)
+        file.check_at_place()
+        return summary
+    finally:
+        file.close()
+
+
+def grow(
+    file: GrowingFile, spec: ModalitySpec, payloads: Iterable[Payload | None], *, joined_write: int = JOINED_WRITE
+) -> WriteSummary:
+    """Adds a modality to a file that is locked; see `add_stream`.
+
+    Args:
+        file: the file; left open.
+        spec: the new modality.
+        payloads: one per sample.
+        joined_write: bytes gathered before the operating system is called.
+    """
+    reader = MstrReader(file)  # refuses a file that is not whole before anything is written
+    live = reader.live()
+    check_modalities(file.path, (*reader.modalities, spec))
+    dump_json(modality_entry(spec, 0))  # refused now rather than after all payloads
+    _make_pages_equal(file)
+    if file.size > live.end:
+        file.cut(live.end)  # what an attempt that came to nothing left
+    try:
+        page, num_present = _append(file, reader, live, spec, payloads, joined_write)
+        file.sync()
+    except BaseException:
+        # If even this fails, the bytes stay behind the end, where no reader looks.
+        with contextlib.suppress(OSError):
+            file.cut(live.end)
+        raise
+    # From here on nothing may be cut: as soon as one page is on the disk, it leads to the new bytes.
+    for position in (MSTR_SHADOW_PTR, 0):
+        file.write(page, position)
+        file.sync()
+    present = dict(zip(reader.names, live.num_present, strict=True)) | {spec.name: num_present}
+    return WriteSummary(path=file.path, num_samples=len(reader), num_bytes=file.size, num_present=present)
+
+
+def _make_pages_equal(file: GrowingFile) -> None:
+    """Restores a damaged header page from its shadow, or else the shadow from the page."""
+    start = bytes(file.view(0, MSTR_SHADOW_PTR + PAGE))
+    page, shadow = start[:PAGE], start[MSTR_SHADOW_PTR:]
+    if page == shadow:
+        return
+    sums = page_checksums(page)
+    if sums is not None and sums[0] == sums[1]:
+        file.write(page, MSTR_SHADOW_PTR)  # of an attempt that came to nothing
+    else:
+        file.write(shadow, 0)  # the reader, which opened the file, has checked it
+    file.sync()
+
+
+class _Run:
+    """Bytes one behind the other, joined to large writes.
+
+    Args:
+        file: where they go.
+        position: of the first.
+        limit: bytes that are gathered.
+    """
+
+    def __init__(self, file: GrowingFile, position: int, limit: int) -> None:
+        self._file = file
+        self._start = position
+        self._limit = limit
+        self._gathered = bytearray()
+
+    def tell(self) -> int:
+        return self._start + len(self._gathered)
+
+    def write(self, data: Buffer, /) -> None:
+        if len(self._gathered) + len(data) > self._limit:
+            self.flush()
+        if len(data) > self._limit:
+            self._file.write(data, self._start)
+            self._start += len(data)
+        else:
+            self._gathered += data
+
+    def flush(self) -> None:
+        if self._gathered:
+            self._file.write(self._gathered, self._start)
+            self._start += len(self._gathered)
+            self._gathered.clear()
+
+
+def _append(
+    file: GrowingFile,
+    reader: MstrReader,
+    live: Live,
+    spec: ModalitySpec,
+    payloads: Iterable[Payload | None],
+    joined_write: int,
+) -> tuple[bytes, int]:
+    """Writes everything new behind the live end; returns the header page that leads to it, and the present rows."""
+    stride = MSTR_ROW_PREFIX.itemsize + spec.metadata_size
+    metadata_ptr = align(live.end, PAGE)
+    data_ptr = align(metadata_ptr + stride * len(reader), PAGE)
+    # The number of rows is known, so table and data are written side by side.
+    rows, data = _Run(file, metadata_ptr, joined_write), _Run(file, data_ptr, joined_write)
+    num_present = _write_rows(rows, data, reader, spec, payloads)
+    rows.flush()
+    data_size = data.tell() - data_ptr
+    tail = TailWriter(data)
+    for kind, checksum, ptr, size in live.sections:
+        if kind != SCHEMA_SECTION:
+            tail.refer(kind, ptr, size, checksum)
+    modalities = [*reader.schema["modalities"], modality_entry(spec, num_present)]
+    tail.add(SCHEMA_SECTION, dump_json({**reader.schema, "modalities": modalities}))
+    table_ptr, table = tail.finish()
+    data.flush()
+    stream = (name_hash(spec.name), spec.type_id, 0, metadata_ptr, stride, 0, data_ptr, data_size)
+    return header_page(len(reader), (*live.streams, stream), table_ptr, table), num_present
+
+
+def _write_rows(
+    rows: _Run, data: _Run, reader: MstrReader, spec: ModalitySpec, payloads: Iterable[Payload | None]
+) -> int:
+    stride = MSTR_ROW_PREFIX.itemsize + spec.metadata_size
+    absent = bytes(stride)
+    count = num_present = 0
+    for i, payload in enumerate(payloads):
+        count = i + 1
+        if count > len(reader):
+            raise EncodeError(f"{reader.path}: more than {len(reader)} payloads for {len(reader)} samples")
+        if payload is None:
+            rows.write(absent)
+            continue
+        try:
+            metadata, content = checked_payload(spec, payload)
+            size = len(metadata) + len(content)
+            if size > MAX_PAYLOAD_SIZE:
+                detail = f"the payload takes {size} bytes, an MSTR file allows {MAX_PAYLOAD_SIZE}"
+                raise EncodeError(f"modality {spec.name!r}: {detail}")
+        except EncodeError as error:
+            raise EncodeError(f"{reader.path}, sample {i} ({reader.sample_ids[i]!r}), {error}") from error
+        rows.write(_PREFIX.pack(data.tell(), len(content), crc32c(metadata, content)))
+        rows.write(metadata)
+        data.write(content)
+        data.write(_FILL[: -len(content) % PAYLOAD_ALIGNMENT])
+        num_present += 1
+    if count < len(reader):
+        raise EncodeError(f"{reader.path}: {count} payloads for {len(reader)} samples")
+    return num_present

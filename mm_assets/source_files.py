@@ -1,0 +1,450 @@
+"""Files of any fsspec URL, read by ranges: shards, tables, and packed files that are not local.
+
+`SourceFile` reads; each byte asked for is fetched once, near ranges in one request. `RemoteFile` is what the packed
+formats read from when their file is not local. Nothing here knows what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from mm_assets.errors import SourceError
+from mm_assets.errors import TruncatedError as TruncatedFileError
+
+__all__ = [
+    "MAX_GAP",
+    "MAX_REQUEST",
+    "SHARD_SUFFIXES",
+    "Options",
+    "RemoteFile",
+    "ShardFile",
+    "SourceFile",
+    "describe_file",
+    "expand_shards",
+    "filesystem",
+    "is_local",
+    "local_path",
+    "protocols",
+    "reason",
+]
+
+MAX_GAP = 64 << 10  # ranges of a remote file this near are fetched as one: less than a request's latency costs
+MAX_LOCAL_GAP = 4 << 10  # of a local file, where a system call costs no more than copying a page
+MAX_REQUEST = 16 << 20  # bounds what one merged request holds in memory
+
+SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst")
+"""Names that count as shards when a folder is given instead of a pattern."""
+
+Options = Mapping[str, Any]
+
+
+def is_local(url: str) -> bool:
+    """Whether `url` is a path of the local file system (plain, or ``file://``)."""
+    return "://" not in url or url.startswith(("file://", "local://"))
+
+
+def local_path(url: str) -> Path:
+    """The path behind a local URL, absolute, with ``~`` expanded."""
+    return Path(os.path.abspath(os.path.expanduser(url.split("://", 1)[-1] if "://" in url else url)))
+
+
+def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a URL, and the path in it."""
+    settings = dict(options or {})
+    if not is_local(url):
+        # A daemon lives for days: a remembered listing would hide new shards and changed ones.
+        settings.setdefault("use_listings_cache", False)
+    fs, path = url_to_fs(url, **settings)
+    return fs, path
+
+
+def _public_url(fs: fsspec.AbstractFileSystem, path: str) -> str:
+    return path if "file" in protocols(fs) else str(fs.unstrip_protocol(path))
+
+
+def protocols(fs: fsspec.AbstractFileSystem) -> tuple[str, ...]:
+    """The names under which a file system is known."""
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFile:
+    """A shard as a listing shows it.
+
+    Attributes:
+        url: absolute path or URL.
+        size: bytes.
+        fingerprint: changes whenever the content does: the object's ETag, or size and modification time.
+        modified: seconds since 1970, or None where the storage does not tell.
+    """
+
+    url: str
+    size: int
+    fingerprint: str
+    modified: float | None
+
+
+def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any]) -> ShardFile:
+    if "file" in protocols(fs):
+        status = os.stat(path)  # fsspec's mtime is a float and loses nanoseconds
+        return ShardFile(
+            url=path,
+            size=status.st_size,
+            fingerprint=f"{status.st_size}-{status.st_mtime_ns}",
+            modified=status.st_mtime,
+        )
+    size = info.get("size")
+    if size is None:
+        raise SourceError(_public_url(fs, path), "the storage does not tell the file's size")
+    modified = next((info[k] for k in ("LastModified", "last_modified", "mtime", "created") if info.get(k)), None)
+    seconds: float | None = None
+    if isinstance(modified, datetime):
+        seconds = modified.timestamp()
+    elif isinstance(modified, int | float):
+        seconds = float(modified)
+    mark = next((str(info[k]) for k in ("ETag", "etag", "md5Hash", "content_md5", "crc32c") if info.get(k)), None)
+    if mark is None:
+        mark = str(modified) if modified is not None else "unmarked"
+    mark = re.sub(r"[^A-Za-z0-9._:+-]", "", mark)
+    return ShardFile(url=_public_url(fs, path), size=int(size), fingerprint=f"{size}-{mark}", modified=seconds)
+
+
+def describe_file(url: str, storage_options: Options | None = None) -> ShardFile:
+    """Size and fingerprint of one file as it is now.
+
+    Raises:
+        SourceError: the file is not there or may not be read.
+    """
+    fs, path = filesystem(url, storage_options)
+    try:
+        info = fs.info(path)
+        if info.get("type") == "directory":
+            raise SourceError(url, "is a folder, expected a file")
+        return _describe(fs, path, info)
+    except OSError as error:
+        raise SourceError(url, f"cannot be read: {reason(error)}") from error
+
+
+def expand_shards(pattern: str, storage_options: Options | None = None) -> list[ShardFile]:
+    """The shards that a folder, a glob or one path names, sorted by URL.
+
+    A folder gives every file below it with a name in `SHARD_SUFFIXES`; a pattern is taken as it is. Hidden files
+    never count.
+    """
+    fs, path = filesystem(pattern, storage_options)
+    try:
+        if any(c in path for c in "*?["):
+            found = {p: i for p, i in fs.glob(path, detail=True).items() if i.get("type") != "directory"}
+        elif fs.isdir(path):
+            found = {p: i for p, i in fs.find(path, detail=True).items() if p.lower().endswith(SHARD_SUFFIXES)}
+        elif fs.exists(path):
+            found = {path: fs.info(path)}
+        else:
+            found = {}
+        listed = []
+        for place, info in found.items():
+            if place.rsplit("/", 1)[-1].startswith("."):
+                continue
+            try:
+                listed.append(_describe(fs, place, info))
+            except FileNotFoundError:
+                continue  # removed since it was listed, or a link that leads nowhere: there is no shard
+    except OSError as error:
+        raise SourceError(pattern, f"cannot be listed: {reason(error)}") from error
+    return sorted(listed, key=lambda shard: shard.url)
+
+
+def reason(error: OSError) -> str:
+    """What went wrong, in the system's words where it has some."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+class SourceFile:
+    """One file that is read by ranges, local or remote. Safe to share between threads.
+
+    Args:
+        url: path or fsspec URL.
+        storage_options: arguments for the file system.
+
+    Raises:
+        SourceError: the file is not there or may not be read.
+    """
+
+    def __init__(self, url: str, storage_options: Options | None = None) -> None:
+        described = describe_file(url, storage_options)
+        self.url = described.url
+        self.size = described.size
+        self.fingerprint = described.fingerprint
+        self._fs, self._path = filesystem(url, storage_options)
+        self._fd = -1
+        if "file" in protocols(self._fs):
+            try:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise SourceError(url, f"cannot be opened: {reason(error)}") from error
+
+    @property
+    def is_local(self) -> bool:
+        """Whether reads are system calls and not requests."""
+        return self._fd >= 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether a local file's descriptor has been given back, so that reads fail."""
+        return self._fd < 0 and "file" in protocols(self._fs)
+
+    def _check(self, offset: int, size: int) -> None:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise SourceError(
+                self.url,
+                f"a range of {size} bytes does not lie inside the file's {self.size} bytes",
+                byte_offset=offset,
+            )
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`, in one request.
+
+        Raises:
+            SourceError: the range leaves the file, or the storage gave fewer bytes than it announced.
+        """
+        self._check(offset, size)
+        if size == 0:
+            return b""
+        if self._fd >= 0:
+            data = bytearray(size)
+            self._pread(offset, memoryview(data))
+            return bytes(data)
+        try:
+            got: bytes = self._fs.cat_file(self._path, start=offset, end=offset + size)
+        except OSError as error:
+            raise SourceError(self.url, f"cannot be read: {reason(error)}", byte_offset=offset) from error
+        return self._whole(got, offset, size)
+
+    def _whole(self, got: bytes, offset: int, size: int) -> bytes:
+        if len(got) != size:
+            raise SourceError(self.url, f"the storage gave {len(got)} of {size} bytes", byte_offset=offset)
+        return got
+
+    def _pread(self, offset: int, target: memoryview) -> None:
+        done = 0
+        try:
+            while done < len(target):
+                got = os.preadv(self._fd, [target[done:]], offset + done)
+                if got == 0:
+                    raise SourceError(
+                        self.url,
+                        f"ended {len(target) - done} bytes early: it was cut while being read",
+                        byte_offset=offset,
+                    )
+                done += got
+        except OSError as error:
+            raise SourceError(self.url, f"cannot be read: {reason(error)}", byte_offset=offset) from error
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]], *, max_gap: int | None = None) -> list[memoryview]:
+        """The bytes of each (offset, size), in the order asked for.
+
+        Equal ranges are read once; ranges nearer than `max_gap` bytes become one request of at most 16 MiB.
+
+        Raises:
+            SourceError: a range leaves the file or could not be read.
+        """
+        for offset, size in ranges:
+            self._check(offset, size)
+        gap = (MAX_LOCAL_GAP if self._fd >= 0 else MAX_GAP) if max_gap is None else max_gap
+        merged = _merge(ranges, gap)
+        if self._fd >= 0:
+            blocks: list[memoryview] = []
+            for start, end in merged:
+                block = memoryview(bytearray(end - start))
+                self._pread(start, block)
+                blocks.append(block)
+        else:
+            starts = [start for start, _ in merged]
+            ends = [end for _, end in merged]
+            try:
+                got = self._fs.cat_ranges([self._path] * len(merged), starts, ends, on_error="raise") if merged else []
+            except OSError as error:
+                raise SourceError(self.url, f"cannot be read: {reason(error)}") from error
+            blocks = [memoryview(self._whole(b, s, e - s)) for b, s, e in zip(got, starts, ends, strict=True)]
+        return _cut(ranges, merged, blocks)
+
+    def read_into(self, ranges: Sequence[tuple[int, int]], buffer: memoryview, positions: Sequence[int]) -> None:
+        """Reads each (offset, size) straight to `buffer[position:position + size]`.
+
+        Raises:
+            SourceError: a range leaves the file or could not be read.
+            ValueError: a position leaves the buffer.
+        """
+        for (_, size), position in zip(ranges, positions, strict=True):
+            if position < 0 or position + size > len(buffer):
+                raise ValueError(f"{size} bytes at {position} do not fit a buffer of {len(buffer)}")
+        if self._fd >= 0:
+            for (offset, size), position in zip(ranges, positions, strict=True):
+                self._check(offset, size)
+                self._pread(offset, buffer[position : position + size])
+            return
+        for view, position in zip(self.read_ranges(ranges), positions, strict=True):
+            buffer[position : position + len(view)] = view
+
+    def stream(self) -> BinaryIO:
+        """The whole file from its start, sequentially; each byte is read once."""
+        return io.BufferedReader(_SequentialReader(self), buffer_size=(4 << 20) if self._fd < 0 else (256 << 10))
+
+    def close(self) -> None:
+        """Closes the descriptor; ranges already read stay valid."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self.size = 0  # later reads fail on their bounds and not on a reused descriptor
+
+    def __enter__(self) -> SourceFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _merge(ranges: Sequence[tuple[int, int]], max_gap: int) -> list[tuple[int, int]]:
+    """Sorted, disjoint (start, end) that cover `ranges`."""
+    merged: list[tuple[int, int]] = []
+    for offset, size in sorted(set(ranges)):
+        end = offset + size
+        if merged:
+            last_start, last_end = merged[-1]
+            near = offset - last_end <= max_gap and max(end, last_end) - last_start <= MAX_REQUEST
+            if near or offset < last_end:  # overlapping ranges are one whatever their size: no byte twice
+                merged[-1] = (last_start, max(last_end, end))
+                continue
+        merged.append((offset, end))
+    return merged
+
+
+def _cut(
+    ranges: Sequence[tuple[int, int]], merged: Sequence[tuple[int, int]], blocks: Sequence[memoryview]
+) -> list[memoryview]:
+    starts = [start for start, _ in merged]
+    views = []
+    for offset, size in ranges:
+        k = bisect_right(starts, offset) - 1
+        at = offset - starts[k]
+        views.append(blocks[k][at : at + size])
+    return views
+
+
+class _SequentialReader(io.RawIOBase):
+    def __init__(self, source: SourceFile) -> None:
+        self._source = source
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        size = min(len(target), self._source.size - self._at)
+        if size > 0:
+            target[:size] = self._source.read(self._at, size)
+            self._at += size
+        return max(size, 0)
+
+
+class RemoteFile:
+    """A remote file for the packed formats' readers: views of ranges, small ones through a bounded block cache.
+
+    Args:
+        url: fsspec URL.
+        storage_options: arguments for the file system.
+    """
+
+    MAX_GAP = 256 << 10  # payloads this near are one request: a batch waits for all of them anyway
+    BLOCK = 256 << 10  # small look-ups (ids, index entries) share requests of this size
+    MAX_BLOCKS = 64  # 16 MiB of cache for one open file
+
+    def __init__(self, url: str, storage_options: Options | None = None) -> None:
+        self._source = SourceFile(url, storage_options)
+        self._options = dict(storage_options or {})
+        self._blocks: OrderedDict[int, memoryview] = OrderedDict()
+        self._lock = threading.Lock()  # of the blocks; requests run outside it
+
+    @property
+    def name(self) -> str:
+        """The file's URL."""
+        return self._source.url
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._source.size
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """The bytes of one range."""
+        if size > self.BLOCK // 4:
+            return self._read([(offset, size)], self.MAX_GAP)[0]
+        return self.look_up([(offset, size)])[0]
+
+    def view_many(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of each (offset, size), in one coalesced request."""
+        return self._read(ranges, self.MAX_GAP)
+
+    def look_up(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of each (offset, size), by the blocks around them: in one request, or none where they are kept."""
+        spans = [(start // self.BLOCK, max(start, start + size - 1) // self.BLOCK) for start, size in ranges]
+        numbers = sorted({number for first, last in spans for number in range(first, last + 1)})
+        if len(numbers) > self.MAX_BLOCKS // 2:
+            # Too scattered for the next look-up to find anything kept: no more bytes than asked for.
+            return self._read(ranges, MAX_GAP)
+        blocks = self._fetched(numbers)
+        views = []
+        for (start, size), (first, last) in zip(ranges, spans, strict=True):
+            at = start - first * self.BLOCK
+            block = blocks[first]
+            if last > first:
+                block = memoryview(b"".join(blocks[number] for number in range(first, last + 1)))
+            views.append(block[at : at + size])
+        return views
+
+    def _fetched(self, numbers: Sequence[int]) -> dict[int, memoryview]:
+        """Blocks by number, those that are not kept with one request."""
+        with self._lock:
+            found = {number: self._blocks[number] for number in numbers if number in self._blocks}
+            for number in found:
+                self._blocks.move_to_end(number)
+        missing = [number for number in numbers if number not in found]
+        ranges = [(number * self.BLOCK, min(self.BLOCK, self.size - number * self.BLOCK)) for number in missing]
+        views = self._read(ranges, 0) if ranges else []
+        # Neighbours come in one buffer, which one of them that is kept would keep whole.
+        fetched = [memoryview(bytes(view)) for view in views] if len(views) > 1 else views
+        new = dict(zip(missing, fetched, strict=True))
+        with self._lock:
+            self._blocks.update(new)
+            while len(self._blocks) > self.MAX_BLOCKS:
+                self._blocks.popitem(last=False)
+        return found | new
+
+    def _read(self, ranges: Sequence[tuple[int, int]], max_gap: int) -> list[memoryview]:
+        try:
+            return self._source.read_ranges(ranges, max_gap=max_gap)
+        except SourceError as error:
+            raise TruncatedFileError(self.name, error.detail) from error
+
+    def close(self) -> None:
+        """Forgets the cached blocks."""
+        with self._lock:
+            self._blocks.clear()
+        self._source.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return RemoteFile, (self._source.url, self._options)
