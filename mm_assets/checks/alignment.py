@@ -148,8 +148,11 @@ def _spans(kind: str, starts: Numbers, ends: Numbers) -> _Fact:
 
 
 def _of_document(made: DocumentField, payload: Payload) -> Iterator[_Fact]:
-    layout = replace(made, normalize=False).decode_layout(payload.metadata, payload.data)
-    if layout is None or layout.page_sizes is None or made.outside == "keep":
+    if made.outside == "keep":
+        return
+    # As stored: decoding with the field's own settings refuses what the check is to show.
+    layout = replace(made, normalize=False, outside="keep").decode_layout(payload.metadata, payload.data)
+    if layout is None or layout.page_sizes is None:
         return
     for kind, texts in (("word", layout.words), ("segment", layout.segments)):
         boxes, sizes = np.asarray(texts.boxes, np.float64), np.asarray(layout.page_sizes, np.float64)[texts.pages]

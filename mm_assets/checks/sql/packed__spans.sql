@@ -9,5 +9,5 @@ media as (
 select sample_id, modality, kind, item, start_seconds, end_seconds, medium_seconds
 from packed_spans
 join media using (sample_id)
-where start_seconds < -tolerance_seconds or end_seconds > medium_seconds + tolerance_seconds
+where start_seconds < -tolerance_seconds - 1e-9 or end_seconds > medium_seconds + tolerance_seconds + 1e-9
 order by sample_id, modality, item
