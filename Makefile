@@ -28,11 +28,11 @@ $(VENV)/pip.done: constraints.txt
 	@touch $@
 
 $(VENV)/run.done: $(VENV)/pip.done pyproject.toml
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[s3]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[s3,video]'
 	@touch $@
 
 $(VENV)/dev.done: $(VENV)/run.done
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[s3,pandas]' --group dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
 	@touch $@
 
 run: $(VENV)/run.done

@@ -1,5 +1,6 @@
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,11 +14,22 @@ from mm_assets.etl.source_ref import build_source_ref
 from mm_assets.etl.survey import MAX_GROUPS
 from mm_assets.fields import BytesField, ImageField, JSONField, SequenceField, TextField
 
-TYPES = {"png": "image/png", "svg": "image/svg+xml", "wav": "audio/wav", "m4a": "audio/mp4", "npy": "application/x-npy"}
+TYPES = {
+    "png": "image/png",
+    "svg": "image/svg+xml",
+    "wav": "audio/wav",
+    "m4a": "audio/mp4",
+    "npy": "application/x-npy",
+    "mp4": "video/mp4",
+    "wmv": "video/x-ms-wmv",
+}
 KINDS = {
     "txt": "text",
     "caption": "text",
     "csv": "text",
+    "srt": "text",
+    "mp4": "video",
+    "wmv": "video",
     "png": "image",
     "svg": "image",
     "wav": "audio",
@@ -25,16 +37,17 @@ KINDS = {
 }
 
 
-def rows(*samples: list[str], interleaved: bool = False) -> list[pa.RecordBatch]:
-    """Rows of samples whose members have these names (without their key); batches split samples."""
+def rows(*samples: list[str], interleaved: bool = False, contents: Sequence[Any] | None = None) -> list[pa.RecordBatch]:
+    """Rows of samples whose members have these names (without their key), and these JSONs; batches split samples."""
     made = []
     for number, names in enumerate(samples):
         key = f"s{number}"
         row = {"sample_id": key, "position": -1, "modality": "metadata"}
+        row["metadata_json"] = None if contents is None else json.dumps(contents[number])
         made.append({**row, "source_ref": build_source_ref(path="x.tar", member=f"{key}.json")})
         for position, name in enumerate(names):
             extension = name.rsplit(".", 1)[-1]
-            modality = {"npy": "array", "mp4": "video", "mid": "midi"}.get(extension, KINDS.get(extension, "binary"))
+            modality = {"npy": "array", "mid": "midi"}.get(extension, KINDS.get(extension, "binary"))
             frame = None
             member = f"{key}.{name}"
             if interleaved and modality == "text":
@@ -80,13 +93,86 @@ def names_of(plan: PackPlan) -> list[tuple[str, str, str]]:
         ([["m4a", "txt"]] * 2, False, "generic"),
         ([["wav"]], False, "generic"),
         ([["wav", "txt", "png"]], False, "generic"),
-        ([["mp4"]], False, "generic"),
+        ([["mp4"]], False, "video"),
+        ([["mp4", "srt", "txt"], ["mp4", "wav"]], False, "video"),
+        ([["wmv"]], False, "generic"),
+        ([["0.mp4", "1.mp4"]], False, "generic"),
+        ([["mp4", "png"]], False, "generic"),
+        ([["wav", "txt", "srt"], ["wav", "srt"]], False, "speech"),
+        ([["wav", "txt", "caption"]], False, "generic"),
+        ([["mid"], ["wav", "mid", "lyrics.txt"]], False, "music"),
+        ([["rgb.png", "state.npy"]], False, "robotics"),
+        ([["top.mp4", "obs.timestamp.npy", "action.npy"]], False, "robotics"),
+        ([["rgb.png", "depth.png"]], False, "robotics"),
+        ([["png", "clip.npy"]], False, "generic"),
+        ([["state.npy"]], False, "generic"),
         ([], False, "generic"),
     ],
 )
 def test_rows_choose_the_preset_that_loses_none(samples: list[list[str]], interleaved: bool, expected: str) -> None:
     """Without a declaration the preset follows from the first shard's rows, and is generic where another would drop."""
     assert choose_plan(rows(*samples, interleaved=interleaved), pack=None, where="test").preset == expected
+
+
+FORM = {"form": [{"box": [0, 0, 1, 1], "text": "a", "words": [{"box": [0, 0, 1, 1], "text": "a"}]}]}
+
+
+def test_layouts_in_the_json_make_documents() -> None:
+    """Images whose JSON mostly holds a known layout are documents, whatever text stands beside them."""
+    samples = [["png"], ["png", "boxes.csv"], ["png"]]
+    many = choose_plan(rows(*samples, contents=[FORM, FORM, {}]), pack=None, where="test")
+    few = choose_plan(rows(*samples, contents=[FORM, {}, {}]), pack=None, where="test")
+    assert (many.preset, few.preset) == ("document", "generic")
+    assert names_of(many) == []
+    assert list(many.modalities[0].parts) == ["pages", "layout"]
+
+
+@pytest.mark.parametrize(
+    ("contents", "key"),
+    [
+        ([{"words": [{"word": "a", "start": 0, "end": 1}]}, {}], ("words",)),
+        ([{"segments": [{"text": "a", "start": 0, "end": 1}]}], ("segments",)),
+        ([{"words": "a b"}], ()),
+        ([{"words": [{"word": "a", "start": 0}]}, {"words": "a"}], ()),
+        ([{"words": [{"text": "a", "box": [0, 0, 1, 1]}]}], ()),
+    ],
+)
+def test_word_timings_are_found_in_the_json(contents: list[Any], key: tuple[str, ...]) -> None:
+    """Speech takes its words from the JSON key that holds timed words wherever it stands, else from subtitle files."""
+    samples = [["wav", "txt"]] * len(contents)
+    plan = choose_plan(rows(*samples, contents=contents), pack="speech", where="test")
+    words = next(modality for modality in plan.modalities if modality.name == "words")
+    assert words.field_type == "TimedTextField"
+    assert words.selector.key == key
+    assert words.selector.take == ("json" if key else "one")
+
+
+def test_robots_have_series_where_there_is_a_clock() -> None:
+    """With a clock each array is a series dated by it, without one an array; cameras, depth and the task are told."""
+    names = ["top.mp4", "rgb.png", "rgb.depth.png", "obs.timestamp.npy", "state.npy", "done.npy", "txt"]
+    content = [{"language_instruction": "pick", "timestamp": 0.5}]
+    plan = choose_plan(rows(names, contents=content), pack=None, where="test")
+    found = {modality.name: modality.field_type for modality in plan.modalities}
+    assert found == {
+        "done": "TimeSeriesField",
+        "obs.timestamp": "NDArrayField",
+        "state": "TimeSeriesField",
+        "rgb": "ImageField",
+        "rgb.depth": "DepthField",
+        "text": "TextField",
+        "top": "SyncedVideoAudioField",
+        "task": "TextField",
+        "timestamp": "ScalarField",
+        "rest": "SequenceField",
+        "rows": "JSONField",
+        "metadata": "JSONField",
+    }
+    state = next(modality for modality in plan.modalities if modality.name == "state")
+    assert (state.parts["timestamps"].role, state.parts["timestamps"].take) == ("obs.timestamp", "shared")
+    bare = choose_plan(rows(names[1:3] + names[4:6], contents=[{"task": 3}]), pack="robotics", where="test")
+    fields = {modality.name: modality.field_type for modality in bare.modalities}
+    assert (fields["state"], fields["done"]) == ("NDArrayField", "NDArrayField")
+    assert "task" not in fields
 
 
 def test_declared_preset_reads_no_rows() -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+import mm_assets
 from mm_assets.errors import ConfigError, EncodeError, FormatError
 from mm_assets.fields import FIELD_NAMES, FIELD_TYPES, Encoded, Field, field_from_config
 
@@ -172,6 +173,20 @@ class FieldSuite:
             assert pickle.loads(pickle.dumps(field)) == field
         for one, other in itertools.combinations(self.fields, 2):
             assert one != other
+
+    def test_a_file_keeps_the_configuration(self, tmp_path):
+        """A packed file's schema restores an equal field, which reads the file's value; an absent value is None."""
+        for place, field in enumerate(self.fields):
+            value = self.cases[0][0] if place == 0 else None
+            for form in ("mult", "mstr"):
+                path = tmp_path / f"{place}.{form}"
+                with mm_assets.create(path, {"value": field}) as writer:
+                    writer.write("absent", {"value": None})
+                    writer.write("sample", {"value": value})
+                with mm_assets.open(path) as dataset:
+                    assert dataset.fields == {"value": field}
+                    assert dataset[0]["value"] is None
+                    assert dataset[1]["value"] is None or same(dataset[1]["value"], self.cases[0][1])
 
     def test_bad_configurations_are_refused(self):
         """An unknown setting or a wrong value is a ConfigError."""

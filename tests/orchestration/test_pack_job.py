@@ -38,8 +38,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     [
         ("docs", 2, {"text", "image", "metadata"}),
         ("captions", 1, {"image", "text", "metadata"}),
-        ("speech", 1, {"audio", "text", "metadata"}),
-        ("video", 1, {"video", "metadata", "rest", "rows"}),
+        ("speech", 1, {"audio", "words", "text", "metadata"}),
+        ("video", 1, {"clip", "subtitles", "text", "metadata", "rest", "rows"}),
     ],
 )
 def test_a_demo_dataset_becomes_packed_files(
@@ -129,7 +129,7 @@ def test_a_failed_check_blocks_and_is_named(
         patched.setattr(stages.ParquetSink, "write", lossy)
         (run,) = run_partitions([(spec, "captions-00000")])
     assert not run.ok
-    assert any("check" in line and "violations" in line for line in run.failures)
+    assert any("check" in line and " violation" in line for line in run.failures)
     assert dataset.markers() == {}
     with pytest.raises(SourceError, match=r"failed its check|has not been made"):
         publish.publish(dataset, "captions-00000")
