@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mm_assets.etl import publish, stages
+from mm_assets.etl.dataset_store import DatasetStore
+from mm_assets.etl.register import register
 from mm_assets.spec import DatasetSpec
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
@@ -40,6 +43,25 @@ def test_the_declaration_example_is_allowed(tmp_path: Path, monkeypatch: pytest.
     config = yaml.safe_load(declaration)["attributes"]
     spec = DatasetSpec.from_config(config, where="README.md")
     assert (spec.name, spec.pack, len(spec.filters)) == ("web", "interleaved", 3)
+
+
+def test_the_clip_example_runs(tmp_path: Path, demo_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of a clip's frames and their sound works as printed on the demo clip."""
+    (example,) = [block for block in blocks("python") if "target_frames" in block]
+    root = tmp_path / "dagster_home" / "data"
+    config = {"name": "video", "shards": str(demo_shards / "video-*.tar"), "root": str(root), "settle_seconds": 0}
+    dataset = DatasetStore(DatasetSpec.from_config(config, where="test"))
+    register(dataset)
+    for key in dataset.partitions():
+        for stage in (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows, stages.packed):
+            stage(dataset, key)
+        publish.publish(dataset, key)
+    publish.build_manifest(dataset)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, object] = {}
+    exec(compile("import mm_assets\n" + example, "README.md", "exec"), found)
+    assert found["clip"].frames.shape[0] == 8
+    assert len(found["sound"]) == found["stop"] - found["start"] > 0
 
 
 def test_every_setting_is_in_the_readme() -> None:

@@ -55,6 +55,7 @@ def test_a_declaration_needs_three_settings() -> None:
         ({"annotators": [{"type": "nope"}]}, "annotators[0]", "nope"),
         ({"pack": "interleafed"}, "pack", "interleaved"),
         ({"pack": {"fields": [{"name": "x", "field": "ImagField", "modality": "image"}]}}, "pack", "ImageField"),
+        ({"on_misaligned": "keep"}, "on_misaligned", "drop_sample"),
         ({"batch_bytes": 1}, "batch_bytes", "at least 65536"),
         ({"runs_per_tick": 0}, "runs_per_tick", "at least 1"),
     ],
@@ -83,6 +84,8 @@ def test_a_missing_setting_is_named(missing: str) -> None:
         ({"samples": {"texts_field": "t"}}, "rows"),
         ({"materialize": "write"}, "materialized_rows"),
         ({"filters": [{"type": "exact_duplicates"}]}, "filtered_rows"),
+        ({"on_misaligned": "drop_sample"}, "filtered_rows"),
+        ({"on_misaligned": "fail"}, "packed"),
         ({"pack": "generic"}, "packed"),
     ],
 )

@@ -37,6 +37,7 @@ class ShardDatasetAttributes(dg.Model):
     max_content_bytes: _AnyValue = Field(None, description="Larger items are errors on their rows; 256 MiB.")
     annotators: _AnyValue = Field(None, description="List of annotators, each with its `type` and parameters.")
     filters: _AnyValue = Field(None, description="List of filters, each with its `type` and parameters.")
+    on_misaligned: _AnyValue = Field(None, description="warn (default), drop_sample or fail.")
     on_empty_sample: _AnyValue = Field(None, description="drop (default) or keep.")
     renumber: _AnyValue = Field(None, description="Count positions from 0 again after filtering.")
     parquet: _AnyValue = Field(None, description="compression and row_group_bytes.")

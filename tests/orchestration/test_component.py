@@ -6,7 +6,8 @@ import dagster as dg
 import pytest
 
 from mm_assets.errors import ConfigError
-from mm_assets.orchestration.component import ShardDataset
+from mm_assets.orchestration.component import ShardDataset, ShardDatasetAttributes
+from mm_assets.spec import DatasetSpec
 
 TYPE = "mm_assets.orchestration.ShardDataset"
 
@@ -30,6 +31,14 @@ def load(folder: Path, text: str) -> dg.Definitions:
         return dg.ComponentTree.from_module(defs_module=module, project_root=folder).build_defs()
     finally:
         del sys.modules[name]
+
+
+def test_the_component_takes_every_setting() -> None:
+    """The keys that Dagster lets a YAML have are those that the library takes."""
+    with pytest.raises(ConfigError) as refused:
+        DatasetSpec.from_config({"name": "a", "shards": "s", "root": "r", "no such": 1}, where="test")
+    allowed = refused.value.detail.split("allowed here: ")[1].split(", ")
+    assert sorted(ShardDatasetAttributes.model_fields) == sorted(allowed)
 
 
 def test_a_few_lines_give_a_dataset(tmp_path: Path, dagster_home: Path) -> None:
