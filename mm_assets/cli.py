@@ -6,6 +6,7 @@ asked for failed or a file is damaged; 2: the command was used wrongly.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import sys
@@ -22,6 +23,7 @@ from mm_assets.errors import ConfigError, MmAssetsError
 
 if TYPE_CHECKING:
     from mm_assets.etl.dataset_store import DatasetStore
+    from mm_assets.fields import Field
     from mm_assets.orchestration.launch import PartitionRun
     from mm_assets.spec import DatasetSpec
 
@@ -295,40 +297,36 @@ def _partition_numbers(dataset: DatasetStore, key: str) -> list[str]:
 def inspect(file: str, sample: int | None) -> None:
     """Show what a packed file or manifest holds."""
     import mm_assets
+    from mm_assets.summaries import summarize
 
     with mm_assets.open(file) as dataset:
         click.echo(f"{file}: {len(dataset):,} samples")
         for key, value in dataset.schema.items():
-            if key not in ("modalities", "pack"):
+            if key.endswith("_columns"):
+                columns = ", ".join(f"{column['name']} {column['type']}" for column in value)
+                click.echo(f"{key.replace('_', ' ')}: {columns or 'none'}")
+            elif key not in ("modalities", "pack", "version"):
                 click.echo(f"{key}: {json.dumps(value, ensure_ascii=False)}")
         for name, field in dataset.fields.items():
-            click.echo(f"  {name}: {field!r}, {int(dataset.presence(name).sum()):,} present")
+            click.echo(f"  {name}: {_settings(field)}, {int(dataset.presence(name).sum()):,} present")
         if sample is not None:
             if not -len(dataset) <= sample < len(dataset):
                 raise ConfigError("arguments", "--sample", f"is {sample}, the file has {len(dataset)} samples")
             click.echo(f"sample {sample}: {dataset.sample_ids[sample]}")
             for name, value in dataset[sample].items():
-                click.echo(f"  {name}: {_describe(value)}")
+                click.echo(f"  {name}: {'absent' if value is None else summarize(value)}")
 
 
-def _describe(value: Any) -> str:
-    """One value in one line."""
-    import numpy as np
+def _settings(field: Field) -> str:
+    """A field with the settings that are not its defaults."""
+    from mm_assets.fields import Field
 
-    if value is None:
-        return "absent"
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype} array of shape {value.shape}"
-    if isinstance(value, bytes | memoryview):
-        return f"{len(value):,} bytes"
-    if isinstance(value, list) and value and isinstance(value[0], tuple):
-        shown = ", ".join(f"{position}: {_describe(item)}" for position, item in value[:4])
-        return f"{len(value)} items: {shown}{', …' if len(value) > 4 else ''}"
-    if hasattr(value, "sample_rate"):
-        return f"{value.samples.shape[0] / value.sample_rate:.3f} s of sound at {value.sample_rate} Hz"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = "".join(c if c.isprintable() else "·" for c in text)
-    return text if len(text) <= 100 else f"{text[:99]}… ({len(text):,} characters)"
+    changed = []
+    for one in dataclasses.fields(field):
+        value = getattr(field, one.name)
+        if one.default is dataclasses.MISSING or value != one.default:
+            changed.append(f"{one.name}={_settings(value) if isinstance(value, Field) else repr(value)}")
+    return f"{type(field).__name__}({', '.join(changed)})"
 
 
 @main.command()
@@ -435,19 +433,21 @@ def _print_rows(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None
     from rich.markup import escape
     from rich.table import Table
 
+    from mm_assets.summaries import summarize
+
     console = Console()
     if len(columns) > _WIDE:  # side by side no column would be readable
         for number, row in enumerate(rows[:_SHOWN_ROWS]):
             console.rule(f"row {number}", align="left")
             for column, cell in zip(columns, row, strict=True):
                 if cell is not None:
-                    console.print(f"{escape(column)}: {escape(_describe(cell))}", soft_wrap=True)
+                    console.print(f"{escape(column)}: {escape(summarize(cell))}", soft_wrap=True)
     else:
         table = Table()
         for column in columns:
             table.add_column(column, overflow="fold")
         for row in rows[:_SHOWN_ROWS]:
-            table.add_row(*("" if cell is None else escape(_describe(cell)) for cell in row))
+            table.add_row(*("" if cell is None else escape(summarize(cell)) for cell in row))
         console.print(table)
     if len(rows) > _SHOWN_ROWS:
         click.echo(f"only the first {_SHOWN_ROWS} rows are shown; --csv gives all", err=True)

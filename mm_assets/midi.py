@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mm_assets.content_types import Buffer
 from mm_assets.errors import MediaError
 from mm_assets.smf import SMPTE_RATES, Events, Score, Track, read_tracks
+from mm_assets.summaries import summary_repr
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
@@ -66,6 +67,8 @@ class NoteTable:
     channel: npt.NDArray[np.uint8]
     program: npt.NDArray[np.uint8]
     track: npt.NDArray[np.uint16]
+
+    __repr__ = summary_repr
 
     def __len__(self) -> int:
         return len(self.onset_seconds)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
+from mm_assets.summaries import summary_repr
 
 __all__ = ["MAX_COORDINATE", "NORMALIZED_SIZE", "Layout", "Numbers", "TextBoxes"]
 
@@ -42,6 +43,8 @@ class TextBoxes:
     pages: npt.NDArray[np.int32]
     labels: tuple[str | None, ...]
     quads: Numbers | None
+
+    __repr__ = summary_repr
 
     def __init__(
         self,
@@ -130,6 +133,8 @@ class Layout:
     links: npt.NDArray[np.int32]
     fields: Mapping[str, Any]
     page_sizes: Numbers | None
+
+    __repr__ = summary_repr
 
     def __init__(
         self,

@@ -40,6 +40,7 @@ def layers(names: set[str]) -> set[str]:
                 "media",
                 "content_types",
                 "flac",
+                "summaries",
                 "midi",
                 "smf",
                 "av_codec",
@@ -52,7 +53,7 @@ def layers(names: set[str]) -> set[str]:
                 "text_boxes",
             },
         ),
-        ("mm_assets.layouts", {"errors", "layouts", "text_boxes"}),
+        ("mm_assets.layouts", {"errors", "layouts", "text_boxes", "summaries"}),
         ("mm_assets.storage", {"errors", "source_files", "storage"}),
     ],
 )

@@ -235,7 +235,7 @@ def _parse_field(value: object, where: object, key: str) -> PackedModality:
 
 
 def _declared(made: Field, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A field's settings, complete, with a tokenizer as it was declared: the field's own form does not name its file."""
+    """A field's settings, complete; a tokenizer as declared, since the field's own form does not name its file."""
     config = dict(made.config)
     if given and "tokenizer" in given:
         config["tokenizer"] = given["tokenizer"]

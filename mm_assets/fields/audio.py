@@ -28,6 +28,7 @@ from mm_assets.fields.base import (
     wrong_value,
 )
 from mm_assets.media import AudioInfo, probe_audio, size_of_id3
+from mm_assets.summaries import summary_repr
 
 __all__ = ["Audio", "AudioField"]
 
@@ -60,6 +61,8 @@ class Audio:
 
     samples: npt.NDArray[Any]
     sample_rate: int
+
+    __repr__ = summary_repr
 
     @property
     def duration_seconds(self) -> float:

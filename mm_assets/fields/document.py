@@ -34,6 +34,7 @@ from mm_assets.fields.document_payload import RECORD, Head, OpenDocument, check_
 from mm_assets.fields.image import ImageField
 from mm_assets.layouts import AUTO, LAYOUTS, LayoutMap, layout_map, read_layout
 from mm_assets.media import probe_image
+from mm_assets.summaries import summary_repr
 from mm_assets.text_boxes import MAX_COORDINATE, Layout, Numbers
 
 __all__ = ["Document", "DocumentField"]
@@ -60,6 +61,8 @@ class Document:
     pages: Sequence[npt.NDArray[np.uint8] | Buffer] | None = None
     layout: Layout | None = None
     positions: Sequence[int] | None = None
+
+    __repr__ = summary_repr
 
     def __eq__(self, other: object) -> bool:
         """Whether pages (pixels, or bytes), their positions and the layout are equal."""

@@ -36,6 +36,7 @@ from mm_assets.fields.base import (
 )
 from mm_assets.fields.image import DEFAULT_MAX_PIXELS, ImageField, _resize
 from mm_assets.fields.tokens import TokensField
+from mm_assets.summaries import summary_repr
 
 __all__ = ["ImageText", "ImageTextPair", "ImageTextPairField"]
 
@@ -78,6 +79,8 @@ class ImageText:
     text: str | Buffer | None = None
     clip_score: float | None = None
 
+    __repr__ = summary_repr
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ImageText):
             return NotImplemented
@@ -103,6 +106,8 @@ class ImageTextPair:
     attention_mask: npt.NDArray[np.int64]
     text: str | None
     clip_score: float | None
+
+    __repr__ = summary_repr
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ImageTextPair):

@@ -32,6 +32,7 @@ from mm_assets.midi import (
     parse_midi,
 )
 from mm_assets.smf import MAX_BYTES
+from mm_assets.summaries import summary_repr
 
 __all__ = ["MIDI", "MIDIField", "NoteTable"]
 
@@ -65,6 +66,8 @@ class MIDI:
     duration_seconds: float
 
     __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
+
+    __repr__ = summary_repr
 
 
 @dataclass(frozen=True, kw_only=True)

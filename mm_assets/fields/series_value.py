@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from mm_assets.summaries import summary_repr
+
 __all__ = ["Columns", "TimeSeries"]
 
 Columns: TypeAlias = tuple[tuple[str, int, int], ...]
@@ -35,6 +37,8 @@ class TimeSeries:
     timestamps: npt.NDArray[np.float64]
     values: npt.NDArray[Any]
     columns: Columns = ()
+
+    __repr__ = summary_repr
 
     def __post_init__(self) -> None:
         times, values = self.timestamps, self.values

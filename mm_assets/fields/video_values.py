@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mm_assets.av_timing import Timing
 from mm_assets.content_types import Buffer
 from mm_assets.fields.audio import Audio
+from mm_assets.summaries import summary_repr
 
 __all__ = ["Clip", "VideoAudio", "VideoFile"]
 
@@ -47,6 +48,8 @@ class VideoAudio:
     audio: Audio | tuple[npt.NDArray[Any], int] | None = None
     audio_offset_seconds: Fraction | float = 0
 
+    __repr__ = summary_repr
+
     def __eq__(self, other: object) -> bool:
         return _same(self, other) if isinstance(other, VideoAudio) else NotImplemented
 
@@ -72,6 +75,8 @@ class VideoFile:
     duration_seconds: Fraction | float | None = None
     audio_offset_seconds: Fraction | float = 0
 
+    __repr__ = summary_repr
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Clip:
@@ -94,6 +99,8 @@ class Clip:
     audio: Audio | None
     audio_segments: npt.NDArray[np.int64]
     timing: Timing
+
+    __repr__ = summary_repr
 
     @property
     def frame_rate(self) -> Fraction | None:
