@@ -22,6 +22,7 @@ from mm_assets.cli_add_stream import add_stream_options, run_add_stream, say_mis
 from mm_assets.errors import ConfigError, MmAssetsError
 
 if TYPE_CHECKING:
+    from mm_assets.dataset import Dataset
     from mm_assets.etl.dataset_store import DatasetStore
     from mm_assets.fields import Field
     from mm_assets.orchestration.launch import PartitionRun
@@ -202,12 +203,27 @@ def run(
     for spec in usable:
         say_missing_streams(spec.name, missing_streams(DatasetStore(spec)))
     for result in ended:
-        for line in result.warnings:
+        for line in dict.fromkeys((*_notes(usable, result), *result.warnings)):
             click.echo(f"warning: {result.dataset}/{result.partition}: {line}", err=True)
     for line in failed:
         click.echo(f"failed: {line}", err=True)
     if failed:
         sys.exit(1)
+
+
+def _notes(specs: Sequence[DatasetSpec], result: PartitionRun) -> list[str]:
+    """What the stages of a run noted; both packed files tell the same."""
+    from mm_assets.errors import SourceError
+    from mm_assets.etl.dataset_store import DatasetStore
+
+    dataset = DatasetStore(next(spec for spec in specs if spec.name == result.dataset))
+    notes: list[str] = []
+    for stage in ("filtered_rows", "packed_mult"):
+        try:
+            notes += dataset.record(stage, result.partition).notes
+        except SourceError:  # the run did not come so far, which is told as its failure
+            break
+    return notes
 
 
 def _names(specs: Sequence[DatasetSpec]) -> str:
@@ -248,7 +264,8 @@ def _print_summary(specs: Sequence[DatasetSpec], ended: Sequence[PartitionRun], 
 
     from mm_assets.etl.dataset_store import DatasetStore
 
-    table = Table(title=f"{len(ended)} partitions run in {seconds:.1f} s")
+    noun = "partition" if len(ended) == 1 else "partitions"
+    table = Table(title=f"{len(ended)} {noun} run in {seconds:.1f} s")
     for name in ("dataset", "partition", "status"):
         table.add_column(name)
     for name in ("members", "rows", "kept", "dropped", "rejects", "samples", "MULT bytes"):
@@ -266,9 +283,14 @@ def _print_summary(specs: Sequence[DatasetSpec], ended: Sequence[PartitionRun], 
             table.add_row(spec.name, key, status, *numbers)
     console = Console(width=max(Console().width, 110))
     console.print(table)
+    has_samples = False
     for spec in specs:
-        click.echo(f"{spec.name}: {DatasetStore(spec).store.url_of('manifest.json')}")
-    click.echo("next: mm-assets inspect MANIFEST --sample 0, or mm_assets.open(MANIFEST) in Python")
+        dataset = DatasetStore(spec)
+        preset = dataset.schema().pack.get("preset") if dataset.partitions() else None
+        click.echo(f"{spec.name}: {dataset.store.url_of('manifest.json')}" + (f" (preset {preset})" if preset else ""))
+        has_samples = has_samples or any(marker["num_samples"] for marker in dataset.markers().values())
+    if has_samples:
+        click.echo("next: mm-assets inspect MANIFEST --sample 0, or mm_assets.open(MANIFEST) in Python")
 
 
 def _partition_numbers(dataset: DatasetStore, key: str) -> list[str]:
@@ -293,14 +315,19 @@ def _partition_numbers(dataset: DatasetStore, key: str) -> list[str]:
 @main.command()
 @click.argument("file")
 @click.option("--sample", "-s", type=int, metavar="N", help="Also show sample N, counted from 0.")
+@click.option(
+    "--format", "form", type=click.Choice(["mult", "mstr"]), help="Which files of a manifest; MULT by default."
+)
 @_reports_errors
-def inspect(file: str, sample: int | None) -> None:
+def inspect(file: str, sample: int | None, form: str | None) -> None:
     """Show what a packed file or manifest holds."""
     import mm_assets
-    from mm_assets.summaries import summarize
 
-    with mm_assets.open(file) as dataset:
+    with mm_assets.open(file, format=form) as dataset:
         click.echo(f"{file}: {len(dataset):,} samples")
+        pack = dataset.schema.get("pack")
+        if pack and pack.get("preset"):
+            click.echo(f"preset: {pack['preset']}")
         for key, value in dataset.schema.items():
             if key.endswith("_columns"):
                 columns = ", ".join(f"{column['name']} {column['type']}" for column in value)
@@ -313,8 +340,19 @@ def inspect(file: str, sample: int | None) -> None:
             if not -len(dataset) <= sample < len(dataset):
                 raise ConfigError("arguments", "--sample", f"is {sample}, the file has {len(dataset)} samples")
             click.echo(f"sample {sample}: {dataset.sample_ids[sample]}")
-            for name, value in dataset[sample].items():
-                click.echo(f"  {name}: {'absent' if value is None else summarize(value)}")
+            for name in dataset.names:
+                click.echo(f"  {name}: {_shown(dataset, sample, name)}")
+
+
+def _shown(dataset: Dataset, sample: int, name: str) -> str:
+    """One value in a line; one that cannot be decoded does not hide the others."""
+    from mm_assets.summaries import summarize
+
+    try:
+        value = dataset.read_sample(sample, [name])[name]
+    except MmAssetsError as error:
+        return f"NOT DECODED: {error}"
+    return "absent" if value is None else summarize(value)
 
 
 def _settings(field: Field) -> str:

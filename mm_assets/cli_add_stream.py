@@ -128,6 +128,10 @@ def _add_to_dataset(
     report = build_manifest(dataset)
     say_missing_streams(dataset.spec.name, report.missing_streams)
     click.echo(f"{dataset.spec.name}: {report.url}")
+    if any(stream["name"] == name for stream in report.manifest.get("added_streams", ())):
+        click.echo(
+            f'{name} is in the MSTR files: mm_assets.open(MANIFEST, format="mstr"), mm-assets inspect --format mstr'
+        )
 
 
 def say_missing_streams(dataset: str, missing: Mapping[str, tuple[str, ...]]) -> None:

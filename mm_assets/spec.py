@@ -161,7 +161,7 @@ class DatasetSpec:
             on_empty_sample=keys.choice("on_empty_sample", ON_EMPTY, "drop"),
             renumber=keys.optional("renumber", keys.boolean, False),
             parquet=_parquet(keys.optional("parquet", keys.mapping, {}), where),
-            pack=keys.optional("pack", keys.text_or_mapping, None),
+            pack=_tokenizers_below(keys.optional("pack", keys.text_or_mapping, None), base),
             on_misaligned=keys.choice("on_misaligned", ON_MISALIGNED, "warn"),
             batch_bytes=keys.integer("batch_bytes", 8 << 20, least=1 << 16),
             runs_per_tick=keys.integer("runs_per_tick", 25, least=1),
@@ -246,6 +246,21 @@ def _below(url: str, base: Path | None) -> str:
         return url
     path = Path(url.split("://", 1)[-1] if "://" in url else url).expanduser()
     return str(path if path.is_absolute() else base / path)
+
+
+def _tokenizers_below(value: Any, base: Path | None) -> Any:
+    """A declaration in which the files of tokenizers count from the folder of the declaration, as its shards do."""
+    if base is None:
+        return value
+    if isinstance(value, list):
+        return [_tokenizers_below(item, base) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    found = {key: _tokenizers_below(item, base) for key, item in value.items()}
+    tokenizer = found.get("tokenizer")
+    if isinstance(tokenizer, Mapping) and isinstance(tokenizer.get("file"), str):
+        found["tokenizer"] = {**tokenizer, "file": _below(tokenizer["file"], base)}
+    return found
 
 
 def _layout(config: Mapping[str, Any], where: str) -> SampleLayout:

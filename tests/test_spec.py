@@ -100,3 +100,14 @@ def test_where_files_go_does_not_make_anything_stale() -> None:
     """Root, settle time and owners change no digest."""
     before, after = spec(), spec(root="/other", settle_seconds=1, owners=["team:x"], description="d")
     assert [before.digest(s) for s in STAGES] == [after.digest(s) for s in STAGES]
+
+
+def test_a_tokenizer_s_file_stands_beside_its_declaration(tmp_path: Path) -> None:
+    """A relative path of a tokenizer counts from the declaration's folder, as shards do; nothing else is touched."""
+    field = {"name": "ids", "field": "TokensField", "config": {"tokenizer": {"file": "tok.json"}, "vocab_size": 9}}
+    (tmp_path / "tok.json").write_text(
+        '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}}'
+    )
+    made = DatasetSpec.from_config(GOOD | {"pack": {"fields": [field]}}, where="defs.yaml", base=tmp_path)
+    assert made.pack["fields"][0]["config"]["tokenizer"] == {"file": str(tmp_path / "tok.json")}
+    assert made.pack["fields"][0]["name"] == "ids"

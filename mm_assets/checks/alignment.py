@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mm_assets.checks.catalog import ABOUT_CONTENT, Check
+from mm_assets.checks.catalog import ABOUT_CONTENT
 from mm_assets.etl.filter_base import Drop
 from mm_assets.etl.pack import encode_placed
 from mm_assets.etl.pack_place import BlockRows, Placer
@@ -34,6 +34,8 @@ __all__ = ["FACT_VIEWS", "Facts", "misaligned"]
 
 TOLERANCE_SECONDS = 0.05
 """How far a note, text or series may reach beyond its medium: MIREX's tolerance for the onset of a note."""
+
+_FETCH = 4096
 
 _SAMPLE = [("sample_id", pa.string()), ("modality", pa.string())]
 _SCHEMAS: Mapping[str, pa.Schema] = {
@@ -118,7 +120,8 @@ def _of_audio(made: AudioField, payload: Payload) -> Iterator[_Fact]:
 def _of_clip(made: SyncedVideoAudioField, payload: Payload) -> Iterator[_Fact]:
     timing = made.timing(payload.metadata)
     frame = float(1 / timing.frame_rate) if timing.frame_rate else 0.0
-    yield "packed_media", [[timing.duration_seconds], [max(frame, TOLERANCE_SECONDS)]]
+    if not timing.truncated:  # of what was cut on purpose, notes and texts are not expected to be cut too
+        yield "packed_media", [[timing.duration_seconds], [max(frame, TOLERANCE_SECONDS)]]
     if timing.num_frames and timing.sample_rate:
         yield "packed_clips", [[timing.video_seconds], [timing.audio_seconds], [frame]]
 
@@ -206,26 +209,27 @@ def misaligned(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
                 if number in placement.items or number in placement.values:
                     payload = encode_placed(placer, rows, placement, number)
                     facts.add(sample_id, placer.names[number], placer.fields[number], payload)
-        for sample_id, reason in sorted(_found(facts).items()):
-            yield Drop(starts[sample_id], reason, None)
+        for sample_id, (reason, detail) in sorted(_found(facts).items()):
+            yield Drop(starts[sample_id], reason, None, detail)
 
     return judge
 
 
-def _found(facts: Facts) -> dict[str, str]:
-    """Sample id to the first check that it violates."""
+def _found(facts: Facts) -> dict[str, tuple[str, str]]:
+    """Sample id to the first check that it violates, and the first row that does."""
     import duckdb
 
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, str]] = {}
     with duckdb.connect() as connection:
         for view in FACT_VIEWS:
             connection.register(view, facts.table(view))
         for check in ABOUT_CONTENT:
-            for (sample_id,) in connection.execute(_samples_of(check)).fetchall():
-                found.setdefault(sample_id, check.name)
+            result = connection.execute(check.sql)
+            names = [column[0] for column in result.description]
+            while rows := result.fetchmany(_FETCH):
+                for row in rows:
+                    first = dict(zip(names, row, strict=True))
+                    sample_id = first.pop("sample_id")
+                    if sample_id not in found:
+                        found[sample_id] = check.name, ", ".join(f"{name}={value}" for name, value in first.items())
     return found
-
-
-def _samples_of(check: Check) -> str:
-    statement = "\n".join(line for line in check.sql.splitlines() if not line.startswith("--"))
-    return f"select distinct sample_id from ({statement})"

@@ -123,6 +123,7 @@ class PackedFiles:
         self._expected: tuple[pa.Table, pa.Table, pa.Table] | None = None
         self._items: tuple[pa.Table, pa.Table] | None = None
         self._facts: Facts | None = None
+        self._parts: dict[tuple[str, str], frozenset[str]] = {}
 
     def close(self) -> None:
         """Closes the files."""
@@ -244,16 +245,16 @@ class PackedFiles:
 
     def _walk(self, listing: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
         placer = self._placer()
-        known = {
-            name: (placer.fields[number], placer.plan.modalities[number], placer.row_parts(number))
-            for number, name in enumerate(placer.names)
-        }
+        known = {name: (placer.fields[n], placer.plan.modalities[n]) for n, name in enumerate(placer.names)}
+        placed = self._read_parts()
         for sample_id, name, payload in self._scan(known):
-            made, modality, parts = known[name]
+            made, modality = known[name]
             kind = _KINDS[modality.selector.take]
+            parts = placed.get((sample_id, name))
             try:
                 for item in _items_of(made, payload, parts):
-                    if item.part in parts or kind == "value":  # what came out of the JSON has no row
+                    # A composite may hold more than its rows: a layout of the JSON, the sound out of a video file.
+                    if parts is None or item.part in parts or kind == "value":
                         size, checksum = len(item.data), crc32c(item.data)
                         yield sample_id, name, kind, item.part, item.position, size, checksum, True
                 if kind == "listing":
@@ -297,6 +298,11 @@ class PackedFiles:
         """Items of re-encoding fields, up to 32 for each modality, that are not what their row gives."""
         return self._read_rows()[1]
 
+    def _read_parts(self) -> dict[tuple[str, str], frozenset[str]]:
+        """By sample and composite modality, the parts that its rows fill."""
+        self._read_rows()
+        return self._parts
+
     def expected_presence(self) -> pa.Table:
         """Which sample should have which modality."""
         return self._read_rows()[2]
@@ -315,6 +321,7 @@ class PackedFiles:
         where = self._context.store.url_of(self._context.files["filtered_rows"])
         size = self._context.batch_bytes
         batches = read_batches(self._tables.parquet("filtered_rows"), batch_bytes=size, name=where)
+        composites = [number for number, made in enumerate(placer.fields) if made.PARTS]
         compare = _Comparison(self._reader(self._own), self._ids.get(self._own, []), placer)
         for table in sample_groups(batches, batch_bytes=size):
             rows = BlockRows(table)
@@ -322,6 +329,12 @@ class PackedFiles:
                 yield from _expected_of(rows, placement, placer)
                 sample_id = rows.sample_id[placement.start]
                 listed = [] if placer.listing is None else [placer.listing]
+                for taker in composites:
+                    if taker in placement.values:
+                        parts = frozenset(item.part for item in placement.items.get(taker, ()))
+                        self._parts[sample_id, placer.names[taker]] = parts
+                    elif taker in placement.items:
+                        self._parts[sample_id, placer.names[taker]] = frozenset({""})
                 presence += [(sample_id, placer.names[taker]) for taker in (*placement.present, *listed)]
                 mismatches += compare.sample(rows, placement)
 
@@ -419,10 +432,10 @@ class _Comparison:
                     yield sample_id, name, "", item.position, detail
 
 
-def _items_of(made: Field, payload: Payload, parts: frozenset[str]) -> Iterable[Item]:
+def _items_of(made: Field, payload: Payload, parts: frozenset[str] | None) -> Iterable[Item]:
     """The items of a payload; those of a composite that was given one content are that content's."""
     items = made.items(payload.metadata, payload.data)
-    if not made.PARTS or "" not in parts:
+    if not made.PARTS or parts is None or "" not in parts:
         return items
     stored = list(items)
     return [Item("", 0, stored[0].data if len(stored) == 1 else payload.data)]
@@ -452,6 +465,8 @@ def _difference(made: Field, value: Any, stored: tuple[Any, Any] | None) -> str 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return bool(np.array_equal(one, other))
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
     return bool(one == other)
 
 

@@ -100,12 +100,15 @@ def carried_over(old: Mapping[str, Any] | None, marker: Mapping[str, Any]) -> di
         old: the marker that is replaced.
         marker: the new one, without added streams.
     """
-    added = old.get("added") if old else None
-    if old is None or not added:
+    if old is None:
         return dict(marker)
-    if old["files"].get(FORMAT) == marker["files"][FORMAT]:
-        return {**marker, "added": added}
-    return {**marker, "lost_streams": sorted(stream["name"] for stream in added["streams"])}
+    added, lost = old.get("added"), set(old.get("lost_streams", ()))
+    if added and old["files"].get(FORMAT) == marker["files"][FORMAT]:
+        kept = {**marker, "added": added}
+        return {**kept, "lost_streams": sorted(lost)} if lost else kept
+    if added:
+        lost |= {stream["name"] for stream in added["streams"]}
+    return {**marker, "lost_streams": sorted(lost)} if lost else dict(marker)
 
 
 def add_to_dataset(

@@ -70,6 +70,7 @@ class StageRecord:
         files: each file made, by name.
         counts: rows, bytes, rejects and the like.
         outcomes: results of the checks on these files.
+        notes: what a person should know of the stage's work, one sentence each.
     """
 
     stage: str
@@ -80,6 +81,7 @@ class StageRecord:
     files: Mapping[str, PublishedFile] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     outcomes: tuple[Outcome, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is stored."""
@@ -88,6 +90,8 @@ class StageRecord:
         value["counts"] = dict(self.counts)
         value["files"] = {name: file.to_json() for name, file in self.files.items()}
         value["outcomes"] = [asdict(o) for o in self.outcomes]
+        if self.notes:
+            value["notes"] = list(self.notes)
         return value
 
     @classmethod
@@ -107,6 +111,7 @@ class StageRecord:
                 counts=dict(value["counts"]),
                 files={name: PublishedFile(**file) for name, file in value["files"].items()},
                 outcomes=tuple(Outcome(**o) for o in value["outcomes"]),
+                notes=tuple(value.get("notes", ())),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise SchemaMismatchError(f"{where}: not a stage record: {error!r}") from error

@@ -49,11 +49,13 @@ class Drop(NamedTuple):
         row: index of the row in the block that was judged.
         reason: short slug that is counted, such as ``below_min``.
         value: the measure that decided, in the unit that the filter documents; None where there is none.
+        detail: why, in words, where the reason does not say it all.
     """
 
     row: int
     reason: str
     value: float | None
+    detail: str | None = None
 
 
 class Block:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -168,6 +168,7 @@ class FilterStream:
         self._filtered_schema = schema.filtered_schema()
         _check_annotators(annotators, schema)
         self._counts: Counter[str] = Counter({"rows": 0, "samples": 0, "kept": 0, "kept_samples": 0, "dropped": 0})
+        self._said: dict[tuple[str, str], str] = {}
         self._dropped: list[pa.RecordBatch] = []
         self._last_sample: str | None = None
         self._pool: ThreadPoolExecutor | None = None
@@ -181,6 +182,14 @@ class FilterStream:
         """
         head = {name: self._counts[name] for name in ("rows", "samples", "kept", "kept_samples", "dropped")}
         return head | {name: count for name, count in sorted(self._counts.items()) if name not in head}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For each filter and reason whose drops say why in words: how many rows went, and what the first was about."""
+        return tuple(
+            f"{name}: {reason}, {self._counts[f'dropped.{name}.{reason}']:,} rows; the first is of {said}"
+            for (name, reason), said in sorted(self._said.items())
+        )
 
     def take_dropped(self) -> list[pa.RecordBatch]:
         """The rows dropped since the last call, with `DROPPED_SCHEMA`: call it after each batch, and at the end."""
@@ -277,20 +286,25 @@ class FilterStream:
                 block = block.select(keep)
         return block
 
-    def _record(self, block: Block, name: str, verdicts: Mapping[int, tuple[str, float | None]]) -> None:
+    def _record(self, block: Block, name: str, verdicts: Mapping[int, _Verdict]) -> None:
         rows = sorted(verdicts)
-        reasons = [verdicts[row][0] for row in rows]
+        reasons = [verdicts[row].reason for row in rows]
         indices = pa.array(rows, pa.int64())
         identity = [block.column(c).take(indices).combine_chunks() for c in ("sample_id", "position", "modality")]
         rest = [
             pa.array([name] * len(rows), pa.string()),
             pa.array(reasons, pa.string()),
-            pa.array([verdicts[row][1] for row in rows], pa.float64()),
+            pa.array([verdicts[row].value for row in rows], pa.float64()),
+            pa.array([verdicts[row].detail for row in rows], pa.string()),
         ]
         self._dropped.append(pa.RecordBatch.from_arrays([*identity, *rest], schema=DROPPED_SCHEMA))
         self._counts["dropped"] += len(rows)
         for reason, count in Counter(reasons).items():
             self._counts[f"dropped.{name}.{reason}"] += count
+        for row in rows:
+            reason, _, detail = verdicts[row]
+            if detail is not None and (name, reason) not in self._said:
+                self._said[name, reason] = f"sample {identity[0][rows.index(row)].as_py()!r}: {detail}"
 
     def _finish(self, block: Block) -> pa.RecordBatch:
         self._counts["kept"] += block.num_rows
@@ -313,7 +327,10 @@ class _MaterializeErrors:
 
     def judge(self, block: Block) -> Iterable[Drop]:
         failed = block.column("materialize_error").is_valid().to_numpy()
-        return [Drop(int(row), "materialize_error", None) for row in np.flatnonzero(failed)]
+        return [
+            Drop(int(row), "materialize_error", None, block.column("materialize_error")[int(row)].as_py())
+            for row in np.flatnonzero(failed)
+        ]
 
 
 class _Whole:
@@ -339,16 +356,25 @@ class _EmptySamples:
         return [Drop(int(row), "no_content_rows", None) for row in block.sample_starts[content == 0]]
 
 
-def _verdicts(block: Block, judge: _Judge) -> dict[int, tuple[str, float | None]]:
+class _Verdict(NamedTuple):
+    """Why a row goes."""
+
+    reason: str
+    value: float | None
+    detail: str | None
+
+
+def _verdicts(block: Block, judge: _Judge) -> dict[int, _Verdict]:
     """The rows that go, with reason and value: for a sample that goes, every one of its rows."""
-    verdicts: dict[int, tuple[str, float | None]] = {}
-    samples: dict[int, tuple[str, float | None]] = {}
+    verdicts: dict[int, _Verdict] = {}
+    samples: dict[int, _Verdict] = {}
     for drop in judge.judge(block):
-        row, reason, value = _checked(drop, block, judge.name)
+        row, reason, value, detail = _checked(drop, block, judge.name)
+        verdict = _Verdict(reason, value, detail)
         if judge.scope == "sample" or block.is_metadata[row]:
-            samples.setdefault(int(block.sample_index[row]), (reason, value))
+            samples.setdefault(int(block.sample_index[row]), verdict)
         else:
-            verdicts.setdefault(row, (reason, value))
+            verdicts.setdefault(row, verdict)
     if samples:
         numbers = np.array(sorted(samples), dtype=np.int64)
         for row in np.flatnonzero(np.isin(block.sample_index, numbers)).tolist():
@@ -357,14 +383,16 @@ def _verdicts(block: Block, judge: _Judge) -> dict[int, tuple[str, float | None]
 
 
 def _checked(drop: Drop, block: Block, name: str) -> Drop:
-    row, reason, value = drop
+    row, reason, value, detail = Drop(*drop)
     if isinstance(row, bool) or not isinstance(row, (int, np.integer)) or not 0 <= row < block.num_rows:
         raise FilterError(name, f"dropped row {row!r}, expected an index below {block.num_rows}")
     if not isinstance(reason, str) or not reason:
         raise FilterError(name, f"dropped row {row} with the reason {reason!r}, expected text")
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, np.number))):
         raise FilterError(name, f"dropped row {row} with the value {value!r}, expected a number or None")
-    return Drop(int(row), reason, None if value is None else float(value))
+    if detail is not None and not isinstance(detail, str):
+        raise FilterError(name, f"dropped row {row} with the detail {detail!r}, expected text or None")
+    return Drop(int(row), reason, None if value is None else float(value), detail)
 
 
 def _renumbered(block: Block) -> npt.NDArray[np.int32]:

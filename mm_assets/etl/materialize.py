@@ -131,7 +131,8 @@ class MaterializeStream:
             return batch
         self.counts["dropped_rows"] += count
         lost = batch.select(["sample_id", "position", "modality"]).filter(drop)
-        told = [pa.repeat(MATERIALIZE, count), pa.repeat(REASON, count), pa.nulls(count, pa.float64())]
+        why = batch.column("materialize_error").filter(drop)
+        told = [pa.repeat(MATERIALIZE, count), pa.repeat(REASON, count), pa.nulls(count, pa.float64()), why]
         self._dropped.append(pa.RecordBatch.from_arrays([*lost.columns, *told], schema=DROPPED_SCHEMA))
         return batch.filter(pc.invert(drop))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -49,6 +50,10 @@ class PackSummary:
         num_samples: samples in each file.
         num_items: content rows, each packed as one item.
         num_present: packed modality to the number of samples that have it.
+        num_refused: packed modality to the number of contents that its field refused, and which went to the rest or,
+            values of the JSON, nowhere; only where there are such.
+        num_rest: content rows in the rest.
+        notes: what was refused, in words, and the first of it for each packed modality.
         payload_bytes: bytes of all payloads, metadata records included.
         file_bytes: "mult" and "mstr" to the bytes of the file, for those made.
         source_digest: SHA-256 of what was packed, hexadecimal; see `pack_rows`.
@@ -58,6 +63,9 @@ class PackSummary:
     num_items: int
     num_present: Mapping[str, int]
     payload_bytes: int
+    num_refused: Mapping[str, int] = field(default_factory=dict)
+    num_rest: int = 0
+    notes: tuple[str, ...] = ()
     file_bytes: Mapping[str, int] = field(default_factory=dict)
     source_digest: str = ""
 
@@ -83,7 +91,8 @@ def packable(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
         rows = BlockRows(table)
         for placement in placer.settle(rows):
             for row, reason in sorted(placement.refused.items()):
-                yield Drop(row, reason, None)
+                detail = placement.unfit[row][1] if row in placement.unfit else None
+                yield Drop(row, reason, None, detail)
             size = _content_bytes(rows, placement)
             if size > MAX_SAMPLE_BYTES:
                 # A metadata row stands for its sample; one without has only rows to name.
@@ -155,6 +164,9 @@ def pack_rows(
         num_items=packer.num_items,
         num_present=packer.num_present,
         payload_bytes=packer.payload_bytes,
+        num_refused=dict(packer.num_refused),
+        num_rest=packer.num_rest,
+        notes=packer.notes,
         file_bytes=sizes,
         source_digest=digest,
     )
@@ -164,7 +176,8 @@ def listing_json(rows: BlockRows, placement: Placement, placer: Placer) -> bytes
     """The `rows` of one sample: for each content row, in order, what it is and which packed modality has it.
 
     Compact JSON: a list of ``{"position", "modality", "content_type", "member", "in"}``; a row that is a part of a
-    composite has also the part's name in ``part``, and a frame its number in ``frame``.
+    composite has also the part's name in ``part``, one in the rest the modality that refused it in ``refused_by``, and a
+    frame its number in ``frame``.
     """
     where = {item.row: (taker, item.part) for taker, items in placement.items.items() for item in items}
     listed = []
@@ -181,6 +194,8 @@ def listing_json(rows: BlockRows, placement: Placement, placer: Placer) -> bytes
         }
         if part:
             entry["part"] = part
+        if row in placement.unfit and taker == placer.rest:
+            entry["refused_by"] = placement.unfit[row][0]
         if rows.frame[row] is not None:
             entry["frame"] = rows.frame[row]
         listed.append(entry)
@@ -214,6 +229,9 @@ class _Packer:
         self.num_samples = 0
         self.num_items = 0
         self.num_present = dict.fromkeys(self.placer.names, 0)
+        self.num_refused: Counter[str] = Counter()
+        self.num_rest = 0
+        self._first_refusals: dict[str, str] = {}
         self.payload_bytes = 0
         self._lines: list[bytes] = []
 
@@ -235,8 +253,25 @@ class _Packer:
             for name, payload in payloads.items():
                 self.num_present[name] += 1
                 self.payload_bytes += len(payload.metadata) + len(payload.data)
+            self._note_refusals(sample_id, placement)
             self.num_samples += 1
             yield sample_id, payloads
+
+    def _note_refusals(self, sample_id: str, placement: Placement) -> None:
+        refused = [*placement.unfit.values(), *((self.placer.names[n], said) for n, said in placement.without.items())]
+        for name, said in refused:
+            self.num_refused[name] += 1
+            self._first_refusals.setdefault(name, f"sample {sample_id!r}: {said}")
+        if self.placer.rest is not None:
+            self.num_rest += len(placement.items.get(self.placer.rest, ()))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was refused."""
+        return tuple(
+            f"{name}: {self.num_refused[name]:,} contents were refused; the first is of {said}"
+            for name, said in sorted(self._first_refusals.items())
+        )
 
     def _payload(self, rows: BlockRows, taker: int, placement: Placement) -> Payload:
         made = self.placer.fields[taker]

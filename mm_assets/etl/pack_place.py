@@ -15,11 +15,12 @@ from dataclasses import field as dataclass_field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.errors import EncodeError, SchemaMismatchError
-from mm_assets.etl.pack_plan import PackPlan
+from mm_assets.etl.pack_plan import PackPlan, Selector
 from mm_assets.etl.schema import MULTIMODAL_SCHEMA
 from mm_assets.etl.source_ref import with_parsed_source_ref_columns
 from mm_assets.etl.tar_index import split_member_name
@@ -143,6 +144,9 @@ class Placement:
             stands under the plan's metadata, if it has JSON.
         values: for each modality that is made of the sample's JSON, or that is a composite: its value.
         refused: rows that go nowhere, with the reason. A refused metadata row stands for its sample.
+        unfit: rows that a field refused, wherever they went then, with the name of its modality and what it said.
+        without: modalities that lack a value of the JSON which their field refused, and whose plan allows that, with
+            what it said.
     """
 
     start: int
@@ -150,6 +154,8 @@ class Placement:
     items: dict[int, list[Placed]] = dataclass_field(default_factory=dict)
     values: dict[int, Any] = dataclass_field(default_factory=dict)
     refused: dict[int, str] = dataclass_field(default_factory=dict)
+    unfit: dict[int, tuple[str, str]] = dataclass_field(default_factory=dict)
+    without: dict[int, str] = dataclass_field(default_factory=dict)
 
     @property
     def present(self) -> list[int]:
@@ -195,6 +201,7 @@ class Placer:
                 if not left.refused:
                     break
                 placement.refused.update(left.refused)
+                placement.unfit.update(left.unfit)
             yield placement
 
     def value(self, number: int, modality: str, content: memoryview) -> Any:
@@ -254,7 +261,7 @@ class Placer:
             if modality.selector.take == "parts":
                 self._place_parts(rows, taker, candidates.get(taker, {}), open_rows, sample_json, failed, placement)
             elif modality.selector.take == "json":
-                self._place_json(taker, modality.selector.value_in(sample_json), head, placement)
+                self._place_json(taker, modality.selector, sample_json, head, placement)
             elif taker in candidates:
                 self._place_rows(rows, taker, candidates[taker][""], open_rows, failed, placement)
         if open_rows and self.rest is not None:
@@ -272,16 +279,18 @@ class Placer:
         if self.metadata is not None:
             try:
                 self.fields[self.metadata].check(content)
-            except EncodeError:
+            except EncodeError as error:
                 placement.refused[row] = "unpackable_metadata"
+                placement.unfit[row] = (self.names[self.metadata], str(error))
                 return None
             placement.items[self.metadata] = [Placed(row, 0)]
         if not self._reads_json:
             return None
         try:
             return json.loads(bytes(content))
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
             placement.refused[row] = "unpackable_metadata"
+            placement.unfit[row] = ("metadata", f"the JSON cannot be read: {error}")
             return None
 
     def _place_rows(
@@ -300,8 +309,10 @@ class Placer:
         for _, position, row in sorted(candidates, key=None if one else _by_position):
             if row not in open_rows:
                 continue
-            if not self._accepts(taker, rows, row):
+            refusal = self._refusal(taker, rows, row)
+            if refusal is not None:
                 failed[row] = f"unpackable_{rows.modality[row]}"
+                placement.unfit[row] = (self.names[taker], refusal)
                 continue
             # Rows of different kinds may share a position, the items of one sequence may not.
             taken.append(Placed(row, 0 if one else open_rows[row] if ordinal else position))
@@ -351,17 +362,14 @@ class Placer:
         if contents.keys() <= shared:
             return  # what is another's makes no value alone
         reason = f"unpackable_{name}"
-        if any(part.needed and key not in contents for key, part in made.PARTS.items()):
+        missing = [key for key, part in made.PARTS.items() if part.needed and key not in contents]
+        if missing:
             if not taken:
                 return  # what the JSON has of it is no value yet
-            reason = f"incomplete_{name}"
+            reason, detail = f"incomplete_{name}", f"there is no {' and no '.join(missing)}"
         else:
-            try:
-                value = made.assemble(contents)
-                made.check(value)
-            except EncodeError:
-                pass
-            else:
+            value, detail = self._assembled(taker, contents, placement)
+            if value is not None:
                 placement.values[taker] = value
                 if taken:
                     placement.items[taker] = taken
@@ -370,18 +378,50 @@ class Placer:
                 return
         for placed in taken:
             failed[placed.row] = reason
+            placement.unfit[placed.row] = (name, detail)
         # A whole JSON may say nothing of this modality; what stands at a key that the plan names is meant for it.
         if not taken and any(self.plan.modalities[taker].parts[part].key for part in contents):
-            self._refuse_sample(placement, rows, reason)
+            self._refuse_sample(placement, rows, reason, (name, detail))
 
-    def _place_json(self, taker: int, found: Any, head: int | None, placement: Placement) -> None:
+    def _assembled(self, taker: int, contents: dict[str, Any], placement: Placement) -> tuple[Any, str]:
+        """The value of a composite, without what the plan lets it lack where that is refused; None, and why, if it is."""
+        made = self.fields[taker]
+        lenient = [
+            part
+            for part, selector in self.plan.modalities[taker].parts.items()
+            if selector.on_refused == "absent" and part in contents and not made.PARTS[part].needed
+        ]
+        tries = [contents]
+        if lenient and len(lenient) < len(contents):
+            tries.append({part: content for part, content in contents.items() if part not in lenient})
+        said = ""
+        for given in tries:
+            try:
+                value = made.assemble(given)
+                made.check(value)
+            except EncodeError as error:
+                said = said or str(error)
+                continue
+            if said:
+                placement.without[taker] = said
+            return value, ""
+        return None, said
+
+    def _place_json(
+        self, taker: int, selector: Selector, sample_json: Any, head: int | None, placement: Placement
+    ) -> None:
+        found = selector.value_in(sample_json)
         if found is None or head is None:
             return
         try:
             value = self._json_value(taker, found)
             self.fields[taker].check(value)
-        except EncodeError:
-            placement.refused.setdefault(head, f"unpackable_{self.names[taker]}")
+        except EncodeError as error:
+            if selector.on_refused == "absent":
+                placement.without[taker] = str(error)
+            else:
+                placement.refused.setdefault(head, f"unpackable_{self.names[taker]}")
+                placement.unfit.setdefault(head, (self.names[taker], str(error)))
         else:
             placement.values[taker] = value
 
@@ -394,10 +434,11 @@ class Placer:
             raise EncodeError(f"found {type(found).__name__}, expected a list for a sequence")
         return [(place, _field_value(made.inner, item)) for place, item in enumerate(found) if item is not None]
 
-    def _refuse_sample(self, placement: Placement, rows: BlockRows, reason: str) -> None:
+    def _refuse_sample(self, placement: Placement, rows: BlockRows, reason: str, unfit: tuple[str, str]) -> None:
         for row in range(placement.start, placement.stop):
             if rows.is_metadata(row):
                 placement.refused.setdefault(row, reason)
+                placement.unfit.setdefault(row, unfit)
 
     def _takers(self, rows: BlockRows, row: int) -> list[tuple[int, str, int]]:
         """The modalities and parts whose selector takes a row, with the rank of its extension."""
@@ -412,28 +453,49 @@ class Placer:
             found = self._ranks[key] = [(number, part, rank) for number, part, rank in ranked if rank is not None]
         return found
 
-    def _accepts(self, taker: int, rows: BlockRows, row: int) -> bool:
+    def _refusal(self, taker: int, rows: BlockRows, row: int) -> str | None:
+        """What a field has against a row's content, or None."""
         made = self._inner[taker]
         modality = rows.modality[row]
         if type(made) is BytesField or (type(made) is TextField and modality == "text"):
-            return True  # Arrow's strings are UTF-8: there is nothing to check
+            return None  # Arrow's strings are UTF-8: there is nothing to check
         content = rows.content(row)
         if content is None:
-            return False
+            return "there is no content"
         try:
             made.check(self.value(taker, modality, content))
-        except EncodeError:
-            return False
-        return True
+        except EncodeError as error:
+            return str(error)
+        return None
 
 
 def _field_value(made: Field, found: Any) -> Any:
-    if isinstance(made, NDArrayField) and isinstance(found, list):
-        try:
-            return np.asarray(found, dtype=made.dtype)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise EncodeError(f"found a list that is no array ({error}), expected one of numbers") from error
+    if isinstance(made, NDArrayField) and isinstance(found, list | int | float):
+        return _array_of(made, found)
     return found
+
+
+def _array_of(made: NDArrayField, found: Any) -> npt.NDArray[Any]:
+    """A JSON list as an array of the field's dtype, or of the numbers' own; nothing is cut, wrapped or guessed."""
+    try:
+        given = np.asarray(found)
+    except (ValueError, OverflowError) as error:
+        raise EncodeError(f"found a list that is no array ({error}), expected one of numbers") from error
+    if given.dtype.kind not in "biuf" or (given.dtype.kind != "b" and _has_bool(found)):
+        raise EncodeError(f"found a list of {given.dtype}, expected one of numbers, or of true and false")
+    if made.dtype is None:
+        return given
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = given.astype(made.dtype)
+    is_float = array.dtype.kind in "fc"
+    wrong = np.isinf(array) & ~np.isinf(given) if is_float else array.astype(np.float64) != given.astype(np.float64)
+    if (given.dtype.kind == "b") != (array.dtype.kind == "b") or wrong.any():
+        raise EncodeError(f"found numbers of {given.dtype} that are no {made.dtype}, expected such")
+    return array
+
+
+def _has_bool(found: Any) -> bool:
+    return isinstance(found, bool) or (isinstance(found, list) and any(map(_has_bool, found)))
 
 
 def _by_position(candidate: tuple[int, int, int]) -> tuple[int, int]:

@@ -15,12 +15,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from mm_assets.errors import ConfigError, SchemaMismatchError
-from mm_assets.fields import BytesField, Field, JSONField, SequenceField, field_from_config
+from mm_assets.fields import (
+    AudioField,
+    BytesField,
+    DepthField,
+    Field,
+    ImageField,
+    JSONField,
+    MIDIField,
+    SequenceField,
+    field_from_config,
+)
 from mm_assets.formats import ModalitySpec, name_hash
 
 __all__ = ["NUMBERED", "ROW_TAKES", "PackPlan", "PackedModality", "Selector", "Take", "parse_fields"]
 
 Take = Literal["one", "sequence", "shared", "parts", "json", "metadata", "rest", "listing"]
+OnRefused = Literal["drop", "absent"]
 ROW_TAKES = ("one", "sequence", "shared")  # of a selector that finds content rows by their names
 
 MAX_MODALITIES = 32  # MULT's mask has 32 bits
@@ -43,6 +54,8 @@ class Selector:
             sample's "metadata"; the "rest" that no other takes, numbered as the sample's content rows are; or a
             "listing" of where each content row went.
         key: path of keys into the sample's JSON, for `take` "json"; () is the whole.
+        on_refused: for `take` "json", what a value that the field refuses costs: "drop" the sample, or the value alone,
+            which is then "absent" and counted.
     """
 
     modality: str = "*"
@@ -50,6 +63,7 @@ class Selector:
     extension: tuple[str, ...] = ("*",)
     take: Take = "one"
     key: tuple[str, ...] = ()
+    on_refused: OnRefused = "drop"
 
     def rank(self, modality: str, role: str, extension: str) -> int | None:
         """Place of a content row's extension in the order of preference, or None where the row is not taken."""
@@ -71,7 +85,7 @@ class Selector:
     def to_json(self) -> dict[str, Any]:
         """The selector as plans store it."""
         if self.take == "json":
-            return {"take": self.take, "key": list(self.key)}
+            return {"take": self.take, "key": list(self.key), "on_refused": self.on_refused}
         return {"modality": self.modality, "role": self.role, "extension": list(self.extension), "take": self.take}
 
 
@@ -186,7 +200,8 @@ class PackPlan:
             raise SchemaMismatchError(f"{where}: not a pack plan: {error}") from error
 
 
-_SELECTOR_KEYS = ("modality", "role", "extension", "take", "key")
+_SELECTOR_KEYS = ("modality", "role", "extension", "take", "key", "on_refused")
+_NO_JSON = (AudioField, BytesField, DepthField, ImageField, MIDIField)  # whose values are files
 _KEYS = ("name", "field", "config", *_SELECTOR_KEYS, "parts")
 
 
@@ -283,8 +298,13 @@ def _parse_selector(value: Mapping[str, Any], default: Take, where: object, key:
     take = value.get("take", default)
     if take not in get_args(Take):
         raise ConfigError(where, f"{key}.take", f"is {take!r}, allowed: {', '.join(get_args(Take))}")
-    if "key" in value and take != "json":
-        raise ConfigError(where, f"{key}.key", f"is a place in the sample's JSON, and take is {take!r}, not json")
+    for name in ("key", "on_refused"):
+        if name in value and take != "json":
+            raise ConfigError(where, f"{key}.{name}", f"is about the sample's JSON, and take is {take!r}, not json")
+    on_refused = value.get("on_refused", "drop")
+    if on_refused not in get_args(OnRefused):
+        allowed = ", ".join(get_args(OnRefused))
+        raise ConfigError(where, f"{key}.on_refused", f"is {on_refused!r}, allowed: {allowed}")
     if take == "json":
         for name in ("modality", "role", "extension"):
             if name in value:
@@ -295,6 +315,7 @@ def _parse_selector(value: Mapping[str, Any], default: Take, where: object, key:
         extension=_patterns(value.get("extension", "*"), where, f"{key}.extension"),
         take=take,
         key=_path(value.get("key", ()), where, f"{key}.key"),
+        on_refused=on_refused,
     )
 
 
@@ -314,15 +335,19 @@ def _check_field(made: Field, take: Take, where: object, key: str) -> None:
         "listing": "JSONField",
         "rest": "SequenceField of BytesField",
         "sequence": "SequenceField",
-        "json": "any field",
+        "json": "a field of JSON values; a composite takes them by parts",
     }[take]
+    inner = made.inner if isinstance(made, SequenceField) else made
+    if take in ROW_TAKES and not inner.TAKES_CONTENT:
+        detail = f"is {type(inner).__name__}, which is made of parts: {', '.join(inner.PARTS)}; say which rows they are"
+        raise ConfigError(where, key.removesuffix("field") + "parts", detail)
     fits = {
         "one": not isinstance(made, SequenceField),
         "metadata": isinstance(made, JSONField),
         "listing": isinstance(made, JSONField),
         "rest": made == SequenceField(BytesField()),
         "sequence": isinstance(made, SequenceField),
-        "json": True,
+        "json": not inner.PARTS and not isinstance(inner, _NO_JSON),
     }[take]
     if not fits:
         raise ConfigError(where, key, f"is {type(made).__name__} with take: {take}, expected {expected}")
@@ -343,6 +368,19 @@ def _patterns(value: object, where: object, key: str) -> tuple[str, ...]:
     if not isinstance(found, Sequence) or not found or not all(isinstance(item, str) for item in found):
         raise ConfigError(where, key, f"is {value!r}, expected a pattern or a list of patterns")
     return tuple(item.lower().removeprefix(".") for item in found)
+
+
+def _is_taken(shared: Selector, modalities: tuple[PackedModality, ...]) -> bool:
+    """Whether some modality takes a row that a shared selector finds; with patterns that is not known here."""
+    selectors = [selector for modality in modalities for selector in modality.selectors.values()]
+    if any(selector.take == "rest" for selector in selectors) or set("*?[#") & {*shared.role, *shared.modality}:
+        return True
+    extensions = [pattern.replace("*", "") for pattern in shared.extension]
+    return any(
+        selector.take != "shared" and selector.rank(shared.modality, shared.role, extension) is not None
+        for selector in selectors
+        for extension in extensions
+    )
 
 
 def check_modalities(modalities: tuple[PackedModality, ...], *, where: object, key: str) -> tuple[PackedModality, ...]:
@@ -367,6 +405,10 @@ def check_modalities(modalities: tuple[PackedModality, ...], *, where: object, k
             )
             raise ConfigError(where, f"{key}[{number}].name", detail)
         hashes[hashed] = modality.name
+        for part, selector in modality.parts.items():
+            if selector.take == "shared" and not _is_taken(selector, modalities):
+                detail = "is a row that no packed modality takes: give it one of its own, or take: one"
+                raise ConfigError(where, f"{key}[{number}].parts.{part}", detail)
         take = modality.selector.take
         if take in ("metadata", "rest", "listing") and takes.setdefault(take, modality.name) != modality.name:
             raise ConfigError(where, f"{key}[{number}].take", f"{take} is already taken by {takes[take]!r}")

@@ -69,7 +69,7 @@ _FIXED: Mapping[str, tuple[PackedModality, ...]] = {
             parts={
                 "image": Selector(modality="image"),
                 "text": Selector(modality="text", extension=_PLAIN_TEXT),
-                "clip_score": Selector(take="json", key=("clip_score",)),
+                "clip_score": Selector(take="json", key=("clip_score",), on_refused="absent"),
             },
         ),
         _METADATA,
@@ -158,7 +158,8 @@ def _base(preset: str | None, survey: Survey) -> tuple[PackedModality, ...]:
     timed = survey.json_key(TIMED_KEYS, "timed") if preset == "speech" else None
     if timed is None:
         return fixed
-    words = PackedModality.of("words", TimedTextField(), Selector(take="json", key=(timed,)))
+    selector = Selector(take="json", key=(timed,), on_refused="absent")
+    words = PackedModality.of("words", TimedTextField(untimed="drop"), selector)
     return tuple(words if modality.name == "words" else modality for modality in fixed)
 
 
@@ -175,8 +176,23 @@ def _read_config(pack: str | Mapping[str, Any] | None, where: object) -> tuple[s
     if not pack:
         raise ConfigError(where, "pack", "is empty, expected preset, fields or both")
     preset = _preset(pack["preset"], where, "pack.preset") if "preset" in pack else None
-    fields = parse_fields(pack["fields"], where=where, key="pack.fields") if "fields" in pack else ()
-    return preset, fields
+    if "fields" not in pack:
+        return preset, ()
+    fields = pack["fields"]
+    if isinstance(fields, list):
+        fields = [_inherited(item, _FIXED.get(preset or "", ())) for item in fields]
+    return preset, parse_fields(fields, where=where, key="pack.fields")
+
+
+def _inherited(item: Any, base: tuple[PackedModality, ...]) -> Any:
+    """A declared field that names a modality of the preset and says nothing of rows: the preset's, with settings."""
+    same = next((m for m in base if isinstance(item, Mapping) and m.name == item.get("name")), None)
+    if same is None or item.get("field", same.field_type) != same.field_type or set(item) - {"name", "field", "config"}:
+        return item
+    stored = same.to_json()
+    config = item.get("config")
+    given = dict(config) if isinstance(config, Mapping) else {}
+    return {**stored, "config": {**stored["config"], **given} if config is None or given else config}
 
 
 def _preset(value: object, where: object, key: str) -> str:

@@ -95,6 +95,7 @@ DROPPED_SCHEMA: pa.Schema = pa.schema(
         _required("filter", pa.string()),
         _required("reason", pa.string()),
         pa.field("value", pa.float64()),
+        pa.field("detail", pa.string()),
     ]
 )
 """One row per row that a filter or an error policy took out."""

@@ -25,7 +25,7 @@ from mm_assets.etl.dataset_store import DatasetStore, Outcome, StageRecord
 from mm_assets.etl.filters import apply_filters, build_annotator, build_filter
 from mm_assets.etl.listing import is_listing, rows_from_listing
 from mm_assets.etl.materialize import MaterializeStream, materialize
-from mm_assets.etl.pack import pack_rows, packable
+from mm_assets.etl.pack import PackSummary, pack_rows, packable
 from mm_assets.etl.pack_plan import PackPlan
 from mm_assets.etl.parquet import ParquetSink, open_table, read_batches, sample_groups
 from mm_assets.etl.preview import Preview
@@ -132,6 +132,7 @@ class _Run:
         self.inputs: dict[str, str] = {}
         self.files: dict[str, PublishedFile] = {}
         self.counts: dict[str, int] = {}
+        self.notes: tuple[str, ...] = ()
         self.preview = Preview()
         self.sources: list[SourceFile] = []
         self.others = _OtherFiles(self.spec)
@@ -233,6 +234,7 @@ class _Run:
                 Outcome(name=o.name, passed=o.passed, num_violations=o.num_violations, blocking=o.blocking)
                 for o in outcomes
             ),
+            notes=self.notes,
         )
         self.dataset.write_record(record)
         if any(outcome.stops for outcome in outcomes):
@@ -422,6 +424,7 @@ def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
             for drop in stream.take_dropped():
                 dropped.write(drop)
         run.counts = {**stream.counts, "content_bytes": run.preview.content_bytes}
+        run.notes = (*stream.notes, *_homelessness(stream.counts, plan))
         return run.finish(schema=run.schema.filtered_schema())
 
 
@@ -467,7 +470,8 @@ def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = PACKED_F
             part = stack.enter_context(_Run(dataset, f"packed_{form}", key))
             part.inputs = dict(run.inputs)
             part.files = {form: file}
-            part.counts = {"samples": summary.num_samples, "bytes": file.size, **_present(summary.num_present)}
+            part.counts = {"samples": summary.num_samples, "bytes": file.size, **_counts(summary)}
+            part.notes = (*summary.notes, *_emptiness(summary, plan))
             part.preview = run.preview
             names = _packed_names(dataset, key, files, run.inputs)
             results[form] = part.finish(schema=None, config_stage="packed", packed=names, seconds=seconds)
@@ -491,8 +495,27 @@ def recheck_packed(dataset: DatasetStore, key: str, form: str) -> StageResult:
         return run.finish(schema=None, config_stage="packed", packed=_packed_names(dataset, key, run.files, run.inputs))
 
 
-def _present(num_present: Mapping[str, int]) -> dict[str, int]:
-    return {f"present_{name}": count for name, count in num_present.items()}
+def _counts(summary: PackSummary) -> dict[str, int]:
+    present = {f"present_{name}": count for name, count in summary.num_present.items()}
+    refused = {f"refused_{name}": count for name, count in sorted(summary.num_refused.items())}
+    return present | refused | ({"rest_rows": summary.num_rest} if summary.num_rest else {})
+
+
+def _homelessness(counts: Mapping[str, int], plan: PackPlan) -> Iterator[str]:
+    """Says so where most rows have no place in the plan, which may not be meant for them."""
+    refused = {name.rsplit(".", 1)[-1]: n for name, n in counts.items() if name.startswith("dropped.packable.")}
+    if 2 * sum(refused.values()) > counts["rows"]:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.items())
+        what = f"preset {plan.preset!r}" if plan.preset else "the declared fields"
+        yield f"{sum(refused.values()):,} of {counts['rows']:,} rows cannot be packed by {what}: {reasons}"
+
+
+def _emptiness(summary: PackSummary, plan: PackPlan) -> Iterator[str]:
+    """What hints that the plan is not meant for these rows."""
+    if summary.num_samples == 0:
+        yield "no sample was packed: `dropped` says where its rows went"
+    elif 2 * summary.num_rest > summary.num_items:
+        yield f"{summary.num_rest:,} of {summary.num_items:,} content rows are in the rest of preset {plan.preset!r}"
 
 
 def _packed_names(

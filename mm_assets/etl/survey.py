@@ -107,7 +107,12 @@ class Survey:
 
     def __init__(self, claimed: tuple[PackedModality, ...] = ()) -> None:
         self._claimed = claimed
-        self._claiming = [selector for modality in claimed for selector in modality.selectors.values()]
+        self._claiming = [
+            selector
+            for modality in claimed
+            for selector in modality.selectors.values()
+            if selector.take != "shared"  # which leaves the row to others
+        ]
         self.groups: dict[tuple[str, str], Group] = {}
         self.interleaved = False
         self.most: Counter[str] = Counter()  # row modality -> most rows of it in a sample
@@ -260,10 +265,9 @@ class Survey:
         taken = {modality.name for modality in (*found, *self._claimed)}
         task = self.json_key(TASK_KEYS, "text")
         if task is not None and "task" not in taken:
-            found.append(PackedModality.of("task", TextField(), Selector(take="json", key=(task,))))
+            found.append(PackedModality.of("task", TextField(), _at(task)))
         if self.json_key(("timestamp",), "number") is not None and "timestamp" not in taken:
-            field = ScalarField("float64")
-            found.append(PackedModality.of("timestamp", field, Selector(take="json", key=("timestamp",))))
+            found.append(PackedModality.of("timestamp", ScalarField("float64"), _at("timestamp")))
         return found
 
     def _clock(self) -> Group | None:
@@ -294,12 +298,15 @@ def _is_robot(group: Group) -> bool:
     return bool(words & ROBOT_ROLES) and group.modality == ("image" if words & {"depth"} else "array")
 
 
+_TIMES = ({"start", "start_seconds", "start_time"}, {"end", "end_seconds", "end_time"}, {"word", "text"})
+
+
 def _kind_of(value: Any) -> str:
     if isinstance(value, str):
         return "text"
     if isinstance(value, int | float):
         return "number"
-    if isinstance(value, list) and value and all(_is_timed(item) for item in value):
+    if isinstance(value, list) and any(map(_is_timed, value)) and all(map(_is_word, value)):
         return "timed"
     return "other"
 
@@ -307,9 +314,18 @@ def _kind_of(value: Any) -> str:
 def _is_timed(item: Any) -> bool:
     """Whether a JSON value is a stretch of time with a text, in one of the forms that `TimedTextField` takes."""
     if isinstance(item, dict):
-        names = {"start", "start_seconds", "start_time"} & item.keys(), {"word", "text"} & item.keys()
-        return all(names)
+        return all(names & item.keys() for names in _TIMES)
     return False
+
+
+def _is_word(item: Any) -> bool:
+    """Whether a JSON value has a text, timed or not: aligners leave the times out where they find none."""
+    return isinstance(item, dict) and bool({"word", "text"} & item.keys())
+
+
+def _at(key: str) -> Selector:
+    """A value of the JSON that nobody asked for by name: where a later sample has it otherwise, it goes without."""
+    return Selector(take="json", key=(key,), on_refused="absent")
 
 
 def _pattern(role: str) -> str:

@@ -6,6 +6,7 @@ else belongs to this package.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Mapping
 
@@ -125,7 +126,8 @@ def field_from_config(type_name: object, config: Mapping[str, JSON] | None = Non
         type_name: the class name.
         config: its settings; those that are not given have their defaults.
         trusted: whether somebody here wrote `config`. One out of a packed file may bring no tokenizer, only name it:
-            such a setting would open a file of this machine, or run a parser over the file's own text.
+            such a setting would open a file of this machine, or run a parser over the file's own text. Nor may it
+            raise a field's `LIMITS`: whoever reads does, with settings of his own.
 
     Raises:
         ConfigError: an unknown name, or a setting that its class does not take.
@@ -139,7 +141,24 @@ def field_from_config(type_name: object, config: Mapping[str, JSON] | None = Non
         raise ConfigError("arguments", type_name, f"found {type(config).__name__}, expected a mapping of settings")
     if not trusted:
         _refuse_tokenizers(config or {})
+        config = _within_limits(cls, config or {})
     return cls.from_config(config or {})
+
+
+def _within_limits(cls: type[Field], config: Mapping[str, JSON]) -> dict[str, JSON]:
+    """A stored configuration, those of fields in it too, whose limits are not above their defaults."""
+    defaults = {one.name: one.default for one in dataclasses.fields(cls)}
+    tame = dict(config)
+    for name, value in config.items():
+        default = defaults.get(name)
+        if name in cls.LIMITS and isinstance(value, int) and isinstance(default, int):
+            tame[name] = min(value, default)
+        elif isinstance(default, Field) and isinstance(value, Mapping):
+            tame[name] = _within_limits(type(default), value)
+        elif isinstance(value, Mapping) and isinstance(value.get("config"), Mapping):
+            inner = FIELD_NAMES.get(str(value.get("type")))
+            tame[name] = value if inner is None else {**value, "config": _within_limits(inner, value["config"])}
+    return tame
 
 
 def _refuse_tokenizers(config: Mapping[str, JSON]) -> None:

@@ -96,6 +96,7 @@ class AudioField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 40
+    LIMITS: ClassVar[tuple[str, ...]] = ("max_frames",)
 
     encoding: str = "keep"
     sample_rate: int | None = None

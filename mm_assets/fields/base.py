@@ -156,6 +156,12 @@ class Field(ABC):
     PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType({})
     """What a composite's value is assembled of, by name; empty where one content is the value."""
 
+    TAKES_CONTENT: ClassVar[bool] = True
+    """Whether the bytes of one file, or a text, are a value."""
+
+    LIMITS: ClassVar[tuple[str, ...]] = ()
+    """Settings that bound what decoding may cost. A packed file may lower them, not raise them above their defaults."""
+
     @property
     @abstractmethod
     def metadata_type(self) -> np.dtype[np.void]:

@@ -94,6 +94,7 @@ class DepthField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 11
+    LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
 
     encoding: str = "keep"
     dtype: str | None = None

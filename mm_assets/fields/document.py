@@ -105,6 +105,8 @@ class DocumentField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 52
+    TAKES_CONTENT: ClassVar[bool] = False
+    LIMITS: ClassVar[tuple[str, ...]] = ("max_pages", "max_words", "max_pixels")
     PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType({"pages": Part(many=True), "layout": Part()})
 
     image: ImageField = _KEPT

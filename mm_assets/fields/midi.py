@@ -86,6 +86,7 @@ class MIDIField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 41
+    LIMITS: ClassVar[tuple[str, ...]] = ("max_bytes", "max_notes", "max_duration_seconds")
 
     sustain: bool = False
     max_bytes: int = DEFAULT_MAX_BYTES

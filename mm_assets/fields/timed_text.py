@@ -70,6 +70,7 @@ class TimedTextField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 21
+    LIMITS: ClassVar[tuple[str, ...]] = ("max_segments",)
 
     sort: bool = False
     strip_tags: bool = False

@@ -198,7 +198,7 @@ def _execute(spec: DatasetSpec, job: str, partition: str, run_id: str, mark: str
         partition=partition,
         run_id=result.run_id,
         failures=tuple(failures),
-        warnings=tuple(_violated(result.all_events, dg.AssetCheckSeverity.WARN)),
+        warnings=_once(_violated(result.all_events, dg.AssetCheckSeverity.WARN)),
     )
 
 
@@ -214,6 +214,14 @@ def _failures(events: Iterable[dg.DagsterEvent]) -> Iterator[str]:
             steps.append(f"{event.step_key}: {(given or _innermost(data.error)).strip()}")
     if not said:  # a step that follows a failed check says nothing new
         yield steps[0] if steps else "the run failed before its first step"
+
+
+def _once(lines: Iterable[str]) -> tuple[str, ...]:
+    """Lines without those that say of one asset what was said of another: MULT and MSTR hold the same."""
+    said: dict[str, str] = {}
+    for line in lines:
+        said.setdefault(line.partition(": ")[2], line)
+    return tuple(said.values())
 
 
 def _violated(events: Iterable[dg.DagsterEvent], severity: dg.AssetCheckSeverity) -> Iterator[str]:

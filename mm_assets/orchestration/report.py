@@ -37,6 +37,8 @@ def stage_metadata(result: StageResult) -> dict[str, Any]:
         metadata["contact_sheet"] = dg.MetadataValue.md(f"![contact sheet](data:image/jpeg;base64,{encoded})")
     if preview.modalities:
         metadata["rows_by_modality"] = dg.MetadataValue.md(_counts_table(preview.modalities, "modality", "rows"))
+    if record.notes:
+        metadata["notes"] = dg.MetadataValue.md("\n".join(f"- {note}" for note in record.notes))
     reasons = {name: count for name, count in record.counts.items() if "." in name}
     if reasons:
         metadata["by_reason"] = dg.MetadataValue.md(_counts_table(reasons, "reason", "rows"))

@@ -301,3 +301,20 @@ def test_a_filter_of_misaligned_samples(shared_data: Path, tmp_path: Path) -> No
         assert len(left) == 8
     with pytest.raises(AssertionError, match="spans"):
         run_chain(declare(tmp_path / "fail", shared_data / SHARDS["music"], on_misaligned="fail"))
+
+
+def test_clips_of_frames_go_through_the_chain(shared_data: Path, tmp_path: Path) -> None:
+    """Clips stored as frames, with the sound out of their files, pass every check; cut ones without a warning."""
+    settings = {"encoding": "frames", "size": [36, 64], "max_frames": 12, "audio_sample_rate": 8000}
+    clip = {"name": "clip", "field": "SyncedVideoAudioField", "config": settings}
+    spec = declare(tmp_path, shared_data / SHARDS["video"], pack={"preset": "video", "fields": [clip]})
+    dataset, results = run_chain(spec)
+    (key,) = dataset.partitions()
+    for form in ("mult", "mstr"):
+        violated = {outcome.name for outcome in results[key][form].outcomes if not outcome.passed}
+        assert violated <= {"durations"}
+        with mm_assets.open(dataset.store.path_of("manifest.json"), format=form) as videos:
+            found = [sample["clip"] for sample in videos]
+            assert any(one.audio is not None and one.frames is not None for one in found)
+            assert all(one.frames is None or one.frames.shape[1:] == (36, 64, 3) for one in found)
+            assert all(one.frames is None or len(one.frames) <= 12 for one in found)

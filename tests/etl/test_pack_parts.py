@@ -276,3 +276,118 @@ def test_a_field_of_one_content_has_no_parts() -> None:
     """Parts of a field that is no composite are refused."""
     with pytest.raises(ConfigError, match="made of one content"):
         plan_of({"name": "t", "field": "TextField", "parts": {"text": {}}})
+
+
+# --- what is refused says why, and costs no more than it must ---------------------------------------------------------
+
+
+def test_a_refusal_says_what_was_found(tmp_path: Path) -> None:
+    """What a field has against a row stands beside the reason, and in the rest's listing its modality."""
+    outside = {"phrases": [{"phrase": "outside", "bbox": [30, 20, 11, 10]}]}
+    table = rows(("a", outside, {"png": picture()}))
+    (drop,) = packable(plan_of(REGIONS))(table)
+    assert drop.reason == "unpackable_regions"
+    assert "beyond their page" in drop.detail
+    with_rest = plan_of(REGIONS, preset="generic")
+    summary = pack_rows([table], with_rest, mult=tmp_path / "x.mult", mstr=None, provenance={})
+    assert summary.num_refused == {"regions": 1}
+    assert summary.num_rest == 1
+    (note,) = summary.notes
+    assert "sample 'a'" in note
+    assert "beyond their page" in note
+    with mm_assets.open(tmp_path / "x.mult") as dataset:
+        assert dataset[0]["rows"][0]["in"] == "rest"
+        assert dataset[0]["rows"][0]["refused_by"] == "regions"
+
+
+def test_an_optional_value_costs_itself_alone(tmp_path: Path) -> None:
+    """A score that is no number leaves its pair without a score; the sample stays, and the refusal is counted."""
+    table = rows(
+        ("a", {"clip_score": "n/a"}, {"png": picture(), "txt": "one"}),
+        ("b", {"clip_score": 0.5}, {"png": picture(), "txt": "two"}),
+        ("c", {"clip_score": json.loads("[" * 400 + "]" * 400)}, {"png": picture(), "txt": "three"}),
+    )
+    plan = choose_plan([], pack="image_text_pair", where="test")
+    assert drops(table, plan) == {}
+    summary = pack_rows([table], plan, mult=tmp_path / "y.mult", mstr=None, provenance={})
+    assert summary.num_refused == {"pair": 2}
+    assert [sample["pair"].clip_score for sample in packed(table, plan, tmp_path)] == [None, 0.5, None]
+
+
+def test_what_the_json_may_lack_is_absent_when_it_is_wrong(tmp_path: Path) -> None:
+    """With `on_refused: absent` a wrong value is no value, and the sample stays."""
+    question = {"name": "question", "field": "TextField", "key": "question", "on_refused": "absent"}
+    table = rows(("a", {"question": 17}, {"png": picture()}))
+    plan = plan_of(VQA[0], question)
+    assert PackPlan.from_json(json.loads(json.dumps(plan.to_json())), where="schema.json") == plan
+    assert drops(table, plan) == {}
+    (sample,) = packed(table, plan, tmp_path)
+    assert sample["question"] is None
+    assert sample["image"] is not None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "fits"),
+    [
+        ("int64", [1, 2], True),
+        ("int64", [1.0, 2.0], True),
+        ("int64", [1.5], False),
+        ("int64", [1, True], False),
+        ("int64", [1, "2"], False),
+        ("int64", [None, 1], False),
+        ("uint8", [256], False),
+        ("uint8", [-1], False),
+        ("float32", [0.1, 2], True),
+        ("float32", [1e300], False),
+        ("float32", [[1, 2], [3]], False),
+        ("bool", [True, False], True),
+        ("bool", [0, 1], False),
+        (None, [1, 2.5], True),
+        (None, ["a"], False),
+    ],
+)
+def test_numbers_of_the_json_are_never_bent(tmp_path: Path, dtype: str | None, value: Any, fits: bool) -> None:
+    """A list becomes an array only if each of its elements is a number of the array's type."""
+    field = {"name": "pose", "field": "NDArrayField", "config": {"dtype": dtype}, "key": "pose"}
+    table = rows(("a", {"pose": value}, {"txt": "t"}))
+    plan = plan_of(field, {"name": "text", "field": "TextField", "modality": "text"})
+    assert drops(table, plan) == ({} if fits else {0: "unpackable_pose"})
+    if fits:
+        (sample,) = packed(table, plan, tmp_path)
+        np.testing.assert_array_equal(sample["pose"], np.asarray(value, sample["pose"].dtype))
+        assert dtype is None or sample["pose"].dtype == dtype
+
+
+def test_settings_alone_keep_the_preset_s_rows(tmp_path: Path) -> None:
+    """A declared field that changes a setting of the preset's composite still has its rows, and its other settings."""
+    pack = {
+        "preset": "image_text_pair",
+        "fields": [{"name": "pair", "field": "ImageTextPairField", "config": {"max_tokens": 8}}],
+    }
+    plan = choose_plan([], pack=pack, where="test")
+    assert [m.name for m in plan.modalities] == ["pair", "metadata"]
+    assert plan.fields()["pair"].max_tokens == 8
+    assert plan.fields()["pair"].image_size == (224, 224)
+    (sample,) = packed(rows(("a", None, {"png": picture(), "txt": "a caption"})), plan, tmp_path)
+    assert sample["pair"].input_ids.shape == (8,)
+    assert sample["pair"].text == "a caption"
+
+
+@pytest.mark.parametrize(
+    ("field", "key", "words"),
+    [
+        ({"name": "d", "field": "DocumentField", "modality": "image"}, "parts", "made of parts: pages, layout"),
+        ({"name": "d", "field": "DocumentField", "take": "json"}, "field", "by parts"),
+        ({"name": "s", "field": "TimeSeriesField", "key": "series"}, "field", "by parts"),
+        ({"name": "i", "field": "ImageField", "key": "image"}, "field", "a field of JSON values"),
+        ({"name": "t", "field": "TextField", "key": "a", "on_refused": "keep"}, "on_refused", "drop, absent"),
+        ({"name": "t", "field": "TextField", "on_refused": "absent"}, "on_refused", "not json"),
+        (SERIES, "parts.timestamps", "no packed modality takes"),
+    ],
+)
+def test_what_can_never_be_packed_is_refused_at_once(field: dict[str, Any], key: str, words: str) -> None:
+    """A declaration by which no sample could have the modality is refused when it is read."""
+    with pytest.raises(ConfigError) as refused:
+        plan_of(field)
+    assert refused.value.key == f"pack.fields[0].{key}"
+    assert words in refused.value.detail

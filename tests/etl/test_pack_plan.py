@@ -415,3 +415,36 @@ def test_stored_plan_of_another_shape_is_refused(value: dict[str, Any]) -> None:
     """A `schema.json` without a plan is named."""
     with pytest.raises(SchemaMismatchError, match=r"schema\.json: not a pack plan"):
         PackPlan.from_json(value, where="schema.json")
+
+
+def test_a_shared_row_is_still_there_for_the_preset() -> None:
+    """A declared series that shares the clock leaves the clock, and the other series on it, to the preset."""
+    declared = {
+        "name": "state",
+        "field": "TimeSeriesField",
+        "parts": {
+            "timestamps": {"modality": "array", "role": "timestamp", "take": "shared"},
+            "values": {"modality": "array", "role": "state"},
+        },
+    }
+    names = ["top.mp4", "timestamp.npy", "state.npy", "action.npy"]
+    plan = choose_plan(rows(names), pack={"preset": "robotics", "fields": [declared]}, where="test")
+    found = {modality.name: modality.field_type for modality in plan.modalities}
+    assert found["action"] == "TimeSeriesField"
+    assert found["timestamp"] == "NDArrayField"
+
+
+def test_values_that_a_preset_guesses_cost_no_sample() -> None:
+    """What robotics and speech take out of the JSON unasked may be wrong in a later sample without costing it."""
+    robot = choose_plan(
+        rows(["rgb.png", "state.npy"], contents=[{"task": "x", "timestamp": 1}]), pack=None, where="test"
+    )
+    speech = choose_plan(
+        rows(["wav", "txt"], contents=[{"words": [{"word": "a", "start": 0, "end": 1}, {"word": "7"}]}]),
+        pack=None,
+        where="test",
+    )
+    guessed = [m.selector for m in (*robot.modalities, *speech.modalities) if m.selector.take == "json"]
+    assert [selector.key for selector in guessed] == [("task",), ("timestamp",), ("words",)]
+    assert {selector.on_refused for selector in guessed} == {"absent"}
+    assert speech.fields()["words"].untimed == "drop"

@@ -94,7 +94,7 @@ def test_row_scope_drops_rows_and_leaves_their_sample(make_table):
     stream = _apply([table], filters=[_Marked()])
     kept, dropped = _run(stream)
     assert [_key(r) for r in kept] == [("a", -1, "metadata"), ("a", 1, "text"), ("b", -1, "metadata"), ("b", 0, "text")]
-    expected = {"filter": "marked", "reason": "has_x", "value": 1.0}
+    expected = {"filter": "marked", "reason": "has_x", "value": 1.0, "detail": None}
     assert dropped == [{"sample_id": "a", "position": 0, "modality": "text", **expected}]
     assert stream.counts == {
         "rows": 5, "samples": 2, "kept": 4, "kept_samples": 2, "dropped": 1, "dropped.marked.has_x": 1
