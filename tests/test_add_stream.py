@@ -19,7 +19,7 @@ from mm_assets.add_stream import Values, add_stream, add_values, read_values
 from mm_assets.cli import main
 from mm_assets.errors import ConfigError, EncodeError, SchemaMismatchError, SourceError
 from mm_assets.etl import publish, stages
-from mm_assets.etl.added_streams import add_to_dataset
+from mm_assets.etl.added_streams import add_to_dataset, carried_over
 from mm_assets.etl.dataset_store import DatasetStore
 from mm_assets.etl.register import register
 from mm_assets.fields import BytesField, Field, ImageField, JSONField, NDArrayField, ScalarField, TextField
@@ -522,3 +522,16 @@ def test_the_command_on_a_dataset(dataset: DatasetStore, tmp_path: Path, run: Ca
     assert "belongs to a dataset" in run(packed, *arguments, code=2).stderr
     with open_reader(packed) as reader:
         assert "clip_score" not in reader.names
+
+
+def test_a_loss_is_told_until_it_is_made_good() -> None:
+    """A marker says which streams were lost, also when the partition is run once more without them."""
+    made = {"files": {"mstr": {"sha256": "1"}}}
+    with_stream = made | {"added": {"file": {}, "streams": [{"name": "score"}]}}
+    other, third = ({"files": {"mstr": {"sha256": digest}}} for digest in ("2", "3"))
+    assert carried_over(with_stream, made) == with_stream
+    once = carried_over(with_stream, other)
+    assert once["lost_streams"] == ["score"]
+    assert carried_over(once, other)["lost_streams"] == ["score"]
+    assert carried_over(once, third)["lost_streams"] == ["score"]
+    assert "lost_streams" not in carried_over(made, other)
