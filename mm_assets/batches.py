@@ -356,4 +356,10 @@ def change_settings(field: Field, settings: Mapping[str, Any], *, where: str, ke
             f"found {', '.join(map(str, settings))}: {type(field).__name__} would read another record than is there"
         )
         raise ConfigError(where, key, detail)
+    before, after = (getattr(one, "tokenizer", None) for one in (field, changed))
+    if before is not None and after is not None and before.sha256 != after.sha256:
+        found = f"found {after.name} ({after.sha256[:8]}…)"
+        raise ConfigError(
+            where, f"{key}.tokenizer", f"{found}; the ids stored are of {before.name} ({before.sha256[:8]}…)"
+        )
     return changed

@@ -1,47 +1,34 @@
 """Packed files as values: the one module that joins containers, which know bytes, and fields, which know values.
 
-A dataset is one packed file, or the files of a manifest, a folder or a list as one, local or behind any fsspec URL.
-Its schema says which fields it has, so opening needs no other argument. An absent value is None. Every error names the
-file, the sample and the modality.
+A dataset is one packed file, or the files of a manifest, a folder or a list as one, local or behind any fsspec URL; or
+a view: some samples or modalities of another dataset, on the same open files. Its schema says which fields it has, so
+opening needs no other argument. An absent value is None. Every error names the file, the sample and the modality.
 """
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.batches import (
-    Arrays,
-    Batch,
-    DecodePool,
-    Rows,
-    batch_layout,
-    batch_target,
-    change_settings,
-    count_threads,
-    decode_batches,
-    decode_values,
-    locate,
-)
+from mm_assets.batches import Batch, count_threads
+from mm_assets.dataset_fields import DatasetFields
 from mm_assets.dataset_writer import DatasetWriter, create, spec_of
-from mm_assets.errors import ConfigError, FormatError, MissingExtraError, SchemaMismatchError
-from mm_assets.fields import FIELD_TYPES, Field, ValueLayout, field_from_config
-from mm_assets.fields.base import Out
-from mm_assets.formats import ModalitySpec, Payload, VerifyReport
+from mm_assets.fields import Field
+from mm_assets.formats import VerifyReport
 from mm_assets.manifest import Manifest
-from mm_assets.packed_files import PackedFiles, Reader
-from mm_assets.shards import ShardedIds, Shards
+from mm_assets.packed_files import PackedFiles
+from mm_assets.sample_reader import SampleReader
+from mm_assets.shards import Ids, ShardedIds, Shards
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Batch", "Dataset", "DatasetWriter", "create", "open"]
-
-Ids = Sequence[int] | npt.NDArray[np.integer]
-"""Indices of samples; repeats are fine, negative ones count from the end."""
 
 
 def open(
@@ -84,43 +71,51 @@ def open(
     return Dataset(Shards(files), fields=given)
 
 
-class Dataset:
+class Dataset(SampleReader):
     """A packed dataset, open for reading; made by `open`.
 
     ``dataset[i]`` is one sample, a dict of values by modality name. Reading is safe from several threads. It pickles
     by its files' locations, and opens them again. Arrays may be views into a mapped file, valid also after `close`.
 
+    `select`, `select_modalities`, `split`, `filter` and `with_settings` give another dataset on the same open files: a
+    view, of which everything here is true, further views too. Each is closed on its own, the files with the last.
+
     Args:
-        shards: the files; the dataset closes them.
+        shards: the files and the selection of samples; the dataset closes them.
         fields: to decode with in place of those of the schema, by name.
+        modalities: the names that are had; None: all.
 
     Attributes:
         path: path or URL of the file, manifest or folder; of a list the first file and the number of others.
         manifest: the manifest, or None where the dataset has none.
     """
 
-    def __init__(self, shards: Shards, *, fields: Mapping[str, Field] | None = None) -> None:
-        self.path = shards.name
+    def __init__(
+        self,
+        shards: Shards,
+        *,
+        fields: Mapping[str, Field] | None = None,
+        modalities: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(shards, DatasetFields(shards, given=fields or {}, only=modalities))
         self.manifest: Manifest | None = shards.files.manifest
-        self._shards = shards
-        self._pool = DecodePool()
-        self._given = dict(fields or {})
-        self._first: Reader | None = None
-        self._fields: dict[str, Field] = {}
-        self._unreadable: dict[str, str] = {}
         if self.manifest is None:  # which opens no file before it is read
             try:
-                _ = self._schema_reader  # fields that do not fit are refused now, not at the first read
+                self._fields.set_up()  # fields that do not fit are refused now, not at the first read
             except BaseException:
                 shards.close()
                 raise
 
+    # --- views --------------------------------------------------------------------------------------------------------
+
+    def _view(self, positions: npt.NDArray[np.int64]) -> Dataset:
+        return Dataset(self._shards.share(positions), fields=self._fields.given, modalities=self._fields.only)
+
     def with_settings(self, settings: Mapping[str, Mapping[str, Any]]) -> Dataset:
         """The same samples, decoded with other settings, such as ``{"image": {"channels": 3}}``.
 
-        The files are shared, not opened again: each of the two datasets is closed on its own, and the files with the
-        last. Settings that are not named stay. What is stored stays too, so that a setting of encoding, such as a
-        JPEG's quality, changes nothing.
+        Settings that are not named stay. What is stored stays too, so that a setting of encoding, such as a JPEG's
+        quality, changes nothing.
 
         Args:
             settings: by modality, new values of the field's settings, as its section in ``docs/fields.md`` names them.
@@ -131,52 +126,66 @@ class Dataset:
             ConfigError: an unknown setting, a wrong value, or one that does not go with what is stored.
             SchemaMismatchError: a modality is of a type that is not known here.
         """
-        fields = dict(self._given)
-        for name, changes in settings.items():
-            self._check_name(name)
-            fields[name] = change_settings(self._field(name), changes, where=self.path, key=name)
-        return Dataset(self._shards.share(), fields=fields)
+        fields = self._fields.changed(settings)
+        return Dataset(self._shards.share(), fields=fields, modalities=self._fields.only)
 
-    # --- opening ------------------------------------------------------------------------------------------------------
+    def select(self, ids: Ids | slice) -> Dataset:
+        """A view of some samples, in the order given; 8 bytes a sample, none of them read.
 
-    @property
-    def _schema_reader(self) -> Reader | None:
-        """The first shard's reader, its fields set up; None in a dataset without shards."""
-        if self._first is None and len(self._shards):
-            reader = self._shards[0]
-            for spec in reader.modalities:
-                self._set_up(reader.path, spec)
-            for name in self._given:
-                if name not in reader.names:
-                    raise SchemaMismatchError(f"{reader.path}: no modality {name!r}; it has {', '.join(reader.names)}")
-            self._first = reader
-        return self._first
+        Args:
+            ids: indices (repeats are fine, negative ones count from the end), a slice, or a mask (len,) of bool.
 
-    def _set_up(self, path: str, spec: ModalitySpec) -> None:
-        given = self._given.get(spec.name)
-        name = spec.type_name or getattr(FIELD_TYPES.get(spec.type_id), "__name__", f"type id {spec.type_id:#06x}")
-        stored: Field | None = None
-        try:
-            stored = field_from_config(name, spec.config, trusted=False)
-        except (ConfigError, MissingExtraError) as error:
-            self._unreadable[spec.name] = str(error)
-        field = given or stored
-        if field is None:
-            return
-        found = (spec.type_id, spec.metadata_size)
-        expected = (field.TYPE_ID, field.metadata_type.itemsize)
-        if found != expected:
-            detail = (
-                f"modality {spec.name!r} has type id and record size {found}, {type(field).__name__} has {expected}"
-            )
-            if given is not None:
-                raise SchemaMismatchError(f"{path}: {detail}")
-            self._unreadable[spec.name] = detail
-            return
-        if stored is not None and field.metadata_type != stored.metadata_type:
-            detail = f"found records {stored.metadata_type}, the given {name} reads {field.metadata_type}"
-            raise SchemaMismatchError(f"{path}: modality {spec.name!r}: {detail}")
-        self._fields[spec.name] = field
+        Raises:
+            IndexError: no such sample, or a mask of another length.
+            TypeError: not integers or bools in one dimension.
+        """
+        return self._view(self._shards.positions(self._chosen(ids)))
+
+    def select_modalities(self, names: Sequence[str]) -> Dataset:
+        """A view of all samples with some modalities only, in the order given: no other is read.
+
+        Raises:
+            KeyError: no such modality.
+        """
+        return Dataset(self._shards.share(), fields=self._fields.given, modalities=self._fields.choose(names))
+
+    def split(self, fractions: Mapping[str, float], *, seed: int = 0) -> dict[str, Dataset]:
+        """Views of parts of the samples, such as ``{"train": 0.9, "val": 0.1}``.
+
+        A sample's part follows from its id and the seed alone: it stays when samples are added, removed or packed into
+        other files, and equal ids are never parted. So the sizes are near the fractions, not exact.
+
+        Args:
+            fractions: share of each part, by name, above 0 and up to 1 together; the rest is in no part.
+            seed: from 0 to 2**64 - 1; another one gives other parts.
+
+        Raises:
+            ConfigError: fractions or seed are no such.
+            FormatError: the ids of a file are damaged.
+        """
+        from mm_assets.views import split_rows
+
+        parts = split_rows(self.sample_ids, len(self), fractions, seed=seed)
+        return {name: self.select(rows) for name, rows in parts.items()}
+
+    def filter(self, sql: str) -> Dataset:
+        """A view of the samples that fulfil a condition, such as ``image.width >= 256 and present_text``.
+
+        Only the columns that the condition names are read, file by file, and no payload's data.
+
+        Args:
+            sql: what could stand behind ``where`` in a query of the table `samples`, in DuckDB's SQL. Its columns:
+                `index`, `sample_id`, and of each modality m `present_m` (bool), `size_m` (bytes of data, null where
+                absent), and m itself, its metadata record as a struct, null where absent. ``docs/fields.md`` tells the
+                records. It reaches no files.
+
+        Raises:
+            ConfigError: it is no condition, names no column, or cannot be computed.
+            FormatError: a file is damaged.
+        """
+        from mm_assets.views import matching_rows
+
+        return self.select(matching_rows(self._shards, self.names, self._fields.known, sql))
 
     # --- what is in it ------------------------------------------------------------------------------------------------
 
@@ -185,19 +194,23 @@ class Dataset:
         return self._shards.num_samples
 
     def __repr__(self) -> str:
-        return f"Dataset({self.path!r}, {len(self)} samples)"
+        stored = "" if self._shards.selection is None else f" of {self._shards.num_stored}"
+        return f"Dataset({self.path!r}, {len(self)}{stored} samples)"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The modalities, in the file's order."""
-        reader = self._schema_reader
-        return reader.names if reader is not None else ()
+        """The modalities, in the file's order or as `select_modalities` was told."""
+        return self._fields.names
 
     @property
     def fields(self) -> dict[str, Field]:
         """Modality name to field; without those of a type that is not known here, whose raw bytes can be read."""
-        _ = self._schema_reader
-        return dict(self._fields)
+        return self._fields.known
+
+    @property
+    def selection(self) -> npt.NDArray[np.int64] | None:
+        """Where the samples of a view stand among all samples of its files: (len,) int64; None for all of them."""
+        return self._shards.selection
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -217,8 +230,11 @@ class Dataset:
         return ShardedIds(self._shards)
 
     def find(self, sample_id: str) -> int | None:
-        """The index of the first sample of that id, or None."""
-        return ShardedIds(self._shards).find(sample_id)
+        """The index of the first sample of that id, or None.
+
+        The first call reads all ids and sorts their hashes; 12 bytes a sample are kept then, for all views together.
+        """
+        return self._shards.find(sample_id)
 
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
         """Which samples have a modality: (len,) bool.
@@ -226,234 +242,108 @@ class Dataset:
         Raises:
             KeyError: no such modality.
         """
-        self._check_name(name)
-        return np.concatenate([np.zeros(0, np.bool_), *(reader.presence(name) for reader in self._shards)])
-
-    def _check_name(self, name: str) -> None:
-        if name not in self.names:
-            raise KeyError(f"{self.path}: no modality {name!r}; it has {', '.join(self.names) or 'none'}")
-
-    def _names(self, modalities: Sequence[str] | None) -> tuple[str, ...]:
-        if modalities is None:
-            return self.names
-        for name in modalities:
-            self._check_name(name)
-        return tuple(dict.fromkeys(modalities))
-
-    def _field(self, name: str) -> Field:
-        field = self._fields.get(name)
-        if field is None:
-            detail = f"modality {name!r} cannot be decoded here ({self._unreadable[name]}); its bytes can: read_raw"
-            raise SchemaMismatchError(f"{self.path}: {detail}")
-        return field
+        self._fields.check_name(name)
+        present = np.zeros(len(self), np.bool_)
+        for reader, rows, local in self._shards.pieces():
+            present[rows] = reader.presence(name)[local]
+        return present
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        """One sample, as `read_sample`."""
-        return self.read_sample(i)
+    @overload
+    def __getitem__(self, i: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, i: Ids | slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, i: int | Ids | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        """One sample, as `read_sample`; or a list of them, as `read_samples`, for indices, a slice or a mask."""
+        which: Any = i  # also what only behaves like an array, such as a tensor
+        if isinstance(which, slice | Sequence) or getattr(which, "ndim", 0) > 0:
+            return self.read_samples(self._chosen(which))
+        return self.read_sample(which)
+
+    def __getitems__(self, ids: Ids) -> list[dict[str, Any]]:
+        """Many samples, as `read_samples`: what torch's DataLoader asks for a batch.
+
+        Values that are arrays are the caller's own here, never views of a file: of those that may not be written to
+        torch warns.
+        """
+        return [{name: _writeable(value) for name, value in one.items()} for one in self.read_samples(ids)]
+
+    def _chosen(self, ids: Ids | slice) -> Ids:
+        """Indices for a slice or a mask too."""
+        if isinstance(ids, slice):
+            return range(*ids.indices(len(self)))
+        if isinstance(ids, np.ndarray) and ids.dtype == np.bool_ and ids.ndim == 1:
+            if len(ids) != len(self):
+                raise IndexError(f"{self.path}: a mask of {len(ids)} for {len(self)} samples")
+            return np.flatnonzero(ids)
+        return ids
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """All samples in order."""
         return (self.read_sample(i) for i in range(len(self)))
 
-    def read_sample(self, i: int, modalities: Sequence[str] | None = None) -> dict[str, Any]:
-        """One sample: value by modality name, None where absent.
+    def to_arrow(
+        self,
+        ids: Ids | slice | None = None,
+        modalities: Sequence[str] | None = None,
+        *,
+        raw: Sequence[str] = (),
+        threads: int | None = 0,
+    ) -> pa.Table:
+        """Samples as an Arrow table, a column for each modality, null where absent.
+
+        A column's type follows from the field: a text or JSON is `string`, a number its type, token ids a list, an
+        array of fixed shape nested lists of fixed sizes; ``docs/reading.md`` tells all. What has no columnar form is
+        the stored data bytes, `large_binary`.
 
         Args:
-            i: index; negative counts from the end.
-            modalities: names to read; all by default. Nothing else is touched.
-
-        Raises:
-            IndexError: no such sample.
-            KeyError: no such modality.
-            FormatError: the file is damaged there.
-            SchemaMismatchError: a modality is of a type that is not known here.
-        """
-        names = self._names(modalities)
-        reader, local = self._shards.place(i)
-        payloads = reader.read_sample(local, names)
-        return {
-            name: None if payload is None else self._decode(reader, local, name, payload)
-            for name, payload in payloads.items()
-        }
-
-    def _decode(self, reader: Reader, i: int, name: str, payload: Payload) -> Any:
-        try:
-            return self._field(name).decode(payload.metadata, payload.data)
-        except FormatError as error:
-            raise locate(error, name, (reader.path, i)) from error
-
-    def read_raw(self, i: int, name: str) -> memoryview | None:
-        """The data bytes of one value, not decoded, a view into a mapped file; None where absent.
-
-        Raises:
-            IndexError: no such sample.
-            KeyError: no such modality.
-            FormatError: the file is damaged there.
-        """
-        self._check_name(name)
-        reader, local = self._shards.place(i)
-        return reader.read_raw(local, name)
-
-    # --- reading many -------------------------------------------------------------------------------------------------
-
-    def read_raw_batch(self, ids: Ids, name: str) -> list[memoryview | None]:
-        """The data bytes of many values, as `read_raw`, in the order asked; one request to each file.
-
-        Args:
-            ids: indices; repeats are fine, negative ones count from the end.
-            name: the modality, also one of a type that is not known here.
-
-        Raises:
-            IndexError: no such sample.
-            KeyError: no such modality.
-            FormatError: the file is damaged there.
-        """
-        self._check_name(name)
-        indices = self._shards.indices(ids)
-        found: list[memoryview | None] = [None] * len(indices)
-        for reader, where, local in self._shards.split(indices):
-            for row, payload in zip(where.tolist(), reader.read_payloads(local, name), strict=True):
-                if payload is not None:
-                    found[row] = memoryview(payload.data)
-        return found
-
-    def read_modality(self, name: str, ids: Ids, *, threads: int | None = 0) -> list[Any]:
-        """One modality of many samples, in the order asked, None where absent; no other modality is touched.
-
-        Args:
-            name: the modality.
-            ids: indices; repeats are fine, negative ones count from the end.
+            ids: indices, a slice or a mask, as for `select`; all samples by default.
+            modalities: names to read; all by default.
+            raw: modalities whose stored bytes are wanted, whatever their field is; also of a type not known here.
             threads: as for `read_batch`.
 
         Raises:
             IndexError: no such sample.
             KeyError: no such modality.
             FormatError: the file is damaged there.
-            SchemaMismatchError: the modality is of a type that is not known here.
+            SchemaMismatchError: a modality is of a type that is not known here.
             ValueError: no number of threads.
         """
-        self._check_name(name)
-        field, workers = self._field(name), count_threads(threads)
-        indices = self._shards.indices(ids)
-        rows = self._read_rows(indices, {name: field})[name]
-        return decode_values(
-            field, name, rows, pool=self._pool, threads=workers, place=lambda row: self._place(indices, row)
-        )
+        from mm_assets.arrow_columns import BLOCK_ROWS, make_table
 
-    def read_batch(
-        self,
-        ids: Ids,
-        modalities: Sequence[str] | None = None,
-        *,
-        out: Mapping[str, Out] | None = None,
-        threads: int | None = 0,
-    ) -> dict[str, Batch]:
-        """Some modalities of many samples, rows aligned in all of them.
-
-        Args:
-            ids: indices; repeats are fine, negative ones count from the end.
-            modalities: names to read; all by default.
-            out: arrays to decode into, by modality, such as `empty_batch` makes; of a modality with several arrays a
-                mapping. The rows of `ids` are written to the first rows, all of their elements, and any further row
-                is left as it is; the batch holds views of them. Modalities that are not in it get new arrays. After
-                an error the content is undefined.
-            threads: how many threads decode, for fields whose codec lets them (`Field.decodes_in_parallel`); 0 decodes
-                in the calling thread, None takes one for each core. The result is the same. The threads are kept for
-                the next call, until `close`.
-
-        Raises:
-            IndexError: no such sample.
-            KeyError: no such modality.
-            FormatError: the file is damaged there.
-            SchemaMismatchError: a modality is of a type that is not known here.
-            ValueError: `out` does not fit, or no number of threads.
-        """
-        fields = {name: self._field(name) for name in self._names(modalities)}
+        names, as_stored = self._fields.choose(modalities), self._fields.choose(raw)
+        fields = {name: None if name in as_stored else self._fields.field(name) for name in names}
         workers = count_threads(threads)
-        indices = self._shards.indices(ids)
-        given = dict(out or {})
-        targets = {
-            name: batch_target(batch_layout(field, name, self.path, len(indices)), given.pop(name, None), name)
-            for name, field in fields.items()
-        }
-        if given:
-            raise ValueError(f"out has {', '.join(map(repr, given))}, which is not read: {', '.join(fields)}")
-        rows = self._read_rows(indices, fields)
-        return decode_batches(
-            fields, rows, targets, pool=self._pool, threads=workers, place=lambda row: self._place(indices, row)
+        positions = self._shards.positions(range(len(self)) if ids is None else self._chosen(ids))
+        blocks = (positions[start : start + BLOCK_ROWS] for start in range(0, len(positions), BLOCK_ROWS))
+        return make_table(
+            fields,
+            blocks,
+            read=self._read_rows,
+            decode=lambda block, name, rows: self._decode_rows(block, name, rows, workers),
+            decode_batches=lambda block, rows: self._decode_batches(
+                block, rows, self._targets(tuple(rows), {}, len(block)), workers
+            ),
         )
-
-    def batch_layout(
-        self, n: int, modalities: Sequence[str] | None = None
-    ) -> dict[str, ValueLayout | dict[str, ValueLayout]]:
-        """Shape (n, …) and dtype of the arrays of a batch, by modality; without those whose values come as a list.
-
-        Args:
-            n: rows.
-            modalities: names; all by default.
-
-        Raises:
-            KeyError: no such modality.
-            SchemaMismatchError: a modality is of a type that is not known here.
-            CorruptError: the file's schema has values of an impossible size.
-            ValueError: a negative `n`.
-        """
-        if operator.index(n) < 0:
-            raise ValueError(f"n: found {n}, expected a number of rows from 0")
-        layouts = {name: batch_layout(self._field(name), name, self.path, n) for name in self._names(modalities)}
-        return {name: layout for name, layout in layouts.items() if layout is not None}
-
-    def empty_batch(self, n: int, modalities: Sequence[str] | None = None) -> dict[str, Arrays]:
-        """Zeroed arrays for the `out` of `read_batch`, to be used again and again; else as `batch_layout`."""
-        return {
-            name: (
-                np.zeros(layout.shape, layout.dtype)
-                if isinstance(layout, ValueLayout)
-                else {key: np.zeros(one.shape, one.dtype) for key, one in layout.items()}
-            )
-            for name, layout in self.batch_layout(n, modalities).items()
-        }
-
-    def _read_rows(self, indices: npt.NDArray[np.int64], fields: Mapping[str, Field]) -> dict[str, Rows]:
-        """The payloads of some modalities; one request to each file for all of them."""
-        count = len(indices)
-        rows = {
-            name: Rows(np.zeros((count, field.metadata_type.itemsize), np.uint8), [None] * count)
-            for name, field in fields.items()
-        }
-        for reader, where, local in self._shards.split(indices):
-            for name, payloads in reader.read_samples(local, tuple(fields)).items():
-                records, datas = rows[name]
-                present = []
-                for row, payload in zip(where.tolist(), payloads, strict=True):
-                    if payload is not None:
-                        present.append(row)
-                        datas[row] = payload.data
-                joined = b"".join([payload.metadata for payload in payloads if payload is not None])
-                records[present] = np.frombuffer(joined, np.uint8).reshape(len(present), records.shape[1])
-        return rows
-
-    def _place(self, indices: npt.NDArray[np.int64], row: int) -> tuple[str, int]:
-        reader, i = self._shards.place(int(indices[row]))
-        return reader.path, i
 
     def verify(self) -> VerifyReport:
         """Read everything and report what is damaged, by sample and modality; also files against their manifest.
 
-        Damage never raises, nor does a file of several that cannot be opened.
+        Of a view the whole files, whose samples have other numbers there. Damage never raises, nor does a file of
+        several that cannot be opened.
         """
         return self._shards.verify()
 
     # --- life time ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the files, unless a dataset made by `with_settings` still reads them, and join the decoding threads.
+        """Close the files, unless a view, or what this is a view of, still reads them, and join the decoding threads.
 
         Fine twice. Arrays and views that were handed out stay valid.
         """
-        self._first = None
         self._shards.close()
         self._pool.close()
 
@@ -466,8 +356,17 @@ class Dataset:
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self._shards.files, self._given)
+        return _reopen, (self._shards.files, self._shards.selection, self._fields.given, self._fields.only)
 
 
-def _reopen(files: PackedFiles, fields: Mapping[str, Field]) -> Dataset:
-    return Dataset(Shards(files), fields=fields)
+def _writeable(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+
+
+def _reopen(
+    files: PackedFiles,
+    selection: npt.NDArray[np.int64] | None,
+    fields: Mapping[str, Field],
+    modalities: Sequence[str] | None,
+) -> Dataset:
+    return Dataset(Shards(files, selection), fields=fields, modalities=modalities)

@@ -2,7 +2,8 @@
 
 Readers are opened at first use, and a bounded number stay open. One that is put aside is let go, not closed: another
 thread may be reading from it, and its mapping goes with its last user. Several `Shards` may share their open files;
-the files are closed when the last of them is.
+the files are closed when the last of them is. Each may have its own selection of the samples: an index counts through
+what is selected, a position through all samples of the files.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import weakref
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import overload
 
 import numpy as np
@@ -22,8 +23,14 @@ import numpy.typing as npt
 from mm_assets.errors import FormatError, SchemaMismatchError, SourceError
 from mm_assets.formats import Damage, VerifyReport
 from mm_assets.packed_files import MAX_OPEN, PackedFiles, Reader
+from mm_assets.sample_lookup import IdLookup, RowLookup
 
-__all__ = ["ShardedIds", "Shards"]
+__all__ = ["Ids", "ShardedIds", "Shards", "as_indices"]
+
+Ids = Sequence[int] | npt.NDArray[np.integer]
+"""Indices of samples; repeats are fine, negative ones count from the end."""
+
+_BLOCK = 1 << 14  # ids that are looked at together while iterating
 
 
 class _OpenFiles:
@@ -34,6 +41,9 @@ class _OpenFiles:
         self.lock = threading.RLock()  # opening a file may look at the first one
         self.readers: OrderedDict[int, Reader] = OrderedDict(files.take_opened())
         self.users: weakref.WeakSet[Shards] = weakref.WeakSet()  # weak: one that is dropped unclosed holds no file
+        starts = accumulate((file.num_samples for file in files.entries), initial=0)
+        self.starts = tuple(starts)[:-1]
+        self.lookup = IdLookup()
 
     def get(self, number: int) -> Reader:
         with self.lock:
@@ -56,28 +66,35 @@ class _OpenFiles:
 
 
 class Shards:
-    """The files of one dataset, in order.
+    """The files of one dataset, in order, and which of their samples it has.
 
     Args:
         files: which they are.
+        selection: positions of the samples that are had, in their order; (n,) int64, checked by the caller. None: all.
 
     Attributes:
         files: the same.
-        starts: index of the first sample of each file.
-        num_samples: samples in all.
+        selection: the same, read-only.
+        starts: position of the first sample of each file.
+        num_samples: samples that are had.
     """
 
-    def __init__(self, files: PackedFiles) -> None:
-        self._join(_OpenFiles(files))
+    def __init__(self, files: PackedFiles, selection: npt.NDArray[np.int64] | None = None) -> None:
+        self._join(_OpenFiles(files), selection)
 
-    def _join(self, open_files: _OpenFiles) -> None:
+    def _join(self, open_files: _OpenFiles, selection: npt.NDArray[np.int64] | None) -> None:
         self._files = open_files
         self._closed = False
         self.files = open_files.files
-        sizes = [file.num_samples for file in self.files.entries]
-        self.starts = tuple(accumulate(sizes, initial=0))[:-1]
-        self.num_samples = sum(sizes)
+        self.starts = open_files.starts
+        self.num_stored = sum(file.num_samples for file in self.files.entries)
         self._starts = np.array(self.starts, dtype=np.int64)
+        if selection is not None:
+            selection = selection.view()
+            selection.flags.writeable = False
+        self.selection = selection
+        self.num_samples = self.num_stored if selection is None else len(selection)
+        self._rows: RowLookup | None = None
         with open_files.lock:
             open_files.users.add(self)
 
@@ -86,8 +103,11 @@ class Shards:
         """The dataset's, for messages."""
         return self.files.name
 
-    def share(self) -> Shards:
+    def share(self, selection: npt.NDArray[np.int64] | None = None) -> Shards:
         """Another one on the same open files, closed on its own.
+
+        Args:
+            selection: positions of its samples; None: the same samples.
 
         Raises:
             ValueError: this one is closed.
@@ -95,7 +115,7 @@ class Shards:
         with self._files.lock:
             self._check_open()
             other = Shards.__new__(Shards)
-            other._join(self._files)
+            other._join(self._files, self.selection if selection is None else selection)
         return other
 
     def __len__(self) -> int:
@@ -115,7 +135,7 @@ class Shards:
             raise ValueError(f"{self.name} is closed")
 
     def place(self, i: int) -> tuple[Reader, int]:
-        """The file that holds sample `i`, and its index there; negative `i` counts from the end.
+        """The file that holds the sample of an index, and its index there; a negative one counts from the end.
 
         Raises:
             IndexError: no such sample.
@@ -124,40 +144,79 @@ class Shards:
         if not -self.num_samples <= index < self.num_samples:
             raise IndexError(f"{self.name}: sample {index} of {self.num_samples}")
         index %= self.num_samples
-        number = bisect_right(self.starts, index) - 1  # of the files that start here, the last: empty ones come before
-        return self[number], index - self.starts[number]
+        return self.locate(index if self.selection is None else int(self.selection[index]))
 
-    def indices(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Indices as given, checked and counted from the start: (n,) int64.
+    def locate(self, position: int) -> tuple[Reader, int]:
+        """The file that holds the sample of a position, which the caller has checked, and its index there."""
+        number = bisect_right(self.starts, position) - 1  # of the files that start here, the last: empty come before
+        return self[number], position - self.starts[number]
+
+    def positions(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """The positions of samples: (n,) int64.
+
+        Args:
+            ids: indices; repeats are fine, negative ones count from the end.
 
         Raises:
             IndexError: no such sample.
             TypeError: not integers in one dimension.
         """
-        array = np.asarray(ids)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise TypeError(
-                f"{self.name}: sample indices: {array.dtype} of {array.ndim} dimensions, expected integers of one"
-            )
-        wrong = np.flatnonzero((array >= self.num_samples) | (array < -self.num_samples))
-        if len(wrong):
-            raise IndexError(f"{self.name}: sample {array[wrong[0]]} of {self.num_samples}")
-        indices = array.astype(np.int64)
-        indices[indices < 0] += self.num_samples
-        return indices
+        indices = as_indices(ids, self.num_samples, self.name)
+        return indices if self.selection is None else self.selection[indices]
 
     def split(
-        self, indices: npt.NDArray[np.int64]
+        self, positions: npt.NDArray[np.int64]
     ) -> Iterator[tuple[Reader, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """The samples file by file: reader, rows of `indices` that are in it, their indices there.
+        """The samples file by file: reader, rows of `positions` that are in it, their indices there.
 
         Args:
-            indices: as `indices` gives them.
+            positions: as `positions` gives them.
         """
-        numbers = np.searchsorted(self._starts, indices, side="right") - 1
-        for number in np.unique(numbers).tolist():
-            where = np.flatnonzero(numbers == number)
-            yield self[number], where, indices[where] - self.starts[number]
+        if not len(positions):
+            return
+        if len(self.starts) == 1:
+            yield self[0], np.arange(len(positions)), positions
+            return
+        numbers = np.searchsorted(self._starts, positions, side="right") - 1
+        # One sort, not one comparison a file: a selection of all samples may lie in thousands of files.
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.flatnonzero(np.diff(numbers[order], prepend=-1, append=len(self.starts))).tolist()
+        for start, stop in pairwise(bounds):
+            where = order[start:stop]
+            number = int(numbers[where[0]])
+            yield self[number], where, positions[where] - self.starts[number]
+
+    def pieces(self) -> Iterator[tuple[Reader, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """All samples file by file: reader, their indices here, their indices in it."""
+        if self.selection is not None:
+            yield from self.split(self.selection)
+            return
+        for number, start in enumerate(self.starts):
+            reader = self[number]
+            yield reader, np.arange(start, start + len(reader)), np.arange(len(reader))
+
+    def find(self, sample_id: str) -> int | None:
+        """The index of the first sample of an id, or None."""
+        found = self._find_positions(sample_id)
+        if self.selection is None or not found:
+            return found[0] if found else None
+        lookup = self._rows = self._rows or RowLookup(self.selection)  # made by two threads, it would be the same
+        return min((row for row in map(lookup.first, found) if row is not None), default=None)
+
+    def _find_positions(self, sample_id: str) -> list[int]:
+        """The positions of all samples of an id, ascending: ids are unique within a file, maybe not in all files."""
+        if len(self) == 1:
+            found = self[0].sample_ids.find(sample_id)  # which has a look-up of its own
+            return [] if found is None else [found]
+        self._check_open()
+        # Not under the lock of the open files: making the look-up takes seconds, and others go on reading.
+        candidates = self._files.lookup.candidates(sample_id, self.num_stored, lambda: (r.sample_ids for r in self))
+        found_at = []
+        for position in candidates:
+            reader, local = self.locate(position)
+            if reader.sample_ids[local] == sample_id:
+                found_at.append(position)
+        return found_at
 
     def verify(self) -> VerifyReport:
         """Read everything and report what is damaged; also files against their manifest."""
@@ -198,6 +257,33 @@ class Shards:
                 for reader in self._files.readers.values():
                     reader.close()
                 self._files.readers.clear()
+                self._files.lookup.forget()
+
+
+def as_indices(ids: Ids, count: int, name: str) -> npt.NDArray[np.int64]:
+    """Indices as given, checked and counted from the start: (n,) int64.
+
+    Args:
+        ids: indices; repeats are fine, negative ones count from the end.
+        count: samples that there are.
+        name: the dataset, for messages.
+
+    Raises:
+        IndexError: no such sample.
+        TypeError: not integers in one dimension.
+    """
+    # NumPy would look at a range number by number.
+    array = np.arange(ids.start, ids.stop, ids.step) if isinstance(ids, range) else np.asarray(ids)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        found = f"{array.dtype} of {array.ndim} dimensions"
+        raise TypeError(f"{name}: sample indices: {found}, expected integers of one")
+    # Compared before the cast: a large uint64 must not wrap.
+    wrong = np.flatnonzero((array >= count) | (array < -count))
+    if len(wrong):
+        raise IndexError(f"{name}: sample {array[wrong[0]]} of {count}")
+    indices = array.astype(np.int64)
+    indices[indices < 0] += count
+    return indices
 
 
 class ShardedIds(Sequence[str]):
@@ -217,20 +303,28 @@ class ShardedIds(Sequence[str]):
 
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+            return self._take(self._shards.positions(range(*index.indices(len(self)))))
         reader, local = self._shards.place(index)
         return reader.sample_ids[local]
 
+    def _take(self, positions: npt.NDArray[np.int64]) -> list[str]:
+        found = [""] * len(positions)
+        for reader, where, local in self._shards.split(positions):
+            ids = reader.sample_ids
+            for row, i in zip(where.tolist(), local.tolist(), strict=True):
+                found[row] = ids[i]
+        return found
+
     def __iter__(self) -> Iterator[str]:
-        return (sample_id for reader in self._shards for sample_id in reader.sample_ids)
+        selection = self._shards.selection
+        if selection is None:
+            return (sample_id for reader in self._shards for sample_id in reader.sample_ids)
+        blocks = (selection[start : start + _BLOCK] for start in range(0, len(selection), _BLOCK))
+        return (sample_id for block in blocks for sample_id in self._take(block))
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, str) and self.find(value) is not None
 
     def find(self, sample_id: str) -> int | None:
-        """The index of the first sample of that id, or None; looks through the files in order."""
-        for number, start in enumerate(self._shards.starts):
-            local = self._shards[number].sample_ids.find(sample_id)
-            if local is not None:
-                return start + local
-        return None
+        """The index of the first sample of that id, or None."""
+        return self._shards.find(sample_id)

@@ -29,6 +29,7 @@ from mm_assets.fields import (
     FIELD_NAMES,
     FIELD_TYPES,
     AudioField,
+    DocumentField,
     Field,
     ImageField,
     NDArrayField,
@@ -714,3 +715,37 @@ def test_a_packed_file_brings_no_tokenizer(tmp_path, key):
             writer.write("a", {})
         with mm_assets.open(tmp_path / "x.mult") as dataset, pytest.raises(SchemaMismatchError, match="brings a tok"):
             dataset.read_batch([0], [name])
+
+
+@pytest.mark.parametrize(
+    ("field", "limit"),
+    [
+        (ImageField(max_pixels=2**31 - 1), lambda made: made.max_pixels),
+        (SequenceField(ImageField(max_pixels=2**31 - 1)), lambda made: made.inner.max_pixels),
+        (DocumentField(image=ImageField(max_pixels=2**31 - 1)), lambda made: made.image.max_pixels),
+    ],
+)
+def test_a_packed_file_does_not_raise_a_limit(tmp_path, field, limit):
+    """A file that was packed with a higher limit is read with the usual one, until the reader raises it."""
+    with mm_assets.create(tmp_path / "x.mult", {"v": field}) as writer:
+        writer.write("a", {})
+    with mm_assets.open(tmp_path / "x.mult") as dataset:
+        assert limit(dataset.fields["v"]) == ImageField().max_pixels
+    with mm_assets.open(tmp_path / "x.mult", fields={"v": field}) as dataset:
+        assert limit(dataset.fields["v"]) == 2**31 - 1
+    lower = ImageField(max_pixels=1000)
+    with mm_assets.create(tmp_path / "y.mult", {"v": lower}) as writer:
+        writer.write("a", {})
+    with mm_assets.open(tmp_path / "y.mult") as dataset:
+        assert dataset.fields["v"] == lower
+
+
+def test_stored_ids_stay_their_tokenizer_s(tmp_path):
+    """Another tokenizer than the one that made the ids is refused; the same one is taken."""
+    with mm_assets.create(tmp_path / "x.mult", {"ids": TokensField(tokenizer="bytes", max_tokens=8)}) as writer:
+        writer.write("a", {"ids": "ab"})
+    with mm_assets.open(tmp_path / "x.mult") as dataset:
+        assert dataset.with_settings({"ids": {"tokenizer": "bytes"}})[0]["ids"].tolist()
+        other = {"name": "other", "sha256": "0" * 64}
+        with pytest.raises(ConfigError, match="the ids stored are of"):
+            dataset.with_settings({"ids": {"tokenizer": other, "vocab_size": 259}})

@@ -1,0 +1,297 @@
+"""Samples by index, as values: the payloads of packed files, decoded by their fields.
+
+One request to each file for everything that a call asks for. An absent value is None; every error names the file, the
+sample and the modality. Which files, samples and fields there are is the caller's matter.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.batches import (
+    Arrays,
+    Batch,
+    DecodePool,
+    Rows,
+    batch_layout,
+    batch_target,
+    count_threads,
+    decode_batches,
+    decode_values,
+    locate,
+)
+from mm_assets.dataset_fields import DatasetFields
+from mm_assets.errors import FormatError
+from mm_assets.fields import ValueLayout
+from mm_assets.fields.base import Out
+from mm_assets.formats import Payload
+from mm_assets.packed_files import Reader
+from mm_assets.shards import Ids, Shards
+
+__all__ = ["SampleReader"]
+
+
+class SampleReader:
+    """What a `Dataset` reads with; safe for several threads.
+
+    Args:
+        shards: the files and the selection of samples.
+        fields: which field decodes which modality.
+
+    Attributes:
+        path: of the dataset, for messages.
+    """
+
+    def __init__(self, shards: Shards, fields: DatasetFields) -> None:
+        self.path = shards.name
+        self._shards = shards
+        self._fields = fields
+        self._pool = DecodePool()
+
+    def read_sample(self, i: int, modalities: Sequence[str] | None = None) -> dict[str, Any]:
+        """One sample: value by modality name, None where absent.
+
+        Args:
+            i: index; negative counts from the end.
+            modalities: names to read; all by default. Nothing else is touched.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+            SchemaMismatchError: a modality is of a type that is not known here.
+        """
+        names = self._fields.choose(modalities)
+        reader, local = self._shards.place(i)
+        payloads = reader.read_sample(local, names)
+        return {
+            name: None if payload is None else self._decode(reader, local, name, payload)
+            for name, payload in payloads.items()
+        }
+
+    def _decode(self, reader: Reader, i: int, name: str, payload: Payload) -> Any:
+        try:
+            return self._fields.field(name).decode(payload.metadata, payload.data)
+        except FormatError as error:
+            raise locate(error, name, (reader.path, i)) from error
+
+    def read_raw(self, i: int, name: str) -> memoryview | None:
+        """The data bytes of one value, not decoded, a view into a mapped file; None where absent.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+        """
+        self._fields.check_name(name)
+        reader, local = self._shards.place(i)
+        return reader.read_raw(local, name)
+
+    # --- reading many -------------------------------------------------------------------------------------------------
+
+    def read_samples(
+        self, ids: Ids, modalities: Sequence[str] | None = None, *, threads: int | None = 0
+    ) -> list[dict[str, Any]]:
+        """Many samples, each as `read_sample` gives it, in the order asked; one request to each file.
+
+        Args:
+            ids: indices; repeats are fine, negative ones count from the end.
+            modalities: names to read; all by default.
+            threads: as for `read_batch`.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+            SchemaMismatchError: a modality is of a type that is not known here.
+            ValueError: no number of threads.
+        """
+        names = self._decodable(modalities)
+        workers = count_threads(threads)
+        positions = self._shards.positions(ids)
+        rows = self._read_rows(positions, names)
+        columns = [self._decode_rows(positions, name, rows[name], workers) for name in names]
+        if not columns:
+            return [{} for _ in range(len(positions))]
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+    def read_raw_batch(self, ids: Ids, name: str) -> list[memoryview | None]:
+        """The data bytes of many values, as `read_raw`, in the order asked; one request to each file.
+
+        Args:
+            ids: indices; repeats are fine, negative ones count from the end.
+            name: the modality, also one of a type that is not known here.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+        """
+        self._fields.check_name(name)
+        positions = self._shards.positions(ids)
+        found: list[memoryview | None] = [None] * len(positions)
+        for reader, where, local in self._shards.split(positions):
+            for row, payload in zip(where.tolist(), reader.read_payloads(local, name), strict=True):
+                if payload is not None:
+                    found[row] = memoryview(payload.data)
+        return found
+
+    def read_modality(self, name: str, ids: Ids, *, threads: int | None = 0) -> list[Any]:
+        """One modality of many samples, in the order asked, None where absent; no other modality is touched.
+
+        Args:
+            name: the modality.
+            ids: indices; repeats are fine, negative ones count from the end.
+            threads: as for `read_batch`.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+            SchemaMismatchError: the modality is of a type that is not known here.
+            ValueError: no number of threads.
+        """
+        names = self._decodable((name,))
+        workers = count_threads(threads)
+        positions = self._shards.positions(ids)
+        return self._decode_rows(positions, name, self._read_rows(positions, names)[name], workers)
+
+    def read_batch(
+        self,
+        ids: Ids,
+        modalities: Sequence[str] | None = None,
+        *,
+        out: Mapping[str, Out] | None = None,
+        threads: int | None = 0,
+    ) -> dict[str, Batch]:
+        """Some modalities of many samples, rows aligned in all of them.
+
+        Args:
+            ids: indices; repeats are fine, negative ones count from the end.
+            modalities: names to read; all by default.
+            out: arrays to decode into, by modality, such as `empty_batch` makes; of a modality with several arrays a
+                mapping. The rows of `ids` are written to the first rows, all of their elements, and any further row
+                is left as it is; the batch holds views of them. Modalities that are not in it get new arrays. After
+                an error the content is undefined.
+            threads: how many threads decode, for fields whose codec lets them (`Field.decodes_in_parallel`); 0 decodes
+                in the calling thread, None takes one for each core. The result is the same. The threads are kept for
+                the next call, until `close`.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+            SchemaMismatchError: a modality is of a type that is not known here.
+            ValueError: `out` does not fit, or no number of threads.
+        """
+        names = self._decodable(modalities)
+        workers = count_threads(threads)
+        positions = self._shards.positions(ids)
+        targets = self._targets(names, out or {}, len(positions))
+        return self._decode_batches(positions, self._read_rows(positions, names), targets, workers)
+
+    def batch_layout(
+        self, n: int, modalities: Sequence[str] | None = None
+    ) -> dict[str, ValueLayout | dict[str, ValueLayout]]:
+        """Shape (n, …) and dtype of the arrays of a batch, by modality; without those whose values come as a list.
+
+        Args:
+            n: rows.
+            modalities: names; all by default.
+
+        Raises:
+            KeyError: no such modality.
+            SchemaMismatchError: a modality is of a type that is not known here.
+            CorruptError: the file's schema has values of an impossible size.
+            ValueError: a negative `n`.
+        """
+        if operator.index(n) < 0:
+            raise ValueError(f"n: found {n}, expected a number of rows from 0")
+        layouts = {
+            name: batch_layout(self._fields.field(name), name, self.path, n) for name in self._fields.choose(modalities)
+        }
+        return {name: layout for name, layout in layouts.items() if layout is not None}
+
+    def empty_batch(self, n: int, modalities: Sequence[str] | None = None) -> dict[str, Arrays]:
+        """Zeroed arrays for the `out` of `read_batch`, to be used again and again; else as `batch_layout`."""
+        return {
+            name: (
+                np.zeros(layout.shape, layout.dtype)
+                if isinstance(layout, ValueLayout)
+                else {key: np.zeros(one.shape, one.dtype) for key, one in layout.items()}
+            )
+            for name, layout in self.batch_layout(n, modalities).items()
+        }
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def _decodable(self, modalities: Sequence[str] | None) -> tuple[str, ...]:
+        """The names that are meant, refused before anything is read if one cannot be decoded here."""
+        names = self._fields.choose(modalities)
+        for name in names:
+            self._fields.field(name)
+        return names
+
+    def _targets(self, names: Sequence[str], out: Mapping[str, Out], count: int) -> dict[str, Arrays | None]:
+        """What a batch of modalities is decoded into."""
+        for name in out:
+            if name not in names:
+                raise ValueError(f"out has {name!r}, which is not read: {', '.join(names)}")
+        return {
+            name: batch_target(batch_layout(self._fields.field(name), name, self.path, count), out.get(name), name)
+            for name in names
+        }
+
+    def _read_rows(self, positions: npt.NDArray[np.int64], names: Sequence[str]) -> dict[str, Rows]:
+        """The payloads of some modalities; one request to each file for all of them."""
+        count = len(positions)
+        rows = {
+            name: Rows(np.zeros((count, self._fields.record_size(name)), np.uint8), [None] * count) for name in names
+        }
+        for reader, where, local in self._shards.split(positions):
+            for name, payloads in reader.read_samples(local, names).items():
+                records, datas = rows[name]
+                present = []
+                for row, payload in zip(where.tolist(), payloads, strict=True):
+                    if payload is not None:
+                        present.append(row)
+                        datas[row] = payload.data
+                joined = b"".join([payload.metadata for payload in payloads if payload is not None])
+                records[present] = np.frombuffer(joined, np.uint8).reshape(len(present), records.shape[1])
+        return rows
+
+    def _decode_rows(self, positions: npt.NDArray[np.int64], name: str, rows: Rows, threads: int) -> list[Any]:
+        """Each payload of one modality as `read_sample` would give it."""
+        return decode_values(
+            self._fields.field(name),
+            name,
+            rows,
+            pool=self._pool,
+            threads=threads,
+            place=lambda row: self._place(positions, row),
+        )
+
+    def _decode_batches(
+        self,
+        positions: npt.NDArray[np.int64],
+        rows: Mapping[str, Rows],
+        targets: Mapping[str, Arrays | None],
+        threads: int,
+    ) -> dict[str, Batch]:
+        return decode_batches(
+            {name: self._fields.field(name) for name in rows},
+            rows,
+            targets,
+            pool=self._pool,
+            threads=threads,
+            place=lambda row: self._place(positions, row),
+        )
+
+    def _place(self, positions: npt.NDArray[np.int64], row: int) -> tuple[str, int]:
+        reader, i = self._shards.locate(int(positions[row]))
+        return reader.path, i
