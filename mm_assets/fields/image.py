@@ -1,17 +1,14 @@
 """Images: encoded bytes kept as they are, or pixels encoded on the way in; 8-bit pixels on the way out.
 
-JPEG is decoded by libjpeg-turbo straight into the caller's buffer, everything else by Pillow, and by the one plugin
-that the metadata record names: bytes never choose their own decoder.
+The metadata record names the codec, and that alone decodes: bytes never choose their own decoder. What an image is
+resized to while it is decoded is a setting of whoever reads, and changes nothing of what is stored.
 """
 
 from __future__ import annotations
 
 import io
-import struct
-import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +26,22 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
+from mm_assets.fields.image_decode import CODEC_NAMES as _CODEC_NAMES
+from mm_assets.fields.image_decode import CODECS as _CODECS
+from mm_assets.fields.image_decode import (
+    INVERSE_ORIENTATION,
+    MODES,
+    SCALES,
+    UPRIGHT,
+    Room,
+    decode_pixels,
+    new_pixels,
+    orient,
+    scaled,
+    with_channels,
+)
+from mm_assets.fields.image_resize import RESIZES, Box, place, resample, resize, scratch
 from mm_assets.media import ImageInfo, probe_image
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 __all__ = ["ImageField"]
 
@@ -48,34 +57,10 @@ _RECORD = np.dtype(
         ("num_frames", "<u4"),
     ]
 )
-_CODECS = {"jpeg": 1, "png": 2, "webp": 3, "tiff": 4, "gif": 5, "bmp": 6}
-_CODEC_NAMES = {number: name for name, number in _CODECS.items()}
 _ENCODINGS = ("keep", "jpeg", "png", "webp")
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_DECODE_MODES = ("exact", "fast")
 
 DEFAULT_MAX_PIXELS = 178_956_970  # where Pillow itself refuses: 512 MiB of RGB
-_UPRIGHT: Final = 1
-_INVERSE_ORIENTATION = {6: 8, 8: 6}  # all others undo themselves
-
-# What Pillow's plugins are known to raise on damaged bytes. They do not promise a set: a plugin that indexes past a
-# list or asserts is as much a verdict on the bytes as one that raises OSError. `Warning` is for callers who turn
-# warnings into errors.
-_PILLOW_ERRORS = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-    struct.error,
-    zlib.error,
-    Warning,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +76,25 @@ class ImageField(Field):
         encoding: ``keep`` stores encoded bytes as they are, and arrays as PNG, without loss. ``jpeg``, ``png`` and
             ``webp`` encode whatever comes, also bytes that are of that codec already.
         quality: of JPEG (4:4:4) and WebP, 1 to 100.
-        size: (height, width) to store at; the image is stretched to it. Needs an encoding other than ``keep``.
+        size: (height, width) to store at; the image is stretched to it. Needs an encoding other than ``keep``. Nothing
+            is resized later, unless `decode_size` asks for another size.
         channels: of the decoded array: 1, 3 or 4, or None for as many as the image has (grey 1, colour 3, with alpha
             4). Dropped alpha is not blended with anything; added alpha is 255.
         apply_orientation: turn pixels upright by the EXIF orientation: while encoding, where pixels are encoded anew,
             otherwise while decoding.
         max_pixels: height times width that is encoded or decoded at most; more is refused by the header.
+        decode_size: (height, width) of the decoded array, whatever is stored; None for what is stored.
+        decode_resize: how an image of another shape comes to `decode_size`. ``stretch`` does not keep its aspect
+            ratio. ``crop`` takes the largest centred rectangle of the size's aspect ratio, to a whole pixel, and fills
+            the size with it. ``pad`` makes the whole image fit, centred, between bars of `decode_fill`.
+        decode_fill: value of the bars' channels, 0 to 255.
+        decode_mode: ``exact`` decodes all of an image and then shrinks by pixel area, or enlarges bilinearly. ``fast``
+            decodes a JPEG at 1/2, 1/4 or 1/8 of its size where that is not below `decode_size`, and shrinks any image
+            by bilinear samples. Its pixels differ; docs/fields.md says how much.
     """
 
     TYPE_ID: ClassVar[int] = 10
+    LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
 
     encoding: str = "keep"
     quality: int = 95
@@ -107,6 +102,10 @@ class ImageField(Field):
     channels: int | None = None
     apply_orientation: bool = False
     max_pixels: int = DEFAULT_MAX_PIXELS
+    decode_size: tuple[int, int] | None = None
+    decode_resize: str = "stretch"
+    decode_fill: int = 0
+    decode_mode: str = "exact"
 
     def __post_init__(self) -> None:
         if self.encoding not in _ENCODINGS:
@@ -120,8 +119,7 @@ class ImageField(Field):
         if not isinstance(self.apply_orientation, bool):
             raise config_error("apply_orientation", self.apply_orientation, "true or false")
         if self.size is not None:
-            ok = isinstance(self.size, tuple | list) and len(self.size) == 2
-            if not ok or not all(_is_int(side, 1, 65_535) for side in self.size):
+            if not _is_size(self.size):
                 raise config_error("size", self.size, "(height, width), integers from 1 to 65535")
             if self.encoding == "keep":
                 raise config_error("size", self.size, "None: bytes that are kept keep their size; choose an encoding")
@@ -130,6 +128,25 @@ class ImageField(Field):
             object.__setattr__(self, "size", tuple(self.size))
         if self.encoding == "jpeg" and self.channels == 4:
             raise config_error("channels", self.channels, "1, 3 or None: JPEG has no alpha")
+        self._check_decode_settings()
+
+    def _check_decode_settings(self) -> None:
+        if self.decode_resize not in RESIZES:
+            raise config_error("decode_resize", self.decode_resize, f"one of {', '.join(RESIZES)}")
+        if not _is_int(self.decode_fill, 0, 255):
+            raise config_error("decode_fill", self.decode_fill, "an integer from 0 to 255")
+        if self.decode_mode not in _DECODE_MODES:
+            raise config_error("decode_mode", self.decode_mode, f"one of {', '.join(_DECODE_MODES)}")
+        if self.decode_size is None:
+            for key, default in (("decode_resize", "stretch"), ("decode_fill", 0), ("decode_mode", "exact")):
+                if getattr(self, key) != default:
+                    raise config_error(key, getattr(self, key), f"{default!r}: without decode_size it would do nothing")
+            return
+        if not _is_size(self.decode_size):
+            raise config_error("decode_size", self.decode_size, "(height, width), integers from 1 to 65535")
+        if self.decode_size[0] * self.decode_size[1] > self.max_pixels:
+            raise config_error("decode_size", self.decode_size, f"at most max_pixels ({self.max_pixels}) pixels")
+        object.__setattr__(self, "decode_size", tuple(self.decode_size))
 
     @property
     def metadata_type(self) -> np.dtype[np.void]:
@@ -143,10 +160,11 @@ class ImageField(Field):
 
     @property
     def value_layout(self) -> ValueLayout | None:
-        """(height, width, channels) uint8, where `size` and `channels` are set."""
-        if self.size is None or self.channels is None:
+        """(height, width, channels) uint8, where `decode_size` or `size`, and `channels`, are set."""
+        size = self.decode_size or self.size
+        if size is None or self.channels is None:
             return None
-        return ValueLayout((*self.size, self.channels), np.dtype(np.uint8))
+        return ValueLayout((*size, self.channels), np.dtype(np.uint8))
 
     @property
     def decodes_in_parallel(self) -> bool:
@@ -164,16 +182,16 @@ class ImageField(Field):
                 return Encoded(self._record(info), data)
             try:
                 channels = self.channels or info.channels
-                pixels = _decode_pixels(data, _CODECS[info.codec], (info.height, info.width), channels)
+                pixels = decode_pixels(data, _CODECS[info.codec], (info.height, info.width), channels)
             except ValueError as error:  # a FormatError is one: the bytes are the caller's here
                 raise wrong_content(self, f"{info.codec} bytes that cannot be decoded ({error})", "an image") from error
             orientation = info.orientation
         else:
-            pixels, orientation = self._check_pixels(value), _UPRIGHT
-        if self.apply_orientation and orientation != _UPRIGHT:
-            pixels, orientation = np.ascontiguousarray(_orient(pixels, orientation)), _UPRIGHT
+            pixels, orientation = self._check_pixels(value), UPRIGHT
+        if self.apply_orientation and orientation != UPRIGHT:
+            pixels, orientation = np.ascontiguousarray(orient(pixels, orientation)), UPRIGHT
         if self.size is not None and pixels.shape[:2] != self.size:
-            pixels = _resize(pixels, self.size)
+            pixels = resize(pixels, self.size)
         codec = "png" if self.encoding == "keep" else self.encoding
         data = self._encode_pixels(pixels, codec)
         height, width, channels = pixels.shape
@@ -211,12 +229,12 @@ class ImageField(Field):
         if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
             raise wrong_value(self, value, "pixels of uint8 or an image file's bytes")
         pixels = value[:, :, np.newaxis] if value.ndim == 2 else value
-        if pixels.ndim != 3 or pixels.shape[2] not in _MODES or 0 in pixels.shape:
+        if pixels.ndim != 3 or pixels.shape[2] not in MODES or 0 in pixels.shape:
             raise wrong_value(self, value, "shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) without a zero")
         if pixels.shape[0] * pixels.shape[1] > self.max_pixels:
             raise wrong_value(self, value, f"at most {self.max_pixels} pixels (max_pixels)")
         if self.encoding != "keep" and self.channels is not None:
-            pixels = _with_channels(pixels, self.channels)
+            pixels = with_channels(pixels, self.channels)
         if self.encoding == "jpeg" and pixels.shape[2] == 4:
             raise wrong_value(self, value, "no alpha in a JPEG: set channels to 3, or encode as png")
         return np.ascontiguousarray(pixels)
@@ -261,10 +279,11 @@ class ImageField(Field):
     def _decode(
         self, metadata: Buffer | np.void, data: Buffer, target: npt.NDArray[np.uint8] | None
     ) -> npt.NDArray[np.uint8]:
+        """The decoded image: `target`, or another array where that is None or no codec can write there."""
         height, width, channels, codec, _, orientation, _ = self._unpack_record(metadata)
         if codec not in _CODEC_NAMES:
             raise corrupt("image is of an unknown codec", found=codec, expected=f"one of {_CODEC_NAMES}")
-        if channels not in _MODES:
+        if channels not in MODES:
             raise corrupt("image has an impossible number of channels", found=channels, expected="1, 3 or 4")
         if not 1 <= orientation <= 8:
             raise corrupt("image has an unknown orientation", found=orientation, expected="1 to 8")
@@ -272,152 +291,94 @@ class ImageField(Field):
             raise corrupt("image is too large", found=f"{height} x {width}", expected=f"1 to {self.max_pixels} pixels")
         if self.size is not None and (height, width) != self.size:
             raise corrupt("image is not of the field's size", found=(height, width), expected=self.size)
-        view = as_bytes_view(data)
-        pixels = _decode_pixels(view, codec, (height, width), self.channels or channels, target)
-        if self.apply_orientation and orientation != _UPRIGHT:
-            if self.size is not None:
-                raise corrupt("image stored at a size is not upright", found=orientation, expected=_UPRIGHT)
-            pixels = np.ascontiguousarray(_orient(pixels, orientation))
-        return pixels
+        if not self.apply_orientation:
+            orientation = UPRIGHT
+        elif self.size is not None and orientation != UPRIGHT:
+            raise corrupt("image stored at a size is not upright", found=orientation, expected=UPRIGHT)
+        stored = _Stored(as_bytes_view(data), codec, (height, width), self.channels or channels, orientation)
+        if self.decode_size is not None:
+            return self._decode_to_size(stored, self.decode_size, target)
+        pixels = stored.pixels(room=_room_in(target))
+        return pixels if orientation == UPRIGHT else np.ascontiguousarray(orient(pixels, orientation))
+
+    def _decode_to_size(
+        self, stored: _Stored, size: tuple[int, int], target: npt.NDArray[np.uint8] | None
+    ) -> npt.NDArray[np.uint8]:
+        if target is None:
+            target = new_pixels((*size, stored.channels))
+        upright = stored.upright_size
+        shown, where = place(upright, size, self.decode_resize)
+        if (where.height, where.width) != size:
+            target[...] = self.decode_fill
+        # The result as it lies before it is turned, a view: turning the small image is cheaper than the large one.
+        inner = orient(where.of(target), INVERSE_ORIENTATION[stored.orientation])
+        quick, scale = self.decode_mode == "fast", 1
+        if quick and stored.codec == _CODECS["jpeg"]:
+            fitting = (s for s in SCALES if shown.height >= s * where.height and shown.width >= s * where.width)
+            scale = next(fitting, 1)
+        direct = scaled(stored.size, scale) == inner.shape[:2]
+        pixels = stored.pixels(scale=scale, room=_room_in(inner) if direct else _decoded_scratch)
+        if pixels is not inner:
+            if pixels.shape[:2] == stored.size:
+                scale = 1  # the codec had none
+            resample(pixels, _before_turning(shown, upright, stored.orientation), inner, scale=scale, quick=quick)
+        return target
+
+
+def _before_turning(box: Box, upright: tuple[int, int], orientation: int) -> Box:
+    """Where a rectangle of the upright image of a size lies in the image as stored."""
+    top, left, height, width = box
+    if orientation in (3, 4, 7, 8):
+        top = upright[0] - height - top
+    if orientation in (2, 3, 6, 7):
+        left = upright[1] - width - left
+    return Box(top, left, height, width) if orientation < 5 else Box(left, top, width, height)
+
+
+class _Stored(NamedTuple):
+    """An image file with what its record and the field say of it.
+
+    Attributes:
+        data: the file.
+        codec: its number.
+        size: (height, width) as stored.
+        channels: wanted.
+        orientation: by which it is to be turned.
+    """
+
+    data: memoryview
+    codec: int
+    size: tuple[int, int]
+    channels: int
+    orientation: int
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """(height, width) once it is turned."""
+        return self.size if self.orientation < 5 else (self.size[1], self.size[0])
+
+    def pixels(self, *, scale: int = 1, room: Room) -> npt.NDArray[np.uint8]:
+        """Pixels as stored, see `decode_pixels`."""
+        return decode_pixels(self.data, self.codec, self.size, self.channels, scale=scale, room=room)
+
+
+def _room_in(target: npt.NDArray[np.uint8] | None) -> Room:
+    """`target` where it has the shape that is asked for and a codec can write into it, else new memory."""
+
+    def room(shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
+        fits = target is not None and target.shape == shape and target.flags.c_contiguous
+        return target if target is not None and fits else new_pixels(shape)
+
+    return room
+
+
+def _decoded_scratch(shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
+    return scratch("decoded", shape)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(_is_int(side, 1, 65_535) for side in value)
 
 
 def _is_int(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def _decode_pixels(
-    data: Buffer,
-    codec: int,
-    size: tuple[int, int],
-    channels: int,
-    target: npt.NDArray[np.uint8] | None = None,
-) -> npt.NDArray[np.uint8]:
-    """(height, width, channels) uint8 as stored, not turned; into `target` where the codec can, else a new array.
-
-    Raises:
-        CorruptError: the bytes are damaged, or are an image of another size than `size`.
-    """
-    if codec == _CODECS["jpeg"]:
-        pixels = _decode_jpeg(data, size, channels, target)
-        if pixels is not None:
-            return pixels
-    return _decode_with_pillow(data, _CODEC_NAMES[codec], size, channels)
-
-
-def _decode_jpeg(
-    data: Buffer, size: tuple[int, int], channels: int, target: npt.NDArray[np.uint8] | None
-) -> npt.NDArray[np.uint8] | None:
-    """None where Pillow has to look: CMYK, and JPEGs with a warning, of which it takes the harmless ones."""
-    import simplejpeg
-
-    try:
-        height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-        if (height, width) != size:
-            raise corrupt("JPEG is not of the size in its record", found=(height, width), expected=size)
-        if space in ("CMYK", "YCCK"):
-            return None
-        buffer = target if target is not None and target.flags.c_contiguous else None
-        pixels = simplejpeg.decode_jpeg(
-            data, colorspace={1: "GRAY", 3: "RGB", 4: "RGBA"}[channels], buffer=buffer, strict=True
-        )
-    except MemoryError as error:
-        raise corrupt("JPEG needs more memory than there is", found=size) from error
-    except ValueError as error:
-        if type(error) is not ValueError:
-            raise  # our own verdict, which is a ValueError too
-        return None
-    if buffer is not None:
-        return buffer
-    return np.asarray(pixels).reshape(*size, channels)
-
-
-def _decode_with_pillow(data: Buffer, codec: str, size: tuple[int, int], channels: int) -> npt.NDArray[np.uint8]:
-    from PIL.Image import DecompressionBombError
-
-    try:
-        image = _open_with_pillow(data, codec)
-        with image:
-            turned = image.getexif().get(0x0112, _UPRIGHT) if codec == "tiff" else _UPRIGHT
-            expected = size if turned < 5 else size[::-1]  # Pillow turns TIFFs upright while it loads them
-            if (image.height, image.width) != expected:
-                raise corrupt(
-                    f"{codec} is not of the size in its record", found=(image.height, image.width), expected=expected
-                )
-            image.load()
-            pixels = _pixels_of(image, channels)
-    except (*_PILLOW_ERRORS, DecompressionBombError) as error:
-        if isinstance(error, ValueError) and type(error).__module__.startswith("mm_assets"):
-            raise
-        raise corrupt(f"{codec} cannot be decoded: {type(error).__name__}: {error}") from error
-    if 1 < turned <= 8:
-        pixels = np.ascontiguousarray(_orient(pixels, _INVERSE_ORIENTATION.get(turned, turned)))
-    if pixels.shape != (*size, channels):
-        raise corrupt(f"{codec} is not of the size in its record", found=pixels.shape, expected=(*size, channels))
-    return pixels
-
-
-def _open_with_pillow(data: Buffer, codec: str) -> Image.Image:
-    # The plugin itself rather than Image.open: no other format can be smuggled in, and the size limit is the field's
-    # instead of a global of Pillow's that only warns.
-    from PIL import (
-        BmpImagePlugin,
-        GifImagePlugin,
-        JpegImagePlugin,
-        PngImagePlugin,
-        TiffImagePlugin,
-        WebPImagePlugin,
-    )
-
-    plugins: dict[str, Callable[[io.BytesIO], Image.Image]] = {
-        "jpeg": JpegImagePlugin.JpegImageFile,
-        "png": PngImagePlugin.PngImageFile,
-        "webp": WebPImagePlugin.WebPImageFile,
-        "tiff": TiffImagePlugin.TiffImageFile,
-        "gif": GifImagePlugin.GifImageFile,
-        "bmp": BmpImagePlugin.BmpImageFile,
-    }
-    return plugins[codec](io.BytesIO(data))
-
-
-def _pixels_of(image: Image.Image, channels: int) -> npt.NDArray[np.uint8]:
-    if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it to 255 instead of scaling
-        deep = np.asarray(image)
-        grey = (deep.astype(np.int64).clip(0, 65_535) >> 8).astype(np.uint8)[:, :, np.newaxis]
-        pixels = _with_channels(grey, channels)
-        key = image.info.get("transparency")
-        if channels == 4 and isinstance(key, int):
-            pixels[:, :, 3] = np.where(deep == key, 0, 255)
-        return pixels
-    mode = _MODES[channels]
-    pixels = np.asarray(image if image.mode == mode else image.convert(mode))
-    return pixels[:, :, np.newaxis] if channels == 1 else pixels
-
-
-def _with_channels(pixels: npt.NDArray[np.uint8], channels: int) -> npt.NDArray[np.uint8]:
-    from PIL import Image
-
-    if pixels.shape[2] == channels:
-        return pixels
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    converted = np.array(image.convert(_MODES[channels]))
-    return converted[:, :, np.newaxis] if channels == 1 else converted
-
-
-def _orient(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
-    """Turn and mirror by an EXIF orientation, as a view."""
-    if orientation in (5, 7):
-        turned = pixels.swapaxes(0, 1)
-        return turned if orientation == 5 else turned[::-1, ::-1]
-    if orientation in (6, 8):
-        return np.rot90(pixels, -1 if orientation == 6 else 1)
-    return {1: pixels, 2: pixels[:, ::-1], 3: pixels[::-1, ::-1], 4: pixels[::-1]}[orientation]
-
-
-def _resize(pixels: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """Stretch to (height, width): by pixel area where it shrinks, which does not alias, else bilinear."""
-    import cv2
-
-    shrinks = size[0] <= pixels.shape[0] and size[1] <= pixels.shape[1]
-    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    resized = cv2.resize(pixels, (size[1], size[0]), interpolation=method)
-    return np.ascontiguousarray(resized.reshape(*size, pixels.shape[2]))

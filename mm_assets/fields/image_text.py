@@ -34,7 +34,8 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
-from mm_assets.fields.image import DEFAULT_MAX_PIXELS, ImageField, _resize
+from mm_assets.fields.image import DEFAULT_MAX_PIXELS, ImageField
+from mm_assets.fields.image_resize import RESIZES, place, resize
 from mm_assets.fields.tokens import TokensField
 from mm_assets.summaries import summary_repr
 
@@ -56,7 +57,6 @@ _NO_PAD = (0,) * 3
 _NO_TEXT, _TOKENS_ONLY, _TEXT = 0, 1, 2
 _MAX_DATA = 2**32 - 1  # a container's payload size is uint32
 _MAX_SCORE: Any = float(np.finfo(np.float32).max)
-_RESIZES = ("stretch", "crop", "pad")
 
 
 def _same(one: object, other: object) -> bool:
@@ -151,6 +151,8 @@ class ImageTextPairField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 51
+    TAKES_CONTENT: ClassVar[bool] = False
+    LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
 
     PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType(
         {"image": Part(needed=True), "text": Part(), "clip_score": Part()}
@@ -175,8 +177,8 @@ class ImageTextPairField(Field):
     def __post_init__(self) -> None:
         if self.encoding not in ("keep", "jpeg", "png"):
             raise config_error("encoding", self.encoding, "keep, jpeg or png")
-        if self.resize not in _RESIZES:
-            raise config_error("resize", self.resize, f"one of {', '.join(_RESIZES)}")
+        if self.resize not in RESIZES:
+            raise config_error("resize", self.resize, f"one of {', '.join(RESIZES)}")
         if isinstance(self.fill, bool) or not isinstance(self.fill, int) or not 0 <= self.fill <= 255:
             raise config_error("fill", self.fill, "an integer from 0 to 255")
         if not isinstance(self.store_text, bool):
@@ -253,7 +255,7 @@ class ImageTextPairField(Field):
         if isinstance(score, str | bytes | bytearray | memoryview):
             try:
                 score = json.loads(score if isinstance(score, str) else str(score, "utf-8"))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise wrong_content(self, f"a clip_score that is no number ({error})", "a number as text") from error
         return ImageText(contents["image"], contents.get("text"), score)
 
@@ -342,18 +344,10 @@ class ImageTextPairField(Field):
         self._image_field.check(image[:1, :1])  # its dtype and channels, before anything is computed
         if image.shape[0] * image.shape[1] > self.max_pixels:
             raise wrong_value(self, image, f"at most {self.max_pixels} pixels (max_pixels)")
-        return _cropped(image, self.image_size) if self.resize == "crop" else self._padded(image, self.image_size)
-
-    def _padded(self, image: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-        """(*size, C): the whole image, centred between bars."""
         pixels = image[:, :, np.newaxis] if image.ndim == 2 else image
-        inner = _fitting((pixels.shape[0], pixels.shape[1]), size)
-        if pixels.shape[:2] != inner:
-            pixels = _resize(np.ascontiguousarray(pixels), inner)
-        padded = np.full((*size, pixels.shape[2]), self.fill, dtype=np.uint8)
-        top, left = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
-        padded[top : top + inner[0], left : left + inner[1]] = pixels
-        return padded
+        if self.resize == "pad":
+            return resize(pixels, self.image_size, policy="pad", fill=self.fill)
+        return place((pixels.shape[0], pixels.shape[1]), self.image_size, "crop")[0].of(pixels)
 
     # --- decode -------------------------------------------------------------------------------------------------------
 
@@ -428,18 +422,3 @@ class _Pair:
             return str(self.stored_text, "utf-8")
         except UnicodeDecodeError as error:
             raise corrupt(f"text is not UTF-8: {error.reason} at byte {error.start}") from error
-
-
-def _cropped(image: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """A view of the largest centred rectangle of the size's aspect ratio, to a whole pixel."""
-    height, width = _fitting(size, (image.shape[0], image.shape[1]))
-    top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
-    return image[top : top + height, left : left + width]
-
-
-def _fitting(shape: tuple[int, int], room: tuple[int, int]) -> tuple[int, int]:
-    """The largest (height, width) of a shape's aspect ratio in a room, rounded to whole pixels, at least 1."""
-    height, width = shape
-    if height * room[1] <= width * room[0]:  # as wide as the room
-        return max(1, (2 * height * room[1] + width) // (2 * width)), room[1]
-    return room[0], max(1, (2 * width * room[0] + height) // (2 * height))

@@ -24,6 +24,7 @@ class TestImageField(FieldSuite):
         ImageField(encoding="png", size=(8, 9), channels=3),
         ImageField(channels=1, apply_orientation=True),
         ImageField(max_pixels=5),
+        ImageField(decode_size=(6, 7), decode_resize="pad", decode_fill=9, decode_mode="fast", channels=3),
     ]
     cases = [
         (PNG, COLOUR[:6, :5]),
@@ -60,6 +61,16 @@ class TestImageField(FieldSuite):
         {"apply_orientation": 1},
         {"max_pixels": 0},
         {"size": [40, 40], "encoding": "png", "max_pixels": 1599},
+        {"decode_size": 5},
+        {"decode_size": [5, 0]},
+        {"decode_size": [5, 5, 3]},
+        {"decode_size": [40, 40], "max_pixels": 1599},
+        {"decode_size": [5, 5], "decode_resize": "fit"},
+        {"decode_size": [5, 5], "decode_fill": 256},
+        {"decode_size": [5, 5], "decode_mode": "quick"},
+        {"decode_resize": "crop"},
+        {"decode_fill": 1},
+        {"decode_mode": "fast"},
     ]
 
 
@@ -167,7 +178,7 @@ def test_alpha_needs_a_decision():
 
 def test_checking_what_is_kept_decodes_nothing():
     """The check of kept bytes reads the header only."""
-    with mock.patch("mm_assets.fields.image._decode_pixels", side_effect=AssertionError("decoded")):
+    with mock.patch("mm_assets.fields.image.decode_pixels", side_effect=AssertionError("decoded")):
         ImageField().check(PNG)
         ImageField().encode(PNG)
 
@@ -178,7 +189,7 @@ def test_a_bomb_is_refused_by_its_header():
     small = ImageField(max_pixels=1_000_000)
     with pytest.raises(EncodeError, match="max_pixels"):
         small.encode(bomb)
-    undecoded = mock.patch("mm_assets.fields.image._decode_pixels", side_effect=AssertionError("decoded"))
+    undecoded = mock.patch("mm_assets.fields.image.decode_pixels", side_effect=AssertionError("decoded"))
     with undecoded, pytest.raises(FormatError, match="too large"):
         small.decode(*ImageField().encode(bomb))
     # A record that lies about the size does not get the bomb decoded either.

@@ -1,0 +1,188 @@
+"""From an image's own size to another: which pixels of it are shown where, and how they are resampled.
+
+The one place of the policy: images that are stored at a size and those that are decoded at one come to it alike.
+Pixels are (H, W, C) uint8 throughout; files, orientation and codecs are not known here.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["RESIZES", "Box", "place", "resample", "resize", "scratch"]
+
+RESIZES = ("stretch", "crop", "pad")
+
+# What a thread keeps between two images: 16 million RGB pixels. Larger ones get memory of their own, and give it back.
+MAX_SCRATCH_BYTES = 48 << 20
+
+# Bilinear sampling looks at four pixels, whatever it shrinks by. Where a pixel of the result stands for more than this,
+# or for more in one direction, it is sampled at several places; where for far more, by area, which is not slower then.
+# By benchmarks/images.py, 3 would give its training pictures 2 dB more in the median, and take 4 % more time.
+_MAX_ONCE_AREA = 3.5
+_MAX_ONCE_RATIO = 2.5
+_MAX_SAMPLED_RATIO = 4
+_MAX_WARPED_SIDE = 32_766  # OpenCV counts its pixels in int16 there
+
+
+class Box(NamedTuple):
+    """A rectangle of an image, in whole pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    def of(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """These pixels, as a view."""
+        return pixels[self.top : self.top + self.height, self.left : self.left + self.width]
+
+
+def place(shape: tuple[int, int], size: tuple[int, int], policy: str) -> tuple[Box, Box]:
+    """Which rectangle of an image comes to which rectangle of the result.
+
+    Args:
+        shape: (height, width) of the image.
+        size: (height, width) of the result.
+        policy: ``stretch``: all of the one to all of the other. ``crop``: the largest centred rectangle of the
+            result's aspect ratio, to a whole pixel, to all of the result. ``pad``: all of the image to the largest
+            centred rectangle of its aspect ratio, the odd pixel of the bars right and below.
+    """
+    if policy == "crop":
+        return _centred(_fitting(size, shape), shape), Box(0, 0, *size)
+    if policy == "pad":
+        return Box(0, 0, *shape), _centred(_fitting(shape, size), size)
+    return Box(0, 0, *shape), Box(0, 0, *size)
+
+
+def _centred(inner: tuple[int, int], outer: tuple[int, int]) -> Box:
+    return Box((outer[0] - inner[0]) // 2, (outer[1] - inner[1]) // 2, *inner)
+
+
+def _fitting(shape: tuple[int, int], room: tuple[int, int]) -> tuple[int, int]:
+    """The largest (height, width) of a shape's aspect ratio in a room, rounded to whole pixels, at least 1."""
+    height, width = shape
+    if height * room[1] <= width * room[0]:  # as wide as the room
+        return max(1, (2 * height * room[1] + width) // (2 * width)), room[1]
+    return room[0], max(1, (2 * width * room[0] + height) // (2 * height))
+
+
+def resize(
+    pixels: npt.NDArray[np.uint8], size: tuple[int, int], *, policy: str = "stretch", fill: int = 0
+) -> npt.NDArray[np.uint8]:
+    """A new (*size, C) image: by pixel area where it shrinks, which does not alias, else bilinearly.
+
+    Args:
+        pixels: (H, W, C) uint8.
+        size: (height, width).
+        policy: as for `place`.
+        fill: value of the bars' channels.
+    """
+    shown, where = place((pixels.shape[0], pixels.shape[1]), size, policy)
+    target = np.empty((*size, pixels.shape[2]), dtype=np.uint8)
+    if (where.height, where.width) != size:
+        target[...] = fill
+    resample(pixels, shown, where.of(target))
+    return target
+
+
+def resample(
+    pixels: npt.NDArray[np.uint8],
+    shown: Box,
+    target: npt.NDArray[np.uint8],
+    *,
+    scale: int = 1,
+    quick: bool = False,
+) -> None:
+    """Write a rectangle of an image into one of another size.
+
+    Args:
+        pixels: (H, W, C) uint8: the image, or 1/`scale` of it.
+        shown: the rectangle, in pixels of the image.
+        target: (h, w, C) uint8, every element of which is written.
+        scale: how many pixels of the image one of `pixels` stands for, each way.
+        quick: where it shrinks, sample bilinearly instead of computing areas, at as many places a pixel as it takes not
+            to alias much.
+    """
+    import cv2
+
+    height, width, channels = target.shape
+    if target.strides[1:] != (channels, 1) or target.strides[0] < width * channels:
+        # OpenCV writes into rows of adjacent pixels only.
+        straight = np.empty(target.shape, dtype=np.uint8)
+        resample(pixels, shown, straight, scale=scale, quick=quick)
+        target[...] = straight
+        return
+    ratios = (shown.height / (scale * height), shown.width / (scale * width))
+    between = any(edge % scale for edge in shown)  # pixels, where area cannot begin
+    if quick and min(ratios) >= 1 and (between or max(ratios) <= _MAX_SAMPLED_RATIO):
+        if math.prod(ratios) <= _MAX_ONCE_AREA and max(ratios) <= _MAX_ONCE_RATIO:
+            _sample(pixels, shown, target, scale)
+        else:  # to a multiple of the size; the means of n x m pixels, mostly 2 x 2, are what OpenCV's area is fast at
+            samples = [max(2, math.ceil(ratio / 2)) for ratio in ratios]
+            several = scratch("several", (samples[0] * height, samples[1] * width, channels))
+            _sample(pixels, shown, several, scale)
+            cv2.resize(several, (width, height), dst=target, interpolation=cv2.INTER_AREA)
+        return
+    source = _nearest(shown, scale).of(pixels)
+    if source.shape == target.shape:
+        target[...] = source
+    else:
+        method = cv2.INTER_AREA if min(ratios) >= 1 else cv2.INTER_LINEAR
+        cv2.resize(source, (width, height), dst=target, interpolation=method)
+
+
+def _nearest(shown: Box, scale: int) -> Box:
+    """The rectangle of 1/`scale` of an image, to whole pixels and at least one."""
+    bottom, right = shown.top + shown.height, shown.left + shown.width
+    top, left = shown.top // scale, shown.left // scale
+    return Box(top, left, -(-bottom // scale) - top, -(-right // scale) - left)
+
+
+def _sample(pixels: npt.NDArray[np.uint8], shown: Box, target: npt.NDArray[np.uint8], scale: int) -> None:
+    """Bilinearly, at the centres of the target's pixels."""
+    import cv2
+
+    height, width = target.shape[:2]
+    if not any(edge % scale for edge in shown) or max(*pixels.shape, *target.shape) > _MAX_WARPED_SIDE:
+        source = _nearest(shown, scale).of(pixels)
+        if source.shape == target.shape:
+            target[...] = source
+        else:
+            cv2.resize(source, (width, height), dst=target, interpolation=cv2.INTER_LINEAR)
+        return
+    # The rectangle's edges lie between pixels, where `resize` cannot begin. To move them would shift the image by up
+    # to a pixel: twice as large an error, on photographs, as all the rest of what `quick` does.
+    y, x = shown.height / (scale * height), shown.width / (scale * width)
+    matrix = np.array([[x, 0, shown.left / scale + x / 2 - 0.5], [0, y, shown.top / scale + y / 2 - 0.5]])
+    how = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    cv2.warpAffine(pixels, matrix, (width, height), dst=target, flags=how, borderMode=cv2.BORDER_REPLICATE)
+
+
+class _Scratch(threading.local):
+    """Memory of one thread, by use."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, npt.NDArray[np.uint8]] = {}
+
+
+_scratch = _Scratch()
+
+
+def scratch(use: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """An uninitialised uint8 array that is this thread's until it asks for the same use again.
+
+    New pages for every image would cost a tenth of its decoding. A thread keeps `MAX_SCRATCH_BYTES` for a use at most.
+    """
+    size = math.prod(shape)
+    if size > MAX_SCRATCH_BYTES:
+        return np.empty(shape, dtype=np.uint8)
+    block = _scratch.blocks.get(use)
+    if block is None or len(block) < size:
+        block = np.empty(min(1 << (size - 1).bit_length(), MAX_SCRATCH_BYTES), dtype=np.uint8)
+        _scratch.blocks[use] = block
+    return block[:size].reshape(shape)
