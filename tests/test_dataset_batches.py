@@ -749,3 +749,25 @@ def test_stored_ids_stay_their_tokenizer_s(tmp_path):
         other = {"name": "other", "sha256": "0" * 64}
         with pytest.raises(ConfigError, match="the ids stored are of"):
             dataset.with_settings({"ids": {"tokenizer": other, "vocab_size": 259}})
+
+
+@pytest.mark.parametrize("extension", ["mult", "mstr"])
+def test_raw_batches_of_several_modalities_and_files(tmp_path, extension):
+    """Raw views of all modalities are those of single reads, in the order asked, over files and views, absent as None."""
+    for part in range(3):
+        with mm_assets.create(tmp_path / f"{part}.{extension}", {"a": TextField(), "b": TextField()}) as writer:
+            for number in range(4):
+                values = {"a": f"a{part}{number}", "b": None if number == part else f"b{part}{number}"}
+                writer.write(f"{part}-{number}", values)
+    with mm_assets.open(tmp_path) as dataset:
+        ids = [11, 0, 5, 5, -1, 7]
+        found = dataset.read_raw_batches(ids)
+        assert list(found) == ["a", "b"]
+        for name, views in found.items():
+            assert views == [dataset.read_raw(i, name) for i in ids]
+        assert None in found["b"]
+        view = dataset.select([7, 2])
+        assert view.read_raw_batches([1, 0], ["b"]) == {"b": [dataset.read_raw(2, "b"), dataset.read_raw(7, "b")]}
+        assert dataset.read_raw_batches([], ["a"]) == {"a": []}
+        with pytest.raises(KeyError):
+            dataset.read_raw_batches([0], ["c"])

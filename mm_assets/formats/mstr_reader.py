@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import BadMagicError, CorruptError, TruncatedError
 from mm_assets.formats import batch
-from mm_assets.formats.batch import Head, Places, blocks
+from mm_assets.formats.batch import Bounds, Head, Places, blocks
 from mm_assets.formats.layout import (
     HEAD_CRC_OFFSET,
     IDS_SECTION,
@@ -42,10 +42,11 @@ from mm_assets.formats.layout import (
 )
 from mm_assets.formats.reader import PackedReader
 from mm_assets.formats.report import Damage
-from mm_assets.formats.source import Table, gather
+from mm_assets.formats.source import MappedFile, Table, gather, view_block
 from mm_assets.formats.tail import HEAD_REQUEST, Window
 
 _PREFIX = struct.Struct("<QII")
+_LOW_HALF = np.uint64(2**32 - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,15 @@ class _Region:
     stride: int
     data_ptr: int
     data_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limits:
+    """What rows of one stream are checked against, as NumPy compares it fastest; `num_words` uint64 are a row."""
+
+    num_words: int
+    data_ptr: np.uint64
+    data_size: np.uint64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +162,15 @@ class MstrReader(PackedReader):
         return SCHEMA_SECTION, IDS_SECTION
 
     def _bind(self) -> None:
+        self._limits = [
+            _Limits(
+                num_words=region.stride // 8,
+                data_ptr=np.uint64(region.data_ptr),
+                data_size=np.uint64(region.data_size),
+            )
+            for region in self._regions
+        ]
+        self._warm: set[int] = set()  # streams that are small, and were brought into memory whole
         self._rows: list[Table] = [
             self._table(region.metadata_ptr, self._num_samples, mstr_row(spec.metadata_size))
             for region, spec in zip(self._regions, self.modalities, strict=True)
@@ -165,7 +184,7 @@ class MstrReader(PackedReader):
             return None
         if ptr < region.data_ptr or ptr + size > region.data_ptr + region.data_size:
             raise self._misplaced(i, number, ptr, size)
-        return Payload(row[MSTR_ROW_PREFIX.itemsize :], self._source.view(ptr, size)), checksum
+        return Payload(row[MSTR_ROW_PREFIX.itemsize :], view_block(self._source, ptr, size)), checksum
 
     def _misplaced(self, i: int, number: int, ptr: int, size: int) -> CorruptError:
         region = self._regions[number]
@@ -206,9 +225,48 @@ class MstrReader(PackedReader):
             records=np.ascontiguousarray(cells[:, MSTR_ROW_PREFIX.itemsize :]),
         )
 
+    def _raw_bounds(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
+        starts, ends = [], []
+        absent: list[npt.NDArray[np.bool_] | None] = []
+        for number in numbers:
+            table, limits = self._rows[number], self._limits[number]
+            table.fetch(ids)
+            # Rows are multiples of 8 bytes; the first two numbers are position, and size with checksum above it.
+            words = table.array().take(ids).view(np.uint64).reshape(len(ids), limits.num_words)
+            ptrs, sizes = words[:, 0], words[:, 1] & _LOW_HALF
+            # Unsigned numbers wrap where a position is below the region, and are far too large then.
+            offsets = ptrs - limits.data_ptr
+            behind = offsets + sizes
+            starts.append(ptrs)
+            ends.append(ptrs + sizes)
+            if limits.data_ptr and np.maximum(offsets, behind).max() <= limits.data_size:
+                absent.append(None)
+                continue
+            gone = ptrs == 0
+            absent.append(gone)
+            bad = np.where(gone, words[:, 1] != 0, (offsets > limits.data_size) | (behind > limits.data_size))
+            if bad.any():
+                k = int(bad.argmax())
+                raise self._misplaced(int(ids[k]), number, int(ptrs[k]), int(sizes[k]))
+        present = None
+        if any(gone is not None for gone in absent):
+            present = np.array([np.ones(len(ids), np.bool_) if gone is None else ~gone for gone in absent])
+        if len(numbers) == 1:
+            return Bounds(starts[0].reshape(1, -1), ends[0].reshape(1, -1), present)
+        return Bounds(np.array(starts), np.array(ends), present)
+
+    def _fetch_data(self, source: MappedFile, numbers: Sequence[int], bounds: Bounds) -> None:
+        for m, number in enumerate(numbers):
+            if number not in self._warm:
+                region = self._regions[number]
+                if source.warm(region.data_ptr, region.data_size):
+                    self._warm.add(number)
+                else:
+                    source.fetch(bounds.starts[m], bounds.ends[m])
+
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
         """Which samples have a modality: (N,) bool."""
-        present: npt.NDArray[np.bool_] = self._rows[self._number(name)].array()["data_ptr"] != 0
+        present: npt.NDArray[np.bool_] = self._rows[self._number(name)].column()["data_ptr"] != 0
         return present
 
     def sizes(self, name: str) -> npt.NDArray[np.uint32]:
@@ -219,7 +277,7 @@ class MstrReader(PackedReader):
             CorruptError: a payload is larger than the format allows.
         """
         number = self._number(name)
-        rows = self._rows[number].array()
+        rows = self._rows[number].column()
         sizes = rows["data_size"].astype(np.uint64)
         sizes[rows["data_ptr"] != 0] += np.uint64(self.modalities[number].metadata_size)
         if len(sizes) and sizes.max() > MAX_PAYLOAD_SIZE:
@@ -235,13 +293,13 @@ class MstrReader(PackedReader):
         return sizes.astype(np.uint32)
 
     def _stored_checksums(self, number: int) -> npt.NDArray[np.uint32]:
-        checksums: npt.NDArray[np.uint32] = self._rows[number].array()["crc32c"].copy()
+        checksums: npt.NDArray[np.uint32] = self._rows[number].column()["crc32c"].copy()
         return checksums
 
     def records(self, name: str) -> npt.NDArray[np.uint8]:
         """Every metadata record: (N, metadata_size) uint8, a strided view, no copy; zeros where absent; read-only."""
         table = self._rows[self._number(name)]
-        cells = np.frombuffer(table.view(), np.uint8).reshape(self._num_samples, table.itemsize)
+        cells = table.column().view(np.uint8).reshape(self._num_samples, table.itemsize)
         return cells[:, MSTR_ROW_PREFIX.itemsize :]
 
     def live(self) -> Live:

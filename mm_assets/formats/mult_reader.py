@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import BadMagicError, CorruptError, TruncatedError, UnsupportedVersionError
 from mm_assets.formats import batch
-from mm_assets.formats.batch import Head, Places, blocks
+from mm_assets.formats.batch import Bounds, Head, Places, blocks
 from mm_assets.formats.layout import (
     DIRECTORY_SECTION,
     IDS_SECTION,
@@ -35,8 +36,27 @@ from mm_assets.formats.layout import (
 )
 from mm_assets.formats.reader import PackedReader
 from mm_assets.formats.report import Damage
-from mm_assets.formats.source import Region, Table, gather
+from mm_assets.formats.source import Region, Table, gather, view_block
 from mm_assets.formats.tail import HEAD_REQUEST, Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What it takes to find and check the directory's cells of some modalities.
+
+    Attributes:
+        first_cells: (modalities, 1) int64, where a modality's positions begin, counted in uint64.
+        to_sizes: (modalities, 1) int64, from there to where its sizes begin, counted in uint32.
+        record_sizes: (modalities, 1) uint64, bytes of a metadata record.
+        body_ptr: the least position of a payload.
+        room: bytes from there to the end of the file.
+    """
+
+    first_cells: npt.NDArray[np.int64]
+    to_sizes: npt.NDArray[np.int64]
+    record_sizes: npt.NDArray[np.uint64]
+    body_ptr: np.uint64
+    room: np.uint64
 
 
 class MultReader(PackedReader):
@@ -85,6 +105,7 @@ class MultReader(PackedReader):
         self._header_type = sample_header(count)
         self._index_table = self._table(index_ptr, num_samples, MULT_INDEX_ENTRY)
         self._columns: list[tuple[Table, Table, Table]] = []  # per modality: ptr, size, crc32c
+        self._plans: dict[tuple[int, ...], _Plan] = {}
         if not self._has_tail:
             return
         index = self._sections[INDEX_SECTION]
@@ -96,6 +117,9 @@ class MultReader(PackedReader):
             expected = str(16 * num_samples * count)
             raise CorruptError(self._path, "the size of the directory", found=directory.size, expected=expected)
         whole = Region(self._source, directory.ptr, directory.size)
+        # The same bytes as the columns below, so that one look-up finds several modalities (`_raw_bounds`).
+        self._words = self._table(directory.ptr, 2 * num_samples * count, "<u8")
+        self._halves = self._table(directory.ptr, 4 * num_samples * count, "<u4")
         for number in range(count):
             ptr = directory.ptr + 16 * num_samples * number
             region = whole if whole.in_reach else Region(self._source, ptr, 16 * num_samples)
@@ -122,7 +146,7 @@ class MultReader(PackedReader):
             if not places.present[0]:
                 return None
             ptr, size, expected = int(places.ptrs[0]), int(places.sizes[0]), 0
-        view = self._source.view(ptr, size)
+        view = view_block(self._source, ptr, size)
         return Payload(view[:record_size], view[record_size:]), expected
 
     def _misplaced(self, i: int, number: int, ptr: int, size: int) -> CorruptError:
@@ -160,6 +184,53 @@ class MultReader(PackedReader):
             k = int(bad.argmax())
             raise self._misplaced(int(ids[k]), number, int(ptrs[k]), int(sizes[k]))
         return Places(present=present, ptrs=ptrs, sizes=sizes, crcs=crcs)
+
+    def _raw_bounds(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
+        if not self._has_tail:
+            return self._bounds_by_headers(ids, numbers)
+        for number in numbers:
+            self._columns[number][0].fetch(ids)
+            self._columns[number][1].fetch(ids)
+        plan = self._plan(numbers)
+        cells = ids + plan.first_cells
+        ptrs = self._words.array()[cells]
+        cells += plan.to_sizes
+        sizes = self._halves.array()[cells].astype(np.uint64)
+        # Unsigned numbers wrap where something is below its least, and are far too large then.
+        offsets = ptrs - plan.body_ptr
+        ends = offsets + sizes
+        lengths = sizes - plan.record_sizes
+        room = plan.room
+        if np.maximum(np.maximum(offsets, ends), lengths).max() <= room:
+            return Bounds(ptrs + plan.record_sizes, ptrs + sizes)
+        present = ptrs != 0
+        bad = np.where(present, (offsets > room) | (ends > room) | (lengths > room), sizes != 0)
+        if bad.any():
+            m, k = (int(place[0]) for place in np.nonzero(bad))
+            raise self._misplaced(int(ids[k]), numbers[m], int(ptrs[m, k]), int(sizes[m, k]))
+        return Bounds(np.where(present, ptrs + plan.record_sizes, ptrs), ptrs + sizes, present)
+
+    def _plan(self, numbers: Sequence[int]) -> _Plan:
+        key = tuple(numbers)
+        plan = self._plans.get(key)
+        if plan is None:
+            column = np.array(numbers, np.int64).reshape(-1, 1)
+            records = [self.modalities[number].metadata_size for number in numbers]
+            plan = self._plans[key] = _Plan(
+                first_cells=2 * self._num_samples * column,
+                to_sizes=2 * self._num_samples * (column + 1),
+                record_sizes=np.array(records, np.uint64).reshape(-1, 1),
+                body_ptr=np.uint64(self._body_ptr),
+                room=np.uint64(self._size - self._body_ptr),
+            )
+        return plan
+
+    def _bounds_by_headers(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
+        places = [self._locate_by_headers(ids, number) for number in numbers]
+        present = np.array([found.present for found in places])
+        ptrs, sizes = np.array([found.ptrs for found in places]), np.array([found.sizes for found in places])
+        records = self._plan(numbers).record_sizes
+        return Bounds(np.where(present, ptrs + records, ptrs), ptrs + sizes, present)
 
     def _locate_by_headers(self, ids: npt.NDArray[np.int64], number: int) -> Places:
         starts, lengths, bad = self._sample_places(gather([self._index_table], ids)[0])
@@ -213,7 +284,7 @@ class MultReader(PackedReader):
         """Which samples have a modality: (N,) bool."""
         number = self._number(name)
         if self._has_tail:
-            present: npt.NDArray[np.bool_] = self._columns[number][0].array() != 0
+            present: npt.NDArray[np.bool_] = self._columns[number][0].column() != 0
             return present
         result = np.zeros(self._num_samples, np.bool_)
         for first, places in self._all_places(number):
@@ -224,14 +295,14 @@ class MultReader(PackedReader):
         """Bytes of record and data of every sample: (N,) uint32, 0 where absent."""
         number = self._number(name)
         if self._has_tail:
-            return self._columns[number][1].array().copy()
+            return self._columns[number][1].column().copy()
         result = np.zeros(self._num_samples, np.uint32)
         for first, places in self._all_places(number):
             result[first : first + batch.BLOCK_ROWS] = places.sizes
         return result
 
     def _stored_checksums(self, number: int) -> npt.NDArray[np.uint32]:
-        return self._columns[number][2].array().copy()
+        return self._columns[number][2].column().copy()
 
     def records(self, name: str) -> npt.NDArray[np.uint8]:
         """Every metadata record: (N, metadata_size) uint8, gathered, zeros where absent; read-only.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -30,13 +30,14 @@ from mm_assets.formats.layout import (
     crc32c,
     name_hash,
 )
+from mm_assets.formats.raw import RawReads
 from mm_assets.formats.report import Damage, VerifyReport
 from mm_assets.formats.sample_ids import NumberedIds, SampleIds, StoredIds
 from mm_assets.formats.source import ByteSource, MappedFile, Region, Table, drop_pages
 from mm_assets.formats.tail import SECTION_NAMES, Tail, Window, check_descriptor
 
 
-class PackedReader(ABC):
+class PackedReader(RawReads):
     """Reads one packed file; see `MultReader` and `MstrReader`, and `open_reader` for either.
 
     Payloads are `memoryview`s into the mapping, valid as long as someone holds them, also after `close`. A reader may
@@ -66,7 +67,7 @@ class PackedReader(ABC):
     ) -> None:
         opened = isinstance(source, str | os.PathLike)
         self._source: ByteSource = MappedFile(source) if isinstance(source, str | os.PathLike) else source
-        self._is_mapped = isinstance(self._source, MappedFile)
+        self._mapped = self._source if isinstance(self._source, MappedFile) else None
         self._verify = verify
         self._tables: list[Table] = []
         try:
@@ -90,6 +91,7 @@ class PackedReader(ABC):
             window = Window(self._source)
             head = self._read_head(window)
         self._num_samples = head.num_samples
+        self._limit = np.uint64(head.num_samples)
         self._has_tail = head.trailer is not None
         self._num_present: tuple[int, ...] | None = None
         self._sections: Mapping[int, Any] = {}
@@ -255,6 +257,9 @@ class PackedReader(ABC):
         array = np.asarray(ids)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise TypeError(f"sample indices: {array.dtype} of {array.ndim} dimensions, expected integers of one")
+        # The short way for what loaders pass: a negative number is a huge one without its sign.
+        if array.dtype == np.int64 and array.size and array.view(np.uint64).max() < self._limit:
+            return array
         # Compared before the cast: a large uint64 must not wrap.
         bad = np.flatnonzero((array >= self._num_samples) | (array < -self._num_samples))
         if len(bad):
@@ -276,7 +281,7 @@ class PackedReader(ABC):
         """
         number = self._number(name)
         i = self._index(i)
-        if not self._is_mapped:  # there are requests to save
+        if self._mapped is None:  # there are requests to save
             return self.read_samples([i], (name,))[name][0]
         found = self._read_one(i, number)
         if found is None:
@@ -368,7 +373,7 @@ class PackedReader(ABC):
             KeyError: no such modality.
             CorruptError: as for `read_payload`.
         """
-        if self._is_mapped:
+        if self._mapped is not None:
             return {name: self.read_payload(i, name) for name in (self.names if names is None else names)}
         return {name: payloads[0] for name, payloads in self.read_samples([i], names).items()}
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import CorruptError
 from mm_assets.formats.layout import Buffer
-from mm_assets.formats.source import ByteSource, Table
+from mm_assets.formats.source import ByteSource, Table, view_block
 
 ITERATION_BLOCK = 1 << 14  # ids looked at together while iterating
 HASH_BLOCK = 1 << 20  # bytes hashed at once; of a longer id, that many are hashed
@@ -208,7 +208,7 @@ class StoredIds(SampleIds):
             offsets = self._checked(self._offsets.span(first, last + 1), first)
             start = int(offsets[0])
             bounds = (offsets - offsets[0]).tolist()
-            block = self._source.view(self._blob_ptr + start, bounds[-1])
+            block = view_block(self._source, self._blob_ptr + start, bounds[-1])
             for i in range(last - first):
                 yield self._decode(first + i, block[bounds[i] : bounds[i + 1]])
 
@@ -255,8 +255,9 @@ class StoredIds(SampleIds):
         return None
 
     def _sort(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.integer]]:
-        offsets = self._checked(self._offsets.array(), 0)
-        hashes = hash_ids(offsets, lambda start, end: self._source.view(self._blob_ptr + start, end - start))
+        offsets = self._checked(self._offsets.column(), 0)
+        blob = self._blob_ptr
+        hashes = hash_ids(offsets, lambda start, end: view_block(self._source, blob + start, end - start))
         # Stable: of one id twice, the first is found. Indices fit uint32 because num_samples does.
         order = np.argsort(hashes, kind="stable").astype(np.uint32)
         return hashes[order], order

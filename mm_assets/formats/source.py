@@ -8,15 +8,21 @@ several tables need is asked for together.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
+import stat
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-WHOLE_LIMIT = 8 << 20  # bytes of a remote region of tables that are fetched at once and kept
+from mm_assets.errors import TruncatedError
+from mm_assets.formats.readahead import CAN_ASK, ReadAhead
+
+WHOLE_LIMIT = 8 << 20  # bytes of a region of tables, or of a small stream, that are fetched at once and kept
 
 
 class ByteSource(Protocol):
@@ -51,6 +57,10 @@ class CachingSource(Protocol):
 class MappedFile:
     """A local file, mapped. Views are slices of the mapping: no copy.
 
+    The kernel is told to expect reads at random, and reads nothing around a page that is touched. So whoever reads
+    payloads has them fetched first (`fetch`, or by `view_many`), and tables say how they will be read (`expect`,
+    `warm`). What is in memory already is only probed.
+
     The file must not be cut while it is mapped: the operating system answers a read behind its new end with SIGBUS.
 
     Args:
@@ -66,10 +76,23 @@ class MappedFile:
         self._open()
 
     def _open(self) -> None:
-        with open(self.path, "rb", buffering=0) as file:
-            self.size = os.fstat(file.fileno()).st_size
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
+            self.size = status.st_size
             # An empty file cannot be mapped.
-            self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ) if self.size else None
+            self._map = mmap.mmap(fd, self.size, access=mmap.ACCESS_READ) if self.size else None
+            if CAN_ASK and self._map is not None:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+                self._map.madvise(mmap.MADV_RANDOM)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+        self._give_back = weakref.finalize(self, os.close, fd)  # readers are let go unclosed while others read
+        self._ahead = ReadAhead(fd)
         self._view = memoryview(self._map if self._map is not None else b"")
 
     def reopened(self) -> bool:
@@ -83,6 +106,11 @@ class MappedFile:
         self._open()
         return True
 
+    @property
+    def whole(self) -> memoryview:
+        """The mapping, to cut ranges from; `view` says why it fails when the source is closed."""
+        return self._view
+
     def view(self, offset: int, size: int) -> memoryview:
         """The bytes of one range.
 
@@ -95,16 +123,55 @@ class MappedFile:
             raise ValueError(f"{self.name} is closed") from None
 
     def view_many(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """The bytes of each (offset, size).
+        """The bytes of each (offset, size), fetched together where they are not in memory.
 
         Raises:
             ValueError: the source is closed.
         """
         view = self._view
         try:
-            return [view[offset : offset + size] for offset, size in ranges]
+            views = [view[offset : offset + size] for offset, size in ranges]
         except ValueError:
             raise ValueError(f"{self.name} is closed") from None
+        if CAN_ASK:
+            self._ahead.fetch_ranges(ranges)
+        return views
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """A copy of one range, by a read that brings nothing else into memory.
+
+        Raises:
+            TruncatedError: the file was cut since it was opened.
+        """
+        data = os.pread(self._fd, size, offset)
+        if len(data) < size:
+            detail = "it was cut after it was opened"
+            raise TruncatedError(self.name, detail, found=offset + len(data), expected=offset + size)
+        return memoryview(data)
+
+    def fetch(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
+        """Has the ranges [start, end) of a batch brought into memory, if a few that are probed are not there."""
+        if CAN_ASK:
+            self._ahead.fetch(starts, ends)
+
+    def fetch_one(self, offset: int, size: int) -> None:
+        """Has one range brought into memory, if it is more than the page that its first touch brings."""
+        if CAN_ASK and size > mmap.PAGESIZE:
+            self._ahead.fetch_one(offset, offset + size)
+
+    def expect(self, offset: int, size: int) -> None:
+        """Tells the kernel that a range is read in order, or again and again: it may read ahead and around."""
+        if CAN_ASK and size and self._map is not None and not self._map.closed:
+            start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_NORMAL, start, offset + size - start)
+
+    def warm(self, offset: int, size: int) -> bool:
+        """Has a small range brought into memory whole; False, and nothing done, where it is too large for that."""
+        if size > WHOLE_LIMIT or not CAN_ASK:
+            return not CAN_ASK
+        self.expect(offset, size)
+        self._ahead.fetch_all(offset, offset + size)
+        return True
 
     def drop(self, offset: int, size: int) -> None:
         """Lets the pages of a range leave this process' resident memory; they are read again when touched."""
@@ -115,6 +182,8 @@ class MappedFile:
 
     def close(self) -> None:
         """Closes the file. The mapping itself lives as long as views that were handed out; closing twice is fine."""
+        self._ahead.forget()
+        self._give_back()
         self._view.release()
         if self._map is not None:
             with contextlib.suppress(BufferError):  # views live; the last one unmaps
@@ -159,6 +228,10 @@ class Region:
         wanted = {id(region): region for region in regions if region.in_reach and region._view is None}.values()
         if wanted:
             source = next(iter(wanted)).source
+            if isinstance(source, MappedFile):
+                for region in wanted:
+                    region.view()
+                return
             views = source.view_many([(region.ptr, region.size) for region in wanted])
             for region, view in zip(wanted, views, strict=True):
                 region._view = view
@@ -175,7 +248,19 @@ class Table:
         region: what is fetched for it, with other tables; by default the table alone.
     """
 
-    __slots__ = ("_array", "_cells", "_view", "count", "dtype", "in_reach", "itemsize", "ptr", "region", "source")
+    __slots__ = (
+        "_array",
+        "_cells",
+        "_is_warm",
+        "_view",
+        "count",
+        "dtype",
+        "in_reach",
+        "itemsize",
+        "ptr",
+        "region",
+        "source",
+    )
 
     def __init__(
         self, source: ByteSource, ptr: int, count: int, dtype: npt.DTypeLike, region: Region | None = None
@@ -187,6 +272,7 @@ class Table:
         self.itemsize = self.dtype.itemsize
         self.region = region or Region(source, ptr, self.nbytes)
         self.in_reach = self.region.in_reach  # whether the whole table may be viewed for the sake of one row
+        self._is_warm = False  # small, and brought into memory whole
         self._view: memoryview | None = None
         self._cells: memoryview | None = None
         self._array: npt.NDArray[Any] | None = None
@@ -215,10 +301,27 @@ class Table:
             array = self._array = np.frombuffer(self.view(), self.dtype)
         return array
 
+    def column(self) -> npt.NDArray[Any]:
+        """The whole table as `array` gives it, about to be read from end to end."""
+        if isinstance(self.source, MappedFile):
+            self.source.expect(self.ptr, self.nbytes)
+        return self.array()
+
+    def fetch(self, ids: npt.NDArray[np.int64]) -> None:
+        """Has rows `ids`, if the table is of a mapped file, brought into memory where they are not."""
+        source = self.source
+        if self._is_warm or not isinstance(source, MappedFile):
+            return
+        if source.warm(self.ptr, self.nbytes):
+            self._is_warm = True
+        else:
+            starts = ids.astype(np.uint64) * np.uint64(self.itemsize) + np.uint64(self.ptr)
+            source.fetch(starts, starts + np.uint64(self.itemsize))
+
     def span(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Rows [start, stop), (stop - start,) of `dtype`; nothing is kept unless the table is in reach."""
         if self.in_reach:
-            return self.array()[start:stop]
+            return self.column()[start:stop]
         view = self.source.view_many([(self.ptr + start * self.itemsize, (stop - start) * self.itemsize)])[0]
         return np.frombuffer(view, self.dtype)
 
@@ -252,6 +355,8 @@ def gather(tables: Iterable[Table], ids: npt.NDArray[np.int64]) -> list[npt.NDAr
     Regions in reach that are not kept yet share one request to the source, and so do the rows of tables out of reach.
     """
     tables = list(tables)
+    for table in tables:
+        table.fetch(ids)
     Region.fetch(table.region for table in tables)
     far = [table for table in tables if not table.in_reach]
     ranges = [(table.ptr + i * table.itemsize, table.itemsize) for table in far for i in ids.tolist()]
@@ -267,6 +372,13 @@ def gather(tables: Iterable[Table], ids: npt.NDArray[np.int64]) -> list[npt.NDAr
             mine, views = views[: len(ids)], views[len(ids) :]
             result.append(np.frombuffer(b"".join(mine), table.dtype))
     return result
+
+
+def view_block(source: ByteSource, offset: int, size: int) -> memoryview:
+    """The bytes of one range, all of which the caller will read."""
+    if isinstance(source, MappedFile):
+        source.fetch_one(offset, size)
+    return source.view(offset, size)
 
 
 def drop_pages(source: ByteSource, offset: int, size: int) -> None:

@@ -31,10 +31,11 @@ from mm_assets.formats.layout import (
     name_hash,
 )
 from mm_assets.formats.output import Sink
-from mm_assets.formats.source import ByteSource
+from mm_assets.formats.source import ByteSource, MappedFile
 
 HEAD_REQUEST = 8192  # MSTR's header page and its shadow; more than MULT's head ever takes
 TAIL_REQUEST = 64 << 10  # section table and schema of ordinary files, and the trailer
+LOCAL_TAIL_REQUEST = 8 << 10  # the same of a local file, where asking once more costs little
 
 SECTION_NAMES = {1: "schema", 2: "sample ids", 3: "directory", 4: "index"}
 
@@ -122,19 +123,26 @@ class Section:
 class Window:
     """Ranges near the head and the end of a file, fetched together and asked again for free.
 
+    Of a local file they are read, not touched in the mapping: a cold file is open after two small reads.
+
     Args:
         source: the file.
     """
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
+        self._tail_request = LOCAL_TAIL_REQUEST if isinstance(source, MappedFile) else TAIL_REQUEST
         size = source.size
         ranges = [(0, min(size, HEAD_REQUEST))]
         if size > HEAD_REQUEST:
-            start = max(HEAD_REQUEST, size - TAIL_REQUEST)
+            start = max(HEAD_REQUEST, size - self._tail_request)
             ranges.append((start, size - start))
-        views = source.view_many(ranges)
-        self._views = [(start, view) for (start, _), view in zip(ranges, views, strict=True)]
+        self._views = [(start, view) for (start, _), view in zip(ranges, self._read(ranges), strict=True)]
+
+    def _read(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
+        if isinstance(self._source, MappedFile):
+            return [self._source.read(start, size) for start, size in ranges]
+        return self._source.view_many(ranges)
 
     def get(self, ptr: int, size: int) -> memoryview:
         """The bytes of a range that lies within the file, with what stands before it if they must be fetched."""
@@ -142,8 +150,8 @@ class Window:
             if start <= ptr and ptr + size <= start + len(view):
                 return view[ptr - start : ptr - start + size]
         # The schema stands before the table: one request for both.
-        start = max(0, min(ptr, ptr + size - TAIL_REQUEST))
-        view = self._source.view_many([(start, ptr + size - start)])[0]
+        start = max(0, min(ptr, ptr + size - self._tail_request))
+        view = self._read([(start, ptr + size - start)])[0]
         self._views.append((start, view))
         return view[ptr - start :]
 

@@ -168,16 +168,16 @@ def test_open_readers_go_on(file: Path) -> None:
 
 def test_a_reader_that_opens_meanwhile(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that saw the size before an addition and the header page after it looks at the size again."""
-    real = MappedFile.view_many
+    real = MappedFile.read
 
-    def late(self: MappedFile, ranges: list[tuple[int, int]]) -> list[memoryview]:
-        monkeypatch.setattr(MappedFile, "view_many", real)
+    def late(self: MappedFile, offset: int, size: int) -> memoryview:
+        monkeypatch.setattr(MappedFile, "read", real)
         add_stream(file, SCORE, SCORES)
-        return real(self, ranges)
+        return real(self, offset, size)
 
     for opener in (MstrReader, open_reader):
         write(MstrWriter, file)
-        monkeypatch.setattr(MappedFile, "view_many", late)
+        monkeypatch.setattr(MappedFile, "read", late)
         with opener(file) as reader:
             assert reader.names == ("image", "text", "score")
             assert reader.verify().ok

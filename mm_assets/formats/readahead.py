@@ -1,0 +1,139 @@
+"""Fetching what is about to be read of a local file, all of it at once and only where it is not in memory yet.
+
+A mapping that is read at random is advised so, and then the kernel brings one page at a time. Asked beforehand for the
+pages of a whole batch, it brings them side by side. Asking costs as much as reading when the pages are there already:
+so a few positions are probed, and only a miss makes it ask. Nothing here changes what is read, only when it arrives.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+# Bytes of one request: the kernel silently cuts a longer one to what the device takes, 128 KiB where that is least.
+REQUEST = 128 << 10
+PAGE = 4096  # ranges are rounded to it; of larger pages the kernel fetches the whole one
+_PROBES = 4  # positions of a batch that are looked at
+_CALM = 64  # batches, one after the other, without a miss, until one position or two are thought enough
+_PATIENCE = 8  # single reads between two probes while nothing is missed
+
+_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux has it
+CAN_ASK = hasattr(os, "posix_fadvise")  # macOS has none: there the kernel's own guesses are left to work
+_CANNOT_TELL = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}  # the file system or kernel has no such read
+
+
+class ReadAhead:
+    """What is known of which pages of one file are in memory.
+
+    Where that cannot be told (no `RWF_NOWAIT`, or a file system that refuses it) every batch is asked for: that makes
+    reading from memory up to a third slower, but not asking would make reading from disk fifty times slower.
+
+    It may be used by several threads, which then share what they learn.
+
+    Args:
+        fd: the file; stays the caller's.
+    """
+
+    __slots__ = ("_byte", "_calm", "_can_tell", "_fd", "_turn")
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._byte = [bytearray(1)]
+        self._can_tell = _NOWAIT is not None
+        self._calm = 0  # batches and single reads since the last miss
+        self._turn = 0  # so that it is not always the same rows that are probed
+
+    def forget(self) -> None:
+        """Asks for nothing any more: the descriptor will be another file's."""
+        self._fd = -1
+
+    def is_present(self, position: int) -> bool:
+        """Whether the byte at a position is in memory; False where that cannot be told."""
+        if not self._can_tell or _NOWAIT is None:
+            return False
+        try:
+            os.preadv(self._fd, self._byte, position, _NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            # Closed by another thread: nothing to fetch, and the read itself will say so.
+            if error.errno not in _CANNOT_TELL:
+                return True
+            self._can_tell = False
+            return False
+        return True  # also behind the end of the file, where nothing is to be had
+
+    def fetch(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
+        """Has the ranges of a batch brought into memory if one of a few that are probed is not there.
+
+        Args:
+            starts: positions, of any shape.
+            ends: of the same shape, not below `starts`; the ranges lie within the file.
+        """
+        for k in self._probes(starts.size):
+            if not self.is_present(starts.item(k)):
+                self._calm = 0
+                self._ask(starts, ends)
+                return
+        self._calm += 1
+
+    def fetch_ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """As `fetch`, of ranges (position, size); where nothing is missed no array is made of them."""
+        if len(ranges) == 1:
+            self.fetch_one(ranges[0][0], sum(ranges[0]))
+            return
+        for k in self._probes(len(ranges)):
+            if not self.is_present(ranges[k][0]):
+                self._calm = 0
+                starts, sizes = np.array(ranges, np.uint64).T
+                self._ask(starts, starts + sizes)
+                return
+        self._calm += 1
+
+    def _probes(self, count: int) -> range:
+        """Which of the ranges of a batch are looked at: a few evenly spaced ones, others the next time."""
+        step = max(1, count // (_PROBES if self._calm < _CALM else 1))
+        self._turn = turn = self._turn + 1
+        return range(turn % step, count, step)
+
+    def fetch_one(self, start: int, end: int) -> None:
+        """Has one range brought into memory; while nothing was missed lately, only some are looked at."""
+        if end - start > REQUEST:
+            self.fetch_all(start, end)  # part of it may be there
+            return
+        self._turn = turn = self._turn + 1
+        if self._calm >= _CALM and turn % _PATIENCE:
+            return
+        if self.is_present(start):
+            self._calm += 1
+        else:
+            self._calm = 0
+            self._ask_run(start, end)
+
+    def fetch_all(self, start: int, end: int) -> None:
+        """Has a long range brought into memory unless all of the few positions that are probed are there."""
+        step = max(PAGE, -(-(end - start) // _PROBES))
+        if not all(self.is_present(position) for position in range(start, end, step)):
+            self._ask_run(start, end)
+
+    def _ask(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
+        """Asks for the pages of all ranges, once for those that touch."""
+        firsts = (starts.ravel() // np.uint64(PAGE)).astype(np.int64)
+        lasts = (-(-ends.ravel().astype(np.int64) // PAGE)).astype(np.int64)
+        order = np.argsort(firsts, kind="stable")
+        firsts, lasts = firsts[order], np.maximum.accumulate(lasts[order])
+        heads = np.flatnonzero(np.concatenate([[True], firsts[1:] > lasts[:-1]]))
+        tails = lasts[np.concatenate([heads[1:] - 1, [len(lasts) - 1]])]
+        for first, last in zip((firsts[heads] * PAGE).tolist(), (tails * PAGE).tolist(), strict=True):
+            self._ask_run(first, last)
+
+    def _ask_run(self, start: int, end: int) -> None:
+        for position in range(start, end, REQUEST):
+            try:
+                os.posix_fadvise(self._fd, position, min(REQUEST, end - position), os.POSIX_FADV_WILLNEED)
+            except OSError:
+                return  # a file system that takes no advice, or a file that another thread has closed

@@ -1,0 +1,267 @@
+"""Raw reads of many samples: the same bytes and the same refusals as reads of single payloads, of any source."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mm_assets.errors import CorruptError, FormatError
+from mm_assets.formats import (
+    ModalitySpec,
+    MstrReader,
+    MstrWriter,
+    MultReader,
+    MultWriter,
+    Payload,
+    batch,
+    open_reader,
+    raw,
+)
+
+from .examples import SAMPLES, SPECS, MemorySource, sealed, sections_of, without_tail, write
+
+WRITERS = {"mult": MultWriter, "mstr": MstrWriter}
+FULL = tuple(
+    (f"f{k}", {"image": Payload(bytes([k]) * 16, bytes([k]) * (50 * k)), "text": Payload(bytes(8), b"t" * k)})
+    for k in range(9)
+)
+Reader = MultReader | MstrReader
+
+
+@pytest.fixture(params=["mult", "mstr"])
+def form(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def wanted(samples: tuple, ids: list[int], name: str) -> list[bytes | None]:
+    """The data that was written."""
+    found = [samples[i][1].get(name) for i in ids]
+    return [None if payload is None else bytes(payload.data) for payload in found]
+
+
+def plain(column: list[memoryview | None]) -> list[bytes | None]:
+    """Views as bytes, to compare."""
+    return [None if view is None else bytes(view) for view in column]
+
+
+def readers(path: Path) -> Iterator[Reader]:
+    """The file mapped, mapped with checksums checked, in memory as a remote one, and mapped without its tail."""
+    yield open_reader(path)
+    yield open_reader(path, verify=True)
+    yield open_reader(MemorySource(path.read_bytes()))
+    bare = path.with_name("bare")
+    bare.write_bytes(without_tail(path.read_bytes()))
+    yield open_reader(bare, modalities=SPECS)
+
+
+@pytest.mark.parametrize("samples", [SAMPLES, FULL])
+def test_batches(tmp_path: Path, form: str, samples: tuple) -> None:
+    """A batch holds each sample's data in the order asked, repeats and negative indices too, None where absent."""
+    path = write(WRITERS[form], tmp_path / "x", samples)
+    for reader in readers(path):
+        with reader:
+            for ids in ([2, 0, -1, 1, 0], list(range(len(samples))), [3], []):
+                for names in (None, ("text",), ("text", "image"), ()):
+                    for given_ids in (ids, np.array(ids, np.int64), np.array(ids, np.int16)):
+                        found = reader.read_raw_batch(given_ids, names)
+                        assert list(found) == list(reader.names if names is None else names)
+                        for name, column in found.items():
+                            assert plain(column) == wanted(samples, ids, name)
+
+
+def test_views(tmp_path: Path, form: str) -> None:
+    """What a batch gives are read-only slices of the mapping, of the modalities named, and valid after close."""
+    reader = open_reader(write(WRITERS[form], tmp_path / "x", FULL))
+    found = reader.read_raw_batch([3, 4], ["image"])
+    blocks = list(reader.scan_raw(["image"]))
+    reader.close()
+    for view in (*found["image"], *blocks[0]["image"]):
+        assert view is not None
+        assert isinstance(view.obj, mmap.mmap)
+        assert view.readonly
+    assert found["image"][1] == bytes([4]) * 200
+
+
+@pytest.mark.parametrize("samples", [SAMPLES, FULL, ()])
+@pytest.mark.parametrize(("rows", "views", "size"), [(4096, 384, 16 << 20), (3, 384, 200), (4, 2, 1), (2, 1, 1 << 20)])
+def test_scans(
+    tmp_path: Path,
+    form: str,
+    samples: tuple,
+    rows: int,
+    views: int,
+    size: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scan gives every sample of its range once, in order, however it is cut into blocks."""
+    monkeypatch.setattr(raw, "SCAN_ROWS", rows)
+    monkeypatch.setattr(raw, "SCAN_VIEWS", views)
+    monkeypatch.setattr(batch, "BLOCK_BYTES", size)
+    path = write(WRITERS[form], tmp_path / "x", samples)
+    count = len(samples)
+    for reader in readers(path):
+        with reader:
+            for names in (None, ("text",), ("text", "image")):
+                for start, stop in ((0, None), (1, None), (1, 3), (0, 0), (count, count)):
+                    last = count if stop is None else stop
+                    if not start <= last <= count:
+                        with pytest.raises(IndexError, match=f"of {count}"):
+                            reader.scan_raw(names, start=start, stop=stop)
+                        continue
+                    found: dict[str, list[bytes | None]] = {}
+                    for block in reader.scan_raw(names, start=start, stop=stop):
+                        assert list(block) == list(reader.names if names is None else names)
+                        assert len({len(column) for column in block.values()}) == 1
+                        for name, column in block.items():
+                            found.setdefault(name, []).extend(plain(column))
+                    for name, column in found.items():
+                        assert column == wanted(samples, list(range(start, last)), name)
+                    assert bool(found) == (last > start)
+            assert all(block == {} for block in reader.scan_raw(()))
+
+
+def test_wrong_questions(tmp_path: Path, form: str) -> None:
+    """Samples, ranges and modalities that do not exist are refused at the call; a closed reader says that it is."""
+    reader = open_reader(write(WRITERS[form], tmp_path / "x", FULL))
+    for ids in ([9], [-10], np.array([9]), np.array([2**64 - 1], np.uint64)):
+        with pytest.raises(IndexError, match="of 9"):
+            reader.read_raw_batch(ids)
+    for ids in ([0.5], np.zeros((1, 1), np.int64)):
+        with pytest.raises(TypeError, match="expected integers"):
+            reader.read_raw_batch(ids)
+    for call in (lambda: reader.read_raw_batch([0], ["sound"]), lambda: reader.scan_raw(["sound"])):
+        with pytest.raises(KeyError, match="no modality 'sound'"):
+            call()
+    for start, stop in ((-1, None), (0, 10), (3, 2)):
+        with pytest.raises(IndexError, match="of 9"):
+            reader.scan_raw(start=start, stop=stop)
+    scan = reader.scan_raw()
+    reader.close()
+    for read in (lambda: reader.read_raw_batch([0]), lambda: next(scan)):
+        with pytest.raises(ValueError, match="is closed"):
+            read()
+
+
+def test_closed_between_look_up_and_read(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that another thread closes in the middle of a batch says so too."""
+    reader = open_reader(write(WRITERS[form], tmp_path / "x", FULL))
+    monkeypatch.setattr(reader, "_fetch_data", lambda *_: reader.close())
+    with pytest.raises(ValueError, match=r"x is closed"):
+        reader.read_raw_batch([0])
+
+
+def test_verify(tmp_path: Path, form: str) -> None:
+    """A flipped byte of the data is told where checksums are asked for, by the reader or by the call, else not."""
+    path = write(WRITERS[form], tmp_path / "x", FULL)
+    data = bytearray(path.read_bytes())
+    data[data.index(bytes([7]) * 300) + 100] ^= 1
+    path.write_bytes(data)
+    with open_reader(path) as reader, open_reader(path, verify=True) as careful:
+        assert len(reader.read_raw_batch([7])["image"]) == 1
+        assert len(careful.read_raw_batch([7], verify=False)["image"]) == 1
+        assert careful.read_raw_batch([7], ["text"])["text"] == [b"t" * 7]
+        for read in (
+            lambda: reader.read_raw_batch([7], verify=True),
+            lambda: careful.read_raw_batch([7]),
+            lambda: list(reader.scan_raw(verify=True)),
+            lambda: list(careful.scan_raw()),
+        ):
+            with pytest.raises(CorruptError, match="sample 7") as caught:
+                read()
+            assert caught.value.modality == "image"
+
+
+def outcome(read: object) -> object:
+    """What a read gives, or the error that it raises."""
+    try:
+        return read()
+    except FormatError as error:
+        return type(error), str(error)
+
+
+NUMBERS = st.sampled_from([0, 1, 7, 8, 16, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 2**32, 2**64 - 16, 2**64 - 1])
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    form=st.sampled_from(["mult", "mstr"]),
+    sample=st.integers(0, 8),
+    ptr=NUMBERS | st.integers(0, 12_000),
+    size=st.none() | NUMBERS.map(lambda number: number % 2**32) | st.integers(0, 12_000),
+    absent=st.booleans(),
+)
+def test_wrong_places(
+    tmp_path_factory: pytest.TempPathFactory, form: str, sample: int, ptr: int, size: int | None, absent: bool
+) -> None:
+    """Whatever position and size a file gives, a batch reads or refuses it as a single read does."""
+    path = tmp_path_factory.mktemp("bent") / "x"
+    samples = [*FULL[:4], ("none", {}), *FULL[4:]] if absent else FULL
+    write(WRITERS[form], path, samples)
+    data = bytearray(path.read_bytes())
+    if form == "mult":
+        start = sections_of(bytes(data))[3][0]
+        struct.pack_into("<Q", data, start + 8 * sample, ptr)
+        if size is not None:
+            struct.pack_into("<I", data, start + 8 * len(samples) + 4 * sample, size)
+    else:
+        start = struct.unpack_from("<Q", data, 9 + 8)[0] + 32 * sample
+        struct.pack_into("<Q", data, start, ptr)
+        if size is not None:
+            struct.pack_into("<I", data, start + 8, size)
+    path.write_bytes(data)
+    with open_reader(path) as reader:
+
+        def singly(ids: list[int]) -> list[bytes | None]:
+            found = reader.read_payloads(ids, "image")
+            return [None if payload is None else bytes(payload.data) for payload in found]
+
+        for ids in ([sample], [0, sample, 1], list(range(len(samples)))):
+            expected = outcome(lambda ids=ids: singly(ids))
+            for names in (["image"], ["text", "image"]):
+                found = outcome(lambda ids=ids, names=names: plain(reader.read_raw_batch(ids, names)["image"]))
+                assert found == expected
+        found = outcome(lambda: [one for block in reader.scan_raw(["image"]) for one in plain(block["image"])])
+        assert found == outcome(lambda: singly(list(range(len(samples)))))
+
+
+def test_region_at_the_start_of_the_file(tmp_path: Path) -> None:
+    """A stream without any payload may name position 0: its rows are absent, not empty."""
+    path = write(MstrWriter, tmp_path / "x", [("a", {"text": Payload(bytes(8), b"t")}), ("b", {})])
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<QQ", data, 9 + 24, 0, 0)  # data_ptr and data_size of the first stream
+    path.write_bytes(sealed(bytes(data)))
+    with open_reader(path) as reader:
+        assert reader.read_raw_batch([0, 1]) == {"image": [None, None], "text": [b"t", None]}
+
+
+def test_streams_too_large_to_warm(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables and streams beyond the limit are fetched by rows, and read alike."""
+    from mm_assets.formats import source
+
+    monkeypatch.setattr(source, "WHOLE_LIMIT", 0)
+    with open_reader(write(WRITERS[form], tmp_path / "x", FULL)) as reader:
+        for _ in range(2):
+            found = reader.read_raw_batch([8, 2])
+            assert plain(found["image"]) == wanted(FULL, [8, 2], "image")
+            assert plain(found["text"]) == [b"t" * 8, b"t" * 2]
+
+
+def test_wide_records(tmp_path: Path, form: str) -> None:
+    """Modalities with records of different sizes are found by one look-up."""
+    specs = [ModalitySpec(name=f"m{k}", type_id=k, metadata_size=8 + 8 * k) for k in range(5)]
+    samples = [
+        (str(i), {f"m{k}": Payload(bytes([i]) * (8 + 8 * k), f"{i}-{k}".encode()) for k in range(5)}) for i in range(20)
+    ]
+    path = write(WRITERS[form], tmp_path / "x", samples, specs)
+    ids = np.random.default_rng(1).permutation(20)
+    with open_reader(path) as reader:
+        for names in (["m3"], ["m4", "m0", "m2"], None):
+            for name, column in reader.read_raw_batch(ids, names).items():
+                assert plain(column) == [f"{i}-{name[1:]}".encode() for i in ids.tolist()]
