@@ -753,7 +753,7 @@ def test_stored_ids_stay_their_tokenizer_s(tmp_path):
 
 @pytest.mark.parametrize("extension", ["mult", "mstr"])
 def test_raw_batches_of_several_modalities_and_files(tmp_path, extension):
-    """Raw views of all modalities are those of single reads, in the order asked, over files and views, absent as None."""
+    """Raw views of all modalities are those of single reads, in the order asked, over files and views."""
     for part in range(3):
         with mm_assets.create(tmp_path / f"{part}.{extension}", {"a": TextField(), "b": TextField()}) as writer:
             for number in range(4):

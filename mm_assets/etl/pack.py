@@ -176,8 +176,8 @@ def listing_json(rows: BlockRows, placement: Placement, placer: Placer) -> bytes
     """The `rows` of one sample: for each content row, in order, what it is and which packed modality has it.
 
     Compact JSON: a list of ``{"position", "modality", "content_type", "member", "in"}``; a row that is a part of a
-    composite has also the part's name in ``part``, one in the rest the modality that refused it in ``refused_by``, and a
-    frame its number in ``frame``.
+    composite has also the part's name in ``part``, one in the rest the modality that refused it in ``refused_by``, and
+    a frame its number in ``frame``.
     """
     where = {item.row: (taker, item.part) for taker, items in placement.items.items() for item in items}
     listed = []

@@ -384,7 +384,7 @@ class Placer:
             self._refuse_sample(placement, rows, reason, (name, detail))
 
     def _assembled(self, taker: int, contents: dict[str, Any], placement: Placement) -> tuple[Any, str]:
-        """The value of a composite, without what the plan lets it lack where that is refused; None, and why, if it is."""
+        """The value of a composite, or None and why; without what the plan lets it lack, where that is refused."""
         made = self.fields[taker]
         lenient = [
             part
