@@ -3,34 +3,46 @@
 `open` and `create` are the two ways into packed files; the pipeline itself is run by `mm-assets` or Dagster.
 """
 
+from mm_assets.collate import MultimodalCollator, Ragged
 from mm_assets.dataset import Dataset, DatasetWriter, create, open
 from mm_assets.errors import (
+    CollateError,
     ConfigError,
     CorruptError,
     EncodeError,
     FormatError,
+    LoaderError,
     MmAssetsError,
     SchemaMismatchError,
     ShardError,
     SourceError,
     TruncatedError,
 )
+from mm_assets.loader import MultimodalLoader
+from mm_assets.mixing import MixedLoader, mix
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CollateError",
     "ConfigError",
     "CorruptError",
     "Dataset",
     "DatasetWriter",
     "EncodeError",
     "FormatError",
+    "LoaderError",
+    "MixedLoader",
     "MmAssetsError",
+    "MultimodalCollator",
+    "MultimodalLoader",
+    "Ragged",
     "SchemaMismatchError",
     "ShardError",
     "SourceError",
     "TruncatedError",
     "__version__",
     "create",
+    "mix",
     "open",
 ]

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from mm_assets.errors import ConfigError, CorruptError, FormatError
 from mm_assets.fields import Field, ValueLayout
 from mm_assets.fields.base import PAYLOAD, Buffer, Out, describe
+from mm_assets.forking import renew_in_children
 
 __all__ = [
     "Arrays",
@@ -110,6 +111,11 @@ class DecodePool:
         self._executor: ThreadPoolExecutor | None = None
         self._made_for = (0, 0)  # threads, process
         self._closed = False
+        renew_in_children(self)
+
+    def renew_locks(self) -> None:
+        """In a forked child: see `forking`."""
+        self._lock = threading.Lock()
 
     def start(self, threads: int, tasks: Sequence[Callable[[], T]]) -> list[Future[T]]:
         """Hand tasks to that many threads, to be done in their order.

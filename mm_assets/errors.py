@@ -9,11 +9,13 @@ from __future__ import annotations
 
 __all__ = [
     "BadMagicError",
+    "CollateError",
     "ConfigError",
     "CorruptError",
     "EncodeError",
     "FilterError",
     "FormatError",
+    "LoaderError",
     "MediaError",
     "MissingColumnError",
     "MissingExtraError",
@@ -223,3 +225,34 @@ class MediaError(MmAssetsError, ValueError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return MediaError, (self.name, self.reason)
+
+
+class CollateError(MmAssetsError, ValueError):
+    """Values do not fit the rule by which a batch is to be made of them.
+
+    Args:
+        output: the output of the batch.
+        detail: what was found and what was expected, a clause without a final period.
+        row: row of the batch, if it is one's fault.
+    """
+
+    def __init__(self, output: str, detail: str, *, row: int | None = None) -> None:
+        self.output = output
+        self.detail = detail
+        self.row = row
+        super().__init__(f"output {output!r}" + ("" if row is None else f", row {row}") + f": {detail}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_collate_error, (self.output, self.detail, self.row)
+
+
+def _rebuild_collate_error(output: str, detail: str, row: int | None) -> CollateError:
+    return CollateError(output, detail, row=row)
+
+
+class LoaderError(MmAssetsError):
+    """A loader cannot go on: a state is of another dataset or order, or there is no sample left that can be read.
+
+    Args:
+        detail: what was found and what was expected, a clause without a final period.
+    """

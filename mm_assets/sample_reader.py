@@ -191,6 +191,7 @@ class SampleReader:
         *,
         out: Mapping[str, Out] | None = None,
         threads: int | None = 0,
+        verify: bool | None = None,
     ) -> dict[str, Batch]:
         """Some modalities of many samples, rows aligned in all of them.
 
@@ -204,6 +205,7 @@ class SampleReader:
             threads: how many threads decode, for fields whose codec lets them (`Field.decodes_in_parallel`); 0 decodes
                 in the calling thread, None takes one for each core. The result is the same. The threads are kept for
                 the next call, until `close`.
+            verify: check the payloads' checksums, where the files have them; by default as the dataset was opened.
 
         Raises:
             IndexError: no such sample.
@@ -216,7 +218,7 @@ class SampleReader:
         workers = count_threads(threads)
         positions = self._shards.positions(ids)
         targets = self._targets(names, out or {}, len(positions))
-        return self._decode_batches(positions, self._read_rows(positions, names), targets, workers)
+        return self._decode_batches(positions, self._read_rows(positions, names, verify), targets, workers)
 
     def batch_layout(
         self, n: int, modalities: Sequence[str] | None = None
@@ -270,14 +272,16 @@ class SampleReader:
             for name in names
         }
 
-    def _read_rows(self, positions: npt.NDArray[np.int64], names: Sequence[str]) -> dict[str, Rows]:
+    def _read_rows(
+        self, positions: npt.NDArray[np.int64], names: Sequence[str], verify: bool | None = None
+    ) -> dict[str, Rows]:
         """The payloads of some modalities; one request to each file for all of them."""
         count = len(positions)
         rows = {
             name: Rows(np.zeros((count, self._fields.record_size(name)), np.uint8), [None] * count) for name in names
         }
         for reader, where, local in self._shards.split(positions):
-            for name, payloads in reader.read_samples(local, names).items():
+            for name, payloads in reader.read_samples(local, names, verify=verify).items():
                 records, datas = rows[name]
                 present = []
                 for row, payload in zip(where.tolist(), payloads, strict=True):

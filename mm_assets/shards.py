@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import FormatError, SchemaMismatchError, SourceError
+from mm_assets.forking import renew_in_children
 from mm_assets.formats import Damage, VerifyReport
 from mm_assets.packed_files import MAX_OPEN, PackedFiles, Reader
 from mm_assets.sample_lookup import IdLookup, RowLookup
@@ -39,11 +40,16 @@ class _OpenFiles:
     def __init__(self, files: PackedFiles) -> None:
         self.files = files
         self.lock = threading.RLock()  # opening a file may look at the first one
+        renew_in_children(self)
         self.readers: OrderedDict[int, Reader] = OrderedDict(files.take_opened())
         self.users: weakref.WeakSet[Shards] = weakref.WeakSet()  # weak: one that is dropped unclosed holds no file
         starts = accumulate((file.num_samples for file in files.entries), initial=0)
         self.starts = tuple(starts)[:-1]
         self.lookup = IdLookup()
+
+    def renew_locks(self) -> None:
+        """In a forked child: see `forking`."""
+        self.lock = threading.RLock()
 
     def get(self, number: int) -> Reader:
         with self.lock:

@@ -771,3 +771,20 @@ def test_raw_batches_of_several_modalities_and_files(tmp_path, extension):
         assert dataset.read_raw_batches([], ["a"]) == {"a": []}
         with pytest.raises(KeyError):
             dataset.read_raw_batches([0], ["c"])
+
+
+@pytest.mark.parametrize("extension", ["mult", "mstr"])
+def test_a_batch_checks_checksums_when_asked(tmp_path, extension):
+    """A flipped byte that decodes all the same is damage in a batch that is verified, and only there."""
+    path = tmp_path / f"x.{extension}"
+    with mm_assets.create(path, {"text": TextField()}) as writer:
+        writer.write("a", {"text": "a text of this length"})
+    content = bytearray(path.read_bytes())
+    content[content.index(b"length")] ^= 1
+    path.write_bytes(content)
+    with mm_assets.open(path) as dataset:
+        assert dataset.read_batch([0])["text"].values == ["a text of this mength"]
+        with pytest.raises(CorruptError, match="checksum"):
+            dataset.read_batch([0], verify=True)
+    with mm_assets.open(path, verify=True) as dataset:
+        assert dataset.read_batch([0], verify=False)["text"].values == ["a text of this mength"]

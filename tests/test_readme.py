@@ -18,6 +18,18 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+def packed_demo(root: Path, name: str, shards: Path) -> None:
+    """A demo dataset, from its shards to its manifest."""
+    config = {"name": name, "shards": str(shards), "root": str(root), "settle_seconds": 0}
+    dataset = DatasetStore(DatasetSpec.from_config(config, where="test"))
+    register(dataset)
+    for key in dataset.partitions():
+        for stage in (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows, stages.packed):
+            stage(dataset, key)
+        publish.publish(dataset, key)
+    publish.build_manifest(dataset)
+
+
 def test_the_library_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example of writing and reading a packed file works as printed."""
     (example,) = [block for block in blocks("python") if "mm_assets.create" in block]
@@ -48,20 +60,23 @@ def test_the_declaration_example_is_allowed(tmp_path: Path, monkeypatch: pytest.
 def test_the_clip_example_runs(tmp_path: Path, demo_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example of a clip's frames and their sound works as printed on the demo clip."""
     (example,) = [block for block in blocks("python") if "target_frames" in block]
-    root = tmp_path / "dagster_home" / "data"
-    config = {"name": "video", "shards": str(demo_shards / "video-*.tar"), "root": str(root), "settle_seconds": 0}
-    dataset = DatasetStore(DatasetSpec.from_config(config, where="test"))
-    register(dataset)
-    for key in dataset.partitions():
-        for stage in (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows, stages.packed):
-            stage(dataset, key)
-        publish.publish(dataset, key)
-    publish.build_manifest(dataset)
+    packed_demo(tmp_path / "dagster_home" / "data", "video", demo_shards / "video-*.tar")
     monkeypatch.chdir(tmp_path)
     found: dict[str, object] = {}
     exec(compile("import mm_assets\n" + example, "README.md", "exec"), found)
     assert found["clip"].frames.shape[0] == 8
     assert len(found["sound"]) == found["stop"] - found["start"] > 0
+
+
+def test_the_loader_example_runs(tmp_path: Path, demo_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of a loader works as printed on the demo captions, and its state is one of a finished epoch."""
+    (example,) = [block for block in blocks("python") if "MultimodalLoader(" in block]
+    packed_demo(tmp_path / "dagster_home" / "data", "captions", demo_shards / "captions-*.tar")
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, object] = {}
+    exec(compile("import mm_assets\n" + example, "README.md", "exec"), found)
+    assert found["batch"]["image"].shape[1:] == (64, 64, 3)
+    assert found["state"]["epoch"] in (0, 1)
 
 
 def test_every_setting_is_in_the_readme() -> None:

@@ -311,13 +311,18 @@ class PackedReader(RawReads):
         return self.read_samples(ids, (name,))[name]
 
     def read_samples(
-        self, ids: Sequence[int] | npt.NDArray[np.integer], names: Sequence[str] | None = None
+        self,
+        ids: Sequence[int] | npt.NDArray[np.integer],
+        names: Sequence[str] | None = None,
+        *,
+        verify: bool | None = None,
     ) -> dict[str, list[Payload | None]]:
         """The payloads of many samples by modality, each list in the order asked; one request to the source.
 
         Args:
             ids: indices of the samples, repeats allowed; negative count from the end.
             names: modalities to read; all by default.
+            verify: check every payload's checksum, where the file has them; by default as the reader was opened.
 
         Raises:
             IndexError: no such sample.
@@ -326,7 +331,8 @@ class PackedReader(RawReads):
         """
         numbers = [self._number(name) for name in (self.names if names is None else names)]
         indices = self._indices(ids)
-        return self._fetch(indices, self._locate(indices, numbers), self._verify)
+        check = self._verify if verify is None else verify and self._has_tail
+        return self._fetch(indices, self._locate(indices, numbers), check)
 
     def _fetch(
         self, indices: npt.NDArray[np.int64], places: Mapping[int, Places], verify: bool

@@ -1,0 +1,226 @@
+"""Several datasets in one stream: by weight, alike on all ranks, resumable, each dataset's own epochs whole."""
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import mm_assets
+from mm_assets import Dataset, MixedLoader, MultimodalLoader, mix
+from mm_assets.errors import ConfigError, LoaderError
+from mm_assets.fields import ScalarField, TextField
+
+SIZES = {"a": 20, "b": 7, "c": 31}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Dataset]]:
+    folder = tmp_path_factory.mktemp("mixing")
+    datasets = {}
+    for name, size in SIZES.items():
+        path: Path = folder / f"{name}.mult"
+        with mm_assets.create(path, {"text": TextField(), "number": ScalarField("int32")}, fsync=False) as writer:
+            for i in range(size):
+                writer.write(str(i), {"text": name, "number": i})
+        datasets[name] = mm_assets.open(path)
+    yield datasets
+    for dataset in datasets.values():
+        dataset.close()
+
+
+def sources(data: dict[str, Dataset], **weights: float) -> dict[str, tuple[Dataset, float]]:
+    return {name: (data[name], weight) for name, weight in weights.items()}
+
+
+def told(batches: Any) -> list[tuple[str, list[int]]]:
+    return [(batch["source"], batch["number"].tolist()) for batch in batches]
+
+
+def test_a_batch_is_of_one_dataset_and_says_which(data: dict[str, Dataset]) -> None:
+    """Its samples are that dataset's; one iteration has as many batches as the loaders have in their epochs."""
+    mixed = mix(sources(data, a=1, b=2, c=0.5), batch_size=4)
+    batches = list(mixed)
+    assert len(batches) == len(mixed) == 5 + 2 + 8
+    assert {batch["source"] for batch in batches} <= set(SIZES)
+    assert all(set(batch["text"]) == {batch["source"]} for batch in batches)
+    assert mixed.epoch == 1
+
+
+def test_weights_are_the_shares(data: dict[str, Dataset]) -> None:
+    """Over many batches each source has its weight's share, within five standard deviations."""
+    mixed = mix(sources(data, a=1, b=2, c=5), batch_size=4)
+    chosen = [mixed.choose(epoch, step) for epoch in range(4) for step in range(2_000)]
+    for name, weight in (("a", 1), ("b", 2), ("c", 5)):
+        expected = len(chosen) * weight / 8
+        assert abs(chosen.count(name) - expected) < 5 * np.sqrt(expected * (1 - weight / 8))
+
+
+def test_each_dataset_goes_round_in_whole_epochs(data: dict[str, Dataset]) -> None:
+    """However often one is drawn, it gives each of its samples once before any comes again."""
+    batches = told(mix(sources(data, a=1, b=3), batch_size=4, num_batches=60))
+    for name in ("a", "b"):
+        given_by = [i for source, numbers in batches if source == name for i in numbers]
+        rounds = [given_by[start : start + SIZES[name]] for start in range(0, len(given_by), SIZES[name])]
+        assert len(rounds) > 1
+        assert all(sorted(one) == list(range(SIZES[name])) for one in rounds[:-1])
+        assert rounds[0] != rounds[1]
+
+
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 40), st.integers(0, 3), st.sampled_from([0, 2]))
+def test_a_resumed_mix_is_the_uninterrupted_one(
+    data: dict[str, Dataset], stop: int, seed: int, num_workers: int
+) -> None:
+    """Stopped after any batch and resumed in a new loader, the same batches follow, over its epochs."""
+
+    def make() -> MixedLoader:
+        options: dict[str, Any] = {"batch_size": 4, "num_workers": num_workers, "num_batches": 16}
+        return mix(sources(data, a=1, b=2, c=1), seed=seed, **options)
+
+    whole = make()
+    expected = told(whole) + told(whole) + told(whole)
+    first, second = make(), make()
+    found: list[Any] = []
+    while len(found) < stop:
+        found += told(islice(first, stop - len(found)))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    while second.epoch < 3:
+        found += told(second)
+    assert found == expected
+
+
+def test_all_ranks_draw_alike(data: dict[str, Dataset]) -> None:
+    """In each step the ranks' batches are of one dataset, and together those of a single rank."""
+
+    def make(rank: int, world_size: int) -> MixedLoader:
+        options: dict[str, Any] = {"rank": rank, "world_size": world_size, "batch_size": 12 // world_size}
+        return mix(sources(data, a=1, c=2), num_batches=9, **options)
+
+    ranks = [make(rank, 3) for rank in range(3)]
+    for alone, together in zip(make(0, 1), zip(*ranks, strict=True), strict=True):
+        assert {batch["source"] for batch in together} == {alone["source"]}
+        valid = [i for batch in together for i in batch["number"][batch["valid"]].tolist()]
+        assert valid == alone["number"].tolist()
+
+
+def test_a_mix_goes_on_with_other_ranks(data: dict[str, Dataset]) -> None:
+    """Stopped on one rank and resumed on two, every dataset's epoch still has each sample once."""
+    one = mix(sources(data, a=1, c=1), batch_size=4, num_batches=100)
+    found = list(islice(one, 3))
+    state = one.state_dict()
+    ranks = [mix(sources(data, a=1, c=1), batch_size=3, num_batches=100, rank=r, world_size=2) for r in range(2)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+        found += list(islice(rank, 20))
+    assert ranks[0].state_dict() == ranks[1].state_dict()
+    for name in ("a", "c"):
+        numbers = [i for b in found if b["source"] == name for i in b["number"][b["valid"]].tolist()]
+        assert {numbers.count(i) for i in range(SIZES[name])} <= {
+            len(numbers) // SIZES[name],
+            len(numbers) // SIZES[name] + 1,
+        }
+
+
+def test_loaders_may_be_mixed_with_settings_of_their_own(data: dict[str, Dataset]) -> None:
+    """A source may be a loader; options go to the loaders that are made of datasets."""
+    loader = MultimodalLoader(data["a"], ["text"], 5, collator=lambda samples: [sample["text"] for sample in samples])
+    batches = list(mix({"a": (loader, 1), "b": (data["b"], 1)}, batch_size=2, num_batches=12))
+    assert {len(batch) if isinstance(batch, list) else len(batch["valid"]) for batch in batches} == {5, 2, 1}
+    with pytest.raises(ConfigError, match="batch_size: goes to loaders that are made here"):
+        mix({"a": (loader, 1)}, batch_size=2)
+
+
+def test_a_mix_left_early_is_continued(data: dict[str, Dataset]) -> None:
+    """A break keeps the place; one iteration at a time; `with` closes."""
+
+    def make() -> MixedLoader:
+        return mix(sources(data, a=1, b=1), batch_size=4, num_batches=8, num_workers=2)
+
+    mixed, expected = make(), told(make())
+    found = told(islice(mixed, 3))
+    first = iter(mixed)
+    found += told(islice(first, 2))
+    second = iter(mixed)
+    with pytest.raises(LoaderError, match="this iteration has ended"):
+        next(first)
+    with second as batches:
+        found += told(batches)
+    assert found == expected
+    assert list(second) == []
+    with iter(mixed) as batches:
+        next(batches)
+    assert list(batches) == []
+
+
+def test_an_error_ends_the_mix_and_names_itself(data: dict[str, Dataset]) -> None:
+    """What a source raises comes through; the place stays before that batch."""
+
+    def fail(text: str) -> str:
+        raise RuntimeError("fails")
+
+    mixed = mix(sources(data, a=1), batch_size=4, transforms={"text": fail})
+    iterator = iter(mixed)
+    with pytest.raises(RuntimeError, match="fails"):
+        next(iterator)
+    assert list(iterator) == []
+    assert mixed.state_dict()["step"] == 0
+
+
+def test_a_state_is_of_its_mix(data: dict[str, Dataset]) -> None:
+    """Other weights, names, seeds or datasets are refused, and nothing is moved then."""
+    mixed = mix(sources(data, a=1, b=2), batch_size=4)
+    list(islice(mixed, 3))
+    state = mixed.state_dict()
+    before = mix(sources(data, a=1, b=2), batch_size=4)
+    fresh = before.state_dict()
+    wrong: list[tuple[Any, str]] = [
+        ({**state, "version": 9}, "version is 9"),
+        ({**state, "seed": 1}, "seed is 1"),
+        ({**state, "weights": {"a": 1.0, "b": 3.0}}, "weights is"),
+        ({**state, "loaders": dict(reversed(state["loaders"].items()))}, "its loaders are b, a, here a, b"),
+        ({**state, "loaders": {"a": state["loaders"]["a"], "b": state["loaders"]["a"]}}, "another dataset"),
+        ({**state, "step": -1}, "epoch and step are"),
+        ({}, "no loaders"),
+        (None, "no loaders"),
+    ]
+    for one, message in wrong:
+        with pytest.raises(LoaderError, match=message):
+            before.load_state_dict(one)
+        assert before.state_dict() == fresh
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "key"),
+    [
+        ({"a": 0.0}, {}, "weights.a"),
+        ({"a": -1.0}, {}, "weights.a"),
+        ({"a": float("nan")}, {}, "weights.a"),
+        ({"a": float("inf")}, {}, "weights.a"),
+        ({"a": True}, {}, "weights.a"),
+        ({}, {}, "weights"),
+        ({"a": 1.0}, {"num_batches": 0}, "num_batches"),
+        ({"a": 1.0}, {"batch_size": 21, "drop_last": True}, "loaders.a"),
+        ({"a": 1.0}, {"even_batches": False, "rank": 0, "world_size": 2}, "loaders.a"),
+    ],
+)
+def test_wrong_mixes_are_refused(data: dict[str, Dataset], weights: dict[str, float], options: Any, key: str) -> None:
+    """A `ConfigError` names what is wrong before anything is read."""
+    with pytest.raises(ConfigError, match=f"arguments: {key}: "):
+        mix(sources(data, **weights), **options)
+
+
+def test_wrong_sources_are_refused(data: dict[str, Dataset]) -> None:
+    """A source without a weight, names that do not fit, and one loader twice are told."""
+    with pytest.raises(ConfigError, match=r"sources\.a: expected a pair"):
+        mix({"a": data["a"]})  # type: ignore[dict-item]  # what is tested
+    loader = MultimodalLoader(data["a"])
+    with pytest.raises(ConfigError, match="found weights of b for a"):
+        MixedLoader({"a": loader}, {"b": 1})
+    with pytest.raises(ConfigError, match="one loader under two names"):
+        MixedLoader({"a": loader, "b": loader}, {"a": 1, "b": 1})
