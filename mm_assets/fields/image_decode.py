@@ -194,6 +194,9 @@ def _pixels_of(image: Image.Image, channels: int) -> npt.NDArray[np.uint8]:
             pixels[:, :, 3] = np.where(deep == key, 0, 255)
         return pixels
     mode = MODES[channels]
+    if image.mode == "P" and mode != "RGBA" and isinstance(image.info.get("transparency"), bytes):
+        # The same colours without alpha; converted at once, Pillow warns that there was one.
+        image = image.convert("RGBA")
     pixels = np.asarray(image if image.mode == mode else image.convert(mode))
     return pixels[:, :, np.newaxis] if channels == 1 else pixels
 

@@ -308,3 +308,17 @@ def test_fast_is_close_on_photographs(shared_data, members_of):
     assert len(found) >= 40
     assert np.median(found) >= 42
     assert min(found) >= 29
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])
+def test_palettes_with_alpha_decode_to_any_channels(channels, mode):
+    """A palette with partly transparent entries decodes quietly to its colours, with alpha where that is asked for."""
+    image = Image.fromarray((np.arange(64) % 4).reshape(8, 8).astype(np.uint8), "P")
+    image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 9, 9, 9])
+    target = io.BytesIO()
+    image.save(target, "PNG", transparency=bytes([0, 128, 255, 255]))
+    field = ImageField(channels=channels)
+    found = field.decode(*field.encode(target.getvalue()))
+    with Image.open(io.BytesIO(target.getvalue())) as again:
+        expected = np.asarray(again.convert("RGBA").convert(mode))
+    np.testing.assert_array_equal(found, expected.reshape(8, 8, channels))
