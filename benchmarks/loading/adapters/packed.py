@@ -1,0 +1,112 @@
+"""MULT and MSTR, through the package's public interface alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+import mm_assets
+from benchmarks.loading.adapters.base import BATCH, CORES, SIDE, Adapter, Columns, Decoded, Ids
+from benchmarks.loading.corpus import SAMPLE_RATE, Corpus, Sample
+from mm_assets.fields import AudioField, Field, ImageField, ScalarField, TextField
+
+SCAN = 1024  # samples in one run of a scan
+
+
+class Mult(Adapter):
+    """One MULT file; images are kept as they are."""
+
+    name: ClassVar[str] = "mult"
+    kind: ClassVar[str] = "ours"
+    package: ClassVar[str | None] = "mm-assets"
+    modules: ClassVar[tuple[str, ...]] = ("cv2", "simplejpeg", "mm_assets.dataset")
+    suffix: ClassVar[str] = ".mult"
+
+    @property
+    def _path(self) -> str:
+        return str(self.folder / f"data{self.suffix}")
+
+    def _write(self, samples: Sequence[Sample], image: ImageField) -> None:
+        fields: Mapping[str, Field] = {
+            "image": image,
+            "text": TextField(),
+            "audio": AudioField(encoding="pcm16", sample_rate=SAMPLE_RATE, decoded="int16"),
+        }
+        with mm_assets.create(self._path, fields, num_samples=len(samples), fsync=False) as writer:
+            for number, sample in enumerate(samples):
+                values = {
+                    "image": sample.image,
+                    "text": sample.text.decode(),
+                    "audio": np.frombuffer(sample.audio, "<i2"),
+                }
+                writer.write(f"{number:08d}", values)
+
+    def pack(self, samples: Sequence[Sample]) -> None:
+        """One file, checksums included."""
+        self._write(samples, ImageField())
+
+    def pack_at_size(self, corpus: Corpus) -> None:
+        """One file; the pack option stores images at training size."""
+        self._write(corpus, ImageField(encoding="jpeg", quality=90, size=(SIDE, SIDE), channels=3))
+
+    def pack_large(self, num_samples: int) -> None:
+        """One file of labels, all the same: opening does not look at them."""
+        field = ScalarField("int16")
+        encoded = field.encode(7)
+        payloads = {"label": (bytes(encoded.metadata), bytes(encoded.data))}
+        with mm_assets.create(self._path, {"label": field}, num_samples=num_samples, fsync=False) as writer:
+            for number in range(num_samples):
+                writer.write_payloads(f"{number:09d}", payloads)
+
+    def open(self) -> None:
+        """Open the file."""
+        self._data = mm_assets.open(self._path)
+
+    def __len__(self) -> int:
+        """Samples."""
+        return len(self._data)
+
+    def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
+        """Views into the file."""
+        found = self._data.read_raw_batches(ids, modalities)
+        return [found[name] for name in modalities]
+
+    def sequential(self, modalities: Sequence[str]) -> Iterator[Columns]:
+        """Batches of consecutive indices."""
+        for start in range(0, len(self._data), SCAN):
+            yield self.read(np.arange(start, min(start + SCAN, len(self._data))), modalities)
+
+    def decoded(self, mode: str, *, seed: int) -> Iterator[Decoded]:
+        """`MultimodalLoader` with two threads; checksums are verified, as by default."""
+        settings: dict[str, Any] = {"channels": 3}
+        if mode != "stored":
+            settings |= {"decode_size": [SIDE, SIDE], "decode_mode": mode}
+        rules = {
+            "image": {"type": "stack"},
+            "text": {"type": "list"},
+            "audio": {"type": "stack", "source": "audio.samples"},
+        }
+        loader = mm_assets.MultimodalLoader(
+            self._data.with_settings({"image": settings}),
+            batch_size=BATCH,
+            num_workers=CORES,
+            collator=mm_assets.MultimodalCollator(rules),
+            drop_last=True,
+            seed=seed,
+        )
+        while True:
+            for batch in loader:
+                yield Decoded(batch["image"], batch["text"], batch["audio"].reshape(BATCH, -1))
+
+    def close(self) -> None:
+        """Close the file and join its threads."""
+        self._data.close()
+
+
+class Mstr(Mult):
+    """One MSTR file."""
+
+    name: ClassVar[str] = "mstr"
+    suffix: ClassVar[str] = ".mstr"
