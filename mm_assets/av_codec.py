@@ -8,6 +8,8 @@ raises `MediaError`; without the packages of the extra ``video`` it raises `Miss
 from __future__ import annotations
 
 import io
+import re
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,6 +67,10 @@ _DEMUXERS = {  # MIME type to FFmpeg's name; playlists, manifests and image sequ
     "audio/aac": "aac",
     "audio/aiff": "aiff",
 }
+_MAX_SAMPLES = str(2**20)  # per channel, of what one packet decodes to
+_ID3_HEADER = 10  # bytes
+_ASF_INDEX = bytes.fromhex("90080033b1e5cf1189f400a0c90349cb")  # identifier of an object
+_ASF_COUNT_AT = 52  # bytes into it
 _TS_PACKET = 188  # bytes; each starts with 0x47
 
 
@@ -148,6 +154,28 @@ def _sniff(data: Buffer, name: str) -> tuple[str, str]:
     return content_type, _DEMUXERS[content_type]
 
 
+def _without_tags(data: Buffer) -> memoryview:
+    """The bytes after ID3 tags, whose compressed texts FFmpeg would expand without a limit."""
+    view = memoryview(data).cast("B")
+    while bytes(view[:3]) == b"ID3" and len(view) >= _ID3_HEADER:
+        size = 0
+        for byte in view[6:10]:
+            size = size << 7 | (byte & 0x7F)
+        view = view[_ID3_HEADER + size + (_ID3_HEADER if view[5] & 0x10 else 0) :]  # the flag tells of a footer
+    return view
+
+
+def _check_index(data: Buffer, name: str) -> None:
+    """Compare an ASF index's count with the bytes there are: FFmpeg reads on behind the end."""
+    view = memoryview(data).cast("B")
+    for match in re.finditer(re.escape(_ASF_INDEX), view):
+        at = match.start() + _ASF_COUNT_AT
+        if at + 4 <= len(view):
+            count, room = int.from_bytes(view[at : at + 4], "little"), (len(view) - at - 4) // 6
+            if count > room:
+                raise MediaError(name, f"found an index of {count} entries, expected at most {room}")
+
+
 @contextmanager
 def open_media(
     data: Buffer, *, name: str = "<video>", max_pixels: int = DEFAULT_MAX_PIXELS
@@ -168,11 +196,24 @@ def open_media(
     content_type, demuxer = _sniff(data, name)
     if demuxer == "mov":
         check_sample_tables(data, name)
-    options = {"max_pixels": str(max_pixels), "threads": "1"}  # the decoders' own: FFmpeg decodes while it opens
+    elif demuxer == "asf":
+        _check_index(data, name)
+    options = {
+        "max_pixels": str(max_pixels),
+        "max_samples": _MAX_SAMPLES,
+        "threads": "1",
+    }  # the decoders' own: FFmpeg decodes while it opens
     limits = {"max_streams": str(_MAX_STREAMS), "protocol_whitelist": "none"}
+    if demuxer == "avi":
+        limits["use_odml"] = "0"  # its indices may name one another, and so have entries without end
     try:
         with av.open(
-            _Reader(data), "r", format=demuxer, options=options, container_options=limits, io_open=_refuse
+            _Reader(_without_tags(data)),
+            "r",
+            format=demuxer,
+            options=options,
+            container_options=limits,
+            io_open=_refuse,
         ) as container:
             yield container, content_type
     except MediaError:
@@ -197,7 +238,11 @@ def _video_stream(container: InputContainer, max_pixels: int = DEFAULT_MAX_PIXEL
 
 def audio_stream_of(container: InputContainer) -> AudioStream | None:
     """The first sound stream that has a decoder."""
-    return next((stream for stream in container.streams.audio if stream.codec_context is not None), None)
+    for stream in container.streams.audio:
+        if stream.codec_context is not None:
+            stream.codec_context.options = {"max_samples": _MAX_SAMPLES}
+            return stream
+    return None
 
 
 def probe_video(data: Buffer, *, name: str = "<video>") -> VideoInfo:
@@ -264,8 +309,7 @@ def index_frames(
             raise MediaError(name, f"found frames of {height} x {width}, expected 1 to {max_pixels} pixels")
         time_base = time_base_of(stream.time_base, name)
         hints = [rate for rate in (stream.guessed_rate, stream.average_rate, stream.base_rate) if rate]
-        pts: list[int] = []
-        keys: list[int] = []
+        pts, keys = array("q"), array("q")  # a file may have as many frames as bytes
         end = None
         # MPEG program streams give times to some packets only, and FFmpeg's guesses at the others do not hold.
         is_timed = content_type != "video/mpeg"
@@ -280,7 +324,7 @@ def index_frames(
             pts.append(packet.pts)
             end = max(end or packet.pts, packet.pts + (packet.duration or 0))
     if not is_timed or len(set(pts)) < len(pts):
-        pts, keys, end = _decoded_times(data, name, max_pixels), [], None
+        pts, keys, end = _decoded_times(data, name, max_pixels), array("q"), None
     return _frame_index(pts, keys, end, time_base, hints, name), height, width
 
 
@@ -298,17 +342,18 @@ def time_base_of(time_base: Fraction | None, name: str) -> Fraction:
     return time_base
 
 
-def _decoded_times(data: Buffer, name: str, max_pixels: int) -> list[int]:
+def _decoded_times(data: Buffer, name: str, max_pixels: int) -> array[int]:
+    times = array("q")
     with open_media(data, name=name, max_pixels=max_pixels) as (container, _):
-        times = [frame.pts for frame in container.decode(_video_stream(container, max_pixels))]
-    known = [pts for pts in times if pts is not None]
-    if len(known) < len(times):
-        raise MediaError(name, "found frames without a presentation time, expected one for each")
-    return known
+        for frame in container.decode(_video_stream(container, max_pixels)):
+            if frame.pts is None:
+                raise MediaError(name, "found frames without a presentation time, expected one for each")
+            times.append(frame.pts)
+    return times
 
 
 def _frame_index(
-    pts: list[int], keys: list[int], end: int | None, time_base: Fraction, hints: Sequence[Fraction], name: str
+    pts: array[int], keys: array[int], end: int | None, time_base: Fraction, hints: Sequence[Fraction], name: str
 ) -> FrameIndex:
     if not pts:
         raise MediaError(name, "found a video stream without frames, expected at least one")

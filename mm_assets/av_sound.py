@@ -34,6 +34,9 @@ __all__ = [
 
 MAX_SOUND_CHANNELS = 64
 MAX_SOUND_RATE = 768_000  # Hz
+_MAX_SILENCE = 1000  # times the sound there is: beyond it a few bytes would become gigabytes of zeros
+_LONG_PACKET = 8192  # samples: the longest that a packet of few bytes is believed to have
+_SAMPLES_PER_BYTE = 8  # of sound that is not compressed by more than its bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ def index_sound(data: Buffer, *, name: str = "<video>") -> SoundIndex | None:
     """Extent of the file's sound; None where there is none. Only its first packets are decoded.
 
     Raises:
-        MediaError: the file is damaged.
+        MediaError: the file is damaged, or its packets are so far apart that it is silence but for a thousandth.
         MissingExtraError: PyAV is not installed.
     """
     with open_media(data, name=name) as (container, _):
@@ -67,23 +70,30 @@ def index_sound(data: Buffer, *, name: str = "<video>") -> SoundIndex | None:
         time_base = time_base_of(stream.time_base, name)
         start: Fraction | None = None
         end: int | None = None
-        rate = channels = 0
+        rate, channels, usual, told = stream.codec_context.sample_rate, 0, 1024, 0
         for packet in container.demux(stream):
             if start is None:
                 for frame in packet.decode():
                     if frame.pts is not None and frame.samples:
                         start = seconds_of(frame.pts, frame.time_base or time_base, name)
-                        rate, channels = frame.sample_rate, frame.layout.nb_channels
+                        rate, channels, usual = frame.sample_rate, frame.layout.nb_channels, frame.samples
                         break
             if packet.size and packet.pts is not None:
                 end = max(end or packet.pts, packet.pts + (packet.duration or 0))
+                # A duration is only a claim: what few bytes can hold is more than most sound and less than hostile one.
+                claimed = int(packet.duration * time_base * max(rate, 1)) + 1 if packet.duration else usual
+                told += min(claimed, max(_LONG_PACKET, 4 * usual, _SAMPLES_PER_BYTE * packet.size))
         if start is None or end is None:
             raise MediaError(name, "found a sound stream without samples, expected at least one")
         if not 1 <= rate <= MAX_SOUND_RATE or not 1 <= channels <= MAX_SOUND_CHANNELS:
             raise MediaError(name, f"found sound of {channels} channels at {rate} Hz")
         # One tick is the most that a container's rounding takes; a sample or two do not make a sound longer.
         length = max(seconds_of(end, time_base, name) - start, Fraction(0))
-        return SoundIndex(start=start, num_samples=round(length * rate), sample_rate=rate, channels=channels)
+        num_samples = round(length * rate)
+        if num_samples > _MAX_SILENCE * told:
+            expected = f"at most {_MAX_SILENCE} times the {told} that its packets can hold"
+            raise MediaError(name, f"found sound of {num_samples} samples, expected {expected}")
+        return SoundIndex(start=start, num_samples=num_samples, sample_rate=rate, channels=channels)
 
 
 def read_sound(

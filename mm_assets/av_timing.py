@@ -260,8 +260,9 @@ class FrameIndex:
         at_first, period = (start + tolerance) / self.time_base, 1 / (rate * self.time_base)
         scale = math.lcm(at_first.denominator, period.denominator)
         begin, step, first = int(at_first * scale), int(period * scale), int(self.pts[0])
-        latest = [first + (begin + index * step) // scale for index in indices.tolist()]
-        found = np.searchsorted(self.pts, np.array(latest, dtype=np.int64), side="right") - 1
+        last = int(self.pts[-1])  # a time after it shows the same frame, and may not fit 64 bits
+        latest = (min(first + (begin + index * step) // scale, last) for index in map(int, indices))
+        found = np.searchsorted(self.pts, np.fromiter(latest, np.int64, len(indices)), side="right") - 1
         return np.clip(found, 0, len(self.pts) - 1)
 
 
@@ -287,8 +288,9 @@ def nominal_rate(pts: npt.NDArray[np.int64], time_base: Fraction, hints: Sequenc
     ticks = (pts - pts[0]).astype(np.float64)
     steps = np.arange(len(pts), dtype=np.float64)
     for rate in usable:
-        period = 1 / (rate * time_base)
-        if np.abs(ticks - steps * float(period)).max() <= 1.0:
+        period = float(1 / (rate * time_base))
+        # Where a tick is a whole frame, as in AVI, a time that is one off is a frame left out, not a rounded time.
+        if np.abs(ticks - steps * period).max() <= min(1.0, 0.499 * period):
             return rate, True
     if trusted:
         return trusted[0], False

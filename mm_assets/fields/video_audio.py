@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.av_codec import DEFAULT_MAX_PIXELS
-from mm_assets.av_sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE, index_sound
+from mm_assets.av_sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
 from mm_assets.av_timing import Timing, as_frame_rate, uniform_indices
-from mm_assets.errors import EncodeError, MediaError
+from mm_assets.errors import EncodeError
 from mm_assets.fields.audio import Audio, AudioField
 from mm_assets.fields.base import (
     Buffer,
@@ -36,8 +36,9 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
-from mm_assets.fields.video_frames import encode_frames, fill_frames
-from mm_assets.fields.video_record import FILE, IN_VIDEO, JPEG, NONE, OWN_FILE, RECORD, SAMPLES, Record
+from mm_assets.fields.video_frames import encode_frames, fill_frames, index_of
+from mm_assets.fields.video_record import FILE, IN_VIDEO, JPEG, NONE, OWN_FILE, RECORD, VIDEO_PART, Record
+from mm_assets.fields.video_sound import decoded_size, stored_sound
 from mm_assets.fields.video_source import MAX_DATA, Plan, Source, clip_sound, plan_of, source_of
 from mm_assets.fields.video_values import Clip, VideoAudio, VideoFile
 
@@ -46,6 +47,7 @@ __all__ = ["Clip", "SyncedVideoAudioField", "VideoAudio", "VideoFile"]
 _ENCODINGS = ("keep", "frames")
 _AUDIO_ENCODINGS = ("flac", "pcm16", "float32")
 DEFAULT_MAX_DECODED = 2**32  # bytes: a minute of 30 frames a second at 720p is 5 GB
+_FRAME_COST = 64  # bytes at least: what a clip says of a frame beside its pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,7 @@ class SyncedVideoAudioField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 50
+    LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels", "max_decoded_bytes")
     PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType({"video": Part(), "audio": Part()})
 
     encoding: str = "keep"
@@ -196,7 +199,7 @@ class SyncedVideoAudioField(Field):
             codecs = (JPEG if plan.num_frames else NONE, audio_codec)
         self._check_size(len(video), len(audio))
         data = bytes(video) + bytes(-len(video) % 8) + bytes(audio) if len(audio) else bytes(video)
-        return Encoded(self._record(plan, len(video), len(audio), *codecs), data)
+        return Encoded(self._record(plan, len(video), len(audio), codecs, source.parts), data)
 
     def check(self, value: VideoAudio | VideoFile | Buffer) -> None:
         """List the packets of files that are kept; encode everything else."""
@@ -230,7 +233,7 @@ class SyncedVideoAudioField(Field):
         except ValueError as error:
             raise wrong_content(self, f"a clip that does not fit ({error})", "what the settings allow") from error
         if plan.sound is not None:
-            size = 4 * max(plan.sound.num_samples * plan.sound.channels, plan.num_audio_samples * plan.channels)
+            size = decoded_size(plan)
             if size > self.max_decoded_bytes:
                 expected = f"at most {self.max_decoded_bytes} (max_decoded_bytes)"
                 raise wrong_content(self, f"sound of {size} bytes decoded", expected)
@@ -247,7 +250,8 @@ class SyncedVideoAudioField(Field):
         if video_size + 7 + audio_size > MAX_DATA:
             raise wrong_content(self, f"{video_size + audio_size} bytes of data", f"at most {MAX_DATA}")
 
-    def _record(self, plan: Plan, video_size: int, audio_size: int, video_codec: int, audio_codec: int) -> bytes:
+    def _record(self, plan: Plan, video_size: int, audio_size: int, codecs: tuple[int, int], parts: int) -> bytes:
+        video_codec, audio_codec = codecs
         height, width = plan.size
         if video_codec == JPEG and self.size is not None:
             height, width = self.size
@@ -267,7 +271,8 @@ class SyncedVideoAudioField(Field):
             video_codec,
             audio_codec,
             plan.truncated,
-            (0, 0, 0),
+            parts,
+            (0, 0),
         )
 
     def _encode_parts(self, source: Source, plan: Plan) -> tuple[bytes, bytes | memoryview, int]:
@@ -292,12 +297,14 @@ class SyncedVideoAudioField(Field):
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
-        """Give the file, or the frames and their index, as ``video``; the separate or stored sound as ``audio``."""
-        _, video, audio = self._open(metadata, data)
-        if len(video):
+        """Give what stands for each content that was given; sound out of a video file belongs to ``video``."""
+        record, video, audio = self._open(metadata, data)
+        if record.parts == VIDEO_PART:
+            yield Item("video", 0, data)
+            return
+        if record.parts & VIDEO_PART:
             yield Item("video", 0, video)
-        if len(audio):
-            yield Item("audio", 0, audio)
+        yield Item("audio", 0, audio)
 
     def timing(self, metadata: Buffer | np.void) -> Timing:
         """Give counts, rates and offset, without looking at the data.
@@ -319,13 +326,13 @@ class SyncedVideoAudioField(Field):
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> Clip:
         """Give a `Clip` of all frames, or of `target_frames`, and all sound."""
         record, video, audio = self._open(metadata, data)
-        timing = record.timing
+        timing, index = record.timing, index_of(record, video, max_pixels=self.max_pixels)
         chosen = self._chosen(record)
         count = self.target_frames or len(chosen)
         frames = None
         if record.num_frames:
             frames = self._new_frames(record, count)
-            fill_frames(record, video, chosen, frames, max_pixels=self.max_pixels)
+            fill_frames(record, video, index, chosen, frames, max_pixels=self.max_pixels)
             frames[len(chosen) :] = 0
         elif self.target_frames is None:
             count = 0
@@ -356,8 +363,9 @@ class SyncedVideoAudioField(Field):
         """
         record, video, _ = self._open(metadata, data)
         chosen = record.timing.check_frames(indices)
+        index = index_of(record, video, max_pixels=self.max_pixels)
         frames = self._new_frames(record, len(chosen))
-        fill_frames(record, video, chosen, frames, max_pixels=self.max_pixels)
+        fill_frames(record, video, index, chosen, frames, max_pixels=self.max_pixels)
         return frames
 
     def decode_audio(self, metadata: Buffer | np.void, data: Buffer) -> Audio | None:
@@ -370,9 +378,10 @@ class SyncedVideoAudioField(Field):
 
     def _decode_into_several(self, metadata: Buffer, data: Buffer, targets: Mapping[str, npt.NDArray[Any]]) -> None:
         record, video, audio = self._open(metadata, data)
+        index = index_of(record, video, max_pixels=self.max_pixels)
         chosen = self._chosen(record)
         count = len(chosen)
-        fill_frames(record, video, chosen, targets["video"], max_pixels=self.max_pixels)
+        fill_frames(record, video, index, chosen, targets["video"], max_pixels=self.max_pixels)
         targets["video"][count:] = 0
         targets["video_mask"][...] = np.arange(len(targets["video_mask"])) < count
         targets["frame_times"][:count] = record.timing.frame_times(chosen)
@@ -402,7 +411,7 @@ class SyncedVideoAudioField(Field):
 
     def _check_decoded(self, record: Record, count: int) -> None:
         height, width = self.size or (record.height, record.width)
-        size = count * height * width * 3
+        size = count * max(height * width * 3, _FRAME_COST)
         if size > self.max_decoded_bytes:
             expected = f"at most {self.max_decoded_bytes} (max_decoded_bytes); decode_frames gives fewer of them"
             raise corrupt("frames are too large", found=f"{size} bytes", expected=expected)
@@ -412,30 +421,7 @@ class SyncedVideoAudioField(Field):
         return np.empty((count, *(self.size or (record.height, record.width)), 3), dtype=np.uint8)
 
     def _sound(self, record: Record, video: memoryview, audio: memoryview) -> Audio | None:
-        if record.audio_codec == NONE:
-            return None
-        if 4 * record.num_audio_samples * record.num_channels > self.max_decoded_bytes:
-            found = 4 * record.num_audio_samples * record.num_channels
-            raise corrupt("sound is too large", found=f"{found} bytes", expected=f"at most {self.max_decoded_bytes}")
-        if record.audio_codec in SAMPLES:
-            decoder = AudioField(max_frames=2**40)  # ours is the limit just checked
-            values = (record.sample_rate, record.num_channels, record.audio_codec, 0, record.num_audio_samples)
-            return decoder.decode(np.array(values, dtype=decoder.metadata_type).tobytes(), audio)
-        try:
-            source = Source(audio=audio if record.audio_codec == OWN_FILE else video)
-            sound = index_sound(source.audio)
-            if sound is None or 4 * sound.num_samples * sound.channels > self.max_decoded_bytes:
-                raise corrupt("sound is too large or missing", expected=f"at most {self.max_decoded_bytes} bytes")
-            plan = Plan(
-                sound=sound,
-                sample_rate=record.sample_rate,
-                channels=record.num_channels,
-                audio_start=record.audio_start_samples,
-                num_audio_samples=record.num_audio_samples,
-            )
-            return Audio(clip_sound(source, plan), record.sample_rate)
-        except MediaError as error:
-            raise corrupt(error.reason) from error
+        return stored_sound(record, video, audio, max_decoded_bytes=self.max_decoded_bytes)
 
     def _record_of(self, metadata: Buffer | np.void) -> Record:
         record = Record(*self._unpack_record(metadata)[:-1])

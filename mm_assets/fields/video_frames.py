@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.av_codec import index_frames, read_frames
+from mm_assets.av_timing import FrameIndex
 from mm_assets.errors import MediaError
 from mm_assets.fields.base import corrupt
-from mm_assets.fields.video_record import JPEG, Record
-from mm_assets.fields.video_source import MAX_DATA, Plan, Source
+from mm_assets.fields.video_record import FILE, Record
+from mm_assets.fields.video_source import MAX_DATA, Plan, Source, most_frames
 
-__all__ = ["encode_frames", "fill_frames"]
+__all__ = ["encode_frames", "fill_frames", "index_of"]
 
 
 def encode_frames(source: Source, plan: Plan, *, size: tuple[int, int] | None, quality: int) -> bytes:
@@ -52,9 +53,33 @@ def encode_frames(source: Source, plan: Plan, *, size: tuple[int, int] | None, q
     return offsets.tobytes() + b"".join(files)
 
 
+def index_of(record: Record, video: memoryview, *, max_pixels: int) -> FrameIndex | None:
+    """Index the file of a clip, and compare it with what the record says; None where frames are in no file.
+
+    To be called before anything is made that is as large as the record's number of frames.
+
+    Raises:
+        CorruptError: the file is damaged, or the record is of another file.
+    """
+    if record.video_codec != FILE or not record.num_frames:
+        return None
+    try:
+        indexed = index_frames(video, max_pixels=max_pixels)
+    except MediaError as error:
+        raise corrupt(error.reason) from error
+    if indexed is None or indexed[1:] != (record.height, record.width):
+        found = None if indexed is None else indexed[1:]
+        raise corrupt("video is not as its record says", found=found, expected=(record.height, record.width))
+    if record.num_frames > most_frames(indexed[0]):
+        expected = f"at most {most_frames(indexed[0])} for such a file"
+        raise corrupt("clip has more frames than its file gives", found=record.num_frames, expected=expected)
+    return indexed[0]
+
+
 def fill_frames(
     record: Record,
     video: memoryview,
+    index: FrameIndex | None,
     indices: npt.NDArray[np.int64],
     target: npt.NDArray[np.uint8],
     *,
@@ -65,6 +90,7 @@ def fill_frames(
     Args:
         record: of the payload, checked.
         video: the file, or the frame index and its JPEGs.
+        index: of the file, by `index_of`; None for JPEGs.
         indices: (K,) frames of the clip.
         target: (K or more, H, W, 3).
         max_pixels: of a frame.
@@ -74,23 +100,19 @@ def fill_frames(
     """
     if not len(indices):
         return
-    if record.video_codec == JPEG:
+    if index is None:
         offsets = np.frombuffer(video, dtype="<u8", count=record.num_frames + 1)
-        for row, index in enumerate(indices.tolist()):
-            start, end = int(offsets[index]), int(offsets[index + 1])
+        for row, number in enumerate(indices.tolist()):
+            start, end = int(offsets[number]), int(offsets[number + 1])
             if not offsets.nbytes <= start <= end <= len(video):
                 raise corrupt("frame lies outside the data", found=(start, end), expected=(offsets.nbytes, len(video)))
             _decode_jpeg(video[start:end], (record.height, record.width), target[row])
         return
     order = np.argsort(indices, kind="stable")
     try:
-        indexed = index_frames(video, max_pixels=max_pixels)
-        if indexed is None or indexed[1:] != (record.height, record.width):
-            found = None if indexed is None else indexed[1:]
-            raise corrupt("video is not as its record says", found=found, expected=(record.height, record.width))
         rate = Fraction(record.frame_rate_num, record.frame_rate_den)
-        positions = indexed[0].shown_at(indices[order], rate, Fraction(record.start_us, 1_000_000))
-        for row, pixels in zip(order, read_frames(video, indexed[0], positions, max_pixels=max_pixels), strict=True):
+        positions = index.shown_at(indices[order], rate, Fraction(record.start_us, 1_000_000))
+        for row, pixels in zip(order, read_frames(video, index, positions, max_pixels=max_pixels), strict=True):
             if pixels.shape[:2] != (record.height, record.width):
                 expected = (record.height, record.width)
                 raise corrupt("frame is not of the size in the record", found=pixels.shape[:2], expected=expected)

@@ -11,7 +11,18 @@ from mm_assets.av_sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
 from mm_assets.av_timing import MAX_FRAME_RATE, MAX_RATE_TERM, Timing
 from mm_assets.fields.base import corrupt
 
-__all__ = ["FILE", "IN_VIDEO", "JPEG", "NONE", "OWN_FILE", "RECORD", "SAMPLES", "Record"]
+__all__ = [
+    "AUDIO_PART",
+    "FILE",
+    "IN_VIDEO",
+    "JPEG",
+    "NONE",
+    "OWN_FILE",
+    "RECORD",
+    "SAMPLES",
+    "VIDEO_PART",
+    "Record",
+]
 
 # docs/fields.md, type 50
 RECORD = np.dtype(
@@ -32,12 +43,14 @@ RECORD = np.dtype(
         ("video_codec", "u1"),
         ("audio_codec", "u1"),
         ("truncated", "u1"),
-        ("_pad", "u1", (3,)),
+        ("parts", "u1"),
+        ("_pad", "u1", (2,)),
     ]
 )
 NONE, JPEG, FILE = 0, 1, 2  # video_codec
 SAMPLES = {1: "pcm16", 2: "float32", 4: "flac"}  # audio_codec, AudioField's numbers
 IN_VIDEO, OWN_FILE = 16, 17  # audio_codec
+VIDEO_PART, AUDIO_PART = 1, 2  # parts, bits: the contents that the clip was made of
 _MAX_COUNT = 2**53  # samples and microseconds: sums of them stay within 64 bits
 
 
@@ -60,6 +73,7 @@ class Record(NamedTuple):
     video_codec: int
     audio_codec: int
     truncated: int
+    parts: int
 
     @property
     def timing(self) -> Timing:
@@ -80,6 +94,12 @@ class Record(NamedTuple):
             raise corrupt("video is of an unknown codec", found=self.video_codec, expected="0, 1 or 2")
         if self.audio_codec not in (NONE, *SAMPLES, IN_VIDEO, OWN_FILE):
             raise corrupt("sound is of an unknown codec", found=self.audio_codec, expected="0, 1, 2, 4, 16 or 17")
+        if not 1 <= self.parts <= VIDEO_PART | AUDIO_PART:
+            raise corrupt("clip is made of unknown parts", found=self.parts, expected="1, 2 or 3")
+        is_of_audio = self.parts == AUDIO_PART
+        if (is_of_audio and self.video_codec != NONE) or (self.parts == VIDEO_PART and self.audio_codec == OWN_FILE):
+            codecs = (self.video_codec, self.audio_codec)
+            raise corrupt("clip has the bytes of a part that was not given", found=codecs, expected=self.parts)
         if self.num_frames:
             num, den = self.frame_rate_num, self.frame_rate_den
             is_rate = 1 <= num <= MAX_RATE_TERM and 1 <= den <= MAX_RATE_TERM

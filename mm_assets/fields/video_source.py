@@ -33,9 +33,10 @@ from mm_assets.content_types import Buffer
 from mm_assets.errors import MediaError
 from mm_assets.fields.audio import Audio
 from mm_assets.fields.base import describe
+from mm_assets.fields.video_record import AUDIO_PART, VIDEO_PART
 from mm_assets.fields.video_values import VideoAudio, VideoFile
 
-__all__ = ["MAX_DATA", "Plan", "Source", "clip_sound", "plan_of", "source_of"]
+__all__ = ["MAX_DATA", "Plan", "Source", "clip_sound", "most_frames", "plan_of", "source_of"]
 
 _MAX_SECONDS = 1_000_000
 MAX_DATA = 2**32 - 1  # bytes, a payload's size in both containers
@@ -70,6 +71,11 @@ class Source:
     duration: Fraction | None = None
     audio_offset: Fraction = Fraction(0)
     max_pixels: int = DEFAULT_MAX_PIXELS
+
+    @property
+    def parts(self) -> int:
+        """Which contents there are, as in the record."""
+        return (VIDEO_PART if self.video is not None else 0) | (AUDIO_PART if self.audio is not None else 0)
 
     @property
     def is_arrays(self) -> bool:
@@ -255,6 +261,11 @@ def _samples(audio: object) -> tuple[npt.NDArray[Any], int]:
     return samples, int(rate)
 
 
+def most_frames(index: FrameIndex) -> int:
+    """Frames that a clip of a file may have at most."""
+    return min(_MAX_REPEATS * len(index.pts), 2**32 - 1)
+
+
 def plan_of(
     source: Source,
     *,
@@ -284,7 +295,7 @@ def plan_of(
         if limit is not None:
             num_frames = min(num_frames, max(1, math.floor(limit * rate)))
         truncated, is_cut = num_frames < wanted, num_frames < available
-        most = min(_MAX_REPEATS * len(source.index.pts), 2**32 - 1)
+        most = most_frames(source.index)
         if num_frames > most:
             raise ValueError(f"found {num_frames} frames of {rate} a second, expected at most {most} for such a file")
     plan = Plan(

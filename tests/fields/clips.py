@@ -50,6 +50,7 @@ def clip_file(
     audio_codec: str = "pcm_s16le",
     audio_start: Fraction | int = 0,
     video_start: Fraction | int = 0,
+    options: dict[str, str] | None = None,
 ) -> bytes:
     """A video file's bytes.
 
@@ -68,12 +69,13 @@ def clip_file(
         audio_codec: of the sound.
         audio_start: seconds at which the first sample sounds.
         video_start: seconds at which the first frame is shown.
+        options: of the muxer.
     """
     rate = Fraction(rate)
     if times is None:
         times = [number / rate for number in range(num_frames)]
     target = io.BytesIO()
-    with av.open(target, "w", format=container) as output:
+    with av.open(target, "w", format=container, options=options or {}) as output:
         packets = []
         if codec:
             stream = output.add_stream(codec, rate=rate)
@@ -110,4 +112,17 @@ def clip_file(
             packets += sound.encode(None)
         for packet in packets:
             output.mux(packet)
+    return target.getvalue()
+
+
+def sound_at(*starts: int) -> bytes:
+    """A Matroska file with 1000 samples at 8000 Hz at each of these samples."""
+    target = io.BytesIO()
+    with av.open(target, "w", format="matroska") as output:
+        stream = output.add_stream("pcm_s16le", rate=8000, layout="mono")
+        for start in starts:
+            frame = av.AudioFrame.from_ndarray(ramp(1000).reshape(1, -1), format="s16", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = 8000, start, Fraction(1, 8000)
+            for packet in stream.encode(frame):
+                output.mux(packet)
     return target.getvalue()

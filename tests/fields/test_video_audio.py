@@ -12,7 +12,7 @@ from mm_assets.av_timing import Timing
 from mm_assets.errors import CorruptError, EncodeError, FormatError, MissingExtraError
 from mm_assets.fields import Audio, Clip, SyncedVideoAudioField, VideoAudio, VideoFile
 
-from .clips import SIZE, clip_file, number_of, picture, ramp
+from .clips import SIZE, clip_file, number_of, picture, ramp, sound_at
 from .conftest import picture as smooth_picture
 from .conftest import sound_file, wav_file
 from .field_suite import FieldSuite
@@ -178,6 +178,42 @@ def test_missing_sound_or_video_is_one_absent_part(field):
         field.assemble({})
 
 
+@pytest.mark.parametrize("encoding", ["keep", "frames"])
+def test_items_are_the_contents_that_were_given(encoding):
+    """Sound alone given as the video is the item video, and sound out of a video file is no item of its own."""
+    field = SyncedVideoAudioField(encoding=encoding)
+    sound = clip_file(codec="", container="mp4", samples=SHORTS, audio_codec="aac")
+    silent = clip_file(num_frames=3)
+    for contents in (
+        {"video": sound},
+        {"audio": sound},
+        {"video": FILE},
+        {"video": silent},
+        {"video": silent, "audio": sound},
+        {"video": sound, "audio": sound},
+        {"video": FILE, "audio": wav_file(SHORTS, RATE)},
+    ):
+        items = {item.part: bytes(item.data) for item in field.items(*field.encode(field.assemble(contents)))}
+        assert set(items) == set(contents)
+        if encoding == "keep":
+            assert items == contents
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"parts": 0}, {"parts": 4}, {"parts": 2}, {"parts": 1, "audio_codec": 17}],
+    ids=lambda values: str(values),
+)
+def test_a_record_of_other_parts_is_refused(values):
+    """A record whose parts are unknown, or do not have the bytes that it tells of, is an error."""
+    metadata, data = KEEP.encode(FILE)
+    record = np.frombuffer(bytearray(metadata), dtype=KEEP.metadata_type)
+    for name, value in values.items():
+        record[name] = value
+    with pytest.raises(CorruptError, match="part"):
+        list(KEEP.items(record.tobytes(), data))
+
+
 @pytest.mark.parametrize("parts", [{"video": {"a": 1}}, {"text": b""}])
 def test_parts_of_another_kind_are_refused(parts):
     """Parts are bytes, by the names that the field has."""
@@ -302,6 +338,14 @@ def test_other_containers_are_read(container, codec, b_frames):
     assert np.abs((steps + 1) % 31).max() <= 2  # the older codecs are a step of grey off here and there
     indices = [55, 3, 30, 29, 0]
     np.testing.assert_array_equal(KEEP.decode_frames(*payload, indices), frames[indices])
+
+
+def test_a_frame_left_out_of_an_avi_is_shown_by_the_one_before():
+    """An AVI's tick is a frame: one that is missing is no rounding, and what follows keeps its time."""
+    times = [Fraction(number, 25) for number in (0, *range(2, 20))]
+    clip = coded(KEEP, clip_file(container="avi", codec="mpeg4", times=times))
+    assert [number_of(one) for one in clip.frames] == [0, 0, *range(1, 19)]
+    assert clip.duration_seconds == 20 / 25
 
 
 def test_frames_are_spread_and_padded():
@@ -520,6 +564,70 @@ def test_a_record_that_promises_much_is_refused(encoding):
         record[name] = value
         with pytest.raises(FormatError):
             field.decode(record.tobytes(), data)
+
+
+def peak_of(function, *args):
+    """Bytes that a call which is refused takes of Python's and NumPy's memory."""
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError):
+            function(*args)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def record_with(metadata, **values):
+    record = np.frombuffer(bytearray(metadata), dtype=KEEP.metadata_type)
+    for name, value in values.items():
+        record[name] = value
+    return record.tobytes()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"height": 1, "width": 1}])
+def test_a_kept_file_bounds_the_frames_of_its_record(sizes):
+    """A record that counts more than 1000 times the file's frames is refused before a list of as many is made."""
+    metadata, data = KEEP.encode(FILE)
+    hostile = record_with(metadata, num_frames=2_000_000, **sizes)
+    small = SyncedVideoAudioField(target_frames=4, size=(2, 2))
+    for function in (KEEP.decode, lambda *args: KEEP.decode_frames(*args, [0]), small.decode):
+        assert peak_of(function, hostile, data) < 2_000_000
+    assert len(KEEP.decode_frames(record_with(metadata, num_frames=3000), data, [2999])) == 1
+    timing = KEEP.timing(record_with(metadata, num_frames=2**32 - 1))
+    assert timing.audio_segments([2**32 - 2]).shape == (1, 2)
+    assert timing.frame_times([2**32 - 2]).tolist() == [(2**32 - 2) / 25]
+
+
+def test_frames_without_pixels_count_too():
+    """Of tiny frames, what a clip says of each is held against the limit."""
+    payload = KEEP.encode(clip_file(num_frames=10, size=(2, 2), codec="mpeg4"))
+    assert len(SyncedVideoAudioField(max_decoded_bytes=640).decode(*payload).frames) == 10
+    with pytest.raises(CorruptError, match="max_decoded_bytes"):
+        SyncedVideoAudioField(max_decoded_bytes=639).decode(*payload)
+
+
+def test_a_kept_file_bounds_the_sound_of_its_record():
+    """A record of more sound than its file has, or that resamples it to far more, is refused before it is decoded."""
+    metadata, data = KEEP.encode(clip_file(codec="", container="mov", samples=ramp(60_000), sample_rate=RATE))
+    for values in ({"audio_start_samples": 1}, {"sample_rate": 768_000, "audio_start_samples": 5_750_000}):
+        assert peak_of(KEEP.decode_audio, record_with(metadata, **values), data) < 100_000
+    field = SyncedVideoAudioField(max_decoded_bytes=1_000_000)
+    late = record_with(metadata, sample_rate=768_000, audio_start_samples=5_000_000, num_audio_samples=10)
+    assert peak_of(field.decode_audio, late, data) < 100_000
+
+
+def test_silence_is_bounded():
+    """A few packets of sound, hours apart, are refused by check and encode, and so is a payload that has them."""
+    metadata, _ = KEEP.encode(sound_at(0))
+    hostile = sound_at(0, 5000 * RATE)
+    for function in (KEEP.check, KEEP.encode, STORE.encode):
+        with pytest.raises(EncodeError, match="1000 times"):
+            function(hostile)
+    payload = record_with(metadata, video_size=len(hostile), num_audio_samples=5000 * RATE)
+    with pytest.raises(CorruptError, match="1000 times"):
+        KEEP.decode_audio(payload, hostile)
 
 
 @pytest.mark.parametrize(

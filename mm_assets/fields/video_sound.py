@@ -1,0 +1,67 @@
+"""The sound of a stored clip: samples, or out of a file that is kept. Its size is known before any of it is decoded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mm_assets.av_sound import index_sound, resampled_length
+from mm_assets.errors import MediaError
+from mm_assets.fields.audio import Audio, AudioField
+from mm_assets.fields.base import corrupt
+from mm_assets.fields.video_record import NONE, OWN_FILE, SAMPLES, Record
+from mm_assets.fields.video_source import Plan, Source, clip_sound
+
+__all__ = ["decoded_size", "stored_sound"]
+
+
+def decoded_size(plan: Plan) -> int:
+    """Bytes of float32 that decoding the plan's sound takes: that of the file, or brought to its rate and channels."""
+    if plan.sound is None:
+        return 0
+    end = plan.audio_start + plan.num_audio_samples  # what comes before the clip is decoded too
+    return 4 * max(plan.sound.num_samples * plan.sound.channels, end * plan.channels)
+
+
+def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_decoded_bytes: int) -> Audio | None:
+    """Decode the sound of a clip; None where it has none.
+
+    Args:
+        record: of the payload, checked.
+        video: the payload's bytes of video.
+        audio: its bytes of sound.
+        max_decoded_bytes: of the samples.
+
+    Raises:
+        CorruptError: the payload is damaged, or its sound larger than the limit.
+    """
+    if record.audio_codec == NONE:
+        return None
+    _check_size(4 * record.num_audio_samples * record.num_channels, max_decoded_bytes)
+    if record.audio_codec in SAMPLES:
+        decoder = AudioField(max_frames=2**40)  # ours is the limit just checked
+        values = (record.sample_rate, record.num_channels, record.audio_codec, 0, record.num_audio_samples)
+        return decoder.decode(np.array(values, dtype=decoder.metadata_type).tobytes(), audio)
+    try:
+        source = Source(audio=audio if record.audio_codec == OWN_FILE else video)
+        sound = index_sound(source.audio)
+        if sound is None:
+            raise corrupt("clip has no sound where its record says so", found="a file without sound")
+        plan = Plan(
+            sound=sound,
+            sample_rate=record.sample_rate,
+            channels=record.num_channels,
+            audio_start=record.audio_start_samples,
+            num_audio_samples=record.num_audio_samples,
+        )
+        end, total = plan.audio_start + plan.num_audio_samples, sound.num_samples
+        if end > resampled_length(total, sound.sample_rate, plan.sample_rate):
+            raise corrupt("sound is shorter than its record says", found=f"{total} samples", expected=end)
+        _check_size(decoded_size(plan), max_decoded_bytes)
+        return Audio(clip_sound(source, plan), record.sample_rate)
+    except MediaError as error:
+        raise corrupt(error.reason) from error
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise corrupt("sound is too large", found=f"{size} bytes", expected=f"at most {limit} (max_decoded_bytes)")
