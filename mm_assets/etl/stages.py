@@ -504,7 +504,7 @@ def _counts(summary: PackSummary) -> dict[str, int]:
 def _homelessness(counts: Mapping[str, int], plan: PackPlan) -> Iterator[str]:
     """Says so where most rows have no place in the plan, which may not be meant for them."""
     refused = {name.rsplit(".", 1)[-1]: n for name, n in counts.items() if name.startswith("dropped.packable.")}
-    if 2 * sum(refused.values()) > counts["rows"]:
+    if 2 * sum(refused.values()) > counts["rows"] - counts["samples"]:  # of content rows: each sample has one other
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.items())
         what = f"preset {plan.preset!r}" if plan.preset else "the declared fields"
         yield f"{sum(refused.values()):,} of {counts['rows']:,} rows cannot be packed by {what}: {reasons}"

@@ -318,3 +318,18 @@ def test_clips_of_frames_go_through_the_chain(shared_data: Path, tmp_path: Path)
             assert any(one.audio is not None and one.frames is not None for one in found)
             assert all(one.frames is None or one.frames.shape[1:] == (36, 64, 3) for one in found)
             assert all(one.frames is None or len(one.frames) <= 12 for one in found)
+
+
+def test_a_plan_for_other_data_is_noticed(shared_data: Path, tmp_path: Path) -> None:
+    """Where most content has no place in the preset, or ends in its rest, the stages say so, with the reasons."""
+    _, results = run_chain(declare(tmp_path / "speech", shared_data / SHARDS["document"], pack="speech"))
+    (result,) = results.values()
+    assert any(
+        "cannot be packed by preset 'speech': not_selected" in note for note in result["filtered_rows"].record.notes
+    )
+    _, results = run_chain(declare(tmp_path / "document", shared_data / SHARDS["speech"], pack="document"))
+    (result,) = results.values()
+    assert any("in the rest of preset 'document'" in note for note in result["mult"].record.notes)
+    _, results = run_chain(declare(tmp_path / "right", shared_data / SHARDS["speech"]))
+    (result,) = results.values()
+    assert all(stage.record.notes == () for stage in result.values())
