@@ -38,7 +38,7 @@ from mm_assets.fields.base import (
 )
 from mm_assets.fields.video_frames import encode_frames, fill_frames, index_of
 from mm_assets.fields.video_record import FILE, IN_VIDEO, JPEG, NONE, OWN_FILE, RECORD, VIDEO_PART, Record
-from mm_assets.fields.video_sound import decoded_size, stored_sound
+from mm_assets.fields.video_sound import brought_to, decoded_size, stored_sound, timing_at
 from mm_assets.fields.video_source import MAX_DATA, Plan, Source, clip_sound, plan_of, source_of
 from mm_assets.fields.video_values import Clip, VideoAudio, VideoFile
 
@@ -63,7 +63,8 @@ class SyncedVideoAudioField(Field):
         frame_rate: frames a second that every clip is brought to, by presentation time; None for each file's own.
         size: (height, width) of frames, stretched to it: while encoding frames, and else while decoding.
         quality: of JPEG, 1 to 100.
-        audio_sample_rate: Hz that sound is resampled to; None for each file's own.
+        audio_sample_rate: Hz that sound is resampled to, while encoding and, where it is stored with another, while
+            decoding; None for each file's own.
         audio_channels: channels that sound is mixed to; None for each file's own.
         audio_encoding: of stored samples: ``flac`` or ``pcm16``, both 16 bits, or ``float32``.
         max_frames: longer clips are cut to it, and marked so; None for no cut.
@@ -307,12 +308,12 @@ class SyncedVideoAudioField(Field):
         yield Item("audio", 0, audio)
 
     def timing(self, metadata: Buffer | np.void) -> Timing:
-        """Give counts, rates and offset, without looking at the data.
+        """Give counts, rates and offset of what decoding gives, without looking at the data.
 
         Raises:
             FormatError: the record contradicts itself.
         """
-        return self._record_of(metadata).timing
+        return self._timing(self._record_of(metadata))
 
     def audio_segments(self, metadata: Buffer | np.void, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Give (K, 2) int64, start and stop of each frame's samples, without looking at the data.
@@ -326,7 +327,7 @@ class SyncedVideoAudioField(Field):
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> Clip:
         """Give a `Clip` of all frames, or of `target_frames`, and all sound."""
         record, video, audio = self._open(metadata, data)
-        timing, index = record.timing, index_of(record, video, max_pixels=self.max_pixels)
+        timing, index = self._timing(record), index_of(record, video, max_pixels=self.max_pixels)
         chosen = self._chosen(record)
         count = self.target_frames or len(chosen)
         frames = None
@@ -392,14 +393,11 @@ class SyncedVideoAudioField(Field):
         sound = self._sound(record, video, audio)
         length = 0
         if sound is not None:
-            found, expected = (sound.sample_rate, sound.samples.shape[1]), (self.audio_sample_rate, self.audio_channels)
-            if found != expected:
-                raise corrupt("sound is not of the field's rate and channels", found=found, expected=expected)
             length = min(len(sound.samples), len(target))
             target[:length] = sound.samples[:length, 0] if target.ndim == 1 else sound.samples[:length]
         target[length:] = 0
         targets["audio_mask"][...] = np.arange(len(target)) < length
-        targets["audio_segments"][:count] = np.minimum(record.timing.audio_segments(chosen), length)
+        targets["audio_segments"][:count] = np.minimum(self._timing(record).audio_segments(chosen), length)
         targets["audio_segments"][count:] = 0
 
     def _chosen(self, record: Record) -> npt.NDArray[np.int64]:
@@ -421,7 +419,14 @@ class SyncedVideoAudioField(Field):
         return np.empty((count, *(self.size or (record.height, record.width)), 3), dtype=np.uint8)
 
     def _sound(self, record: Record, video: memoryview, audio: memoryview) -> Audio | None:
-        return stored_sound(record, video, audio, max_decoded_bytes=self.max_decoded_bytes)
+        sound = stored_sound(record, video, audio, max_decoded_bytes=self.max_decoded_bytes)
+        if sound is None:
+            return None
+        rate, channels = self.audio_sample_rate or sound.sample_rate, self.audio_channels or sound.samples.shape[1]
+        return brought_to(sound, rate, channels, max_decoded_bytes=self.max_decoded_bytes)
+
+    def _timing(self, record: Record) -> Timing:
+        return timing_at(record.timing, self.audio_sample_rate or record.sample_rate)
 
     def _record_of(self, metadata: Buffer | np.void) -> Record:
         record = Record(*self._unpack_record(metadata)[:-1])

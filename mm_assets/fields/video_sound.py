@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from fractions import Fraction
+
 import numpy as np
 
-from mm_assets.av_sound import index_sound, resampled_length
+from mm_assets.av_sound import index_sound, mix, mixes, resample, resampled_length
+from mm_assets.av_timing import Timing
 from mm_assets.errors import MediaError
 from mm_assets.fields.audio import Audio, AudioField
 from mm_assets.fields.base import corrupt
 from mm_assets.fields.video_record import NONE, OWN_FILE, SAMPLES, Record
 from mm_assets.fields.video_source import Plan, Source, clip_sound
 
-__all__ = ["decoded_size", "stored_sound"]
+__all__ = ["brought_to", "decoded_size", "stored_sound", "timing_at"]
 
 
 def decoded_size(plan: Plan) -> int:
@@ -60,6 +64,33 @@ def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_de
         return Audio(clip_sound(source, plan), record.sample_rate)
     except MediaError as error:
         raise corrupt(error.reason) from error
+
+
+def brought_to(sound: Audio, rate: int, channels: int, *, max_decoded_bytes: int) -> Audio:
+    """Sound at another rate and number of channels than it is stored with; itself where it has them.
+
+    Raises:
+        CorruptError: nothing makes so many channels of it, or it would be larger than the limit.
+    """
+    stored, given = sound.samples.shape[1], sound.sample_rate
+    if (stored, given) == (channels, rate):
+        return sound
+    if not mixes(stored, channels):
+        raise corrupt("sound cannot be mixed to the field's channels", found=stored, expected=channels)
+    _check_size(4 * resampled_length(len(sound.samples), given, rate) * max(channels, stored), max_decoded_bytes)
+    return Audio(resample(mix(sound.samples, channels), given, rate), rate)
+
+
+def timing_at(timing: Timing, rate: int) -> Timing:
+    """A clip's timing with its sound at another rate; the offset is rounded to nearest, a half to even."""
+    if timing.sample_rate in (0, rate):
+        return timing
+    return dataclasses.replace(
+        timing,
+        sample_rate=rate,
+        num_audio_samples=resampled_length(timing.num_audio_samples, timing.sample_rate, rate),
+        audio_offset_samples=round(Fraction(timing.audio_offset_samples * rate, timing.sample_rate)),
+    )
 
 
 def _check_size(size: int, limit: int) -> None:

@@ -761,3 +761,29 @@ def test_real_clips_are_kept_and_decoded(shared_data, members_of):
             assert abs(timing.audio_seconds - timing.video_seconds) < 1.1, name
         found.add((name.rpartition(".")[2], clip.audio is not None))
     assert found == {("mp4", True), ("mp4", False), ("mov", True), ("webm", True)}
+
+
+@pytest.mark.parametrize("encoding", ["keep", "frames"])
+def test_sound_is_brought_to_another_rate_while_decoding(encoding):
+    """Whoever reads may ask for another rate and fewer channels: sound, segments, timing and batches are of these."""
+    data = clip_file(samples=ramp(8000, 2), sample_rate=16_000, num_frames=12)
+    stored = SyncedVideoAudioField(encoding=encoding, audio_encoding="float32").encode(data)
+    settings = {"audio_sample_rate": 8000, "audio_channels": 1}
+    reader = SyncedVideoAudioField(encoding=encoding, **settings)
+    expected = SyncedVideoAudioField(encoding="keep", **settings)
+    expected = expected.decode(*expected.encode(data)).audio
+    clip = reader.decode(*stored)
+    assert (clip.audio.sample_rate, clip.audio.samples.shape) == (8000, (4000, 1))
+    np.testing.assert_allclose(clip.audio.samples, expected.samples, atol=1e-6)
+    timing = reader.timing(stored.metadata)
+    assert (timing.sample_rate, timing.num_audio_samples) == (8000, 4000)
+    assert clip.timing == timing
+    np.testing.assert_array_equal(clip.audio_segments, reader.audio_segments(stored.metadata, np.arange(12)))
+    assert clip.audio_segments[0].tolist() == [0, 320]
+    batch = SyncedVideoAudioField(
+        encoding=encoding, size=SIZE, target_frames=3, target_audio_len=4096, audio_encoding="float32", **settings
+    )
+    records = np.frombuffer(stored.metadata, np.uint8)[np.newaxis]
+    values, _ = batch.decode_batch(records, [stored.data])
+    np.testing.assert_allclose(values["audio"][0, :4000], expected.samples[:, 0], atol=1e-6)
+    assert values["audio_mask"][0].sum() == 4000
