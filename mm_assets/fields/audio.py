@@ -23,6 +23,7 @@ from mm_assets.fields.base import (
     config_error,
     corrupt,
     describe,
+    is_int,
     truncated,
     wrong_content,
     wrong_value,
@@ -108,9 +109,9 @@ class AudioField(Field):
             raise config_error("encoding", self.encoding, f"one of {', '.join(_ENCODINGS)}")
         if self.decoded not in ("float32", "int16"):
             raise config_error("decoded", self.decoded, "float32 or int16")
-        if self.sample_rate is not None and not _is_int(self.sample_rate, 1, MAX_RATE):
+        if self.sample_rate is not None and not is_int(self.sample_rate, 1, MAX_RATE):
             raise config_error("sample_rate", self.sample_rate, f"Hz, an integer from 1 to {MAX_RATE}, or None")
-        if not _is_int(self.max_frames, 1, 2**40):
+        if not is_int(self.max_frames, 1, 2**40):
             raise config_error("max_frames", self.max_frames, "an integer from 1 to 2**40")
 
     @property
@@ -270,10 +271,6 @@ class AudioField(Field):
         if raw.kind == "f" and not np.isfinite(samples).all():
             raise corrupt("sound has samples that are infinite or NaN", found="NaN", expected="finite samples")
         return Audio(_to_int16(samples), rate)
-
-
-def _is_int(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def _to_float(samples: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

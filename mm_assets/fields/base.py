@@ -35,6 +35,7 @@ __all__ = [
     "config_error",
     "corrupt",
     "describe",
+    "is_int",
     "truncated",
     "wrong_content",
     "wrong_value",
@@ -135,6 +136,11 @@ def truncated(detail: str, *, found: object = None, expected: object = None) -> 
 def config_error(key: str, found: object, expected: str) -> ConfigError:
     """A `ConfigError` of a field's argument."""
     return ConfigError("arguments", key, f"found {found!r}, expected {expected}")
+
+
+def is_int(value: object, low: int, high: int) -> bool:
+    """Whether a setting is an integer from `low` to `high`; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def as_bytes_view(value: Buffer) -> memoryview:

@@ -25,6 +25,7 @@ from mm_assets.fields.base import (
     config_error,
     corrupt,
     describe,
+    is_int,
     truncated,
     wrong_content,
     wrong_value,
@@ -111,11 +112,11 @@ class DepthField(Field):
             raise config_error("dtype", self.dtype, "uint16, float32 or None")
         if self.encoding == "png" and self.dtype == "float32":
             raise config_error("encoding", self.encoding, "zstd or raw: PNG has no float32")
-        if not _is_int(self.max_pixels, 1, 2**40):
+        if not is_int(self.max_pixels, 1, 2**40):
             raise config_error("max_pixels", self.max_pixels, "an integer from 1 to 2**40")
         if self.size is not None:
             ok = isinstance(self.size, tuple | list) and len(self.size) == 2
-            if not ok or not all(_is_int(side, 1, 2**31 - 1) for side in self.size):
+            if not ok or not all(is_int(side, 1, 2**31 - 1) for side in self.size):
                 raise config_error("size", self.size, "(height, width), integers from 1")
             if self.size[0] * self.size[1] > self.max_pixels:
                 raise config_error("size", self.size, f"at most max_pixels ({self.max_pixels}) pixels")
@@ -130,7 +131,7 @@ class DepthField(Field):
             object.__setattr__(self, "metres_per_step", float(step))
         elif self.decoded == "metres":
             raise config_error("metres_per_step", step, "what a stored 1 is in metres, to decode to metres")
-        if self.invalid is not None and not _is_int(self.invalid, 0, 65_535):
+        if self.invalid is not None and not is_int(self.invalid, 0, 65_535):
             raise config_error("invalid", self.invalid, "an integer from 0 to 65535, or None")
         if self.invalid is not None and self.dtype == "float32":
             raise config_error("invalid", self.invalid, "None: with float32 NaN says so")
@@ -315,10 +316,6 @@ class DepthField(Field):
         values: npt.NDArray[Any] = np.frombuffer(view, dtype=dtype).reshape(height, width)
         values.flags.writeable = False
         return values
-
-
-def _is_int(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def _is_npy(value: Buffer) -> bool:

@@ -23,6 +23,7 @@ from mm_assets.fields.base import (
     config_error,
     corrupt,
     describe,
+    is_int,
     wrong_content,
     wrong_value,
 )
@@ -110,11 +111,11 @@ class ImageField(Field):
     def __post_init__(self) -> None:
         if self.encoding not in _ENCODINGS:
             raise config_error("encoding", self.encoding, f"one of {', '.join(_ENCODINGS)}")
-        if not _is_int(self.quality, 1, 100):
+        if not is_int(self.quality, 1, 100):
             raise config_error("quality", self.quality, "an integer from 1 to 100")
-        if not _is_int(self.max_pixels, 1, 2**40):
+        if not is_int(self.max_pixels, 1, 2**40):
             raise config_error("max_pixels", self.max_pixels, "an integer from 1 to 2**40")
-        if self.channels is not None and (not _is_int(self.channels, 1, 4) or self.channels == 2):
+        if self.channels is not None and (not is_int(self.channels, 1, 4) or self.channels == 2):
             raise config_error("channels", self.channels, "1, 3, 4 or None")
         if not isinstance(self.apply_orientation, bool):
             raise config_error("apply_orientation", self.apply_orientation, "true or false")
@@ -133,7 +134,7 @@ class ImageField(Field):
     def _check_decode_settings(self) -> None:
         if self.decode_resize not in RESIZES:
             raise config_error("decode_resize", self.decode_resize, f"one of {', '.join(RESIZES)}")
-        if not _is_int(self.decode_fill, 0, 255):
+        if not is_int(self.decode_fill, 0, 255):
             raise config_error("decode_fill", self.decode_fill, "an integer from 0 to 255")
         if self.decode_mode not in _DECODE_MODES:
             raise config_error("decode_mode", self.decode_mode, f"one of {', '.join(_DECODE_MODES)}")
@@ -377,8 +378,4 @@ def _decoded_scratch(shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, tuple | list) and len(value) == 2 and all(_is_int(side, 1, 65_535) for side in value)
-
-
-def _is_int(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    return isinstance(value, tuple | list) and len(value) == 2 and all(is_int(side, 1, 65_535) for side in value)

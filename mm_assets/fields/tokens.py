@@ -23,6 +23,7 @@ from mm_assets.fields.base import (
     config_error,
     corrupt,
     describe,
+    is_int,
     truncated,
     wrong_content,
     wrong_value,
@@ -102,7 +103,7 @@ class TokensField(Field):
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        if not _is_int(self.vocab_size, 1, _MAX_VOCAB):
+        if not is_int(self.vocab_size, 1, _MAX_VOCAB):
             raise config_error("vocab_size", self.vocab_size, f"an integer from 1 to {_MAX_VOCAB}")
         if at_hand is not None and self._vocab < at_hand.vocab_size:
             raise config_error("vocab_size", self.vocab_size, f"at least the tokenizer's {at_hand.vocab_size}")
@@ -112,14 +113,14 @@ class TokensField(Field):
         # Without a vocabulary nothing is known of the ids, and decoding checks them against `decoded` instead.
         if _MAX_VOCAB > self._vocab > int(limits.max) + 1:
             raise config_error("decoded", self.decoded, f"a dtype that holds ids up to {self._vocab - 1}")
-        if not _is_int(self.pad_id, int(limits.min), int(limits.max)):
+        if not is_int(self.pad_id, int(limits.min), int(limits.max)):
             raise config_error("pad_id", self.pad_id, f"an integer that fits {self.decoded}")
-        if self.max_tokens is not None and not _is_int(self.max_tokens, 1, _MAX_TOKENS):
+        if self.max_tokens is not None and not is_int(self.max_tokens, 1, _MAX_TOKENS):
             raise config_error("max_tokens", self.max_tokens, f"an integer from 1 to {_MAX_TOKENS}, or None")
         if self.truncate not in _TRUNCATE:
             raise config_error("truncate", self.truncate, f"one of {', '.join(_TRUNCATE)}")
         for name in ("keep_start", "keep_end"):
-            if not _is_int(getattr(self, name), 0, self.max_tokens or _MAX_TOKENS):
+            if not is_int(getattr(self, name), 0, self.max_tokens or _MAX_TOKENS):
                 raise config_error(name, getattr(self, name), "an integer from 0 to max_tokens")
 
     @property
@@ -251,7 +252,3 @@ class TokensField(Field):
         row[len(ids) :] = self.pad_id
         mask[: len(ids)] = 1
         mask[len(ids) :] = 0
-
-
-def _is_int(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

@@ -32,6 +32,7 @@ from mm_assets.fields.base import (
     as_bytes_view,
     config_error,
     corrupt,
+    is_int,
     truncated,
     wrong_content,
     wrong_value,
@@ -106,7 +107,7 @@ class SyncedVideoAudioField(Field):
             object.__setattr__(self, "frame_rate", ratio)  # one form, so that equal settings are equal fields
         if self.size is not None:
             sides = self.size if isinstance(self.size, tuple) else ()
-            if len(sides) != 2 or not all(_is_int(side, 1, 65_500) for side in sides):
+            if len(sides) != 2 or not all(is_int(side, 1, 65_500) for side in sides):
                 raise config_error("size", self.size, "height and width, each 1 to 65500, or None")
         limits = {
             "quality": (1, 100),
@@ -121,7 +122,7 @@ class SyncedVideoAudioField(Field):
         optional = {field.name for field in dataclasses.fields(self) if field.default is None}
         for name, (low, high) in limits.items():
             value = getattr(self, name)
-            if not (value is None and name in optional) and not _is_int(value, low, high):
+            if not (value is None and name in optional) and not is_int(value, low, high):
                 raise config_error(name, value, f"an integer from {low} to {high}")
         if self.max_duration is not None and not (
             isinstance(self.max_duration, int | float)
@@ -445,7 +446,3 @@ class SyncedVideoAudioField(Field):
             found, expected = record.video_size, 8 * (record.num_frames + 1)
             raise truncated("frames are shorter than their index", found=found, expected=expected)
         return record, view[: record.video_size], view[audio_at:]
-
-
-def _is_int(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
