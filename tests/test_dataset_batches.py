@@ -221,6 +221,9 @@ def test_any_modality_of_any_sample_may_be_missing(tmp_path_factory, examples, d
     path = write(folder / f"x.{form}", fields, written)
     other = folder / f"y.{FORMS[1 - FORMS.index(form)]}"
     convert(path, other)
+    back = folder / f"z.{form}"
+    convert(other, back)
+    assert back.read_bytes() == path.read_bytes()
     for place in (path, other):
         with mm_assets.open(place) as dataset:
             for i, row in enumerate(pairs):

@@ -7,8 +7,6 @@ is scaled, resized or cast, but for metres on request.
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,6 +28,7 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
+from mm_assets.fields.image_decode import PILLOW_ERRORS
 from mm_assets.fields.ndarray import NDArrayField
 from mm_assets.media import probe_image
 
@@ -53,25 +52,6 @@ _NPY_MAGIC = b"\x93NUMPY"
 # (tag, default): bits a sample; photometric, of which 0 would turn near into far; compression; a tile's sides
 _TIFF_TAGS = ((258, 1), (262, None), (259, 1), (322, 0), (323, 0))
 _MAX_TILE_PIXELS = 2**26  # a tile is decoded whole, however small the image is
-
-# What Pillow's PNG and TIFF plugins are known to raise on damaged bytes; they do not promise a set. `Warning` is for
-# callers who turn warnings into errors.
-_PILLOW_ERRORS = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-    struct.error,
-    zlib.error,
-    Warning,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +197,7 @@ class DepthField(Field):
         try:
             with _open_with_pillow(data, "tiff") as image:
                 return _tiff_dtype(image)
-        except _PILLOW_ERRORS as error:
+        except PILLOW_ERRORS as error:
             raise wrong_content(self, f"tiff bytes that cannot be read ({error})", "a TIFF") from error
 
     def _check_map(self, value: object) -> npt.NDArray[Any]:
@@ -384,7 +364,7 @@ def _decode_file(data: Buffer, codec: str, size: tuple[int, int], dtype: np.dtyp
                 raise corrupt(f"{codec} is not of the dtype in its record", found=image.mode, expected=dtype.name)
             image.load()
             values = np.asarray(image)
-    except (*_PILLOW_ERRORS, DecompressionBombError) as error:
+    except (*PILLOW_ERRORS, DecompressionBombError) as error:
         if isinstance(error, ValueError) and type(error).__module__.startswith("mm_assets"):
             raise
         raise corrupt(f"{codec} cannot be decoded: {type(error).__name__}: {error}") from error

@@ -26,6 +26,7 @@ __all__ = [
     "CODEC_NAMES",
     "INVERSE_ORIENTATION",
     "MODES",
+    "PILLOW_ERRORS",
     "SCALES",
     "UPRIGHT",
     "Room",
@@ -52,7 +53,7 @@ Room = Callable[[tuple[int, int, int]], npt.NDArray[np.uint8]]
 # What Pillow's plugins are known to raise on damaged bytes. They do not promise a set: a plugin that indexes past a
 # list or asserts is as much a verdict on the bytes as one that raises OSError. `Warning` is for callers who turn
 # warnings into errors.
-_PILLOW_ERRORS = (
+PILLOW_ERRORS = (
     OSError,
     ValueError,
     SyntaxError,
@@ -150,7 +151,7 @@ def _decode_with_pillow(data: Buffer, codec: str, size: tuple[int, int], channel
                 )
             image.load()
             pixels = _pixels_of(image, channels)
-    except (*_PILLOW_ERRORS, DecompressionBombError) as error:
+    except (*PILLOW_ERRORS, DecompressionBombError) as error:
         if isinstance(error, ValueError) and type(error).__module__.startswith("mm_assets"):
             raise
         raise corrupt(f"{codec} cannot be decoded: {type(error).__name__}: {error}") from error

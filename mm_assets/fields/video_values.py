@@ -141,4 +141,4 @@ class Clip:
     def __eq__(self, other: object) -> bool:
         return _same(self, other) if isinstance(other, Clip) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # as above
+    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
