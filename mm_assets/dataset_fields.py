@@ -110,11 +110,14 @@ class DatasetFields:
         Raises:
             KeyError: one is no modality.
         """
+        names = self.names
         if modalities is None:
-            return self.names
-        for name in modalities:
-            self.check_name(name)
-        return tuple(dict.fromkeys(modalities))
+            return names
+        chosen = tuple(dict.fromkeys(modalities))
+        for name in chosen:
+            if name not in names:
+                self.check_name(name)
+        return chosen
 
     def field(self, name: str) -> Field:
         """The field of a modality, which the caller has checked.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import BadMagicError, CorruptError, TruncatedError
 from mm_assets.formats import batch
-from mm_assets.formats.batch import Bounds, Head, Places, blocks
+from mm_assets.formats.batch import Bounds, Head, Places, any_of, blocks
 from mm_assets.formats.layout import (
     HEAD_CRC_OFFSET,
     IDS_SECTION,
@@ -46,7 +46,7 @@ from mm_assets.formats.source import MappedFile, Table, gather, view_block
 from mm_assets.formats.tail import HEAD_REQUEST, Window
 
 _PREFIX = struct.Struct("<QII")
-_LOW_HALF = np.uint64(2**32 - 1)
+_LOW_HALF = np.array(2**32 - 1, np.uint64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +61,11 @@ class _Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Limits:
-    """What rows of one stream are checked against, as NumPy compares it fastest; `num_words` uint64 are a row."""
+    """What rows of one stream are checked against, as arrays without dimensions, which NumPy compares fastest."""
 
-    num_words: int
-    data_ptr: np.uint64
-    data_size: np.uint64
+    data_ptr: npt.NDArray[np.uint64]
+    data_size: npt.NDArray[np.uint64]
+    starts_at_zero: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +164,9 @@ class MstrReader(PackedReader):
     def _bind(self) -> None:
         self._limits = [
             _Limits(
-                num_words=region.stride // 8,
-                data_ptr=np.uint64(region.data_ptr),
-                data_size=np.uint64(region.data_size),
+                data_ptr=np.array(region.data_ptr, np.uint64),
+                data_size=np.array(region.data_size, np.uint64),
+                starts_at_zero=not region.data_ptr,
             )
             for region in self._regions
         ]
@@ -226,34 +226,30 @@ class MstrReader(PackedReader):
         )
 
     def _raw_bounds(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
-        starts, ends = [], []
-        absent: list[npt.NDArray[np.bool_] | None] = []
-        for number in numbers:
-            table, limits = self._rows[number], self._limits[number]
-            table.fetch(ids)
-            # Rows are multiples of 8 bytes; the first two numbers are position, and size with checksum above it.
-            words = table.array().take(ids).view(np.uint64).reshape(len(ids), limits.num_words)
-            ptrs, sizes = words[:, 0], words[:, 1] & _LOW_HALF
-            # Unsigned numbers wrap where a position is below the region, and are far too large then.
-            offsets = ptrs - limits.data_ptr
-            behind = offsets + sizes
-            starts.append(ptrs)
-            ends.append(ptrs + sizes)
-            if limits.data_ptr and np.maximum(offsets, behind).max() <= limits.data_size:
-                absent.append(None)
-                continue
-            gone = ptrs == 0
-            absent.append(gone)
-            bad = np.where(gone, words[:, 1] != 0, (offsets > limits.data_size) | (behind > limits.data_size))
-            if bad.any():
-                k = int(bad.argmax())
-                raise self._misplaced(int(ids[k]), number, int(ptrs[k]), int(sizes[k]))
-        present = None
-        if any(gone is not None for gone in absent):
-            present = np.array([np.ones(len(ids), np.bool_) if gone is None else ~gone for gone in absent])
-        if len(numbers) == 1:
-            return Bounds(starts[0].reshape(1, -1), ends[0].reshape(1, -1), present)
-        return Bounds(np.array(starts), np.array(ends), present)
+        streams = [self._stream_bounds(ids, number) for number in numbers]
+        return Bounds(*zip(*streams, strict=True))
+
+    def _stream_bounds(
+        self, ids: npt.NDArray[np.int64], number: int
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
+        """Starts, ends and presence of one stream's data."""
+        table, limits = self._rows[number], self._limits[number]
+        table.fetch(ids)
+        # The first two numbers of a row are position, and size with checksum above it.
+        words = table.words().take(ids, 0)
+        ptrs, sizes = words[:, 0], words[:, 1] & _LOW_HALF
+        # Unsigned numbers wrap where a position is below the region, and are far too large then.
+        offsets = ptrs - limits.data_ptr
+        outside = np.maximum(offsets, offsets + sizes) > limits.data_size
+        ends = ptrs + sizes
+        if not limits.starts_at_zero and not any_of(outside):
+            return ptrs, ends, None
+        present = ptrs != 0
+        bad = np.where(present, outside, words[:, 1] != 0)
+        if bad.any():
+            k = int(bad.argmax())
+            raise self._misplaced(int(ids[k]), number, int(ptrs[k]), int(sizes[k]))
+        return ptrs, ends, present
 
     def _fetch_data(self, source: MappedFile, numbers: Sequence[int], bounds: Bounds) -> None:
         for m, number in enumerate(numbers):

@@ -33,7 +33,7 @@ from mm_assets.formats.layout import (
     mstr_row,
     name_hash,
 )
-from mm_assets.formats.output import JoinedFile, open_spool, splice
+from mm_assets.formats.output import JoinedFile, splice
 from mm_assets.formats.tail import TailWriter
 from mm_assets.formats.writer import PackedWriter
 
@@ -88,7 +88,7 @@ class MstrWriter(PackedWriter):
                 stream = _Stream(spec, self._target.file)
                 stream.file.seek(align(MSTR_BODY_PTR + stream.stride * self._announced, PAGE))
             else:
-                stream = _Stream(spec, open_spool(self.path.parent))
+                stream = _Stream(spec, self._target.open_spool())
             self._streams.append(stream)
 
     def _check_size(self, payloads: Sequence[Payload | None]) -> None:

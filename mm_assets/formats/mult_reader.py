@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import BadMagicError, CorruptError, TruncatedError, UnsupportedVersionError
 from mm_assets.formats import batch
-from mm_assets.formats.batch import Bounds, Head, Places, blocks
+from mm_assets.formats.batch import Bounds, Head, Places, any_of, blocks
 from mm_assets.formats.layout import (
     DIRECTORY_SECTION,
     IDS_SECTION,
@@ -36,7 +36,7 @@ from mm_assets.formats.layout import (
 )
 from mm_assets.formats.reader import PackedReader
 from mm_assets.formats.report import Damage
-from mm_assets.formats.source import Region, Table, gather, view_block
+from mm_assets.formats.source import MappedFile, Region, Table, gather, view_block
 from mm_assets.formats.tail import HEAD_REQUEST, Window
 
 
@@ -45,18 +45,20 @@ class _Plan:
     """What it takes to find and check the directory's cells of some modalities.
 
     Attributes:
-        first_cells: (modalities, 1) int64, where a modality's positions begin, counted in uint64.
-        to_sizes: (modalities, 1) int64, from there to where its sizes begin, counted in uint32.
-        record_sizes: (modalities, 1) uint64, bytes of a metadata record.
-        body_ptr: the least position of a payload.
-        room: bytes from there to the end of the file.
+        first_cells: (modalities, 1) or () int64, where a modality's positions begin, counted in uint64.
+        to_sizes: the same shape, int64, from there to where its sizes begin, counted in uint32.
+        record_sizes: the same shape, uint64, bytes of a metadata record.
+        body_ptr: () uint64, the least position of a payload.
+        room: () uint64, bytes from there to the end of the file.
+        all_present: what `Bounds.present` is where nothing is absent.
     """
 
     first_cells: npt.NDArray[np.int64]
     to_sizes: npt.NDArray[np.int64]
     record_sizes: npt.NDArray[np.uint64]
-    body_ptr: np.uint64
-    room: np.uint64
+    body_ptr: npt.NDArray[np.uint64]
+    room: npt.NDArray[np.uint64]
+    all_present: tuple[None, ...]
 
 
 class MultReader(PackedReader):
@@ -193,35 +195,45 @@ class MultReader(PackedReader):
             self._columns[number][1].fetch(ids)
         plan = self._plan(numbers)
         cells = ids + plan.first_cells
-        ptrs = self._words.array()[cells]
+        ptrs = self._words.array().take(cells)
         cells += plan.to_sizes
-        sizes = self._halves.array()[cells].astype(np.uint64)
+        sizes = self._halves.array().take(cells).astype(np.uint64)
         # Unsigned numbers wrap where something is below its least, and are far too large then.
         offsets = ptrs - plan.body_ptr
-        ends = offsets + sizes
-        lengths = sizes - plan.record_sizes
-        room = plan.room
-        if np.maximum(np.maximum(offsets, ends), lengths).max() <= room:
-            return Bounds(ptrs + plan.record_sizes, ptrs + sizes)
+        most = np.maximum(offsets, sizes - plan.record_sizes)
+        outside = np.maximum(most, np.add(offsets, sizes, out=offsets), out=most) > plan.room
+        shape = len(numbers), len(ids)
+        ends = (ptrs + sizes).reshape(shape)
+        if not any_of(outside):
+            return Bounds((ptrs + plan.record_sizes).reshape(shape), ends, plan.all_present)
         present = ptrs != 0
-        bad = np.where(present, (offsets > room) | (ends > room) | (lengths > room), sizes != 0)
+        bad = np.where(present, outside, sizes != 0).reshape(shape)
         if bad.any():
             m, k = (int(place[0]) for place in np.nonzero(bad))
-            raise self._misplaced(int(ids[k]), numbers[m], int(ptrs[m, k]), int(sizes[m, k]))
-        return Bounds(np.where(present, ptrs + plan.record_sizes, ptrs), ptrs + sizes, present)
+            place, size = ptrs.reshape(shape)[m, k], sizes.reshape(shape)[m, k]
+            raise self._misplaced(int(ids[k]), numbers[m], int(place), int(size))
+        starts = np.where(present, ptrs + plan.record_sizes, ptrs)
+        return Bounds(starts.reshape(shape), ends, present.reshape(shape))
+
+    def _fetch_data(self, source: MappedFile, numbers: Sequence[int], bounds: Bounds) -> None:
+        # The payloads of a sample are neighbours, so a batch is probed, and asked for, as a whole.
+        source.fetch(np.asarray(bounds.starts), np.asarray(bounds.ends))
 
     def _plan(self, numbers: Sequence[int]) -> _Plan:
         key = tuple(numbers)
         plan = self._plans.get(key)
         if plan is None:
-            column = np.array(numbers, np.int64).reshape(-1, 1)
+            # For one modality without dimensions: NumPy takes half the time for such.
+            shape = (len(numbers), 1) if len(numbers) > 1 else ()
+            column = np.array(numbers, np.int64).reshape(shape)
             records = [self.modalities[number].metadata_size for number in numbers]
             plan = self._plans[key] = _Plan(
-                first_cells=2 * self._num_samples * column,
-                to_sizes=2 * self._num_samples * (column + 1),
-                record_sizes=np.array(records, np.uint64).reshape(-1, 1),
-                body_ptr=np.uint64(self._body_ptr),
-                room=np.uint64(self._size - self._body_ptr),
+                first_cells=np.asarray(2 * self._num_samples * column),
+                to_sizes=np.asarray(2 * self._num_samples * (column + 1)),
+                record_sizes=np.array(records, np.uint64).reshape(shape),
+                body_ptr=np.array(self._body_ptr, np.uint64),
+                room=np.array(self._size - self._body_ptr, np.uint64),
+                all_present=(None,) * len(numbers),
             )
         return plan
 
@@ -229,7 +241,7 @@ class MultReader(PackedReader):
         places = [self._locate_by_headers(ids, number) for number in numbers]
         present = np.array([found.present for found in places])
         ptrs, sizes = np.array([found.ptrs for found in places]), np.array([found.sizes for found in places])
-        records = self._plan(numbers).record_sizes
+        records = self._plan(numbers).record_sizes.reshape(-1, 1)
         return Bounds(np.where(present, ptrs + records, ptrs), ptrs + sizes, present)
 
     def _locate_by_headers(self, ids: npt.NDArray[np.int64], number: int) -> Places:

@@ -32,7 +32,7 @@ from mm_assets.formats.layout import (
     mult_index_ptr,
     name_hash,
 )
-from mm_assets.formats.output import JoinedFile, open_spool, splice
+from mm_assets.formats.output import JoinedFile, splice
 from mm_assets.formats.tail import TailWriter
 from mm_assets.formats.writer import PackedWriter
 
@@ -60,7 +60,7 @@ class MultWriter(PackedWriter):
         self._crcs = [array("I") for _ in range(count)]
         self._position = 0
         if self._announced is None:
-            self._spool = open_spool(self.path.parent)
+            self._spool = self._target.open_spool()
             self._body: JoinedFile = self._spool
         else:
             self._body = self._target.file

@@ -1,5 +1,7 @@
 """Where writers write to: files that appear whole or not at all, spools beside them and splicing, files that grow.
 
+Joined writes of one writer go to its `WriteBehind`, whose thread writes them while the caller makes the next.
+
 The temporary file `.<name>.tmp` carries a lock while its writer lives. What a killed writer left behind has none, and
 the next writer of the same target starts it afresh. Spools have no name, so they never outlive their process. A file
 that grows is locked itself, and every change of it is a positioned write, a cut, or a wait for the disk.
@@ -12,7 +14,9 @@ import errno
 import fcntl
 import os
 import tempfile
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Protocol, Self
 
@@ -21,6 +25,7 @@ from mm_assets.formats.layout import Buffer
 JOINED_WRITE = 1 << 20  # bytes gathered before the operating system is called; more leaves the processor's cache
 _MAX_PARTS = 1000  # of one call; the operating system takes 1024
 _MAX_COPIED = 64 << 10  # of bytes that their owner may change, more are written at once
+_MAX_BEHIND = 4 << 20  # bytes that wait for the thread; four joined writes, so that neither side waits for the other
 FILL = bytes(8192)  # zeros for gaps: no fill is longer than a page
 
 # Answers of the kernel that mean "not between these two files": the bytes go through this process then.
@@ -57,6 +62,72 @@ class Positioned(Spliceable, Protocol):
         """Puts the next byte there."""
 
 
+class WriteBehind:
+    """A thread that writes blocks one after the other, while their owner goes on.
+
+    It begins with the first block, and ends with `close` or when nobody holds this any more. What it has to write keeps
+    its file open. For one thread of one process; a forked child may only drop it.
+    """
+
+    def __init__(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+        self._waiting: deque[tuple[Future[None], int]] = deque()  # blocks and their bytes, the oldest first
+        self._size = 0  # of all that wait
+
+    def submit(self, file: IO[bytes], parts: Sequence[Buffer], size: int, position: int) -> None:
+        """Takes a block, once there is room for it. A block that is larger than the room is waited for.
+
+        Args:
+            file: where it goes; open, without a buffer.
+            parts: the bytes, which nobody changes.
+            size: how many they are.
+            position: of the first.
+
+        Raises:
+            OSError: an earlier block could not be written, or this one where it is waited for.
+        """
+        self._wait(max(0, _MAX_BEHIND - size))
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="mm_assets-write")
+        self._waiting.append((self._executor.submit(_write_parts, file, parts, size, position), size))
+        self._size += size
+        if size > _MAX_BEHIND:
+            self.drain()
+
+    def drain(self) -> None:
+        """Waits until nothing is left to write.
+
+        Raises:
+            OSError: a block could not be written; so says every later call.
+        """
+        self._wait(0)
+
+    def _wait(self, room: int) -> None:
+        """Waits until no more than `room` bytes are left to write."""
+        while self._size > room:
+            future, size = self._waiting[0]
+            future.result()  # interrupted while waiting, the block is still the first
+            self._waiting.popleft()
+            self._size -= size
+
+    def close(self) -> None:
+        """Drops what is not begun, and ends the thread; fine twice."""
+        for future, _ in self._waiting:
+            future.cancel()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True)
+
+
+def _write_parts(file: IO[bytes], parts: Sequence[Buffer], size: int, position: int) -> None:
+    """Writes all of the parts, which have `size` bytes together, one behind the other."""
+    while size:
+        count = os.pwritev(file.fileno(), parts, position)
+        position += count
+        size -= count
+        if size:  # the operating system took a part of it
+            parts = _behind(parts, count)
+
+
 class JoinedFile:
     """A file that is written in order: small writes are joined, and no byte that cannot change is copied.
 
@@ -64,11 +135,12 @@ class JoinedFile:
 
     Args:
         raw: the file, open for writing and without a buffer; closed with this one.
+        behind: writes for it, and says of what it could not write at a later call. Without it the caller's thread does.
     """
 
-    def __init__(self, raw: IO[bytes]) -> None:
+    def __init__(self, raw: IO[bytes], behind: WriteBehind | None = None) -> None:
         self._raw = raw
-        self._fd = raw.fileno()
+        self._behind = behind
         self._position = 0  # of the first byte that is held back
         self._parts: list[Buffer] = []
         self._size = 0
@@ -80,7 +152,7 @@ class JoinedFile:
     def seek(self, position: int, /) -> None:
         """Puts the next byte there."""
         if position != self.tell():
-            self.flush()
+            self._write_held_back(self._behind)
             self._position = position
 
     def write(self, data: Buffer, /) -> None:
@@ -91,23 +163,29 @@ class JoinedFile:
         at_once = size > _MAX_COPIED and not isinstance(data, bytes)
         self._parts.append(data if at_once else bytes(data))
         self._size += size
-        if at_once or self._size >= JOINED_WRITE or len(self._parts) >= _MAX_PARTS:
+        if at_once:
             self.flush()
+        elif self._size >= JOINED_WRITE or len(self._parts) >= _MAX_PARTS:
+            self._write_held_back(self._behind)
 
-    def flush(self) -> None:
-        """Writes what is held back."""
+    def _write_held_back(self, behind: WriteBehind | None) -> None:
         parts, self._parts = self._parts, []
         size, self._size = self._size, 0
-        while size:
-            count = os.pwritev(self._fd, parts, self._position)
-            self._position += count
-            size -= count
-            if size:  # the operating system took a part of it
-                parts = _behind(parts, count)
+        position, self._position = self._position, self._position + size
+        if behind is None:
+            _write_parts(self._raw, parts, size, position)
+        elif size:
+            behind.submit(self._raw, parts, size, position)
+
+    def flush(self) -> None:
+        """Writes what is held back, and waits until all is written."""
+        if self._behind is not None:
+            self._behind.drain()
+        self._write_held_back(None)  # waiting for the thread would take longer
 
     def fileno(self) -> int:
         """The descriptor."""
-        return self._fd
+        return self._raw.fileno()
 
     def close(self) -> None:
         """Closes the file."""
@@ -131,7 +209,7 @@ def _behind(parts: Sequence[Buffer], count: int) -> list[Buffer]:
 
 
 class AtomicFile:
-    """A file under construction beside its target.
+    """A file under construction beside its target. A process that was forked meanwhile has no part in it.
 
     Args:
         path: the target; its folder must exist.
@@ -147,7 +225,9 @@ class AtomicFile:
             raise IsADirectoryError(errno.EISDIR, "a folder stands where the file should", str(path))
         self.path = path
         self._temporary = path.with_name(f".{path.name}.tmp")
-        self.file = JoinedFile(os.fdopen(self._open_locked(), "wb", buffering=0))
+        self._process = os.getpid()
+        self._behind = WriteBehind()
+        self.file = JoinedFile(os.fdopen(self._open_locked(), "wb", buffering=0), self._behind)
 
     def _open_locked(self) -> int:
         while True:
@@ -156,7 +236,10 @@ class AtomicFile:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if self._is_at_place(fd):
-                    os.ftruncate(fd, 0)  # what a killed writer left
+                    if os.fstat(fd).st_size:  # what a killed writer left
+                        # Not for an empty file: ext4 starts to write out a file that was once cut to nothing, all of
+                        # it, when it is closed, and the close waits for most of that.
+                        os.ftruncate(fd, 0)
                     return fd
             except BlockingIOError as error:
                 os.close(fd)
@@ -173,6 +256,14 @@ class AtomicFile:
         except FileNotFoundError:
             return False
 
+    def is_forked(self) -> bool:
+        """Whether this is a copy in a forked process: the file is its parent's, and the thread is not in it."""
+        return self._process != os.getpid()
+
+    def open_spool(self) -> JoinedFile:
+        """A nameless file beside the target for bytes whose place in it is not known yet."""
+        return open_spool(self.path.parent, self._behind)
+
     def commit(self, *, fsync: bool) -> int:
         """Puts the file at its target.
 
@@ -183,6 +274,7 @@ class AtomicFile:
             The bytes of the file.
         """
         self.file.flush()
+        self._behind.close()
         fd = self.file.fileno()
         if fsync:
             os.fsync(fd)
@@ -198,8 +290,12 @@ class AtomicFile:
         return size
 
     def abort(self) -> None:
-        """Removes the temporary file; the target stays as it was."""
-        self._temporary.unlink(missing_ok=True)
+        """Removes the temporary file; the target stays as it was. In a forked process, only closes it there."""
+        if not self.is_forked():
+            try:
+                self._behind.close()
+            finally:
+                self._temporary.unlink(missing_ok=True)
         # The disk may have failed before, and does so once more; it no longer matters.
         with contextlib.suppress(OSError):
             self.file.close()
@@ -282,9 +378,9 @@ class GrowingFile:
         os.close(self._fd)
 
 
-def open_spool(folder: Path) -> JoinedFile:
-    """A nameless file in `folder` for bytes whose place in the target is not known yet."""
-    return JoinedFile(tempfile.TemporaryFile(dir=folder, buffering=0, prefix=".", suffix=".tmp"))
+def open_spool(folder: Path, behind: WriteBehind | None = None) -> JoinedFile:
+    """A nameless file in `folder` for bytes whose place in the target is not known yet; see `JoinedFile`."""
+    return JoinedFile(tempfile.TemporaryFile(dir=folder, buffering=0, prefix=".", suffix=".tmp"), behind)
 
 
 def splice(spool: Spliceable, target: Positioned, size: int) -> None:

@@ -54,9 +54,9 @@ class RawReads(ABC):
     def _raw_bounds(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
         """Where the data of one or more samples of a mapped file is; checks what `_locate` does, and raises alike."""
 
+    @abstractmethod
     def _fetch_data(self, source: MappedFile, numbers: Sequence[int], bounds: Bounds) -> None:
         """Has the data of a batch brought into memory where it is not."""
-        source.fetch(bounds.starts, bounds.ends)
 
     def read_raw_batch(
         self, ids: Ids, names: Sequence[str] | None = None, *, verify: bool | None = None
@@ -156,14 +156,14 @@ class RawReads(ABC):
     def _fetched_runs(self, source: MappedFile, numbers: Sequence[int], first: int, last: int) -> Iterator[Bounds]:
         for start in range(first, last, SCAN_ROWS):
             bounds = self._raw_bounds(np.arange(start, min(start + SCAN_ROWS, last)), numbers)
-            for begin, end in blocks((bounds.ends - bounds.starts).sum(axis=0)):
+            for begin, end in blocks((np.asarray(bounds.ends) - np.asarray(bounds.starts)).sum(axis=0)):
                 run = bounds.run(begin, end)
                 self._fetch_data(source, numbers, run)
                 yield run
 
     def _cut_blocks(self, source: MappedFile, numbers: Sequence[int], bounds: Bounds) -> Iterator[RawBatch]:
         rows = max(1, SCAN_VIEWS // len(numbers))
-        for start in range(0, bounds.starts.shape[1], rows):
+        for start in range(0, len(bounds.starts[0]), rows):
             yield self._cut(source, numbers, bounds.run(start, start + rows))
 
 

@@ -20,6 +20,8 @@ PAGE = 4096  # ranges are rounded to it; of larger pages the kernel fetches the 
 _PROBES = 4  # positions of a batch that are looked at
 _CALM = 64  # batches, one after the other, without a miss, until one position or two are thought enough
 _PATIENCE = 8  # single reads between two probes while nothing is missed
+_REST = 4  # batches, one of which is looked at while nothing is missed
+_SMALL = 512  # ranges of a batch that would not matter much if it came from disk unasked
 
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux has it
 CAN_ASK = hasattr(os, "posix_fadvise")  # macOS has none: there the kernel's own guesses are left to work
@@ -74,7 +76,11 @@ class ReadAhead:
             starts: positions, of any shape.
             ends: of the same shape, not below `starts`; the ranges lie within the file.
         """
-        for k in self._probes(starts.size):
+        count = starts.size
+        if self._calm >= _CALM and count <= _SMALL and self._turn % _REST:
+            self._turn += 1
+            return
+        for k in self._probes(count):
             if not self.is_present(starts.item(k)):
                 self._calm = 0
                 self._ask(starts, ends)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import CorruptError, FormatError, SchemaMismatchError, TruncatedError
 from mm_assets.formats import batch
-from mm_assets.formats.batch import Block, Head, Places, blocks
+from mm_assets.formats.batch import Block, Head, Places, any_of, blocks
 from mm_assets.formats.layout import (
     IDS_SECTION,
     MAX_MODALITIES,
@@ -91,7 +91,7 @@ class PackedReader(RawReads):
             window = Window(self._source)
             head = self._read_head(window)
         self._num_samples = head.num_samples
-        self._limit = np.uint64(head.num_samples)
+        self._limit = np.array(head.num_samples, np.uint64)
         self._has_tail = head.trailer is not None
         self._num_present: tuple[int, ...] | None = None
         self._sections: Mapping[int, Any] = {}
@@ -258,7 +258,7 @@ class PackedReader(RawReads):
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise TypeError(f"sample indices: {array.dtype} of {array.ndim} dimensions, expected integers of one")
         # The short way for what loaders pass: a negative number is a huge one without its sign.
-        if array.dtype == np.int64 and array.size and array.view(np.uint64).max() < self._limit:
+        if array.dtype == np.int64 and not any_of(array.view(np.uint64) >= self._limit):
             return array
         # Compared before the cast: a large uint64 must not wrap.
         bad = np.flatnonzero((array >= self._num_samples) | (array < -self._num_samples))

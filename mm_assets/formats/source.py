@@ -253,6 +253,7 @@ class Table:
         "_cells",
         "_is_warm",
         "_view",
+        "_words",
         "count",
         "dtype",
         "in_reach",
@@ -276,6 +277,7 @@ class Table:
         self._view: memoryview | None = None
         self._cells: memoryview | None = None
         self._array: npt.NDArray[Any] | None = None
+        self._words: npt.NDArray[np.uint64] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -300,6 +302,13 @@ class Table:
         if array is None:
             array = self._array = np.frombuffer(self.view(), self.dtype)
         return array
+
+    def words(self) -> npt.NDArray[np.uint64]:
+        """The whole table as `array` gives it, rows that are multiples of 8 bytes as numbers: (count, words)."""
+        words = self._words
+        if words is None:
+            words = self._words = self.array().view(np.uint64).reshape(self.count, self.itemsize // 8)
+        return words
 
     def column(self) -> npt.NDArray[Any]:
         """The whole table as `array` gives it, about to be read from end to end."""
@@ -346,7 +355,7 @@ class Table:
         """Drops what is kept, so that the source can be closed."""
         self.region.forget()
         self._view = self._cells = None
-        self._array = None
+        self._array = self._words = None
 
 
 def gather(tables: Iterable[Table], ids: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:

@@ -1,7 +1,8 @@
 """What both writers share: checking what the caller gives, collecting ids, and finishing or giving up.
 
 A refused sample (`EncodeError`) leaves no trace, and the writer goes on. Anything that fails while bytes are being
-written ends the writer, and the target stays as it was.
+written ends the writer, and the target stays as it was. A thread writes while the caller prepares what comes next, so
+that what failed is said by a later `write`, or by `close`.
 """
 
 from __future__ import annotations
@@ -73,8 +74,10 @@ def checked_payload(spec: ModalitySpec, payload: Payload) -> Payload:
     Raises:
         EncodeError: no contiguous bytes, or a record of the wrong size.
     """
+    if type(payload.metadata) is bytes and type(payload.data) is bytes and len(payload.metadata) == spec.metadata_size:
+        return payload  # nearly always
     try:
-        metadata, data = as_bytes(payload[0]), as_bytes(payload[1])
+        metadata, data = as_bytes(payload.metadata), as_bytes(payload.data)
     except TypeError as error:
         raise EncodeError(f"modality {spec.name!r}: not contiguous bytes ({error})") from error
     if len(metadata) != spec.metadata_size:
@@ -130,8 +133,8 @@ class PackedWriter(ABC):
         self._target = AtomicFile(self.path)
         try:
             self._begin()
-        except BaseException:
-            self.abort()
+        except BaseException as error:
+            self._fail(error)
             raise
 
     @abstractmethod
@@ -177,7 +180,8 @@ class PackedWriter(ABC):
         Raises:
             EncodeError: an unknown name, a record of the wrong size, an id that is not UTF-8, or a limit passed. The
                 writer goes on as if the call had not been.
-            ValueError: the writer is closed.
+            OSError: the disk did not take this sample or one of those before it; the writer is closed.
+            ValueError: the writer is closed, or this is a forked copy of it.
         """
         self._check_open()
         limit = MAX_SAMPLES if self._announced is None else self._announced
@@ -206,8 +210,8 @@ class PackedWriter(ABC):
             raise EncodeError(f"{self._where(sample_id)}: {error}") from None
         try:
             self._append(checked)
-        except BaseException:
-            self.abort()  # the body is out of step
+        except BaseException as error:
+            self._fail(error)  # the body is out of step
             raise
         for number, payload in enumerate(checked):
             self._num_present[number] += payload is not None
@@ -221,6 +225,8 @@ class PackedWriter(ABC):
     def _check_open(self) -> None:
         if self._ended:
             raise ValueError(f"the writer of {self.path} is closed")
+        if self._target.is_forked():
+            raise ValueError(f"the writer of {self.path} was begun in another process, which alone can go on with it")
 
     def add_provenance(self, key: str, value: object) -> None:
         """Adds to the provenance what is known only while the samples are written.
@@ -243,7 +249,8 @@ class PackedWriter(ABC):
 
         Raises:
             EncodeError: fewer samples than announced, or two samples share an id; the target is untouched.
-            ValueError: the writer was aborted.
+            OSError: the disk did not take all of it; the target is untouched.
+            ValueError: the writer was aborted, or this is a forked copy of it.
         """
         if self._summary is not None:
             return self._summary
@@ -257,8 +264,8 @@ class PackedWriter(ABC):
             tail.add(SCHEMA_SECTION, dump_schema(self.format, self.modalities, self._num_present, self._provenance))
             self._finish_head(tail)
             size = self._target.commit(fsync=self._fsync)
-        except BaseException:
-            self.abort()
+        except BaseException as error:
+            self._fail(error)
             raise
         self._ended = True
         self._discard()
@@ -275,8 +282,16 @@ class PackedWriter(ABC):
             sample_id = self._id_blob[start:end].decode()
             raise EncodeError(f"{self.path}: samples {pair[0]} and {pair[1]} share the id {sample_id!r}")
 
+    def _fail(self, error: BaseException) -> None:
+        self.abort()
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(self.path)  # calls that take a descriptor do not know it
+
     def abort(self) -> None:
-        """Gives up: removes what was written, and leaves the target as it was. Fine at any time, and twice."""
+        """Gives up: removes what was written, and leaves the target as it was. Fine at any time, and twice.
+
+        A forked copy of a writer only lets go of it.
+        """
         if not self._ended:
             self._ended = True
             self._target.abort()
