@@ -25,6 +25,7 @@ from mm_assets.fields.base import PAYLOAD, Buffer, Out, describe
 from mm_assets.forking import renew_in_children
 
 __all__ = [
+    "Allocate",
     "Arrays",
     "Batch",
     "DecodePool",
@@ -50,6 +51,9 @@ MAX_ROW_BYTES = 1 << 32
 
 Arrays: TypeAlias = npt.NDArray[Any] | dict[str, npt.NDArray[Any]]
 """What the rows of a modality are decoded into: one array, or several by name."""
+
+Allocate: TypeAlias = Callable[[tuple[int, ...], "np.dtype[Any]"], npt.NDArray[Any]]
+"""Makes an array of a shape and dtype, of whatever content."""
 
 Place: TypeAlias = Callable[[int], tuple[str, int]]
 """The file that a row of the batch is in, and its sample's index there."""

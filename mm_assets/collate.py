@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mm_assets.batches import Allocate
 from mm_assets.collate_rules import Rule, parse_rules
 from mm_assets.errors import CollateError, ConfigError, MissingExtraError
 from mm_assets.fields.base import describe
@@ -89,7 +90,6 @@ class MultimodalCollator:
     def __init__(
         self,
         modality_configs: Mapping[str, Mapping[str, Any]] | None = None,
-        *,
         return_tensors: str = "np",
     ) -> None:
         if return_tensors not in ("np", "pt"):
@@ -110,12 +110,16 @@ class MultimodalCollator:
         """The names of the outputs; () without rules."""
         return tuple(rule.name for rule in self._rules)
 
-    def __call__(self, samples: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(
+        self, samples: Sequence[Mapping[str, Any]] | Mapping[str, Any], *, allocate: Allocate = np.empty
+    ) -> dict[str, Any]:
         """Make a batch.
 
         Args:
             samples: n samples, each value by modality name (None or missing: absent); or columns, each with ``values``
                 (an array, a dict of arrays, or a list) and ``present``, (n,) bool, by modality name.
+            allocate: makes the arrays to stack and pad in, such as in pinned memory: shape and dtype to an array of
+                whatever content.
 
         Raises:
             CollateError: values do not fit their rule: the message names output and row.
@@ -129,7 +133,9 @@ class MultimodalCollator:
             present[rule.name] = column.present
             make = _MAKE[rule.type]
             # Without rules nothing was said of lists, and a column that is an array already is the better form.
-            batch[rule.name] = make(rule, column, lengths) if self._rules or column.whole is None else column.whole
+            batch[rule.name] = (
+                make(rule, column, lengths, allocate) if self._rules or column.whole is None else column.whole
+            )
         batch["present"] = present
         if lengths:
             batch["lengths"] = lengths
@@ -248,7 +254,7 @@ def _check_like(rule: Rule, row: int, array: Array, first: tuple[int, Array]) ->
         raise CollateError(rule.name, f"found {array.dtype} with {array.ndim} axes, expected {expected}", row=row)
 
 
-def _stack(rule: Rule, column: _Column, lengths: Lengths) -> Array:
+def _stack(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -> Array:
     if isinstance(column.whole, np.ndarray) and rule.dtype in (None, column.whole.dtype):
         return column.whole
     arrays, dtype = _arrays(rule, column)
@@ -257,13 +263,15 @@ def _stack(rule: Rule, column: _Column, lengths: Lengths) -> Array:
         if array.shape != shape:
             expected = f"{shape} as in row {arrays[0][0]}; values of different shapes are for pad or ragged"
             raise CollateError(rule.name, f"found shape {array.shape}, expected {expected}", row=row)
-    stacked = np.zeros((len(column), *shape), dtype)
+    stacked = allocate((len(column), *shape), dtype)
+    if len(arrays) < len(column):
+        stacked[~column.present] = 0
     for row, array in arrays:
         stacked[row] = array
     return stacked
 
 
-def _pad(rule: Rule, column: _Column, lengths: Lengths) -> Array:
+def _pad(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -> Array:
     arrays, dtype = _arrays(rule, column)
     num_axes = arrays[0][1].ndim if arrays else max(1, len(rule.max_length))
     if num_axes == 0:
@@ -283,7 +291,8 @@ def _pad(rule: Rule, column: _Column, lengths: Lengths) -> Array:
     fill = np.array(rule.pad_value)
     if dtype.kind in "biu" and not np.array_equal(fill.astype(dtype), fill):
         raise CollateError(rule.name, f"pad_value {rule.pad_value!r} is no {dtype}, which the values are")
-    padded = np.full((len(column), *target), rule.pad_value, dtype)
+    padded = allocate((len(column), *target), dtype)
+    padded[...] = rule.pad_value
     for row, array in arrays:
         inside = tuple(slice(0, extent) for extent in extents[row].tolist())
         padded[row][inside] = array[inside]
@@ -293,7 +302,7 @@ def _pad(rule: Rule, column: _Column, lengths: Lengths) -> Array:
     return padded
 
 
-def _ragged(rule: Rule, column: _Column, lengths: Lengths) -> Ragged:
+def _ragged(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -> Ragged:
     arrays, dtype = _arrays(rule, column)
     offsets = np.zeros(len(column) + 1, np.int64)
     if not arrays:
@@ -308,11 +317,11 @@ def _ragged(rule: Rule, column: _Column, lengths: Lengths) -> Ragged:
     return Ragged(np.concatenate([array for _, array in arrays], dtype=dtype, casting="same_kind"), offsets)
 
 
-def _list(rule: Rule, column: _Column, lengths: Lengths) -> list[Any]:
+def _list(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -> list[Any]:
     return list(column.rows)
 
 
-_MAKE: Mapping[str, Callable[[Rule, _Column, Lengths], Any]] = {
+_MAKE: Mapping[str, Callable[[Rule, _Column, Lengths, Allocate], Any]] = {
     "stack": _stack,
     "pad": _pad,
     "ragged": _ragged,

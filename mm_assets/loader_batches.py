@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.batches import Arrays, Batch, DecodePool
+from mm_assets.batches import Allocate, Batch, DecodePool
 from mm_assets.collate import MultimodalCollator, Ragged, as_tensors
 from mm_assets.errors import ConfigError, FormatError, LoaderError, MissingExtraError
 from mm_assets.fields import ValueLayout
 from mm_assets.loader_plan import Step
 from mm_assets.order import EpochOrder, derive_key
-from mm_assets.prefetch import BufferPool
+from mm_assets.prefetch import BufferPool, arrays_of
 
 __all__ = ["BatchMaker", "BatchSource", "Collate", "DamagedSample", "Made", "Transform", "check_pinning"]
 
@@ -136,8 +136,12 @@ class BatchMaker:
             self._options["verify"] = verify
         layouts = source.batch_layout(batch_size, self._names)
         # Torch's own allocator knows which pinned blocks a device still reads from; ours would not.
-        self._buffers = None if pin_memory else BufferPool(layouts, keep=keep)
         self._layouts = layouts
+        self._allocate: Allocate = _pinned_memory
+        if not pin_memory:
+            num_arrays = sum(1 if isinstance(one, ValueLayout) else len(one) for one in layouts.values())
+            outputs = collator.outputs if isinstance(collator, MultimodalCollator) else ()
+            self._allocate = BufferPool(keep=keep * max(1, num_arrays, len(outputs))).take
 
     def make(self, number: int, step: Step) -> Made:
         """Make a batch.
@@ -167,14 +171,9 @@ class BatchMaker:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def _arrays(self) -> Mapping[str, Arrays]:
-        if self._buffers is not None:
-            return self._buffers.take()
-        return BufferPool(self._layouts, keep=0, allocate=_pinned_memory).take()
-
     def _read(self, step: Step) -> tuple[npt.NDArray[np.int64], tuple[DamagedSample, ...], dict[str, Batch]]:
         """The samples that are in the batch, those that should have been, and the values."""
-        out = self._arrays()
+        out = arrays_of(self._layouts, self._allocate)
         try:
             return step.ids, (), dict(self._source.read_batch(step.ids, self._names, out=out, **self._options))
         except FormatError as error:
@@ -254,7 +253,7 @@ class BatchMaker:
     def _collate(self, columns: dict[str, Batch], ids: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]) -> Any:
         extra: dict[str, Any] = {"valid": valid, "index": ids}
         if isinstance(self._collator, MultimodalCollator):
-            batch = self._collator(columns)
+            batch = self._collator(columns, allocate=self._allocate)
             if self._collator.return_tensors == "pt":
                 extra = as_tensors(extra)
         else:

@@ -6,6 +6,7 @@ nobody holds the `ReadAhead` any more, its threads end; none of them holds on to
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -15,11 +16,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.batches import Arrays
+from mm_assets.batches import Allocate, Arrays
 from mm_assets.errors import LoaderError
 from mm_assets.fields import ValueLayout
 
-__all__ = ["BufferPool", "ReadAhead"]
+__all__ = ["BufferPool", "ReadAhead", "arrays_of"]
 
 T = TypeVar("T")
 
@@ -124,54 +125,48 @@ def _run(task: Callable[[], T], end: _End) -> T:
             end.call()
 
 
+def arrays_of(layouts: Mapping[str, ValueLayout | Mapping[str, ValueLayout]], allocate: Allocate) -> dict[str, Arrays]:
+    """One array of each layout, of whatever content, by name, or by name and part."""
+    return {
+        name: (
+            allocate(layout.shape, layout.dtype)
+            if isinstance(layout, ValueLayout)
+            else {part: allocate(one.shape, one.dtype) for part, one in layout.items()}
+        )
+        for name, layout in layouts.items()
+    }
+
+
 class BufferPool:
-    """Arrays of given layouts whose memory comes back when nobody holds them, or any view of them, any more.
+    """Memory for arrays, which comes back when nobody holds them, or any view of them, any more.
 
     Fresh memory costs the kernel a fault for each page, a tenth of the time of decoding into it. An array from here is
-    its holder's for as long as it is held: it is written to again only after the last view has gone. Safe in threads.
+    its holder's for as long as it is held: its memory is given again only after the last view has gone. Safe in
+    threads.
 
     Args:
-        layouts: shapes and dtypes by name, or by name and part.
-        keep: how many arrays of each are kept for later.
-        allocate: makes new memory: shape and dtype to an array of whatever content.
+        keep: how many pieces of memory are kept for later, of each power of two in which their sizes are rounded up.
+        least: bytes; smaller arrays are new each time.
     """
 
-    def __init__(
-        self,
-        layouts: Mapping[str, ValueLayout | Mapping[str, ValueLayout]],
-        *,
-        keep: int,
-        allocate: Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]] = np.empty,
-    ) -> None:
-        self._allocate = allocate
+    def __init__(self, *, keep: int, least: int = 1 << 16) -> None:
+        self._least = max(least, 1)
         # The deques are bounded: what comes back when one is full pushes the oldest out. They need no lock, which a
         # finaliser that interrupts its own thread would wait for without end.
-        self._layouts: dict[str, tuple[ValueLayout, deque[npt.NDArray[Any]]] | dict[str, Any]] = {
-            name: (
-                (layout, deque(maxlen=keep))
-                if isinstance(layout, ValueLayout)
-                else {part: (one, deque(maxlen=keep)) for part, one in layout.items()}
-            )
-            for name, layout in layouts.items()
-        }
+        self._homes: tuple[deque[npt.NDArray[np.uint8]], ...] = tuple(deque(maxlen=keep) for _ in range(64))
 
-    def take(self) -> dict[str, Arrays]:
-        """One array of each layout, of whatever content."""
-        return {
-            name: (
-                {part: self._take(*one) for part, one in entry.items()}
-                if isinstance(entry, dict)
-                else self._take(*entry)
-            )
-            for name, entry in self._layouts.items()
-        }
-
-    def _take(self, layout: ValueLayout, home: deque[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array of whatever content."""
+        size = math.prod(shape) * dtype.itemsize
+        if size < self._least:
+            return np.empty(shape, dtype)
+        power = (size - 1).bit_length()
+        home = self._homes[power]
         try:
             memory = home.pop()
         except IndexError:
-            memory = self._allocate(layout.shape, layout.dtype)
-        return np.asarray(_Lease(memory, home))
+            memory = np.empty(1 << power, np.uint8)  # pages behind the array are never touched, and never there
+        return np.asarray(_Lease(memory, memory[:size].view(dtype).reshape(shape), home))
 
 
 class _Lease:
@@ -179,8 +174,10 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "_home", "_memory")
 
-    def __init__(self, memory: npt.NDArray[Any], home: deque[npt.NDArray[Any]]) -> None:
-        self.__array_interface__ = memory.__array_interface__
+    def __init__(
+        self, memory: npt.NDArray[np.uint8], array: npt.NDArray[Any], home: deque[npt.NDArray[np.uint8]]
+    ) -> None:
+        self.__array_interface__ = array.__array_interface__
         self._memory = memory
         self._home = home
 

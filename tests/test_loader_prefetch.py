@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from mm_assets.fields import ValueLayout
-from mm_assets.prefetch import BufferPool, ReadAhead
+from mm_assets.prefetch import BufferPool, ReadAhead, arrays_of
 
 
 def numbers(count: int, done: list[int]) -> Iterator[Callable[[], int]]:
@@ -113,60 +114,70 @@ def test_what_nobody_holds_ends() -> None:
     assert done == []
 
 
-def layouts() -> dict[str, Any]:
-    return {
+def test_arrays_are_of_their_layouts() -> None:
+    """Shapes and dtypes are those asked for, those of parts and empty ones too, and all can be written to."""
+    layouts = {
         "image": ValueLayout((4, 3), np.dtype(np.uint8)),
         "pair": {"ids": ValueLayout((4, 2), np.dtype(np.int32)), "none": ValueLayout((0, 2), np.dtype(np.float32))},
     }
-
-
-def test_arrays_are_of_their_layouts() -> None:
-    """Shapes and dtypes are those asked for, those of parts and empty ones too, and all can be written to."""
-    arrays = BufferPool(layouts(), keep=2).take()
+    arrays = arrays_of(layouts, BufferPool(keep=2, least=0).take)
     assert (arrays["image"].shape, arrays["image"].dtype) == ((4, 3), np.uint8)
     pair = arrays["pair"]
     assert (pair["ids"].dtype, pair["none"].shape, pair["none"].dtype) == (np.int32, (0, 2), np.float32)
     assert all(array.flags.writeable and array.flags.c_contiguous for array in (arrays["image"], *pair.values()))
 
 
+def take(pool: BufferPool, *shape: int) -> np.ndarray:
+    return pool.take(shape or (300, 250), np.dtype(np.uint8))
+
+
 @pytest.mark.parametrize("view", [lambda a: a, lambda a: a[1:, ::-1], lambda a: a.reshape(-1).view(np.int8)[3:]])
 def test_memory_comes_back_with_the_last_view(view: Callable[[Any], Any]) -> None:
     """While an array or any view of it is held its memory is nobody else's; then it is the next one's."""
-    pool = BufferPool(layouts(), keep=2)
-    held = view(pool.take()["image"])
+    pool = BufferPool(keep=2)
+    held = view(take(pool))
     held[...] = 7
-    other = pool.take()["image"]
+    other = take(pool)
     other[...] = 1
     assert not np.shares_memory(held, other)
     assert (held == 7).all()
     address = other.ctypes.data
     del other
-    assert pool.take()["image"].ctypes.data == address
+    assert take(pool).ctypes.data == address
+
+
+def test_memory_is_used_again_for_another_shape() -> None:
+    """Sizes that round up to one power of two share memory, whatever their shape and dtype; others do not."""
+    pool = BufferPool(keep=2)
+    address = take(pool).ctypes.data
+    assert pool.take((20_000,), np.dtype(np.float32)).ctypes.data == address
+    small, large = take(pool, 70_000), take(pool, 140_000)
+    assert not np.shares_memory(small, large)
+    assert large.ctypes.data != address
 
 
 def test_tensors_hold_memory_too() -> None:
     """What torch made of an array, without copying, keeps it from being used again."""
     torch = pytest.importorskip("torch")
-    pool = BufferPool(layouts(), keep=2)
-    tensor = torch.from_numpy(pool.take()["image"])[1:]
+    pool = BufferPool(keep=2)
+    tensor = torch.from_numpy(take(pool))[1:]
     tensor[...] = 7
-    other = pool.take()["image"]
+    other = take(pool)
     other[...] = 1
     assert (tensor == 7).all()
 
 
 def test_no_more_memory_is_kept_than_said() -> None:
     """Of what comes back, the newest few are kept; what comes back later than the pool goes is let go."""
-    made: list[int] = []
-
-    def allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        made.append(1)
-        return np.empty(shape, dtype)
-
-    pool = BufferPool({"image": layouts()["image"]}, keep=2, allocate=allocate)
-    held = [pool.take() for _ in range(5)]
-    held.clear()
-    held = [pool.take() for _ in range(5)]
-    assert len(made) == 8
-    del pool
-    held.clear()
+    tracemalloc.start()
+    try:
+        pool = BufferPool(keep=2)
+        held = [take(pool, 1 << 20) for _ in range(5)]
+        held.clear()
+        assert tracemalloc.get_traced_memory()[0] >> 20 == 2
+        held = [take(pool, 1 << 20) for _ in range(5)]
+        del pool
+        held.clear()
+        assert tracemalloc.get_traced_memory()[0] >> 20 == 0
+    finally:
+        tracemalloc.stop()

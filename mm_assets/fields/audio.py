@@ -42,7 +42,8 @@ _CODECS = {"pcm16": _PCM16, "float32": _FLOAT32, "wav": 3, "flac": 4, "ogg": 5, 
 _CODEC_NAMES = {number: name for name, number in _CODECS.items()}
 _RAW_DTYPES: dict[int, np.dtype[Any]] = {_PCM16: np.dtype("<i2"), _FLOAT32: np.dtype("<f4")}
 _SHORT_SUBTYPES = ("PCM_16", "PCM_S8", "PCM_U8")
-_ENCODINGS = ("keep", "pcm16", "float32", "flac")
+_RAW_ENCODINGS = ("pcm16", "float32")
+_ENCODINGS = ("keep", *_RAW_ENCODINGS, "flac")
 
 MAX_CHANNELS = 1024  # libsndfile's own limit
 MAX_FLAC_CHANNELS = 8
@@ -126,8 +127,8 @@ class AudioField(Field):
 
     @property
     def decodes_in_parallel(self) -> bool:
-        """Yes: libsndfile is called without the interpreter lock."""
-        return True
+        """Unless samples are stored as they are: libsndfile is called without the interpreter lock."""
+        return self.encoding not in _RAW_ENCODINGS
 
     # --- encode -------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ equal. Nothing here knows files.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -322,11 +324,11 @@ class Field(ABC):
         if isinstance(metadata, np.void):
             metadata = metadata.tobytes()
         view = as_bytes_view(metadata)
-        if len(view) != self.metadata_type.itemsize:
-            raise truncated(
-                "metadata record is of the wrong size", found=len(view), expected=self.metadata_type.itemsize
-            )
-        values: tuple[Any, ...] = np.frombuffer(view, dtype=self.metadata_type)[0].item()
+        kind = self.metadata_type
+        if len(view) != kind.itemsize:
+            raise truncated("metadata record is of the wrong size", found=len(view), expected=kind.itemsize)
+        layout = _record_struct(kind)
+        values: tuple[Any, ...] = layout.unpack(view) if layout else np.frombuffer(view, dtype=kind)[0].item()
         return values
 
     @property
@@ -351,6 +353,20 @@ class Field(ABC):
             if field.default is dataclasses.MISSING and name not in config:
                 raise ConfigError("arguments", name, f"is missing, and {cls.__name__} needs it")
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in config.items()})
+
+
+_STRUCT_CODES = {"|u1": "B", "|i1": "b", "<u2": "H", "<i2": "h", "<u4": "I", "<i4": "i", "<u8": "Q", "<i8": "q"}
+_STRUCT_CODES |= {"<f4": "f", "<f8": "d"}
+
+
+@functools.lru_cache(maxsize=256)
+def _record_struct(kind: np.dtype[np.void]) -> struct.Struct | None:
+    """What unpacks a record to the same values as NumPy, several times as quick; None for one with other parts."""
+    parts = [kind[name].str for name in kind.names or ()]
+    if not parts or any(part not in _STRUCT_CODES for part in parts):
+        return None
+    layout = struct.Struct("<" + "".join(_STRUCT_CODES[part] for part in parts))
+    return layout if layout.size == kind.itemsize else None
 
 
 def batch_array(count: int, layout: ValueLayout, out: Out | None, name: str) -> npt.NDArray[Any]:

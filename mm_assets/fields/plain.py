@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
 from mm_assets.fields.base import (
@@ -14,6 +16,7 @@ from mm_assets.fields.base import (
     Buffer,
     Encoded,
     Field,
+    Out,
     as_bytes_view,
     corrupt,
     describe,
@@ -107,6 +110,21 @@ class TextField(Field):
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> str:
         """Give text."""
         num_code_points, _ = self._unpack_record(metadata)
+        return self._text(num_code_points, data)
+
+    def decode_batch(
+        self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer | None], out: Out | None = None
+    ) -> tuple[Any, npt.NDArray[np.bool_]]:
+        """Give a list of str; see `Field.decode_batch`. The records are unpacked together: texts are short."""
+        if type(self) is not TextField:
+            return super().decode_batch(records, datas, out)  # a subclass, which means its own
+        present = self._check_batch(records, datas)
+        self._batch_target(len(datas), out)
+        counts = np.ascontiguousarray(records).view(self.metadata_type)["num_code_points"].ravel().tolist()
+        rows = zip(counts, datas, strict=True)
+        return [None if data is None else self._text(count, data) for count, data in rows], present
+
+    def _text(self, num_code_points: int, data: Buffer) -> str:
         try:
             text = str(data, "utf-8")
         except UnicodeDecodeError as error:

@@ -4,7 +4,7 @@ Standard library, NumPy and crc32c only. A container knows bytes; what they mean
 imports the other.
 """
 
-from mm_assets.formats.batch import Block
+from mm_assets.formats.batch import Block, Column
 from mm_assets.formats.convert import convert, open_reader
 from mm_assets.formats.layout import Buffer, ModalitySpec, Payload, crc32c, name_hash
 from mm_assets.formats.mstr_add import add_stream
@@ -20,6 +20,7 @@ __all__ = [
     "Block",
     "Buffer",
     "ByteSource",
+    "Column",
     "Damage",
     "MappedFile",
     "ModalitySpec",

@@ -75,6 +75,18 @@ class Block:
     payloads: Mapping[str, list[Payload | None]]
 
 
+class Column(NamedTuple):
+    """The payloads of one modality of many samples, records and data apart.
+
+    Attributes:
+        records: (n, metadata_size) uint8, the metadata records; zero where absent.
+        datas: n data buffers; None where absent.
+    """
+
+    records: npt.NDArray[np.uint8]
+    datas: list[memoryview | None]
+
+
 class Bounds(NamedTuple):
     """Where the data of a batch is in a mapped file, checked. One is made for every batch: a tuple is the quickest.
 
@@ -84,9 +96,9 @@ class Bounds(NamedTuple):
         present: by modality (n,) bool, or None where all are.
     """
 
-    starts: Sequence[npt.NDArray[np.uint64]]
-    ends: Sequence[npt.NDArray[np.uint64]]
-    present: Sequence[npt.NDArray[np.bool_] | None]
+    starts: npt.NDArray[np.uint64] | Sequence[npt.NDArray[np.uint64]]
+    ends: npt.NDArray[np.uint64] | Sequence[npt.NDArray[np.uint64]]
+    present: npt.NDArray[np.bool_] | Sequence[npt.NDArray[np.bool_] | None]
 
     def run(self, start: int, stop: int) -> Bounds:
         """Rows [start, stop) of the batch."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import operator
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import CorruptError, FormatError, SchemaMismatchError, TruncatedError
 from mm_assets.formats import batch
-from mm_assets.formats.batch import Block, Head, Places, any_of, blocks
+from mm_assets.formats.batch import Block, Column, Head, Places, any_of, blocks
 from mm_assets.formats.layout import (
     IDS_SECTION,
     MAX_MODALITIES,
@@ -30,7 +31,7 @@ from mm_assets.formats.layout import (
     crc32c,
     name_hash,
 )
-from mm_assets.formats.raw import RawReads
+from mm_assets.formats.raw import Ids, RawReads
 from mm_assets.formats.report import Damage, VerifyReport
 from mm_assets.formats.sample_ids import NumberedIds, SampleIds, StoredIds
 from mm_assets.formats.source import ByteSource, MappedFile, Region, Table, drop_pages
@@ -334,14 +335,60 @@ class PackedReader(RawReads):
         check = self._verify if verify is None else verify and self._has_tail
         return self._fetch(indices, self._locate(indices, numbers), check)
 
-    def _fetch(
-        self, indices: npt.NDArray[np.int64], places: Mapping[int, Places], verify: bool
-    ) -> dict[str, list[Payload | None]]:
+    def read_columns(
+        self, ids: Ids, names: Sequence[str] | None = None, *, verify: bool | None = None
+    ) -> dict[str, Column]:
+        """The same as `read_samples`, records and data apart: for decoders of batches, and quicker."""
+        numbers = self._numbers_of(names)
+        indices = self._indices(ids)
+        check = self._verify if verify is None else verify and self._has_tail
+        places = self._locate(indices, numbers)
+        views = self._views(places)
+        return {self.names[number]: self._column(indices, number, places[number], views, check) for number in numbers}
+
+    def _column(
+        self, indices: npt.NDArray[np.int64], number: int, found: Places, views: Iterator[memoryview], verify: bool
+    ) -> Column:
+        """One modality of a batch; takes as many views as rows are present."""
+        which = np.flatnonzero(found.present)
+        taken = list(islice(views, len(which)))
+        if found.records is not None:
+            records, datas = found.records, taken
+            parts: Iterable[tuple[memoryview, ...]] = zip(
+                (row.data for row in found.records[which]), taken, strict=True
+            )
+        else:
+            size = self.modalities[number].metadata_size
+            joined = np.frombuffer(bytearray().join([view[:size] for view in taken]), np.uint8)
+            records, datas = joined.reshape(len(which), size), [view[size:] for view in taken]
+            parts = zip(taken, strict=True)
+        if verify:
+            expected = found.crcs[which].tolist()
+            for k, (part, crc) in enumerate(zip(parts, expected, strict=True)):
+                if (actual := crc32c(*part)) != crc:
+                    raise self._wrong_payload(int(indices[which[k]]), number, actual, crc)
+        if len(which) == len(indices):
+            return Column(records, list(datas))
+        if found.records is None:
+            some, records = records, np.zeros((len(indices), records.shape[1]), np.uint8)
+            records[which] = some
+        scattered: list[memoryview | None] = [None] * len(indices)
+        for row, data in zip(which.tolist(), datas, strict=True):
+            scattered[row] = data
+        return Column(records, scattered)
+
+    def _views(self, places: Mapping[int, Places]) -> Iterator[memoryview]:
+        """The present payloads, modality by modality; one request to the source."""
         ranges: list[tuple[int, int]] = []
         for found in places.values():
             which = found.present
             ranges += zip(found.ptrs[which].tolist(), found.sizes[which].tolist(), strict=True)
-        views = iter(self._source.view_many(ranges))
+        return iter(self._source.view_many(ranges))
+
+    def _fetch(
+        self, indices: npt.NDArray[np.int64], places: Mapping[int, Places], verify: bool
+    ) -> dict[str, list[Payload | None]]:
+        views = self._views(places)
         result = {}
         for number, found in places.items():
             payloads = self._assemble(found, views, self.modalities[number].metadata_size)
@@ -442,8 +489,11 @@ class PackedReader(RawReads):
     def _check_payload(self, i: int, number: int, payload: Payload, expected: int) -> None:
         found = crc32c(*payload)
         if found != expected:
-            name = self.names[number]
-            raise checksum_error(self._path, "the payload", found=found, expected=expected, sample=i, modality=name)
+            raise self._wrong_payload(i, number, found, expected)
+
+    def _wrong_payload(self, i: int, number: int, found: int, expected: int) -> CorruptError:
+        name = self.names[number]
+        return checksum_error(self._path, "the payload", found=found, expected=expected, sample=i, modality=name)
 
     # Verifying.
 
