@@ -94,6 +94,7 @@ class DatasetWriter:
         Raises:
             EncodeError: an unknown name, or a value that its field does not take; nothing was written, and the writer
                 goes on.
+            OSError: the disk did not take this sample or one of those before it; the writer is closed.
         """
         payloads: dict[str, Payload | None] = {}
         for name, value in sample.items():
@@ -106,15 +107,19 @@ class DatasetWriter:
             except EncodeError as error:
                 where = f"{self.path}, sample {len(self)} ({sample_id!r}), modality {name!r}"
                 raise EncodeError(f"{where}: {error}") from error
-        self.write_payloads(sample_id, payloads)
+        self._append(sample_id, payloads)
 
     def write_payloads(self, sample_id: str, payloads: Mapping[str, tuple[Any, Any] | None]) -> None:
         """Append one sample of payloads that are encoded already: (metadata, data) by modality name.
 
         Raises:
             EncodeError: an unknown name, a record of the wrong size, or a limit of the format.
+            OSError: the disk did not take this sample or one of those before it; the writer is closed.
         """
-        self._writer.write(sample_id, {name: value and Payload(*value) for name, value in payloads.items()})
+        self._append(sample_id, {name: value and Payload(*value) for name, value in payloads.items()})
+
+    def _append(self, sample_id: str, payloads: Mapping[str, Payload | None]) -> None:
+        self._writer.write(sample_id, payloads)
         self._num_samples += 1
 
     def close(self) -> WriteSummary:

@@ -1,6 +1,6 @@
 """Writing MULT (2): one record per sample, all its modalities together.
 
-Memory: 24 + 16 * M bytes and the id, per sample; the samples themselves go straight to disk.
+Memory: 24 + 16 * M bytes and the id, per sample; of the samples themselves a few MiB wait to be written.
 """
 
 from __future__ import annotations
@@ -85,15 +85,18 @@ class MultWriter(PackedWriter):
                 self._sizes[i].append(0)
                 self._crcs[i].append(0)
                 continue
+            metadata, data = payload
             offset = align(size, PAYLOAD_ALIGNMENT)
-            length = len(payload.metadata) + len(payload.data)
-            parts += (_FILL[: offset - size], *payload)
+            length = len(metadata) + len(data)
+            if offset > size:
+                parts.append(_FILL[: offset - size])
+            parts += (metadata, data)
             numbers[0] |= 1 << i
             numbers[1 + i] = offset
             numbers[1 + count + i] = length
             self._ptrs[i].append(start + offset)
             self._sizes[i].append(length)
-            self._crcs[i].append(crc32c(*payload))
+            self._crcs[i].append(crc32c(metadata, data))
             size = offset + length
         header = self._header.pack(*numbers)
         self._sample_ptrs.append(start)

@@ -89,7 +89,13 @@ class WriteBehind:
         self._wait(max(0, _MAX_BEHIND - size))
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="mm_assets-write")
-        self._waiting.append((self._executor.submit(_write_parts, file, parts, size, position), size))
+        try:
+            future = self._executor.submit(_write_parts, file, parts, size, position)
+        except RuntimeError:  # the interpreter is ending, and begins nothing in threads any more
+            self.drain()
+            _write_parts(file, parts, size, position)
+            return
+        self._waiting.append((future, size))
         self._size += size
         if size > _MAX_BEHIND:
             self.drain()
@@ -112,10 +118,8 @@ class WriteBehind:
 
     def close(self) -> None:
         """Drops what is not begun, and ends the thread; fine twice."""
-        for future, _ in self._waiting:
-            future.cancel()
         if self._executor is not None:
-            self._executor.shutdown(wait=True)
+            self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _write_parts(file: IO[bytes], parts: Sequence[Buffer], size: int, position: int) -> None:
@@ -125,7 +129,7 @@ def _write_parts(file: IO[bytes], parts: Sequence[Buffer], size: int, position: 
         position += count
         size -= count
         if size:  # the operating system took a part of it
-            parts = _behind(parts, count)
+            parts = _rest(parts, count)
 
 
 class JoinedFile:
@@ -160,8 +164,11 @@ class JoinedFile:
         size = len(data)
         if not size:
             return
-        at_once = size > _MAX_COPIED and not isinstance(data, bytes)
-        self._parts.append(data if at_once else bytes(data))
+        at_once = False
+        if type(data) is not bytes:
+            at_once = size > _MAX_COPIED
+            data = data if at_once else bytes(data)
+        self._parts.append(data)
         self._size += size
         if at_once:
             self.flush()
@@ -172,6 +179,8 @@ class JoinedFile:
         parts, self._parts = self._parts, []
         size, self._size = self._size, 0
         position, self._position = self._position, self._position + size
+        if len(parts) >= _MAX_PARTS:
+            parts = [b"".join(parts)]  # so small that, waiting, they would take several times the memory of their bytes
         if behind is None:
             _write_parts(self._raw, parts, size, position)
         elif size:
@@ -181,7 +190,7 @@ class JoinedFile:
         """Writes what is held back, and waits until all is written."""
         if self._behind is not None:
             self._behind.drain()
-        self._write_held_back(None)  # waiting for the thread would take longer
+        self._write_held_back(None)  # it would be waited for: no thread is begun for a small file
 
     def fileno(self) -> int:
         """The descriptor."""
@@ -199,7 +208,7 @@ class JoinedFile:
         self.close()
 
 
-def _behind(parts: Sequence[Buffer], count: int) -> list[Buffer]:
+def _rest(parts: Sequence[Buffer], count: int) -> list[Buffer]:
     """What is left of the parts behind their first `count` bytes, of which there are fewer than all."""
     number = 0
     while count >= len(parts[number]):

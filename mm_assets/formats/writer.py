@@ -1,8 +1,8 @@
 """What both writers share: checking what the caller gives, collecting ids, and finishing or giving up.
 
 A refused sample (`EncodeError`) leaves no trace, and the writer goes on. Anything that fails while bytes are being
-written ends the writer, and the target stays as it was. A thread writes while the caller prepares what comes next, so
-that what failed is said by a later `write`, or by `close`.
+written ends the writer, and the target stays as it was. A thread writes while the caller prepares what comes next:
+4 MiB wait for it at most, and what it cannot write is said by a later `write`, or by `close`.
 """
 
 from __future__ import annotations

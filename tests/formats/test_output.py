@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_assets.formats import output
-from mm_assets.formats.output import AtomicFile, open_spool, splice
+from mm_assets.formats import MstrReader, MstrWriter, MultReader, MultWriter, Payload, output
+from mm_assets.formats.output import AtomicFile, WriteBehind, open_spool, splice
+
+from .examples import SPECS, Reader, Writer, write
+from .writer_suite import writing_threads
 
 
 def test_commit(tmp_path: Path) -> None:
@@ -191,23 +199,33 @@ def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "x").read_bytes() == b"\0\0" + b"0123456789"
 
 
-def test_joined_writes(tmp_path: Path) -> None:
+def test_joined_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small writes are joined to about 1 MiB before the operating system is called."""
     assert output.JOINED_WRITE == 1 << 20
+    sizes = []
+    real = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda *given: sizes.append(real(*given)) or sizes[-1])
     file = AtomicFile(tmp_path / "x")
-    for _ in range(260):
+    for _ in range(560):
         file.file.write(bytes(4000))
-    assert (tmp_path / ".x.tmp").stat().st_size == 0
-    for _ in range(100):
-        file.file.write(bytes(4000))
-    assert (tmp_path / ".x.tmp").stat().st_size >= 1_000_000
+    file.file.flush()
+    assert sizes == [263 * 4000, 263 * 4000, 34 * 4000]
     file.abort()
 
 
 @settings(deadline=None, max_examples=60)
-@given(steps=st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=60)), max_size=30), piece=st.integers(1, 50))
-def test_joined_file(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bytes]], piece: int) -> None:
-    """Whatever is written and wherever, with buffers changed afterwards and a system that takes pieces, arrives."""
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=60)), max_size=30),
+    piece=st.integers(1, 50),
+    threaded=st.booleans(),
+)
+def test_joined_file(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bytes]], piece: int, threaded: bool
+) -> None:
+    """Whatever is written and wherever, with buffers changed afterwards and a system that takes pieces, arrives.
+
+    By a thread as without one.
+    """
     path = tmp_path_factory.mktemp("joined") / "x"
     expected = bytearray()
     real = os.pwritev
@@ -220,7 +238,9 @@ def test_joined_file(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple
         patch.setattr(output, "JOINED_WRITE", 40)
         patch.setattr(output, "_MAX_PARTS", 5)
         patch.setattr(output, "_MAX_COPIED", 20)
-        with output.JoinedFile(path.open("wb", buffering=0)) as file:
+        patch.setattr(output, "_MAX_BEHIND", 70)
+        behind = WriteBehind() if threaded else None
+        with output.JoinedFile(path.open("wb", buffering=0), behind) as file:
             for kind, data in steps:
                 at = file.tell()
                 if kind == 3:
@@ -233,7 +253,175 @@ def test_joined_file(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple
                 expected.extend(bytes(max(0, at - len(expected))) if data else b"")
                 expected[at : at + len(data)] = data
             file.flush()
+            if behind is not None:
+                behind.close()
     assert path.read_bytes() == bytes(expected)
+
+
+def test_a_thread_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are written by one other thread, which a small file does not begin and a commit ends."""
+    real, writers = os.pwritev, set()
+
+    def pwritev(*given: object) -> int:
+        writers.add(threading.current_thread().name)
+        return real(*given)
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    for size, name in ((100_000, threading.current_thread().name), (3_000_000, "mm_assets-write_0")):
+        file = AtomicFile(tmp_path / "x")
+        file.file.write(bytes(size))
+        file.commit(fsync=False)
+        assert writers == {name}
+        assert writing_threads() == []
+        writers.clear()
+
+
+def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk is slow the writer waits for it: only so many bytes are held, and a large block none too long."""
+    real, ahead = os.pwritev, []
+    file = AtomicFile(tmp_path / "x")
+
+    def pwritev(fd: int, parts: list[bytes], position: int) -> int:
+        time.sleep(0.002)
+        ahead.append(file.file.tell() - position)
+        return real(fd, parts, position)
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    monkeypatch.setattr(output, "JOINED_WRITE", 1000)
+    monkeypatch.setattr(output, "_MAX_BEHIND", 4000)
+    for _ in range(100):
+        file.file.write(bytes(500))
+    assert 2000 < max(ahead) <= 4000 + 2 * 1000
+    file.file.write(bytes(50_000))
+    assert len(ahead) == 51
+    file.abort()
+
+
+@pytest.mark.parametrize("call", ["write", "flush", "seek", "commit"])
+def test_a_block_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """What the thread could not write is said by whatever is called next, and said again; nothing is left."""
+    file = AtomicFile(tmp_path / "x")
+    monkeypatch.setattr(os, "pwritev", refuse(errno.ENOSPC))
+    file.file.write(bytes(output.JOINED_WRITE))
+    calls = {
+        "write": lambda: file.file.write(bytes(5 * output.JOINED_WRITE)),  # more than may wait
+        "flush": file.file.flush,
+        "seek": lambda: (file.file.seek(0), file.file.flush()),
+        "commit": lambda: file.commit(fsync=False),
+    }
+    for _ in range(2):
+        with pytest.raises(OSError, match="no") as caught:
+            calls[call]()
+        assert caught.value.errno == errno.ENOSPC
+    file.abort()
+    assert list(tmp_path.iterdir()) == []
+    assert writing_threads() == []
+
+
+def test_abort_does_not_write_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Giving up waits for the block that is being written, and drops those behind it."""
+    begun, go_on, written = threading.Event(), threading.Event(), []
+    real = os.pwritev
+
+    def pwritev(fd: int, parts: list[bytes], position: int) -> int:
+        begun.set()
+        go_on.wait(10)
+        written.append(position)
+        return real(fd, parts, position)
+
+    def shutdown(self: ThreadPoolExecutor, **options: bool) -> None:
+        """Lets the disk go on when nothing is waited for yet."""
+        end(self, **{**options, "wait": False})
+        go_on.set()
+        end(self, **options)
+
+    end = ThreadPoolExecutor.shutdown
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shutdown)
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    file = AtomicFile(tmp_path / "x")
+    for _ in range(3):
+        file.file.write(bytes(output.JOINED_WRITE))
+    assert begun.wait(10)
+    file.abort()
+    assert written == [0]
+    assert list(tmp_path.iterdir()) == []
+    assert writing_threads() == []
+
+
+def test_thread_of_a_forgotten_file(tmp_path: Path) -> None:
+    """A file that nobody holds any more has written what it took, to itself and nowhere else, and its thread ends."""
+    raw = (tmp_path / "x").open("wb", buffering=0)
+    behind = WriteBehind()
+    for k in range(3):
+        behind.submit(raw, [bytes([k]) * 1000], 1000, 1000 * k)
+    threads = writing_threads()
+    assert len(threads) == 1
+    del behind
+    threads[0].join(10)
+    assert not threads[0].is_alive()
+    assert (tmp_path / "x").stat().st_size == 3000
+    raw.close()
+
+
+def test_writing_while_the_interpreter_ends(tmp_path: Path) -> None:
+    """What exit handlers write arrives, although no thread begins any more."""
+    code = (
+        "import atexit, sys; from pathlib import Path; from mm_assets.formats.output import AtomicFile\n"
+        "file = AtomicFile(Path(sys.argv[1]))\n"
+        "file.file.write(bytes(2_000_000))\n"
+        "atexit.register(lambda: (file.file.write(b'x' * 2_000_000), file.commit(fsync=False)))"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code, tmp_path / "x"], check=True, timeout=60)
+    assert (tmp_path / "x").read_bytes() == bytes(2_000_000) + b"x" * 2_000_000
+
+
+def test_a_new_file_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a leftover is emptied: ext4 writes out, when it is closed, a file that was cut to nothing."""
+    cuts = []
+    monkeypatch.setattr(os, "ftruncate", lambda *given: cuts.append(given))
+    AtomicFile(tmp_path / "x").abort()
+    assert cuts == []
+    (tmp_path / ".x.tmp").write_bytes(b"left over")
+    AtomicFile(tmp_path / "x").abort()
+    assert len(cuts) == 1
+
+
+@pytest.mark.parametrize(("writer", "reader"), [(MultWriter, MultReader), (MstrWriter, MstrReader)])
+@settings(deadline=None, max_examples=25)
+@given(
+    rows=st.lists(st.tuples(*[st.none() | st.integers(0, 900)] * 2), max_size=40),
+    joined=st.integers(1, 3000),
+    behind=st.integers(1, 6000),
+)
+def test_same_bytes_however_they_are_written(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[int | None, int | None]],
+    joined: int,
+    behind: int,
+    writer: Writer,
+    reader: Reader,
+) -> None:
+    """Blocks of whatever size, written by a thread, with and without the number known, give the same file."""
+    folder = tmp_path_factory.mktemp("same")
+    samples = [
+        (
+            str(k),
+            {
+                spec.name: None if size is None else Payload(bytes([k]) * spec.metadata_size, bytes([k + 1]) * size)
+                for spec, size in zip(SPECS, sizes, strict=True)
+            },
+        )
+        for k, sizes in enumerate(rows)
+    ]
+    expected = write(writer, folder / "x", samples).read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output, "JOINED_WRITE", joined)
+        patch.setattr(output, "_MAX_BEHIND", behind)
+        for number in (None, len(samples)):
+            found = write(writer, folder / "y", samples, num_samples=number)
+            assert found.read_bytes() == expected
+    with reader(folder / "x") as reader:
+        assert reader.verify().ok
 
 
 def test_what_is_not_flushed_is_dropped(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -20,6 +22,10 @@ from mm_assets.formats import layout as layout_module
 from .examples import IMAGE, PROVENANCE, SAMPLES, SPECS, TEXT, Reader, Writer, write
 
 PYTHONPATH = os.pathsep.join(str(Path(entry or ".").resolve()) for entry in sys.path)  # for other processes
+
+
+def writing_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("mm_assets-write")]
 
 
 class WriterSuite:
@@ -219,11 +225,67 @@ class WriterSuite:
         def fail(*_: object) -> None:
             raise OSError(24, "Too many open files")
 
-        for module in ("mult_writer", "mstr_writer"):
-            monkeypatch.setattr(f"mm_assets.formats.{module}.open_spool", fail)
+        monkeypatch.setattr("mm_assets.formats.output.open_spool", fail)
         with pytest.raises(OSError, match="Too many open files"):
             self.writer(tmp_path / "x", SPECS)
         assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("num_samples", [None, 100])
+    def test_full_disk(self, tmp_path: Path, num_samples: int | None) -> None:
+        """What the disk does not take ends the writer, naming the target; no file, no thread is left."""
+        code = (
+            "import os, resource, sys, threading; from mm_assets.formats import *\n"
+            f"w = {self.writer.__name__}(sys.argv[1], [ModalitySpec(name=n, type_id=1, metadata_size=8) for n in 'ab'],"
+            f" num_samples={num_samples}, fsync=False)\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000))\n"
+            "one = Payload(bytes(8), bytes(100_000))\n"
+            "try:\n"
+            "    for k in range(100): w.write(str(k), {'a': one, 'b': one})\n"
+            "except OSError as error:\n"
+            "    print(error.errno, error.filename, threading.active_count(), *os.listdir('.'), sep='|')\n"
+            "try: w.close()\n"
+            "except ValueError as error: print(error)"
+        )
+        environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+        command = [sys.executable, "-W", "error", "-c", code, "x"]
+        result = subprocess.run(command, check=True, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        assert result.stdout == f"{errno.EFBIG}|x|1\nthe writer of x is closed\n"
+
+    @pytest.mark.parametrize("num_samples", [None, 100])
+    def test_abort_amid_writing(self, tmp_path: Path, num_samples: int | None) -> None:
+        """Giving up while a thread writes leaves the target as it was, and no thread."""
+        (tmp_path / "x").write_bytes(b"old")
+        writer = self.writer(tmp_path / "x", SPECS, num_samples=num_samples)
+        for k in range(30):
+            writer.write(str(k), {"text": Payload(bytes(8), bytes(200_000))})
+        assert writing_threads() != []
+        writer.abort()
+        assert writing_threads() == []
+        assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == {"x": b"old"}
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    @pytest.mark.parametrize("num_samples", [None, 30])
+    def test_forked_copy(self, tmp_path: Path, num_samples: int | None) -> None:
+        """A child that is forked amid writing can neither go on nor give up for its parent, and does not hang."""
+        samples = [(str(k), {"text": Payload(bytes(8), bytes([k]) * 200_000)}) for k in range(30)]
+        with self.writer(tmp_path / "x", SPECS, num_samples=num_samples, provenance=PROVENANCE, fsync=False) as writer:
+            for sample in samples[:20]:
+                writer.write(*sample)
+            child = os.fork()
+            if child == 0:
+                refused = 0
+                for call in (lambda: writer.write(*samples[20]), writer.close):
+                    try:
+                        call()
+                    except ValueError as error:
+                        refused += "another process" in str(error)
+                writer.abort()
+                os._exit(0 if refused == 2 else 1)
+            assert os.waitpid(child, 0)[1] == 0
+            for sample in samples[20:]:
+                writer.write(*sample)
+        assert (tmp_path / "x").read_bytes() == write(self.writer, tmp_path / "y", samples).read_bytes()
 
     def test_killed_writer(self, tmp_path: Path) -> None:
         """What a killed writer leaves is one dot-named file, which the next writer of the target starts afresh."""
