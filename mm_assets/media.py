@@ -32,6 +32,7 @@ _STREAMED_SIZES = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # data sizes that pro
 _EXIF = b"Exif\0\0"
 
 _U16_BE = struct.Struct(">H")
+_JPEG_FRAME = struct.Struct(">BHHB")
 _U32_BE = struct.Struct(">I")
 _U32_LE = struct.Struct("<I")
 _CHUNK_LE = struct.Struct("<4sI")
@@ -156,13 +157,17 @@ def probe_image(data: Buffer, *, name: str = "<image>") -> ImageInfo:
 def _probe_jpeg(head: _Head) -> ImageInfo:
     pos, orientation = 2, 1
     for _ in range(MAX_SEGMENTS):
-        junk = bytes(head.view[pos : pos + _MAX_JUNK])
-        start = junk.find(b"\xff")
-        filled = junk[start:].lstrip(b"\xff") if start >= 0 else b""
-        if not filled:
-            raise head.fail(f"JPEG header is cut off or damaged: no marker after byte {pos}")
-        pos += len(junk) - len(filled) + 1
-        marker = filled[0]
+        if head.starts(pos, b"\xff") and head.has(pos, 2) and head.view[pos + 1] != 0xFF:
+            marker = head.view[pos + 1]  # nothing amiss, as nearly always
+            pos += 2
+        else:
+            junk = bytes(head.view[pos : pos + _MAX_JUNK])
+            start = junk.find(b"\xff")
+            filled = junk[start:].lstrip(b"\xff") if start >= 0 else b""
+            if not filled:
+                raise head.fail(f"JPEG header is cut off or damaged: no marker after byte {pos}")
+            pos += len(junk) - len(filled) + 1
+            marker = filled[0]
         if marker == 0x00 or marker == 0x01 or 0xD0 <= marker <= 0xD8:
             continue  # markers without a segment, and a stuffed byte amid junk
         if marker in (0xD9, 0xDA):
@@ -173,7 +178,7 @@ def _probe_jpeg(head: _Head) -> ImageInfo:
         if marker == 0xE1 and orientation == 1 and head.starts(pos + 2, _EXIF):
             orientation = _exif_orientation(head.view[pos + 8 : pos + length])
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            depth, height, width, components = head.take(struct.Struct(">BHHB"), pos + 2, "JPEG frame header")
+            depth, height, width, components = head.take(_JPEG_FRAME, pos + 2, "JPEG frame header")
             if components not in (1, 3, 4):
                 raise head.fail(f"JPEG has {components} components, expected 1, 3 or 4")
             return ImageInfo(

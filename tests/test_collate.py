@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mm_assets import MultimodalCollator, Ragged
 from mm_assets.batches import Batch
+from mm_assets.collate import as_tensors
 from mm_assets.errors import CollateError, ConfigError
 
 
@@ -87,6 +88,20 @@ def test_padding_keeps_what_fits(shapes: list[Any], max_length: Any, multiple: i
         assert np.array_equal(padded[row, :height, :width], value[:height, :width])
         assert (padded[row] == -1).sum() == padded[row].size - height * width
         assert np.array_equal(lengths[row], [height, width] if lengths.ndim == 2 else height)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 4), st.data())
+def test_padding_works_in_any_number_of_axes(num_axes: int, draw: st.DataObject) -> None:
+    """Whatever the axes, each row's own corner is there, the batch is no larger than its largest, the rest is fill."""
+    shapes = draw.draw(st.lists(st.tuples(*[st.integers(0, 3)] * num_axes), min_size=1, max_size=4))
+    values = [np.arange(1, 1 + np.prod(shape, dtype=int)).reshape(shape) for shape in shapes]
+    padded = MultimodalCollator({"x": {"pad_value": -1}})(samples_of("x", *values))["x"]
+    assert padded.shape == (len(values), *np.max(shapes, axis=0).tolist())
+    for row, value in zip(padded, values, strict=True):
+        corner = tuple(slice(0, extent) for extent in value.shape)
+        assert np.array_equal(row[corner], value)
+        assert (row == -1).sum() == row.size - value.size
 
 
 @settings(deadline=None, max_examples=40)
@@ -227,6 +242,19 @@ def test_tensors_share_the_arrays_memory() -> None:
     del image, columns
     gc.collect()
     assert batch["image"][1, 2] == 5
+
+
+def test_tensors_are_at_the_arrays_own_addresses() -> None:
+    """A stacked column, and the values and offsets of a ragged one, are not moved on the way to torch."""
+    torch = pytest.importorskip("torch")
+    image = np.zeros((2, 3), np.float32)
+    batch = MultimodalCollator({"image": {"stack": True}}, "pt")({"image": Batch(image, np.array([True, False]))})
+    assert batch["image"].data_ptr() == image.ctypes.data
+    assert (batch["image"].shape, batch["image"].dtype) == ((2, 3), torch.float32)
+    ragged = MultimodalCollator({"x": {"type": "ragged"}})(samples_of("x", ints(1), ints(2, 3)))["x"]
+    tensors = as_tensors(ragged)
+    assert tensors.values.data_ptr() == ragged.values.ctypes.data
+    assert tensors.offsets.data_ptr() == ragged.offsets.ctypes.data
 
 
 @pytest.mark.parametrize("kind", ["read-only", "backwards", "foreign"])

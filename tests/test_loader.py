@@ -1,5 +1,6 @@
 """The loader: what batches hold, exactly once an epoch, resumed bit for bit, the same on any ranks and threads."""
 
+import inspect
 import json
 import os
 import pickle
@@ -148,6 +149,24 @@ def test_tensors_come_with_a_collator_for_torch(data: Dataset) -> None:
         shown = batch["image"][:, 0, 0, 0].long()
         assert torch.equal(shown, torch.where(batch["present"]["image"], batch["index"], 0))
         assert torch.equal(batch["label"].long(), batch["index"])
+
+
+def test_tensors_are_the_memory_that_was_decoded_into(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the decoder to torch nothing is copied: the tensor stands where the dataset was asked to write."""
+    pytest.importorskip("torch")
+    asked: list[int] = []
+    read = Dataset.read_batch
+
+    def note(self: Dataset, *args: Any, out: Any, **options: Any) -> Any:
+        asked.append(out["image"].ctypes.data)
+        return read(self, *args, out=out, **options)
+
+    note.__signature__ = inspect.signature(read)  # type: ignore[attr-defined]  # the loader looks for `verify`
+    monkeypatch.setattr(Dataset, "read_batch", note)
+    collator = MultimodalCollator({"image": {"stack": True}}, return_tensors="pt")
+    kept = list(MultimodalLoader(data, batch_size=10, collator=collator, num_workers=0))
+    assert [batch["image"].data_ptr() for batch in kept] == asked
+    assert len(asked) == 6
 
 
 def test_batches_stay_as_they_are_while_they_are_held(data: Dataset) -> None:

@@ -293,6 +293,24 @@ def test_checksums_are_checked_by_choice(verify: bool) -> None:
     assert asked == [verify] * 2
 
 
+@pytest.mark.parametrize("form", ["mult", "mstr"])
+def test_decoded_batches_are_checked_by_default_and_raw_bytes_by_choice(tmp_path: Path, form: str) -> None:
+    """Damage that decodes is noticed by a loader over a dataset that checks nothing itself, unless told otherwise."""
+    path = tmp_path / f"a.{form}"
+    write(path, range(COUNT))
+    damage(path, 3)
+    with mm_assets.open(path) as dataset:
+        with pytest.raises(CorruptError, match="sample 3, modality 'text'"):
+            list(MultimodalLoader(dataset, ["text"], 8))
+        unchecked = MultimodalLoader(dataset, ["text"], COUNT, shuffle=False, verify=False)
+        assert next(iter(unchecked))["text"][3] == "the teyt of 0003"
+        assert bytes(dataset.read_raw_batch([3], "text")[0] or b"") == b"the teyt of 0003"
+    with mm_assets.open(path, verify=True) as dataset:
+        for read in (lambda: dataset.read_raw(3, "text"), lambda: dataset.read_raw_batch([2, 3], "text")):
+            with pytest.raises(CorruptError, match="sample 3, modality 'text'"):
+                read()
+
+
 # -- transforms and collators that fail
 
 

@@ -1,6 +1,10 @@
 """Which samples each batch of each rank holds: exactly once, whatever the ranks, sizes and places of resumption."""
 
+import os
+import subprocess
 import sys
+import textwrap
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,6 +150,38 @@ def test_ranks_are_found(no_ranks: pytest.MonkeyPatch) -> None:
     ready["is"] = True
     assert find_rank(None, None) == (2, 4)
     assert find_rank(5, 8) == (5, 8)
+
+
+def test_ranks_are_those_of_a_real_process_group(tmp_path: Path) -> None:
+    """Two processes that torch.distributed has joined are told apart, also where the environment says otherwise."""
+    pytest.importorskip("torch")
+    program = """
+        import os, sys
+        import torch.distributed as distributed
+        from mm_assets.loader_plan import find_rank
+
+        assert find_rank(None, None) == (0, 1)
+        rank, store = int(sys.argv[1]), distributed.FileStore(sys.argv[2], 2)
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        os.environ.update(RANK="5", WORLD_SIZE="8")
+        print(*find_rank(None, None), *find_rank(3, 4))
+        distributed.barrier()
+        distributed.destroy_process_group()
+        print(*find_rank(None, None))
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    environment["GLOO_SOCKET_IFNAME"] = "lo"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program), str(rank), str(tmp_path / "store")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [process.communicate(timeout=200)[0] for process in processes]
+    assert told == ["0 2 3 4\n5 8\n", "1 2 3 4\n5 8\n"]
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 2), (2, 2), (-1, 2), (True, 2), (0, 0), ("0", "x")])

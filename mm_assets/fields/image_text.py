@@ -124,8 +124,9 @@ class ImageTextPairField(Field):
 
     Value: `ImageText`, a tuple (image, text) or (image, text, clip_score), or a dict with these keys; the image as
     `ImageField` takes it. Text and score may be None: the image is there, its text is not, and has no tokens. Decodes
-    to `ImageTextPair`. A batch, with `image_size` set, is ``image`` (n, height, width, channels) uint8, ``input_ids``
-    and ``attention_mask`` (n, max_tokens) int64, and ``clip_score`` (n,) float32, NaN where there is none.
+    to `ImageTextPair`. A batch, with `image_size` or `decode_size` set, is ``image`` (n, height, width, channels)
+    uint8, ``input_ids`` and ``attention_mask`` (n, max_tokens) int64, and ``clip_score`` (n,) float32, NaN where there
+    is none.
 
     Images are turned upright by their EXIF orientation, while encoding where they are encoded anew.
 
@@ -148,6 +149,11 @@ class ImageTextPairField(Field):
         keep_end: as in `TokensField`.
         pad_id: as in `TokensField`.
         store_text: keep the text beside its tokens.
+        decode_size: (height, width) of the decoded image, whatever is stored; this and the next three as in
+            `ImageField`.
+        decode_resize: how an image of another shape comes to `decode_size`.
+        decode_fill: value of the bars' channels, 0 to 255.
+        decode_mode: ``exact`` or ``fast``.
     """
 
     TYPE_ID: ClassVar[int] = 51
@@ -173,6 +179,10 @@ class ImageTextPairField(Field):
     keep_end: int | None = None
     pad_id: int | None = None
     store_text: bool = True
+    decode_size: tuple[int, int] | None = None
+    decode_resize: str = "stretch"
+    decode_fill: int = 0
+    decode_mode: str = "exact"
 
     def __post_init__(self) -> None:
         if self.encoding not in ("keep", "jpeg", "png"):
@@ -188,8 +198,8 @@ class ImageTextPairField(Field):
         if self.max_tokens is None:
             raise config_error("max_tokens", None, "an integer: every row has that many")
         try:
-            if self._image_field.size is not None:
-                object.__setattr__(self, "image_size", self._image_field.size)
+            object.__setattr__(self, "image_size", self._image_field.size)
+            object.__setattr__(self, "decode_size", self._image_field.decode_size)
         except ConfigError as error:
             raise ConfigError(error.where, "image_size" if error.key == "size" else error.key, error.detail) from error
         tokens = self._tokens_field
@@ -205,6 +215,10 @@ class ImageTextPairField(Field):
             channels=self.channels,
             apply_orientation=True,
             max_pixels=self.max_pixels,
+            decode_size=self.decode_size,
+            decode_resize=self.decode_resize,
+            decode_fill=self.decode_fill,
+            decode_mode=self.decode_mode,
         )
 
     @cached_property
@@ -231,7 +245,7 @@ class ImageTextPairField(Field):
 
     @property
     def value_layout(self) -> Mapping[str, ValueLayout] | None:
-        """The arrays of a batch, where `image_size` and `channels` are set."""
+        """The arrays of a batch, where `image_size` or `decode_size`, and `channels`, are set."""
         image, tokens = self._image_field.value_layout, self._tokens_field.value_layout
         if image is None or tokens is None:
             return None

@@ -54,6 +54,7 @@ class TestImageTextPairField(FieldSuite):
         ImageTextPairField(encoding="png", image_size=(8, 8), resize="pad", fill=128, channels=1),
         ImageTextPairField(max_tokens=5, truncate="left", store_text=False),
         ImageTextPairField(tokenizer=None, channels=None),
+        ImageTextPairField(decode_size=(6, 7), decode_resize="pad", decode_fill=9, decode_mode="fast"),
         ImageTextPairField(tokenizer={"name": "clip", "sha256": "c" * 64}, vocab_size=49_408, keep_end=1),
     ]
     cases = [
@@ -110,6 +111,12 @@ class TestImageTextPairField(FieldSuite):
         {"tokenizer": None, "store_text": False},
         {"tokenizer": {"name": "clip", "sha256": "c" * 64}},
         {"vocab_size": 5},
+        {"decode_size": [5, 0]},
+        {"decode_size": [40, 40], "max_pixels": 1599},
+        {"decode_size": [5, 5], "decode_resize": "fit"},
+        {"decode_size": [5, 5], "decode_fill": 256},
+        {"decode_size": [5, 5], "decode_mode": "quick"},
+        {"decode_mode": "fast"},
     ]
 
 
@@ -208,6 +215,38 @@ def test_any_shape_comes_to_the_size(height, width, resize):
     found = decoded(field, value).image
     assert found.shape == (7, 13, 1)
     assert found.max() == 200
+
+
+@pytest.mark.parametrize("form", ["mult", "mstr"])
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_a_reader_asks_for_its_own_size(tmp_path, form, mode):
+    """Kept images of any size come as one array at the reader's, with ImageField's pixels; tokens stay as they are."""
+    images = [image_file(Image.fromarray(picture(*size)), "JPEG") for size in ((30, 50), (81, 40), (16, 16))]
+    path = tmp_path / f"x.{form}"
+    with mm_assets.dataset.create(path, {"pair": ImageTextPairField(max_tokens=8)}) as writer:
+        for number, image in enumerate(images):
+            writer.write(str(number), {"pair": (image, "abc")})
+    wanted = {"decode_size": [16, 12], "decode_resize": "crop", "decode_mode": mode}
+    with mm_assets.dataset.open(path) as dataset:
+        assert dataset.read_batch([0, 1])["pair"].values[0].image.shape == (30, 50, 3)
+        batch = dataset.with_settings({"pair": wanted}).read_batch(range(3), threads=2)["pair"].values
+        single = dataset.with_settings({"pair": wanted})[1]["pair"]
+    field = ImageField.from_config({**wanted, "channels": 3, "apply_orientation": True})
+    expected = np.stack([field.decode(*field.encode(image)) for image in images])
+    np.testing.assert_array_equal(batch["image"], expected)
+    np.testing.assert_array_equal(single.image, expected[1])
+    assert batch["input_ids"].tolist() == [[1, 100, 101, 102, 2, 0, 0, 0]] * 3
+
+
+def test_settings_of_decoding_change_nothing_that_is_stored():
+    """Payloads are the same with and without them, and a configuration of before them is a field that has none."""
+    reading = {"decode_size": (5, 5), "decode_resize": "pad", "decode_fill": 3, "decode_mode": "fast"}
+    for options in ({}, {"encoding": "jpeg", "image_size": (8, 9), "resize": "crop"}):
+        plain = ImageTextPairField(**options)
+        assert ImageTextPairField(**options, **reading).encode((JPEG, "a dog")) == plain.encode((JPEG, "a dog"))
+        older = {key: value for key, value in plain.config.items() if key not in reading}
+        assert len(older) == len(plain.config) - len(reading)
+        assert ImageTextPairField.from_config(older) == plain
 
 
 @pytest.mark.parametrize("resize", ["stretch", "crop", "pad"])

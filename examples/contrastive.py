@@ -1,0 +1,233 @@
+"""Train a small image-text contrastive model on packed captions; stop it, and go on where it stopped.
+
+An image encoder and a text encoder learn to send a picture and its caption to the same place, other pairs apart, by a
+symmetric cross-entropy over the similarities in a batch. ``make run`` packs the demo captions that this reads; with
+``--data`` it reads any packed dataset that has an image and a text in each sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import mm_assets
+from mm_assets import Dataset, MultimodalCollator, MultimodalLoader
+from mm_assets.tokenizing import ByteTokenizer
+
+try:
+    import torch
+except ImportError as error:
+    raise SystemExit("this example needs torch: pip install 'mm-assets[torch]'") from error
+from torch import nn
+from torch.nn import functional
+
+DATA = Path(__file__).resolve().parent.parent / "dagster_home" / "data" / "captions" / "manifest.json"
+SIDE = 32  # pixels of the square that an image is decoded to
+MAX_TOKENS = 64
+WIDTH = 64  # of the space that both encoders lead to
+
+TOKENIZER = ByteTokenizer()
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def prepare_image(image: npt.NDArray[np.uint8], rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """A drawing on white instead of on nothing, mirrored at random.
+
+    Args:
+        image: (H, W, 4) uint8.
+        rng: depends on seed, epoch and sample alone, so that a resumed run draws what the uninterrupted one does.
+
+    Returns:
+        (3, H, W) float32 in [-1, 1].
+    """
+    colours, alpha = image[:, :, :3].astype(np.float32), image[:, :, 3:].astype(np.float32) / 255
+    shown = colours * alpha + 255 * (1 - alpha)
+    if rng.random() < 0.5:
+        shown = shown[:, ::-1]
+    return np.ascontiguousarray(shown.transpose(2, 0, 1) / 127.5 - 1)
+
+
+def prepare_text(text: str) -> npt.NDArray[np.int64]:
+    """The ids of a caption's bytes, (n,) int64."""
+    return np.array(TOKENIZER.encode(text), np.int64)
+
+
+def make_loader(data: Dataset, *, batch_size: int, seed: int, num_workers: int) -> MultimodalLoader:
+    """Batches of images at one size, and of padded ids, as tensors."""
+    # All of a drawing of any shape, between bars that nothing covers: `prepare_image` makes them white.
+    sized = data.with_settings({"image": {"decode_size": [SIDE, SIDE], "decode_resize": "pad", "channels": 4}})
+    collator = MultimodalCollator(
+        {
+            "image": {"type": "stack", "dtype": "float32"},
+            "text": {"type": "pad", "pad_value": TOKENIZER.PAD_ID, "max_length": MAX_TOKENS, "dtype": "int64"},
+        },
+        return_tensors="pt",
+    )
+    return MultimodalLoader(
+        sized,
+        batch_size=batch_size,
+        shuffle=True,
+        num_workers=num_workers,
+        collator=collator,
+        drop_last=True,  # a pair is told apart from the others of its batch: a small one is another task
+        seed=seed,
+        transforms={"image": prepare_image, "text": prepare_text},
+    )
+
+
+# --- model ------------------------------------------------------------------------------------------------------------
+
+
+class ImageEncoder(nn.Module):
+    """Three convolutions, each to half the size of the one before, and a linear map of what is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in ((3, 16), (16, 32), (32, 64)):
+            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GroupNorm(8, after), nn.GELU()]
+        self.layers = nn.Sequential(*layers)
+        self.out = nn.Linear(64 * (SIDE // 8) ** 2, WIDTH)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """(n, 3, H, W) float32 to (n, WIDTH)."""
+        return self.out(self.layers(images).flatten(1))
+
+
+class TextEncoder(nn.Module):
+    """Embedded bytes, a convolution over them, and the largest of what it finds anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENIZER.vocab_size, 32, padding_idx=TOKENIZER.PAD_ID)
+        self.layers = nn.Sequential(nn.Conv1d(32, 64, 5, padding=2), nn.GELU())
+        self.out = nn.Linear(64, WIDTH)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """(n, MAX_TOKENS) int64 to (n, WIDTH)."""
+        return self.out(self.layers(self.embedding(ids).transpose(1, 2)).amax(dim=2))
+
+
+class ContrastiveModel(nn.Module):
+    """Both encoders, and how sharply similarities are told apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.text = ImageEncoder(), TextEncoder()
+        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # where CLIP begins
+
+    def forward(self, images: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """How well each image, a row, fits each text, a column: (n, n)."""
+        rows = functional.normalize(self.image(images), dim=1)
+        columns = functional.normalize(self.text(ids), dim=1)
+        return self.log_scale.clamp(max=math.log(100)).exp() * rows @ columns.T
+
+
+def loss_of(similarities: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of finding each image's text and each text's image; of n pairs at random it is ln n."""
+    pairs = torch.arange(len(similarities))
+    return (functional.cross_entropy(similarities, pairs) + functional.cross_entropy(similarities.T, pairs)) / 2
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    """A training run: model, optimizer, and the place in the data.
+
+    Args:
+        data: with the modalities ``image`` and ``text``.
+        batch_size: pairs of a step.
+        seed: of the model's first weights, the order of the samples, and the transforms.
+        num_workers: threads that decode.
+    """
+
+    def __init__(self, data: Dataset, *, batch_size: int = 20, seed: int = 0, num_workers: int = 2) -> None:
+        torch.manual_seed(seed)
+        self.model = ContrastiveModel()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3, weight_decay=0.01)
+        self.loader = make_loader(data, batch_size=batch_size, seed=seed, num_workers=num_workers)
+        if not len(self.loader):
+            raise SystemExit(f"{data.path}: its {len(data)} samples make no batch of {batch_size}: see --batch-size")
+        self.losses: list[float] = []
+
+    def run(self, steps: int) -> None:
+        """Train until so many steps are done, over as many epochs as that takes."""
+        while len(self.losses) < steps:
+            with iter(self.loader) as batches:  # from where the loader stands, to the end of its epoch
+                for batch in batches:
+                    self.losses.append(self.step(batch))
+                    if len(self.losses) % 10 == 0 or len(self.losses) == steps:
+                        print(f"step {len(self.losses):4}  epoch {self.loader.epoch:3}  loss {self.losses[-1]:.3f}")
+                    if len(self.losses) == steps:
+                        return
+
+    def step(self, batch: dict[str, Any]) -> float:
+        """One step of the optimizer; gives the loss before it."""
+        # Rows that repeat another one, or lack their image or text, are no pairs.
+        rows = batch["valid"] & batch["present"]["image"] & batch["present"]["text"]
+        loss = loss_of(self.model(batch["image"][rows], batch["text"][rows]))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint, whole or not at all."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "loader": self.loader.state_dict(),  # behind the last batch that was trained on
+            "losses": self.losses,
+        }
+        temporary = path.with_name(path.name + ".tmp")
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+
+    def load(self, path: Path) -> None:
+        """Go on from a checkpoint; the loader refuses one of other data, or of another seed."""
+        state = torch.load(path, weights_only=True)
+        self.loader.load_state_dict(state["loader"])
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.losses = list(state["losses"])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train by the arguments of the command line."""
+    parser = argparse.ArgumentParser(description="Train a small image-text contrastive model on packed captions.")
+    parser.add_argument("--data", default=str(DATA), help="a packed file, manifest or folder, or their URL")
+    parser.add_argument("--steps", type=int, default=60, help="of the whole run, those before a checkpoint counted")
+    parser.add_argument("--batch-size", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2, help="threads that decode")
+    parser.add_argument("--checkpoint", type=Path, help="file that is written at the end, and resumed from")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    options = parser.parse_args(arguments)
+    if options.resume and options.checkpoint is None:
+        parser.error("--resume needs --checkpoint")
+    if options.data == str(DATA) and not DATA.exists():
+        raise SystemExit(f"{DATA} is not there: `make run` packs the demo captions; --data names other data")
+    # The model is small, and other cores decode. With one thread, sums are also made in one order on any machine.
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    with mm_assets.open(options.data) as data:
+        trainer = Trainer(data, batch_size=options.batch_size, seed=options.seed, num_workers=options.workers)
+        if options.resume:
+            trainer.load(options.checkpoint)
+            print(f"going on after step {len(trainer.losses)}, in epoch {trainer.loader.epoch}")
+        trainer.run(options.steps)
+        if options.checkpoint is not None:
+            trainer.save(options.checkpoint)
+
+
+if __name__ == "__main__":
+    main()
