@@ -38,6 +38,8 @@ def open(
     fields: Mapping[str, Field] | None = None,
     verify: bool = False,
     format: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_size: int = 16 << 30,
 ) -> Dataset:
     """Open packed files as one dataset.
 
@@ -52,21 +54,32 @@ def open(
         verify: check each payload's checksum as it is read.
         format: which file of each shard of a manifest to read, ``mult`` (the default) or ``mstr``; which files of a
             folder, needed where it holds both; what a file, or each of a list, must be.
+        cache_dir: a local folder in which what is read of remote files is kept for further epochs and runs, also of
+            several datasets and processes; ``docs/reading.md`` tells how. Local files are not copied into it.
+        cache_size: bytes that the folder may take, at least 16 MiB.
 
     Raises:
         FormatError: a file or manifest is damaged, cut off, or not one of ours.
         SchemaMismatchError: `fields` are not the files', or files differ in fields.
-        SourceError: a remote file or a shard of the manifest cannot be had, or a folder holds no packed files.
+        SourceError: a remote file or a shard of the manifest cannot be had or cached, a folder holds no packed files,
+            or `cache_dir` cannot be used.
         OSError: a local file cannot be had.
-        ConfigError: an unknown `format`, none for a folder of both, or an empty list.
+        ConfigError: an unknown `format`, none for a folder of both, an empty list, or a `cache_size` that is too small.
+        MissingExtraError: `cache_dir` without the extra ``cache``.
     """
     given = dict(fields or {})
+    cache = None
+    if cache_dir is not None:
+        from mm_assets.file_cache import BlockCache
+
+        cache = BlockCache(os.fspath(cache_dir), cache_size)
     files = PackedFiles(
         path,
         storage_options=storage_options,
         modalities=[spec_of(name, field) for name, field in given.items()],
         verify=verify,
         format=format,
+        cache=cache,
     )
     return Dataset(Shards(files), fields=given)
 
@@ -346,6 +359,7 @@ class Dataset(SampleReader):
         """
         self._shards.close()
         self._pool.close()
+        self._requests.close()
 
     def __enter__(self) -> Self:
         return self

@@ -25,10 +25,6 @@ from mm_assets.prefetch import ReadAhead
 
 __all__ = ["BatchIterator", "MultimodalLoader"]
 
-# Batches that are read at a time. The second one's samples are decoded while the first is collated, so that no thread
-# waits for another's last sample; a third would only hold more memory.
-_READERS = 2
-
 MAX_REPORTED = 10_000  # damaged samples that are kept: a lost shard must not fill the memory
 
 
@@ -48,7 +44,8 @@ class MultimodalLoader:
         batch_size: samples of a batch, on each rank.
         shuffle: True or ``"full"``, a permutation of all samples; ``"block"``, runs of neighbours permuted and mixed
             within windows, for storage where random access is dear; False, the dataset's order.
-        num_workers: threads that decode each batch; 0 makes every batch when it is asked for, without any thread.
+        num_workers: threads, each of which makes a batch, or, where they are more than `prefetch_batches`, a part of
+            one; 0 makes every batch when it is asked for, without any thread.
         collator: a `MultimodalCollator`, or any callable that makes something of a list of samples. Where that is a
             dict, ``valid`` and ``index`` are put into it.
         drop_last: leave out what is too little at the end for a whole batch on each rank.
@@ -59,7 +56,7 @@ class MultimodalLoader:
         world_size: number of ranks.
         even_batches: give every rank the same number of batches, of the same sizes: the last batch is shared equally,
             and a few samples are repeated, not valid, where it does not divide.
-        prefetch_batches: batches that are read ahead.
+        prefetch_batches: batches that wait to be taken, while at most as many are being made.
         pin_memory: tensors in pinned memory; needs a `MultimodalCollator` for torch.
         transforms: by modality, a function of a value to a value (None: absent), called in the threads. It comes
             before the collator; arrays come as rows. One with a parameter ``rng`` is given a `numpy.random.Generator`
@@ -71,6 +68,12 @@ class MultimodalLoader:
         window_blocks: runs of a window of ``"block"``.
 
     Attributes:
+        reader: the dataset.
+        modalities: names of what is read.
+        batch_size: samples of a batch, on each rank.
+        shuffle: as given.
+        num_workers: as given.
+        collator: makes the batches.
         damaged: the first 10,000 samples that were left out.
         num_damaged: how many there were.
 
@@ -105,13 +108,16 @@ class MultimodalLoader:
     ) -> None:
         self.damaged: list[DamagedSample] = []
         self.num_damaged = 0
-        self._reader = reader
-        self._collator: Collate = MultimodalCollator() if collator is None else collator
-        self._names = _choose_names(reader, modalities, self._collator)
+        self.reader = reader
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.num_workers = num_workers
+        self.collator: Collate = MultimodalCollator() if collator is None else collator
+        self.modalities = _choose_names(reader, modalities, self.collator)
         self._transforms = dict(transforms or {})
         for name in self._transforms:
-            if name not in self._names:
-                raise ConfigError("arguments", f"transforms.{name}", f"is not read: {', '.join(self._names)}")
+            if name not in self.modalities:
+                raise ConfigError("arguments", f"transforms.{name}", f"is not read: {', '.join(self.modalities)}")
         try:
             self._threads = count_threads(num_workers)
         except ValueError as error:
@@ -125,7 +131,7 @@ class MultimodalLoader:
         self._verify = verify
         self._pin_memory = pin_memory
         if pin_memory:
-            check_pinning(self._collator)
+            check_pinning(self.collator)
         found_rank, found_world_size = find_rank(rank, world_size)
         order = EpochOrder(
             num_samples=len(reader),
@@ -222,7 +228,7 @@ class MultimodalLoader:
 
     def _told_by(self) -> str:
         if self._fingerprint is None:
-            self._fingerprint = fingerprint(self._reader)
+            self._fingerprint = fingerprint(self.reader)
         return self._fingerprint
 
     # --- what iterations use ------------------------------------------------------------------------------------------
@@ -230,18 +236,21 @@ class MultimodalLoader:
     def _start(self) -> ReadAhead[Made]:
         """Begin to read from the loader's place on."""
         # With an own pool of threads, which end with the iteration; the files are shared.
-        share: Callable[[Mapping[str, Any]], Any] | None = getattr(self._reader, "with_settings", None)
+        share: Callable[[Mapping[str, Any]], Any] | None = getattr(self.reader, "with_settings", None)
         own = None if share is None else share({})
-        readers = min(_READERS, self._threads, self._prefetch)
+        # A thread that makes a whole batch hands nothing over, and waits for nobody's last sample. Where fewer batches
+        # are read ahead than there are threads, several share each.
+        readers = min(self._threads, self._prefetch)
         maker = BatchMaker(
-            self._reader if own is None else own,
-            self._names,
+            self.reader if own is None else own,
+            self.modalities,
             self._plan.order,
             batch_size=self._plan.batch_size,
-            collator=self._collator,
+            collator=self.collator,
             transforms=self._transforms,
-            threads=self._threads,
-            keep=self._prefetch + 2,  # one that the caller holds, and one that it has just let go
+            threads=-(-self._threads // readers) if readers else 0,
+            first_threads=self._threads,
+            keep=self._prefetch + readers + 2,  # one that the caller holds, and one that it has just let go
             skip_damaged=self._skip_damaged,
             verify=self._verify,
             pin_memory=self._pin_memory,
@@ -254,7 +263,7 @@ class MultimodalLoader:
 
         steps = zip(count(), self._plan.steps(self._delivered))
         tasks = (partial(maker.make, number, step) for number, step in steps)
-        return ReadAhead(tasks, threads=readers, depth=self._prefetch, on_end=end)
+        return ReadAhead(tasks, threads=readers, depth=self._prefetch + readers, on_end=end)
 
     def _deliver(self, made: Made) -> None:
         """Take note that a batch is handed out."""

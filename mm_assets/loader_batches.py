@@ -7,6 +7,7 @@ batch, or how many there are, is not to be seen in it. Whatever is raised says w
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,7 +100,8 @@ class BatchMaker:
         batch_size: samples of the largest batch.
         collator: makes a batch of columns if it is a `MultimodalCollator`, else of a list of samples.
         transforms: by modality, applied to each value that is present.
-        threads: that decode and transform; 0 or 1 does both in the calling thread.
+        threads: that decode and transform a batch; 0 or 1 does both in the calling thread.
+        first_threads: the same of batch 0, for which somebody waits; until it is made no other is begun.
         keep: batches whose arrays are kept to be used again.
         skip_damaged: whether damaged samples are replaced; else they raise.
         verify: whether checksums are checked.
@@ -116,6 +118,7 @@ class BatchMaker:
         collator: Collate,
         transforms: Mapping[str, Transform],
         threads: int,
+        first_threads: int,
         keep: int,
         skip_damaged: bool,
         verify: bool,
@@ -128,10 +131,12 @@ class BatchMaker:
         self._transforms = dict(transforms)
         self._seeded = {name for name, transform in self._transforms.items() if _takes_rng(transform)}
         self._threads = threads if threads > 1 else 0
+        self._first_threads = first_threads if first_threads > 1 else 0
+        self._first_made = threading.Event()
         self._pool = DecodePool()
         self._skip_damaged = skip_damaged
         self._pin_memory = pin_memory
-        self._options: dict[str, Any] = {"threads": self._threads}
+        self._options: dict[str, Any] = {}
         if "verify" in inspect.signature(source.read_batch).parameters:
             self._options["verify"] = verify
         layouts = source.batch_layout(batch_size, self._names)
@@ -155,15 +160,27 @@ class BatchMaker:
             LoaderError: all samples are damaged, and all that could stand in for them.
             CollateError: values do not fit the collator's rules.
         """
-        with _noted(f"batch {number} of this rank, epoch {self._order.epoch}, positions {step.start} to {step.stop}"):
-            ids, damaged, columns = self._read(step)
-            valid = step.valid
-            if damaged:
-                lost = {one.index for one in damaged}
-                valid = valid & np.fromiter((index not in lost for index in step.ids.tolist()), np.bool_, len(valid))
-            for name, transform in self._transforms.items():
-                columns[name] = self._transform(name, transform, columns[name], ids)
-            return Made(batch=self._collate(columns, ids, valid), damaged=damaged, stop=step.stop)
+        threads = self._threads
+        if number:
+            self._first_made.wait()
+        else:
+            threads = self._first_threads
+        try:
+            what = f"batch {number} of this rank, epoch {self._order.epoch}, positions {step.start} to {step.stop}"
+            with _noted(what):
+                return self._make(step, threads)
+        finally:
+            self._first_made.set()
+
+    def _make(self, step: Step, threads: int) -> Made:
+        ids, damaged, columns = self._read(step, threads)
+        valid = step.valid
+        if damaged:
+            lost = {one.index for one in damaged}
+            valid = valid & np.fromiter((index not in lost for index in step.ids.tolist()), np.bool_, len(valid))
+        for name, transform in self._transforms.items():
+            columns[name] = self._transform(name, transform, columns[name], ids, threads)
+        return Made(batch=self._collate(columns, ids, valid), damaged=damaged, stop=step.stop)
 
     def close(self) -> None:
         """End the threads that transform; those that decode are the source's."""
@@ -171,11 +188,13 @@ class BatchMaker:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def _read(self, step: Step) -> tuple[npt.NDArray[np.int64], tuple[DamagedSample, ...], dict[str, Batch]]:
+    def _read(
+        self, step: Step, threads: int
+    ) -> tuple[npt.NDArray[np.int64], tuple[DamagedSample, ...], dict[str, Batch]]:
         """The samples that are in the batch, those that should have been, and the values."""
-        out = arrays_of(self._layouts, self._allocate)
+        options = {**self._options, "threads": threads, "out": arrays_of(self._layouts, self._allocate)}
         try:
-            return step.ids, (), dict(self._source.read_batch(step.ids, self._names, out=out, **self._options))
+            return step.ids, (), dict(self._source.read_batch(step.ids, self._names, **options))
         except FormatError as error:
             if not self._skip_damaged:
                 raise
@@ -183,7 +202,7 @@ class BatchMaker:
             if not damaged:  # nothing is wrong with any one of them
                 raise
             ids = self._stand_in(step, {one.index for one in damaged}, error)
-        return ids, damaged, dict(self._source.read_batch(ids, self._names, out=out, **self._options))
+        return ids, damaged, dict(self._source.read_batch(ids, self._names, **options))
 
     def _find_damaged(self, ids: npt.NDArray[np.int64]) -> tuple[DamagedSample, ...]:
         epoch = self._order.epoch
@@ -218,7 +237,9 @@ class BatchMaker:
 
     # --- transforming -------------------------------------------------------------------------------------------------
 
-    def _transform(self, name: str, transform: Transform, column: Batch, ids: npt.NDArray[np.int64]) -> Batch:
+    def _transform(
+        self, name: str, transform: Transform, column: Batch, ids: npt.NDArray[np.int64], threads: int
+    ) -> Batch:
         """Each value that is present transformed; None makes it absent."""
         values, present = rows_of(column), column.present.tolist()
 
@@ -233,12 +254,12 @@ class BatchMaker:
                     found.append(transform(values[row], **self._random(name, index)))
             return found
 
-        if not self._threads or len(values) < 2:
+        if not threads or len(values) < 2:
             made = run(0, len(values))
         else:
-            size = -(-len(values) // (_RUNS_PER_THREAD * self._threads))
+            size = -(-len(values) // (_RUNS_PER_THREAD * threads))
             runs = [partial(run, start, min(start + size, len(values))) for start in range(0, len(values), size)]
-            made = [value for future in self._pool.start(self._threads, runs) for value in future.result()]
+            made = [value for future in self._pool.start(threads, runs) for value in future.result()]
         return Batch(made, np.fromiter((value is not None for value in made), np.bool_, len(made)))
 
     def _random(self, name: str, index: int) -> dict[str, Any]:

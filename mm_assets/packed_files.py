@@ -7,21 +7,39 @@ have the same fields. What fields do with the bytes is not known here.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+import resource
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from mm_assets.errors import ConfigError, CorruptError, SchemaMismatchError, SourceError, TruncatedError
 from mm_assets.formats import ByteSource, MappedFile, ModalitySpec, MstrReader, MultReader, open_reader
 from mm_assets.formats.source import drop_pages
 from mm_assets.manifest import FORMATS, Manifest, parse_manifest
 
-__all__ = ["MAX_OPEN", "PackedFile", "PackedFiles", "Reader"]
+if TYPE_CHECKING:
+    from mm_assets.file_cache import BlockCache
 
-MAX_OPEN = 64  # readers; a process may usually have 1024 files open, and a loader has several processes
+__all__ = ["MAX_OPEN", "NUM_REQUESTS", "PackedFile", "PackedFiles", "Reader"]
+
+
+def _most_files() -> int:
+    """Readers that may be open: a local one has two descriptors, and half of the process' are left to others."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    # The kernel's own bound of a process' mappings, 65,530, is shared too, and a reader takes up to ten of them.
+    most = 2048
+    return most if allowed == resource.RLIM_INFINITY else max(64, min(allowed // 4, most))
+
+
+MAX_OPEN = _most_files()
+
+NUM_REQUESTS = 16  # remote files that are asked at a time; each joins its ranges into few
 
 _HASH_BLOCK = 16 << 20  # bytes of a file held while its digest is computed
 _MANIFEST = "manifest.json"  # a folder that has one is opened by it
@@ -58,6 +76,7 @@ class PackedFiles:
         modalities: what a file without our tail holds.
         verify: check each payload's checksum as it is read.
         format: which files to take, ``mult`` or ``mstr``; None as `mm_assets.open` says.
+        cache: keeps what is read of remote files.
 
     Attributes:
         name: of the dataset, for messages: the path, or the first of a list.
@@ -73,6 +92,7 @@ class PackedFiles:
         modalities: Sequence[ModalitySpec] = (),
         verify: bool = False,
         format: str | None = None,
+        cache: BlockCache | None = None,
     ) -> None:
         if format is not None and format not in FORMATS:
             raise ConfigError("arguments", "format", f"found {format!r}, expected {' or '.join(FORMATS)}")
@@ -88,9 +108,11 @@ class PackedFiles:
         self._modalities = tuple(modalities)
         self._verify = verify
         self._format = format
+        self._cache = cache
         self._opened: dict[int, Reader] = {}
         self.manifest: Manifest | None = None
         self.entries: tuple[PackedFile, ...] = self._find()
+        self.any_remote = any(_local(file.location) is None for file in self.entries)
 
     def __len__(self) -> int:
         """Files."""
@@ -171,24 +193,37 @@ class PackedFiles:
         """Files that only tell themselves what they hold: each is opened now, and the first ones stay open."""
         entries: list[PackedFile] = []
         try:
-            for number, location in enumerate(locations):
-                reader = self._open_reader(location)
-                if number < MAX_OPEN:
-                    self._opened[number] = reader
-                try:
-                    if self._format is not None and reader.format.lower() != self._format:
-                        detail = f"{location}: found a {reader.format} file, expected {self._format}"
-                        raise SchemaMismatchError(detail)
-                    self.check_alike(self._opened[0], reader)
-                    entries.append(PackedFile(location=location, num_samples=len(reader)))
-                finally:
-                    if number not in self._opened:
-                        reader.close()
+            with contextlib.closing(self._open_each(locations)) as readers:
+                for number, (location, reader) in enumerate(zip(locations, readers, strict=True)):
+                    if number < MAX_OPEN:
+                        self._opened[number] = reader
+                    try:
+                        self._check_format(location, reader)
+                        self.check_alike(self._opened[0], reader)
+                        entries.append(PackedFile(location=location, num_samples=len(reader)))
+                    finally:
+                        if number not in self._opened:
+                            reader.close()
         except BaseException:
             for reader in self.take_opened().values():
                 reader.close()
             raise
         return tuple(entries)
+
+    def _check_format(self, location: str, reader: Reader) -> None:
+        if self._format is not None and reader.format.lower() != self._format:
+            raise SchemaMismatchError(f"{location}: found a {reader.format} file, expected {self._format}")
+
+    def _open_each(self, locations: Sequence[str]) -> Generator[Reader]:
+        """Readers in order; while one is looked at, some of the remote ones behind it are being opened."""
+        tasks = [partial(self._open_reader, location) for location in locations]
+        if len(tasks) == 1 or all(_local(location) is not None for location in locations):
+            return (task() for task in tasks)
+        return _run_ahead(tasks)
+
+    def is_remote(self, number: int) -> bool:
+        """Whether reading a file takes requests."""
+        return self.any_remote and _local(self.entries[number].location) is None
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
@@ -197,8 +232,12 @@ class PackedFiles:
         opened, self._opened = self._opened, {}
         return opened
 
-    def open(self, number: int) -> Reader:
+    def open(self, number: int, *, cached: bool = True) -> Reader:
         """Open one file.
+
+        Args:
+            number: of the file.
+            cached: whether a remote one may be read through the cache; else all that is read comes from its storage.
 
         Raises:
             FormatError: it is damaged, or not the one that was listed.
@@ -207,10 +246,10 @@ class PackedFiles:
         """
         file = self.entries[number]
         if self.manifest is None:
-            reader = self._open_reader(file.location)
+            reader = self._open_reader(file.location, cached=cached)
         else:
             try:
-                reader = self._open_reader(file.location, file.size)
+                reader = self._open_reader(file.location, file.size, cached=cached)
             except (OSError, SourceError) as error:
                 detail = f"partition {file.partition!r}: {file.location} cannot be had: {error}"
                 raise SourceError(self.name, detail) from error
@@ -234,7 +273,7 @@ class PackedFiles:
     def digest(self, number: int) -> str:
         """SHA-256 of one file as it is now, hexadecimal; in blocks, whatever its size."""
         digest = hashlib.sha256()
-        source = self._source(self.entries[number].location)
+        source = self._source(self.entries[number].location, cached=False)
         try:
             for start in range(0, source.size, _HASH_BLOCK):
                 size = min(_HASH_BLOCK, source.size - start)
@@ -244,16 +283,21 @@ class PackedFiles:
             source.close()
         return digest.hexdigest()
 
-    def _source(self, location: str) -> ByteSource:
+    def close(self) -> None:
+        """Give the cache's files back; fine twice, and what is opened afterwards uses it again."""
+        if self._cache is not None:
+            self._cache.close()
+
+    def _source(self, location: str, *, cached: bool = True) -> ByteSource:
         path = _local(location)
         if path is not None:
             return MappedFile(path)
         from mm_assets.storage import RemoteFile
 
-        return RemoteFile(location, self._options)
+        return RemoteFile(location, self._options, self._cache if cached else None)
 
-    def _open_reader(self, location: str, size: int | None = None) -> Reader:
-        source = self._source(location)
+    def _open_reader(self, location: str, size: int | None = None, *, cached: bool = True) -> Reader:
+        source = self._source(location, cached=cached)
         try:
             if size is not None and source.size != size:
                 detail = f"is not of the size that {self.name} lists"
@@ -268,6 +312,24 @@ class PackedFiles:
         except BaseException:
             source.close()
             raise
+
+
+def _run_ahead(tasks: Sequence[Callable[[], Reader]]) -> Generator[Reader]:
+    """The readers that tasks open, in order, up to `NUM_REQUESTS` ahead; those that nobody takes are closed."""
+    with ThreadPoolExecutor(NUM_REQUESTS, thread_name_prefix="mm_assets-open") as executor:
+        futures = [executor.submit(task) for task in tasks[:NUM_REQUESTS]]
+        taken = 0
+        try:
+            for taken in range(1, len(tasks) + 1):
+                reader = futures[taken - 1].result()
+                if len(futures) < len(tasks):
+                    futures.append(executor.submit(tasks[len(futures)]))
+                yield reader
+        finally:
+            for future in futures[taken:]:
+                if not future.cancel():
+                    with contextlib.suppress(Exception):  # told is what happened first
+                        future.result().close()
 
 
 def _local(location: str) -> str | None:

@@ -7,8 +7,10 @@ sample and the modality. Which files, samples and fields there are is the caller
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +31,13 @@ from mm_assets.dataset_fields import DatasetFields
 from mm_assets.errors import FormatError
 from mm_assets.fields import ValueLayout
 from mm_assets.fields.base import Out
-from mm_assets.formats import Payload
-from mm_assets.packed_files import Reader
+from mm_assets.formats import Column, Payload
+from mm_assets.packed_files import NUM_REQUESTS, Reader
 from mm_assets.shards import Ids, Shards
 
 __all__ = ["SampleReader"]
+
+T = TypeVar("T")
 
 
 class SampleReader:
@@ -52,6 +56,7 @@ class SampleReader:
         self._shards = shards
         self._fields = fields
         self._pool = DecodePool()
+        self._requests = DecodePool()  # threads that wait for remote files
 
     def read_sample(self, i: int, modalities: Sequence[str] | None = None) -> dict[str, Any]:
         """One sample: value by modality name, None where absent.
@@ -150,15 +155,13 @@ class SampleReader:
             FormatError: the file is damaged there.
         """
         names = self._fields.choose(modalities)
+        if len(self._shards) == 1 and self._shards.selection is None:
+            return self._shards[0].read_raw_batch(ids, names)  # the same indices, checked there
         positions = self._shards.positions(ids)
-        pieces = list(self._shards.split(positions))
-        if len(pieces) == 1 and len(self._shards.starts) == 1:
-            reader, _, local = pieces[0]
-            return reader.read_raw_batch(local, names)
         found: dict[str, list[memoryview | None]] = {name: [None] * len(positions) for name in names}
-        for reader, where, local in pieces:
+        for where, columns in self._read_files(positions, lambda reader, local: reader.read_raw_batch(local, names)):
             rows = where.tolist()
-            for name, views in reader.read_raw_batch(local, names).items():
+            for name, views in columns.items():
                 column = found[name]
                 for row, view in zip(rows, views, strict=True):
                     column[row] = view
@@ -276,21 +279,55 @@ class SampleReader:
         self, positions: npt.NDArray[np.int64], names: Sequence[str], verify: bool | None = None
     ) -> dict[str, Rows]:
         """The payloads of some modalities; one request to each file for all of them."""
+
+        def read(reader: Reader, local: npt.NDArray[np.int64]) -> dict[str, Column]:
+            return reader.read_columns(local, names, verify=verify)
+
         count = len(positions)
-        rows = {
-            name: Rows(np.zeros((count, self._fields.record_size(name)), np.uint8), [None] * count) for name in names
-        }
-        for reader, where, local in self._shards.split(positions):
-            for name, payloads in reader.read_samples(local, names, verify=verify).items():
+        rows = {}
+        for where, columns in self._read_files(positions, read):
+            if len(where) == count and len(self._shards) == 1:  # one file, and the rows are in its order
+                return {name: Rows(column.records, list(column.datas)) for name, column in columns.items()}
+            for name, column in columns.items():
+                if name not in rows:
+                    rows[name] = Rows(np.zeros((count, column.records.shape[1]), np.uint8), [None] * count)
                 records, datas = rows[name]
-                present = []
-                for row, payload in zip(where.tolist(), payloads, strict=True):
-                    if payload is not None:
-                        present.append(row)
-                        datas[row] = payload.data
-                joined = b"".join([payload.metadata for payload in payloads if payload is not None])
-                records[present] = np.frombuffer(joined, np.uint8).reshape(len(present), records.shape[1])
-        return rows
+                records[where] = column.records
+                for row, data in zip(where.tolist(), column.datas, strict=True):
+                    datas[row] = data
+        return rows or {name: Rows(np.zeros((0, self._fields.record_size(name)), np.uint8), []) for name in names}
+
+    def _read_files(
+        self, positions: npt.NDArray[np.int64], read: Callable[[Reader, npt.NDArray[np.int64]], T]
+    ) -> Iterator[tuple[npt.NDArray[np.int64], T]]:
+        """What `read` gives of each file that has some of the samples, with their rows; remote files are asked at once.
+
+        Args:
+            positions: of the samples.
+            read: gets a file and the samples' indices in it.
+        """
+        parts = self._shards.parts(positions)
+        if not self._shards.files.any_remote:
+            for number, where, local in parts:
+                yield where, read(self._shards[number], local)
+            return
+        asked = [(where, partial(self._read_file, number, local, read)) for number, where, local in parts]
+        if len(asked) == 1:
+            yield asked[0][0], asked[0][1]()
+            return
+        futures = self._requests.start(NUM_REQUESTS, [task for _, task in asked])
+        try:
+            for (where, _), future in zip(asked, futures, strict=True):
+                yield where, future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)  # after an error nothing runs on
+
+    def _read_file(
+        self, number: int, local: npt.NDArray[np.int64], read: Callable[[Reader, npt.NDArray[np.int64]], T]
+    ) -> T:
+        return read(self._shards[number], local)
 
     def _decode_rows(self, positions: npt.NDArray[np.int64], name: str, rows: Rows, threads: int) -> list[Any]:
         """Each payload of one modality as `read_sample` would give it."""

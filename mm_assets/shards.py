@@ -1,9 +1,10 @@
 """Many packed files as one row of samples: which file holds a sample, and which files are open.
 
-Readers are opened at first use, and a bounded number stay open. One that is put aside is let go, not closed: another
-thread may be reading from it, and its mapping goes with its last user. Several `Shards` may share their open files;
-the files are closed when the last of them is. Each may have its own selection of the samples: an index counts through
-what is selected, a position through all samples of the files.
+Readers are opened at first use, and a bounded number stay open; of remote files also as many as a bounded memory holds
+the tables of. One that is put aside is let go, not closed: another thread may be reading from it, and its mapping goes
+with its last user. Several `Shards` may share their open files; the files are closed when the last of them is. Each may
+have its own selection of the samples: an index counts through what is selected, a position through all samples of the
+files.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import weakref
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from itertools import accumulate, pairwise
 from typing import overload
 
@@ -33,6 +35,9 @@ Ids = Sequence[int] | npt.NDArray[np.integer]
 
 _BLOCK = 1 << 14  # ids that are looked at together while iterating
 
+# Bytes of tables of remote files that are kept: 16 or more a sample and modality. Of a local file they are its pages.
+MAX_TABLES = 512 << 20
+
 
 class _OpenFiles:
     """The readers that are open, the most recently used last, for everybody who shares them."""
@@ -41,7 +46,11 @@ class _OpenFiles:
         self.files = files
         self.lock = threading.RLock()  # opening a file may look at the first one
         renew_in_children(self)
-        self.readers: OrderedDict[int, Reader] = OrderedDict(files.take_opened())
+        self.readers: OrderedDict[int, Reader] = OrderedDict()
+        self.opening: dict[int, Future[Reader]] = {}  # by threads of this process
+        self.tables = 0  # bytes, of the remote ones among the readers
+        for number, reader in files.take_opened().items():
+            self._add(number, reader)
         self.users: weakref.WeakSet[Shards] = weakref.WeakSet()  # weak: one that is dropped unclosed holds no file
         starts = accumulate((file.num_samples for file in files.entries), initial=0)
         self.starts = tuple(starts)[:-1]
@@ -50,6 +59,7 @@ class _OpenFiles:
     def renew_locks(self) -> None:
         """In a forked child: see `forking`."""
         self.lock = threading.RLock()
+        self.opening = {}
 
     def get(self, number: int) -> Reader:
         with self.lock:
@@ -57,18 +67,53 @@ class _OpenFiles:
             if reader is not None:
                 self.readers.move_to_end(number)
                 return reader
-            reader = self.files.open(number)
-            if number:
-                try:
-                    self.files.check_alike(self.get(0), reader)
-                except BaseException:
-                    reader.close()
-                    raise
-            self.readers[number] = reader
-            # The first file stays: it holds the fields that every other is compared with.
-            while len(self.readers) > MAX_OPEN:
-                del self.readers[next(key for key in self.readers if key)]
-            return reader
+            opening = self.opening.get(number)
+            if opening is None:
+                mine = self.opening[number] = Future[Reader]()
+        if opening is not None:
+            return opening.result()
+        # Not under the lock: others go on reading, and open further files meanwhile.
+        try:
+            reader = self._open(number)
+        except BaseException as error:
+            self._opened(number, None)
+            mine.set_exception(error)
+            raise
+        self._opened(number, reader)
+        mine.set_result(reader)
+        return reader
+
+    def _open(self, number: int) -> Reader:
+        reader = self.files.open(number)
+        if number:
+            try:
+                self.files.check_alike(self.get(0), reader)
+            except BaseException:
+                reader.close()
+                raise
+        return reader
+
+    def _opened(self, number: int, reader: Reader | None) -> None:
+        """Take note of a file that was opened, or that could not be."""
+        with self.lock:
+            self.opening.pop(number, None)
+            if reader is not None and self.users:  # closed meanwhile, it is only its reader's, and goes with it
+                self._add(number, reader)
+
+    def _add(self, number: int, reader: Reader) -> None:
+        """Keep a reader, and let those go that were not used for the longest time, if there are too many."""
+        self.readers[number] = reader
+        self.tables += self._table_bytes(number, reader)
+        # The first file stays: it holds the fields that every other is compared with.
+        while len(self.readers) > MAX_OPEN or (self.tables > MAX_TABLES and len(self.readers) > 2):
+            oldest = next(key for key in self.readers if key)
+            self.tables -= self._table_bytes(oldest, self.readers.pop(oldest))
+
+    def _table_bytes(self, number: int, reader: Reader) -> int:
+        """The most that a reader keeps in memory of what grows with its samples; nothing of a local file."""
+        if not self.files.is_remote(number):
+            return 0
+        return len(reader) * sum(16 + spec.metadata_size for spec in reader.modalities)
 
 
 class Shards:
@@ -134,7 +179,7 @@ class Shards:
     def __getitem__(self, number: int) -> Reader:
         with self._files.lock:
             self._check_open()
-            return self._files.get(number)
+        return self._files.get(number)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -178,10 +223,16 @@ class Shards:
         Args:
             positions: as `positions` gives them.
         """
+        return ((self[number], where, local) for number, where, local in self.parts(positions))
+
+    def parts(
+        self, positions: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """As `split`, with the files' numbers: none is opened."""
         if not len(positions):
             return
         if len(self.starts) == 1:
-            yield self[0], np.arange(len(positions)), positions
+            yield 0, np.arange(len(positions)), positions
             return
         numbers = np.searchsorted(self._starts, positions, side="right") - 1
         # One sort, not one comparison a file: a selection of all samples may lie in thousands of files.
@@ -190,7 +241,7 @@ class Shards:
         for start, stop in pairwise(bounds):
             where = order[start:stop]
             number = int(numbers[where[0]])
-            yield self[number], where, positions[where] - self.starts[number]
+            yield number, where, positions[where] - self.starts[number]
 
     def pieces(self) -> Iterator[tuple[Reader, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """All samples file by file: reader, their indices here, their indices in it."""
@@ -235,7 +286,7 @@ class Shards:
         for number, (file, start) in enumerate(zip(files.entries, self.starts, strict=True)):
             try:
                 # Not the reader that others read from: this one may be closed again.
-                with files.open(number) as reader:
+                with files.open(number, cached=False) as reader:
                     first = first or reader
                     files.check_alike(first, reader)
                     report = reader.verify()
@@ -263,6 +314,7 @@ class Shards:
                 for reader in self._files.readers.values():
                     reader.close()
                 self._files.readers.clear()
+                self.files.close()
                 self._files.lookup.forget()
 
 

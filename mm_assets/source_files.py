@@ -1,7 +1,8 @@
 """Files of any fsspec URL, read by ranges: shards, tables, and packed files that are not local.
 
 `SourceFile` reads; each byte asked for is fetched once, near ranges in one request. `RemoteFile` is what the packed
-formats read from when their file is not local. Nothing here knows what the bytes mean.
+formats read from when their file is not local; `mm_assets.file_cache` may stand between the two. Nothing here knows
+what the bytes mean.
 """
 
 from __future__ import annotations
@@ -12,31 +13,38 @@ import re
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import fsspec
 from fsspec.core import url_to_fs
 
 from mm_assets.errors import SourceError
 from mm_assets.errors import TruncatedError as TruncatedFileError
+from mm_assets.forking import renew_in_children
 
 __all__ = [
     "MAX_GAP",
     "MAX_REQUEST",
     "SHARD_SUFFIXES",
+    "UNMARKED",
     "Options",
+    "RangeCache",
+    "RangeSource",
     "RemoteFile",
     "ShardFile",
     "SourceFile",
+    "cut_ranges",
     "describe_file",
     "expand_shards",
     "filesystem",
     "is_local",
     "local_path",
+    "merge_ranges",
     "protocols",
     "reason",
 ]
@@ -44,6 +52,12 @@ __all__ = [
 MAX_GAP = 64 << 10  # ranges of a remote file this near are fetched as one: less than a request's latency costs
 MAX_LOCAL_GAP = 4 << 10  # of a local file, where a system call costs no more than copying a page
 MAX_REQUEST = 16 << 20  # bounds what one merged request holds in memory
+
+# Connections of an S3 client: the ranges of a random batch are asked for together, and its own default is 10.
+S3_CONNECTIONS = 64
+
+UNMARKED = "unmarked"
+"""Ends the fingerprint of a file of whose changes its storage tells nothing."""
 
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst")
 """Names that count as shards when a folder is given instead of a pattern."""
@@ -67,6 +81,8 @@ def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSy
     if not is_local(url):
         # A daemon lives for days: a remembered listing would hide new shards and changed ones.
         settings.setdefault("use_listings_cache", False)
+    if url.startswith(("s3://", "s3a://")):
+        settings["config_kwargs"] = {"max_pool_connections": S3_CONNECTIONS, **(settings.get("config_kwargs") or {})}
     fs, path = url_to_fs(url, **settings)
     return fs, path
 
@@ -117,7 +133,7 @@ def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any])
         seconds = float(modified)
     mark = next((str(info[k]) for k in ("ETag", "etag", "md5Hash", "content_md5", "crc32c") if info.get(k)), None)
     if mark is None:
-        mark = str(modified) if modified is not None else "unmarked"
+        mark = str(modified) if modified is not None else UNMARKED
     mark = re.sub(r"[^A-Za-z0-9._:+-]", "", mark)
     return ShardFile(url=_public_url(fs, path), size=int(size), fingerprint=f"{size}-{mark}", modified=seconds)
 
@@ -172,8 +188,12 @@ def reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
+class _CutError(SourceError):
+    """The file is shorter than whoever asked for a range thought; the storage itself works."""
+
+
 class SourceFile:
-    """One file that is read by ranges, local or remote. Safe to share between threads.
+    """One file that is read by ranges, local or remote. Safe to share between threads, and with forked children.
 
     Args:
         url: path or fsspec URL.
@@ -189,6 +209,8 @@ class SourceFile:
         self.size = described.size
         self.fingerprint = described.fingerprint
         self._fs, self._path = filesystem(url, storage_options)
+        self._options = storage_options
+        self._process = os.getpid()
         self._fd = -1
         if "file" in protocols(self._fs):
             try:
@@ -206,9 +228,21 @@ class SourceFile:
         """Whether a local file's descriptor has been given back, so that reads fail."""
         return self._fd < 0 and "file" in protocols(self._fs)
 
-    def _check(self, offset: int, size: int) -> None:
+    def _remote(self) -> fsspec.AbstractFileSystem:
+        """The file system; in a forked child one of its own: the parent's connections and their thread are not here."""
+        if self._process != os.getpid():
+            self._fs, self._path = filesystem(self.url, self._options)
+            self._process = os.getpid()
+        return self._fs
+
+    def check(self, offset: int, size: int) -> None:
+        """Refuses a range that leaves the file.
+
+        Raises:
+            SourceError: it does.
+        """
         if offset < 0 or size < 0 or offset + size > self.size:
-            raise SourceError(
+            raise _CutError(
                 self.url,
                 f"a range of {size} bytes does not lie inside the file's {self.size} bytes",
                 byte_offset=offset,
@@ -220,7 +254,7 @@ class SourceFile:
         Raises:
             SourceError: the range leaves the file, or the storage gave fewer bytes than it announced.
         """
-        self._check(offset, size)
+        self.check(offset, size)
         if size == 0:
             return b""
         if self._fd >= 0:
@@ -228,14 +262,14 @@ class SourceFile:
             self._pread(offset, memoryview(data))
             return bytes(data)
         try:
-            got: bytes = self._fs.cat_file(self._path, start=offset, end=offset + size)
+            got: bytes = self._remote().cat_file(self._path, start=offset, end=offset + size)
         except OSError as error:
             raise SourceError(self.url, f"cannot be read: {reason(error)}", byte_offset=offset) from error
         return self._whole(got, offset, size)
 
     def _whole(self, got: bytes, offset: int, size: int) -> bytes:
         if len(got) != size:
-            raise SourceError(self.url, f"the storage gave {len(got)} of {size} bytes", byte_offset=offset)
+            raise _CutError(self.url, f"the storage gave {len(got)} of {size} bytes", byte_offset=offset)
         return got
 
     def _pread(self, offset: int, target: memoryview) -> None:
@@ -262,9 +296,9 @@ class SourceFile:
             SourceError: a range leaves the file or could not be read.
         """
         for offset, size in ranges:
-            self._check(offset, size)
+            self.check(offset, size)
         gap = (MAX_LOCAL_GAP if self._fd >= 0 else MAX_GAP) if max_gap is None else max_gap
-        merged = _merge(ranges, gap)
+        merged = merge_ranges(ranges, gap)
         if self._fd >= 0:
             blocks: list[memoryview] = []
             for start, end in merged:
@@ -275,11 +309,12 @@ class SourceFile:
             starts = [start for start, _ in merged]
             ends = [end for _, end in merged]
             try:
-                got = self._fs.cat_ranges([self._path] * len(merged), starts, ends, on_error="raise") if merged else []
+                fs = self._remote()
+                got = fs.cat_ranges([self._path] * len(merged), starts, ends, on_error="raise") if merged else []
             except OSError as error:
                 raise SourceError(self.url, f"cannot be read: {reason(error)}") from error
             blocks = [memoryview(self._whole(b, s, e - s)) for b, s, e in zip(got, starts, ends, strict=True)]
-        return _cut(ranges, merged, blocks)
+        return cut_ranges(ranges, merged, blocks)
 
     def read_into(self, ranges: Sequence[tuple[int, int]], buffer: memoryview, positions: Sequence[int]) -> None:
         """Reads each (offset, size) straight to `buffer[position:position + size]`.
@@ -293,7 +328,7 @@ class SourceFile:
                 raise ValueError(f"{size} bytes at {position} do not fit a buffer of {len(buffer)}")
         if self._fd >= 0:
             for (offset, size), position in zip(ranges, positions, strict=True):
-                self._check(offset, size)
+                self.check(offset, size)
                 self._pread(offset, buffer[position : position + size])
             return
         for view, position in zip(self.read_ranges(ranges), positions, strict=True):
@@ -317,10 +352,14 @@ class SourceFile:
         self.close()
 
 
-def _merge(ranges: Sequence[tuple[int, int]], max_gap: int) -> list[tuple[int, int]]:
-    """Sorted, disjoint (start, end) that cover `ranges`."""
+def merge_ranges(ranges: Iterable[tuple[int, int]], max_gap: int) -> list[tuple[int, int]]:
+    """Sorted, disjoint (start, end) that cover ranges (offset, size).
+
+    Ranges nearer than `max_gap` bytes are one, up to `MAX_REQUEST`; overlapping ones always. Empty ones are left out:
+    HTTP has no word for them, and servers answer with the whole file.
+    """
     merged: list[tuple[int, int]] = []
-    for offset, size in sorted(set(ranges)):
+    for offset, size in sorted({one for one in ranges if one[1]}):
         end = offset + size
         if merged:
             last_start, last_end = merged[-1]
@@ -332,12 +371,16 @@ def _merge(ranges: Sequence[tuple[int, int]], max_gap: int) -> list[tuple[int, i
     return merged
 
 
-def _cut(
+def cut_ranges(
     ranges: Sequence[tuple[int, int]], merged: Sequence[tuple[int, int]], blocks: Sequence[memoryview]
 ) -> list[memoryview]:
+    """The bytes of each (offset, size) as views of the blocks that hold what `merge_ranges` made of them."""
     starts = [start for start, _ in merged]
     views = []
     for offset, size in ranges:
+        if not size:
+            views.append(memoryview(b""))
+            continue
         k = bisect_right(starts, offset) - 1
         at = offset - starts[k]
         views.append(blocks[k][at : at + size])
@@ -361,23 +404,101 @@ class _SequentialReader(io.RawIOBase):
         return max(size, 0)
 
 
+class RangeSource(Protocol):
+    """A file that is read by ranges: a `SourceFile`, or one behind a cache."""
+
+    @property
+    def url(self) -> str:
+        """Path or URL, for messages."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]], *, max_gap: int | None = None) -> list[memoryview]:
+        """As `SourceFile.read_ranges`."""
+
+    def close(self) -> None:
+        """Gives the file back."""
+
+
+class RangeCache(Protocol):
+    """What may keep the bytes of remote files, such as `mm_assets.file_cache.BlockCache`."""
+
+    def over(self, source: SourceFile) -> RangeSource:
+        """The file, read through the cache."""
+
+
+class _Blocks:
+    """The blocks that were looked into last, of all remote files of this process together, up to a number of bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.renew_locks()
+        renew_in_children(self)
+
+    def renew_locks(self) -> None:
+        """In a forked child: see `forking`. What the parent kept is dropped."""
+        self._lock = threading.Lock()  # requests run outside it
+        self._kept: OrderedDict[tuple[int, int], memoryview] = OrderedDict()
+        self._size = 0
+
+    def get(self, file: int, numbers: Sequence[int]) -> dict[int, memoryview]:
+        """Those of a file's blocks that are kept, by number."""
+        with self._lock:
+            found = {number: self._kept[file, number] for number in numbers if (file, number) in self._kept}
+            for number in found:
+                self._kept.move_to_end((file, number))
+        return found
+
+    def put(self, file: int, blocks: Mapping[int, memoryview]) -> None:
+        """Keeps blocks of a file, and lets those go that were not used for the longest time."""
+        with self._lock:
+            for number, block in blocks.items():
+                self._drop((file, number))
+                self._kept[file, number] = block
+                self._size += len(block)
+            while self._size > self._limit:
+                self._drop(next(iter(self._kept)))
+
+    def forget(self, file: int) -> None:
+        """Drops all blocks of a file."""
+        with self._lock:
+            for key in [key for key in self._kept if key[0] == file]:
+                self._drop(key)
+
+    def _drop(self, key: tuple[int, int]) -> None:
+        block = self._kept.pop(key, None)
+        if block is not None:
+            self._size -= len(block)
+
+
+_BLOCKS = _Blocks(64 << 20)  # whatever number of files is open
+_FILE_NUMBERS = count()
+
+
 class RemoteFile:
     """A remote file for the packed formats' readers: views of ranges, small ones through a bounded block cache.
 
     Args:
         url: fsspec URL.
         storage_options: arguments for the file system.
+        cache: keeps what was read, on disk; None: nothing does.
+
+    Raises:
+        SourceError: the file is not there or may not be read, or cannot be cached.
     """
 
     MAX_GAP = 256 << 10  # payloads this near are one request: a batch waits for all of them anyway
     BLOCK = 256 << 10  # small look-ups (ids, index entries) share requests of this size
-    MAX_BLOCKS = 64  # 16 MiB of cache for one open file
+    MAX_BLOCKS = 32  # of one look-up; a more scattered one would push out what others find
 
-    def __init__(self, url: str, storage_options: Options | None = None) -> None:
-        self._source = SourceFile(url, storage_options)
+    def __init__(self, url: str, storage_options: Options | None = None, cache: RangeCache | None = None) -> None:
+        source = SourceFile(url, storage_options)
+        self._source: RangeSource = source if cache is None else cache.over(source)
         self._options = dict(storage_options or {})
-        self._blocks: OrderedDict[int, memoryview] = OrderedDict()
-        self._lock = threading.Lock()  # of the blocks; requests run outside it
+        self._cache = cache
+        self._number = next(_FILE_NUMBERS)
 
     @property
     def name(self) -> str:
@@ -403,7 +524,7 @@ class RemoteFile:
         """The bytes of each (offset, size), by the blocks around them: in one request, or none where they are kept."""
         spans = [(start // self.BLOCK, max(start, start + size - 1) // self.BLOCK) for start, size in ranges]
         numbers = sorted({number for first, last in spans for number in range(first, last + 1)})
-        if len(numbers) > self.MAX_BLOCKS // 2:
+        if len(numbers) > self.MAX_BLOCKS:
             # Too scattered for the next look-up to find anything kept: no more bytes than asked for.
             return self._read(ranges, MAX_GAP)
         blocks = self._fetched(numbers)
@@ -418,33 +539,26 @@ class RemoteFile:
 
     def _fetched(self, numbers: Sequence[int]) -> dict[int, memoryview]:
         """Blocks by number, those that are not kept with one request."""
-        with self._lock:
-            found = {number: self._blocks[number] for number in numbers if number in self._blocks}
-            for number in found:
-                self._blocks.move_to_end(number)
+        found = _BLOCKS.get(self._number, numbers)
         missing = [number for number in numbers if number not in found]
+        if not missing:
+            return found
         ranges = [(number * self.BLOCK, min(self.BLOCK, self.size - number * self.BLOCK)) for number in missing]
-        views = self._read(ranges, 0) if ranges else []
-        # Neighbours come in one buffer, which one of them that is kept would keep whole.
-        fetched = [memoryview(bytes(view)) for view in views] if len(views) > 1 else views
-        new = dict(zip(missing, fetched, strict=True))
-        with self._lock:
-            self._blocks.update(new)
-            while len(self._blocks) > self.MAX_BLOCKS:
-                self._blocks.popitem(last=False)
+        # Copied: neighbours come in one buffer, which one of them that is kept would keep whole.
+        new = {number: memoryview(bytes(view)) for number, view in zip(missing, self._read(ranges, 0), strict=True)}
+        _BLOCKS.put(self._number, new)
         return found | new
 
     def _read(self, ranges: Sequence[tuple[int, int]], max_gap: int) -> list[memoryview]:
         try:
             return self._source.read_ranges(ranges, max_gap=max_gap)
-        except SourceError as error:
+        except _CutError as error:  # any other is no damage, and must not be taken for it
             raise TruncatedFileError(self.name, error.detail) from error
 
     def close(self) -> None:
         """Forgets the cached blocks."""
-        with self._lock:
-            self._blocks.clear()
+        _BLOCKS.forget(self._number)
         self._source.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return RemoteFile, (self._source.url, self._options)
+        return RemoteFile, (self._source.url, self._options, self._cache)

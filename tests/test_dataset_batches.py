@@ -346,8 +346,8 @@ def test_arrays_that_do_not_fit_are_refused(packed, out, message):
     """Arrays of another shape, dtype, kind or name are refused by name before anything is read."""
     with (
         mm_assets.open(packed) as dataset,
-        mock.patch.object(packed_files.MultReader, "read_samples", side_effect=AssertionError),
-        mock.patch.object(packed_files.MstrReader, "read_samples", side_effect=AssertionError),
+        mock.patch.object(packed_files.MultReader, "read_columns", side_effect=AssertionError),
+        mock.patch.object(packed_files.MstrReader, "read_columns", side_effect=AssertionError),
         pytest.raises(ValueError, match=message),
     ):
         dataset.read_batch([0, 1, 2], out=out)

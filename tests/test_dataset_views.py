@@ -216,7 +216,7 @@ def test_a_modality_that_is_not_chosen_is_not_touched(paths: list[str]) -> None:
     with mm_assets.open(paths[0]) as data:
         view = data.select_modalities(["text"])
         reader = type(view._shards[0])
-        with mock.patch.object(reader, "read_samples", autospec=True, side_effect=reader.read_samples) as read:
+        with mock.patch.object(reader, "read_columns", autospec=True, side_effect=reader.read_columns) as read:
             view[[0, 1]]
         assert [tuple(call.args[2]) for call in read.call_args_list] == [("text",)]
 
@@ -394,7 +394,7 @@ def test_a_condition_reads_no_more_than_it_names(data: Dataset) -> None:
     reader = type(data._shards[0])
     with (
         mock.patch.object(reader, "records", autospec=True, side_effect=reader.records) as records,
-        mock.patch.object(reader, "read_samples", autospec=True, side_effect=reader.read_samples) as read,
+        mock.patch.object(reader, "read_columns", autospec=True, side_effect=reader.read_columns) as read,
     ):
         data.filter("text.num_code_points > 1 and size_photo > 0")
     assert {call.args[1] for call in records.call_args_list} == {"text"}

@@ -54,7 +54,7 @@ def layers(names: set[str]) -> set[str]:
             },
         ),
         ("mm_assets.layouts", {"errors", "layouts", "text_boxes", "summaries"}),
-        ("mm_assets.storage", {"errors", "source_files", "storage"}),
+        ("mm_assets.storage", {"errors", "forking", "source_files", "storage"}),
     ],
 )
 def test_a_layer_loads_only_what_lies_below_it(module: str, allowed: set[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mm_assets import source_files
 from mm_assets.errors import SourceError, TruncatedError
 from mm_assets.storage import MAX_REQUEST, RemoteFile, SourceFile, Store, expand_shards
 
@@ -227,3 +228,35 @@ def test_a_remote_file_gives_views_and_fetches_blocks_once(memory_file: str, mon
     assert [bytes(v) for v in remote.view_many([(0, 5), (4000, 1000)])] == [CONTENT[:5], CONTENT[4000:]]
     with pytest.raises(TruncatedError):
         remote.view_many([(4999, 2)])
+
+
+def test_look_up_blocks_of_all_files_are_bounded_together(memory_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many remote files are looked into, what is kept of them stays within one bound, and closing frees it."""
+    monkeypatch.setattr(RemoteFile, "BLOCK", 512)
+    monkeypatch.setattr(source_files, "_BLOCKS", kept := source_files._Blocks(2048))
+    files = [RemoteFile(memory_file) for _ in range(3)]
+    for offset in (10, 600, 1200, 4990, 10):
+        for file in files:
+            assert bytes(file.view(offset, 5)) == CONTENT[offset : offset + 5]
+            assert kept._size == sum(map(len, kept._kept.values())) <= 2048
+    for file in files:
+        file.close()
+    assert (kept._size, kept._kept) == (0, {})
+
+
+def test_empty_ranges_are_not_asked_for(memory_file: str, local_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty range, for which HTTP has no word, is answered without a request, alone and among others."""
+    asked: list[tuple[int, int]] = []
+    fs = fsspec.filesystem("memory")
+    real = type(fs).cat_ranges
+
+    def counting(self, paths, starts, ends, **kwargs):  # type: ignore[no-untyped-def]
+        asked.extend(zip(starts, ends, strict=True))
+        return real(self, paths, starts, ends, **kwargs)
+
+    monkeypatch.setattr(type(fs), "cat_ranges", counting)
+    for url in (memory_file, str(local_file)):
+        with SourceFile(url) as source:
+            assert source.read_ranges([(7, 0), (5000, 0)]) == [b"", b""]
+            assert source.read_ranges([(5000, 0), (4990, 10), (0, 0)]) == [b"", CONTENT[4990:], b""]
+    assert asked == [(4990, 5000)]

@@ -88,6 +88,7 @@ MSTR_TRAILER_PTR = PAGE - TRAILER.itemsize  # 4064
 MSTR_SHADOW_PTR = PAGE
 MSTR_BODY_PTR = 2 * PAGE
 HEAD_CRC_OFFSET = 20  # of head_crc32c within the trailer
+_LONG = 4096  # bytes; shorter ones are summed up before another thread would have begun
 
 
 def sample_header(num_modalities: int) -> np.dtype[np.void]:
@@ -130,7 +131,9 @@ def crc32c(*buffers: Buffer, start: int = 0) -> int:
     """CRC-32C (Castagnoli) over the buffers, one after the other; `start` is the checksum of what came before."""
     value = start
     for buffer in buffers:
-        value = _crc32c(buffer, value)
+        # Without the interpreter's lock, but for what takes no longer than giving the lock back: what is read from a
+        # mapping may have to come from the disk first, and other threads go on meanwhile.
+        value = _crc32c(buffer, value, len(buffer) >= _LONG)
     return value
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -352,21 +352,21 @@ class PackedReader(RawReads):
         """One modality of a batch; takes as many views as rows are present."""
         which = np.flatnonzero(found.present)
         taken = list(islice(views, len(which)))
-        if found.records is not None:
-            records, datas = found.records, taken
-            parts: Iterable[tuple[memoryview, ...]] = zip(
-                (row.data for row in found.records[which]), taken, strict=True
-            )
-        else:
+        if verify:  # first: it has what is not in memory yet brought there without the interpreter's lock
+            if found.records is None:
+                checked = [crc32c(view) for view in taken]
+            else:
+                rows = found.records[which]
+                checked = [crc32c(row.data, view) for row, view in zip(rows, taken, strict=True)]
+            for i, actual, expected in zip(indices[which].tolist(), checked, found.crcs[which].tolist(), strict=True):
+                if actual != expected:
+                    raise self._wrong_payload(i, number, actual, expected)
+        if found.records is None:
             size = self.modalities[number].metadata_size
             joined = np.frombuffer(bytearray().join([view[:size] for view in taken]), np.uint8)
             records, datas = joined.reshape(len(which), size), [view[size:] for view in taken]
-            parts = zip(taken, strict=True)
-        if verify:
-            expected = found.crcs[which].tolist()
-            for k, (part, crc) in enumerate(zip(parts, expected, strict=True)):
-                if (actual := crc32c(*part)) != crc:
-                    raise self._wrong_payload(int(indices[which[k]]), number, actual, crc)
+        else:
+            records, datas = found.records, taken
         if len(which) == len(indices):
             return Column(records, list(datas))
         if found.records is None:
