@@ -8,7 +8,7 @@ export DAGSTER_HOME := $(CURDIR)/dagster_home
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run ui test test-slow check wheel bench-memory clean reset
+.PHONY: help run ui test test-slow check wheel bench-loading bench-memory clean reset
 
 help:
 	@echo "make run         run the demo datasets, from tar shards to packed files and manifests"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-slow   the tests that take minutes"
 	@echo "make check       ruff, mypy --strict, dg check defs"
 	@echo "make wheel       build the wheel and check what is in it"
+	@echo "make bench-loading DATA=folder  reading and writing, side by side with other projects (an hour, 30 GB)"
 	@echo "make bench-memory  resident memory and throughput of each stage on a 500 MB shard"
 	@echo "make clean       remove the virtual environment and built files"
 	@echo "make reset       remove the local instance's history and EVERY dataset below dagster_home/data"
@@ -63,6 +64,13 @@ wheel: $(VENV)/dev.done
 
 bench-memory: $(VENV)/dev.done
 	$(BIN)/python benchmarks/memory.py
+
+# In an environment of its own: the other projects' packages want versions of theirs.
+bench-loading:
+	@test -n "$(DATA)" || { echo "say where 30 GB may go: make bench-loading DATA=/path/to/folder"; exit 2; }
+	$(PYTHON) -m venv "$(DATA)/venv"
+	"$(DATA)/venv/bin/pip" install --quiet --editable . --requirement benchmarks/loading/requirements.txt
+	"$(DATA)/venv/bin/python" -m benchmarks.loading --data "$(DATA)"
 
 clean:
 	rm -rf $(VENV) dist

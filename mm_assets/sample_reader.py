@@ -39,6 +39,8 @@ __all__ = ["SampleReader"]
 
 T = TypeVar("T")
 
+_SCAN_ROWS = 256  # samples of a view that are scanned together
+
 
 class SampleReader:
     """What a `Dataset` reads with; safe for several threads.
@@ -166,6 +168,25 @@ class SampleReader:
                 for row, view in zip(rows, views, strict=True):
                     column[row] = view
         return found
+
+    def scan_raw(self, modalities: Sequence[str] | None = None) -> Iterator[dict[str, list[memoryview | None]]]:
+        """The data bytes of all samples in order, some hundred samples at a time, as `read_raw_batches` gives them.
+
+        Args:
+            modalities: names to read, also of types that are not known here; all by default. Nothing else is touched.
+
+        Raises:
+            KeyError: no such modality.
+            FormatError: a file is damaged.
+        """
+        names = self._fields.choose(modalities)
+        if self._shards.selection is None:
+            for reader in self._shards:
+                yield from reader.scan_raw(names)
+            return
+        for start in range(0, self._shards.num_samples, _SCAN_ROWS):
+            stop = min(start + _SCAN_ROWS, self._shards.num_samples)
+            yield self.read_raw_batches(np.arange(start, stop), names)
 
     def read_modality(self, name: str, ids: Ids, *, threads: int | None = 0) -> list[Any]:
         """One modality of many samples, in the order asked, None where absent; no other modality is touched.

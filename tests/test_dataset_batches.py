@@ -777,6 +777,22 @@ def test_raw_batches_of_several_modalities_and_files(tmp_path, extension):
 
 
 @pytest.mark.parametrize("extension", ["mult", "mstr"])
+def test_a_raw_scan_gives_every_sample_in_order(tmp_path, extension):
+    """Over all files, and of a view its samples only, a scan gives what single raw reads give."""
+    for part in range(2):
+        with mm_assets.create(tmp_path / f"{part}.{extension}", {"a": TextField(), "b": TextField()}) as writer:
+            for number in range(500):
+                writer.write(f"{part}-{number}", {"a": f"a{part}{number}", "b": None if number % 3 else f"b{number}"})
+    with mm_assets.open(tmp_path) as dataset:
+        for data in (dataset, dataset.select(range(999, 100, -2)), dataset.select([])):
+            for names in (["b", "a"], ["b"]):
+                found = {name: [view for block in data.scan_raw(names) for view in block[name]] for name in names}
+                assert found == {name: [data.read_raw(i, name) for i in range(len(data))] for name in names}
+        with pytest.raises(KeyError):
+            next(dataset.scan_raw(["c"]))
+
+
+@pytest.mark.parametrize("extension", ["mult", "mstr"])
 def test_a_batch_checks_checksums_when_asked(tmp_path, extension):
     """A flipped byte that decodes all the same is damage in a batch that is verified, and only there."""
     path = tmp_path / f"x.{extension}"

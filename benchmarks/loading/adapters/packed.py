@@ -12,9 +12,6 @@ from benchmarks.loading.adapters.base import BATCH, CORES, SIDE, Adapter, Column
 from benchmarks.loading.corpus import SAMPLE_RATE, Corpus, Sample
 from mm_assets.fields import AudioField, Field, ImageField, ScalarField, TextField
 
-SCAN = 1024  # samples in one run of a scan
-
-
 class Mult(Adapter):
     """One MULT file; images are kept as they are."""
 
@@ -41,7 +38,7 @@ class Mult(Adapter):
                     "text": sample.text.decode(),
                     "audio": np.frombuffer(sample.audio, "<i2"),
                 }
-                writer.write(f"{number:08d}", values)
+                writer.write(str(number), values)
 
     def pack(self, samples: Sequence[Sample]) -> None:
         """One file, checksums included."""
@@ -74,9 +71,9 @@ class Mult(Adapter):
         return [found[name] for name in modalities]
 
     def sequential(self, modalities: Sequence[str]) -> Iterator[Columns]:
-        """Batches of consecutive indices."""
-        for start in range(0, len(self._data), SCAN):
-            yield self.read(np.arange(start, min(start + SCAN, len(self._data))), modalities)
+        """Views into the file, in order."""
+        for found in self._data.scan_raw(modalities):
+            yield [found[name] for name in modalities]
 
     def decoded(self, mode: str, *, seed: int) -> Iterator[Decoded]:
         """`MultimodalLoader` with two threads; checksums are verified, as by default."""
