@@ -44,8 +44,8 @@ class MultimodalLoader:
         batch_size: samples of a batch, on each rank.
         shuffle: True or ``"full"``, a permutation of all samples; ``"block"``, runs of neighbours permuted and mixed
             within windows, for storage where random access is dear; False, the dataset's order.
-        num_workers: threads, each of which makes a batch, or, where they are more than `prefetch_batches`, a part of
-            one; 0 makes every batch when it is asked for, without any thread.
+        num_workers: threads, each of which makes a batch, or, where they are more than `prefetch_batches`, parts of
+            those batches; 0 makes every batch when it is asked for, without any thread.
         collator: a `MultimodalCollator`, or any callable that makes something of a list of samples. Where that is a
             dict, ``valid`` and ``index`` are put into it.
         drop_last: leave out what is too little at the end for a whole batch on each rank.
@@ -239,7 +239,7 @@ class MultimodalLoader:
         share: Callable[[Mapping[str, Any]], Any] | None = getattr(self.reader, "with_settings", None)
         own = None if share is None else share({})
         # A thread that makes a whole batch hands nothing over, and waits for nobody's last sample. Where fewer batches
-        # are read ahead than there are threads, several share each.
+        # are read ahead than there are threads, all of these share them.
         readers = min(self._threads, self._prefetch)
         maker = BatchMaker(
             self.reader if own is None else own,
@@ -248,7 +248,7 @@ class MultimodalLoader:
             batch_size=self._plan.batch_size,
             collator=self.collator,
             transforms=self._transforms,
-            threads=-(-self._threads // readers) if readers else 0,
+            threads=self._threads if self._threads > readers else 0,
             first_threads=self._threads,
             keep=self._prefetch + readers + 2,  # one that the caller holds, and one that it has just let go
             skip_damaged=self._skip_damaged,

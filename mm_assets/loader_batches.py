@@ -7,7 +7,6 @@ batch, or how many there are, is not to be seen in it. Whatever is raised says w
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,7 +100,7 @@ class BatchMaker:
         collator: makes a batch of columns if it is a `MultimodalCollator`, else of a list of samples.
         transforms: by modality, applied to each value that is present.
         threads: that decode and transform a batch; 0 or 1 does both in the calling thread.
-        first_threads: the same of batch 0, for which somebody waits; until it is made no other is begun.
+        first_threads: the same of batch 0, for which somebody waits.
         keep: batches whose arrays are kept to be used again.
         skip_damaged: whether damaged samples are replaced; else they raise.
         verify: whether checksums are checked.
@@ -132,7 +131,6 @@ class BatchMaker:
         self._seeded = {name for name, transform in self._transforms.items() if _takes_rng(transform)}
         self._threads = threads if threads > 1 else 0
         self._first_threads = first_threads if first_threads > 1 else 0
-        self._first_made = threading.Event()
         self._pool = DecodePool()
         self._skip_damaged = skip_damaged
         self._pin_memory = pin_memory
@@ -160,17 +158,8 @@ class BatchMaker:
             LoaderError: all samples are damaged, and all that could stand in for them.
             CollateError: values do not fit the collator's rules.
         """
-        threads = self._threads
-        if number:
-            self._first_made.wait()
-        else:
-            threads = self._first_threads
-        try:
-            what = f"batch {number} of this rank, epoch {self._order.epoch}, positions {step.start} to {step.stop}"
-            with _noted(what):
-                return self._make(step, threads)
-        finally:
-            self._first_made.set()
+        with _noted(f"batch {number} of this rank, epoch {self._order.epoch}, positions {step.start} to {step.stop}"):
+            return self._make(step, self._threads if number else self._first_threads)
 
     def _make(self, step: Step, threads: int) -> Made:
         ids, damaged, columns = self._read(step, threads)

@@ -31,7 +31,8 @@ class ReadAhead(Generic[T]):
     Args:
         tasks: what is to be done; asked for one after the other, by the thread that takes the results.
         threads: how many work; 0 does each task when its result is asked for.
-        depth: how many tasks are begun before the results before them are taken.
+        depth: how many tasks are begun before the results before them are taken. The first is done alone, since
+            somebody waits for it.
         on_end: called when the reading has ended, perhaps several times and in several threads, and while others of the
             tasks are under way. Not called where nobody holds the `ReadAhead` any more and nothing is under way.
     """
@@ -41,6 +42,7 @@ class ReadAhead(Generic[T]):
     ) -> None:
         self._tasks = tasks
         self._depth = max(depth, threads)
+        self._has_first = False
         self._end = _End(on_end)
         self._started: deque[Future[T]] = deque()
         self._executor: ThreadPoolExecutor | None = None
@@ -65,17 +67,25 @@ class ReadAhead(Generic[T]):
             raise LoaderError("this iteration was begun in another process: begin one here")
         if self._executor is None:
             return _run(next(self._tasks), self._end)
-        while len(self._started) < self._depth and (task := next(self._tasks, None)) is not None:
-            self._started.append(self._executor.submit(_run, task, self._end))
+        self._begin(self._executor, self._depth if self._has_first else 1)
         if not self._started:
             raise StopIteration
         first = self._started[0]
         try:
-            return first.result()
+            result = first.result()
+            if not self._has_first:
+                self._has_first = True
+                self._begin(self._executor, self._depth)
+            return result
         finally:
             # An interrupt while waiting takes nothing away: the result is still the next one.
             if first.done():
                 self._started.popleft()
+
+    def _begin(self, executor: ThreadPoolExecutor, count: int) -> None:
+        """Have that many tasks under way or done."""
+        while len(self._started) < count and (task := next(self._tasks, None)) is not None:
+            self._started.append(executor.submit(_run, task, self._end))
 
     def _is_forked(self) -> bool:
         """Whether this is a copy in a forked process, without threads, and with locks as they were at that moment."""

@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import pickle
+import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -108,6 +109,39 @@ def test_every_row_is_the_sample_that_index_says(data: Dataset, num_workers: int
     assert sorted(seen) == list(range(COUNT))
     assert seen != sorted(seen)
     assert len(loader) == 7
+
+
+@pytest.mark.parametrize(("num_workers", "prefetch_batches"), [(2, 2), (4, 2), (8, 4), (3, 2), (2, 1)])
+def test_all_threads_work_on_batches(data: Dataset, num_workers: int, prefetch_batches: int) -> None:
+    """Behind the first batch too, as many transforms as there are threads run at a time, and never more."""
+    lock, all_busy = threading.Lock(), threading.Event()
+    calls, busy, most = 0, 0, 0
+
+    def transform(value: Any) -> Any:
+        nonlocal calls, busy, most
+        with lock:
+            calls += 1
+            is_behind = calls > 8
+            busy += is_behind
+            most = max(most, busy)
+        if is_behind:
+            if busy >= num_workers:
+                all_busy.set()
+            assert all_busy.wait(60)
+            with lock:
+                busy -= 1
+        return value
+
+    loader = MultimodalLoader(
+        data,
+        ["label"],
+        batch_size=8,
+        num_workers=num_workers,
+        prefetch_batches=prefetch_batches,
+        transforms={"label": transform},
+    )
+    assert sum(len(batch["index"]) for batch in loader) == COUNT
+    assert most == num_workers
 
 
 def test_only_the_modalities_that_are_needed_are_read(data: Dataset) -> None:

@@ -91,8 +91,11 @@ class WriteBehind:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="mm_assets-write")
         try:
             future = self._executor.submit(_write_parts, file, parts, size, position)
-        except RuntimeError:  # the interpreter is ending, and begins nothing in threads any more
+        except RuntimeError:  # the interpreter is ending, or has no thread left: nothing is begun in threads any more
+            # What could not be handed over may be queued all the same, and must not be written later.
+            executor, self._executor = self._executor, None
             self.drain()
+            executor.shutdown(wait=True, cancel_futures=True)
             _write_parts(file, parts, size, position)
             return
         self._waiting.append((future, size))

@@ -6,12 +6,16 @@ touched. Of a remote file the same calls give the bytes of one request.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from mm_assets.errors import CorruptError
 from mm_assets.formats.batch import Bounds, Places, blocks
 from mm_assets.formats.layout import Payload
 from mm_assets.formats.source import MappedFile
@@ -19,8 +23,49 @@ from mm_assets.formats.source import MappedFile
 SCAN_ROWS = 1 << 12  # samples of a scan looked up together
 SCAN_VIEWS = 384  # views of a scan handed out together: a few of them stay in the processor's cache
 
+# Positions that are kept, checked, for files that are read at random: bytes of one modality of a file, and of all files
+# of a process together.
+MAX_POSITIONS = 4 << 20
+MAX_ALL_POSITIONS = 64 << 20
+_EARNED = 4  # they are kept once a quarter of the samples was looked up
+
 Ids = Sequence[int] | npt.NDArray[np.integer]
 RawBatch = dict[str, list[memoryview | None]]
+
+
+class _Positions(NamedTuple):
+    """Where all data of a modality of a mapped file is, checked: three columns as those of `Bounds`."""
+
+    starts: npt.NDArray[np.uint64]
+    ends: npt.NDArray[np.uint64]
+    present: npt.NDArray[np.bool_] | None
+
+
+class _Budget:
+    """Bytes that all readers of a process may keep together."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._lock = threading.Lock()
+
+    def take(self, owner: object, size: int) -> bool:
+        """Whether `owner` may keep that many bytes more; given back when it goes."""
+        if not self._lock.acquire(blocking=False):
+            return False  # somebody else takes, or, in a forked child, took: it is tried again or done without
+        try:
+            if size > self._left:
+                return False
+            self._left -= size
+        finally:
+            self._lock.release()
+        weakref.finalize(owner, self._give_back, size)
+        return True
+
+    def _give_back(self, size: int) -> None:
+        self._left += size
+
+
+_BUDGET = _Budget(MAX_ALL_POSITIONS)
 
 
 class RawReads(ABC):
@@ -31,6 +76,11 @@ class RawReads(ABC):
     _mapped: MappedFile | None
     _num_samples: int
     _verify: bool
+    _has_tail: bool
+
+    def __init__(self) -> None:
+        self._positions: dict[int, _Positions | None] = {}  # by modality; None: not kept
+        self._looked_up: dict[int, int] = {}  # samples, by modality, until they are kept
 
     @abstractmethod
     def _number(self, name: str) -> int:
@@ -39,6 +89,10 @@ class RawReads(ABC):
     @abstractmethod
     def _indices(self, ids: Ids) -> npt.NDArray[np.int64]:
         """Indices as given, checked and counted from the start: (n,)."""
+
+    @abstractmethod
+    def _checks(self, verify: bool | None) -> bool:
+        """Whether checksums are checked, by what the caller said: only where the file has them."""
 
     @abstractmethod
     def _locate(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> dict[int, Places]:
@@ -82,11 +136,12 @@ class RawReads(ABC):
         """
         numbers = self._numbers_of(names)
         indices = self._indices(ids)
-        check = self._verify if verify is None else verify
+        check = self._checks(verify)
         if self._mapped is None or check or not len(indices) or not numbers:
             return _without_records(self._fetch(indices, self._locate(indices, numbers), check))
-        bounds = self._raw_bounds(indices, numbers)
-        self._fetch_data(self._mapped, numbers, bounds)
+        bounds = self._kept_bounds(indices, numbers) or self._raw_bounds(indices, numbers)
+        if not self._mapped.may_skip(len(indices) * len(numbers)):
+            self._fetch_data(self._mapped, numbers, bounds)
         return self._cut(self._mapped, numbers, bounds)
 
     def scan_raw(
@@ -118,10 +173,46 @@ class RawReads(ABC):
         last = self._num_samples if stop is None else stop
         if not 0 <= start <= last <= self._num_samples:
             raise IndexError(f"{self._path}: samples [{start}, {last}) of {self._num_samples}")
-        check = self._verify if verify is None else verify
+        check = self._checks(verify)
         if self._mapped is None or check or not numbers:
             return self._scan_checked(numbers, start, last, check)
         return self._scan_mapped(self._mapped, numbers, start, last)
+
+    def _kept_bounds(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds | None:
+        """The same as `_raw_bounds` out of positions that are kept; None where some are not.
+
+        A batch's calls into NumPy take longer than its look-ups, once the data has pushed them out of the processor's
+        cache: one for each modality is several times as quick as all those that checking takes.
+        """
+        starts, ends, present = [], [], []
+        for number in numbers:
+            kept = self._positions.get(number) or self._keep(number, len(indices))
+            if kept is None:
+                return None
+            starts.append(kept.starts.take(indices))
+            ends.append(kept.ends.take(indices))
+            present.append(None if kept.present is None else kept.present.take(indices))
+        return Bounds(starts, ends, present)
+
+    def _keep(self, number: int, count: int) -> _Positions | None:
+        """The positions of a modality, which are kept from now on if they have been looked up enough."""
+        if number in self._positions or not self._has_tail:
+            return None
+        self._looked_up[number] = looked_up = self._looked_up.get(number, 0) + count
+        if _EARNED * looked_up < self._num_samples:
+            return None
+        self._positions[number] = found = self._all_positions(number)
+        return found
+
+    def _all_positions(self, number: int) -> _Positions | None:
+        size = 16 * self._num_samples
+        if size > MAX_POSITIONS or not _BUDGET.take(self, size):
+            return None
+        try:
+            bounds = self._raw_bounds(np.arange(self._num_samples), [number])
+        except CorruptError:
+            return None  # which is the error of whoever asks for that sample
+        return _Positions(np.ascontiguousarray(bounds.starts[0]), bounds.ends[0], bounds.present[0])
 
     def _numbers_of(self, names: Sequence[str] | None) -> list[int]:
         return [self._number(name) for name in (self.names if names is None else names)]

@@ -20,7 +20,7 @@ PAGE = 4096  # ranges are rounded to it; of larger pages the kernel fetches the 
 _PROBES = 4  # positions of a batch that are looked at
 _CALM = 64  # batches, one after the other, without a miss, until one position or two are thought enough
 _PATIENCE = 8  # single reads between two probes while nothing is missed
-_REST = 4  # batches, one of which is looked at while nothing is missed
+_REST = 16  # batches, one of which is looked at while nothing is missed: a look costs as much as reading the batch
 _SMALL = 512  # ranges of a batch that would not matter much if it came from disk unasked
 
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux has it
@@ -69,6 +69,13 @@ class ReadAhead:
             return False
         return True  # also behind the end of the file, where nothing is to be had
 
+    def may_skip(self, count: int) -> bool:
+        """Whether a batch of `count` ranges need not be looked at: of small ones, most while nothing is missed."""
+        if self._calm < _CALM or count > _SMALL or not self._turn % _REST:
+            return False
+        self._turn += 1
+        return True
+
     def fetch(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
         """Has the ranges of a batch brought into memory if one of a few that are probed is not there.
 
@@ -76,11 +83,7 @@ class ReadAhead:
             starts: positions, of any shape.
             ends: of the same shape, not below `starts`; the ranges lie within the file.
         """
-        count = starts.size
-        if self._calm >= _CALM and count <= _SMALL and self._turn % _REST:
-            self._turn += 1
-            return
-        for k in self._probes(count):
+        for k in self._probes(starts.size):
             if not self.is_present(starts.item(k)):
                 self._calm = 0
                 self._ask(starts, ends)

@@ -66,6 +66,7 @@ class PackedReader(RawReads):
         verify: bool = False,
         window: Window | None = None,
     ) -> None:
+        super().__init__()
         opened = isinstance(source, str | os.PathLike)
         self._source: ByteSource = MappedFile(source) if isinstance(source, str | os.PathLike) else source
         self._mapped = self._source if isinstance(self._source, MappedFile) else None
@@ -240,6 +241,9 @@ class PackedReader(RawReads):
 
     # Reading.
 
+    def _checks(self, verify: bool | None) -> bool:
+        return self._verify if verify is None else verify and self._has_tail
+
     def _number(self, name: str) -> int:
         try:
             return self._numbers[name]
@@ -332,16 +336,16 @@ class PackedReader(RawReads):
         """
         numbers = [self._number(name) for name in (self.names if names is None else names)]
         indices = self._indices(ids)
-        check = self._verify if verify is None else verify and self._has_tail
+        check = self._checks(verify)
         return self._fetch(indices, self._locate(indices, numbers), check)
 
     def read_columns(
         self, ids: Ids, names: Sequence[str] | None = None, *, verify: bool | None = None
     ) -> dict[str, Column]:
         """The same as `read_samples`, records and data apart: for decoders of batches, and quicker."""
-        numbers = self._numbers_of(names)
+        numbers = list(dict.fromkeys(self._numbers_of(names)))
         indices = self._indices(ids)
-        check = self._verify if verify is None else verify and self._has_tail
+        check = self._checks(verify)
         places = self._locate(indices, numbers)
         views = self._views(places)
         return {self.names[number]: self._column(indices, number, places[number], views, check) for number in numbers}
@@ -465,7 +469,7 @@ class PackedReader(RawReads):
             CorruptError: a payload is out of place or, with `verify`, damaged.
         """
         numbers = [self._number(name) for name in (self.names if names is None else names)]
-        check = self._verify if verify is None else verify
+        check = self._checks(verify)
         for first in range(0, self._num_samples, batch.BLOCK_ROWS):
             indices = np.arange(first, min(first + batch.BLOCK_ROWS, self._num_samples))
             places = self._locate(indices, numbers)

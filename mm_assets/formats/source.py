@@ -154,6 +154,10 @@ class MappedFile:
         if CAN_ASK:
             self._ahead.fetch(starts, ends)
 
+    def may_skip(self, count: int) -> bool:
+        """Whether a batch of `count` ranges need not be fetched, because nothing was missed for long."""
+        return not CAN_ASK or self._ahead.may_skip(count)
+
     def fetch_one(self, offset: int, size: int) -> None:
         """Has one range brought into memory, if it is more than the page that its first touch brings."""
         if CAN_ASK and size > mmap.PAGESIZE:

@@ -265,3 +265,44 @@ def test_wide_records(tmp_path: Path, form: str) -> None:
         for names in (["m3"], ["m4", "m0", "m2"], None):
             for name, column in reader.read_raw_batch(ids, names).items():
                 assert plain(column) == [f"{i}-{name[1:]}".encode() for i in ids.tolist()]
+
+
+@pytest.mark.parametrize("room", [raw.MAX_ALL_POSITIONS, 16 * len(SAMPLES), 0])
+def test_batches_stay_the_same(tmp_path: Path, form: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are alike before and after positions are kept, of all modalities, of one, or of none for want of room."""
+    monkeypatch.setattr(raw, "_BUDGET", raw._Budget(room))
+    ids = list(range(len(SAMPLES)))
+    with open_reader(write(WRITERS[form], tmp_path / "x", SAMPLES)) as reader:
+        for _ in range(6):
+            for names in (["text"], ["image", "text"]):
+                found = reader.read_raw_batch(ids, names)
+                assert {name: plain(found[name]) for name in names} == {n: wanted(SAMPLES, ids, n) for n in names}
+
+
+def test_checksums_that_are_not_there(tmp_path: Path, form: str) -> None:
+    """Of a file without a tail nothing is checked, whoever asks for it."""
+    path = write(WRITERS[form], tmp_path / "x", FULL)
+    path.write_bytes(without_tail(path.read_bytes()))
+    with open_reader(path, modalities=SPECS) as reader:
+        assert plain(reader.read_raw_batch([7], ["text"], verify=True)["text"]) == [b"t" * 7]
+        assert sum(len(block["text"]) for block in reader.scan_raw(verify=True)) == 9
+        assert sum(len(block.indices) for block in reader.scan(verify=True)) == 9
+        assert [bytes(one) for one in reader.read_columns([7], verify=True)["text"].datas] == [b"t" * 7]
+
+
+def test_columns(tmp_path: Path, form: str) -> None:
+    """Columns have the records and the data of single reads, zero and None where absent; a name twice is one column."""
+    path = write(WRITERS[form], tmp_path / "x", SAMPLES)
+    ids = [2, 0, -1, 1, 0]
+    for reader in readers(path):
+        with reader:
+            found = reader.read_columns(ids, ["text", "image", "text"])
+            assert list(found) == ["text", "image"]
+            for name, column in found.items():
+                for row, payload in enumerate(reader.read_payloads(ids, name)):
+                    data = column.datas[row]
+                    assert (None if data is None else bytes(data)) == (payload and bytes(payload.data))
+                    assert (
+                        column.records[row].tobytes()
+                        == (bytes(payload.metadata) if payload else bytes(16))[: column.records.shape[1]]
+                    )
