@@ -1,9 +1,9 @@
 """Blocks of remote files on local disk: bounded, kept from run to run, shared by threads and processes.
 
-A block is known by its file's URL and fingerprint, so that a changed object never gives old bytes, and carries a
-checksum: one that is damaged is fetched again. What a run has stored stays until the run ends, and only what earlier
-runs have stored makes room: an epoch visits everything once, so that letting the oldest go would mean to let go just
-what comes next. The storing is the `diskcache` package's.
+A block is known by its file's URL, server, fingerprint and time of change, so that a changed object never gives old
+bytes, and carries a checksum: one that is damaged is fetched again. What a run has stored stays until the run ends, and
+only what earlier runs have stored makes room: an epoch visits everything once, so that letting the oldest go would mean
+to let go just what comes next. The storing is the `diskcache` package's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +35,26 @@ _JOURNAL = 4 << 20
 _MIN_SIZE = 4 * _JOURNAL
 _GROUP = 16  # blocks of one transaction: what a process that is killed leaves behind, unaccounted for, is 1 MiB
 _TIMEOUT = 5.0  # seconds to wait for other processes that store; a block that is not stored is only fetched again
+_RECHECK = 60.0  # seconds of storing until the storage is asked again whether a file is still the one that was opened
+
+# SQLite must not be used in a forked child of a process that had the database open: it takes the parent's locks for
+# its own, then waits for ever or damages the file. So each folder belongs to the process that opened it first.
+_OWNERS: dict[str, int] = {}
+_INHERITED: list[object] = []  # the parents' connections: kept, as closing them would be using them
+
+# Held by who writes to a database, and by a fork: the child drops the connections of the parent's other threads, which
+# would roll back what they were about to store.
+_WRITING = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_WRITING.acquire, after_in_parent=_WRITING.release, after_in_child=_WRITING.release)
 
 
 class BlockCache:
     """A folder with blocks of remote files.
 
-    It pickles, and is used again in forked children. The folder must be the user's own: who may write to it decides
-    what is read.
+    It pickles, and a copy in a process that was started anew uses the same folder. In a forked child of a process that
+    has opened the folder nothing is kept, and every read goes to the storage. The folder must be the user's own: who
+    may write to it decides what is read.
 
     Args:
         folder: made where it is not there.
@@ -51,7 +64,7 @@ class BlockCache:
     Raises:
         ConfigError: `size` is too small.
         MissingExtraError: `diskcache` is not installed.
-        SourceError: the folder cannot be used, or is damaged.
+        SourceError: the folder cannot be used, is damaged, or is held by others for a minute.
     """
 
     def __init__(self, folder: str, size: int, *, since: float | None = None) -> None:
@@ -59,11 +72,10 @@ class BlockCache:
             raise ConfigError("arguments", "cache_size", f"found {size!r}, expected bytes, at least {_MIN_SIZE}")
         self.folder = os.path.abspath(os.path.expanduser(folder))
         self.size = size
+        self._place = os.path.realpath(self.folder)
         self._since = time.time() if since is None else since
         self._is_full = False  # of what this run has stored
-        self._inherited: list[diskcache.Cache] = []
         self._cache: diskcache.Cache | None = None
-        self._lock = threading.Lock()
         renew_in_children(self)
         self._opened()
 
@@ -72,19 +84,22 @@ class BlockCache:
 
     def renew_locks(self) -> None:
         """In a forked child: see `forking`."""
-        self._lock = threading.Lock()
         if self._cache is not None:
-            # Kept, not closed: SQLite must not see the parent's connection again.
-            self._inherited.append(self._cache)
+            _INHERITED.append(self._cache)
             self._cache = None
 
-    def _opened(self) -> diskcache.Cache:
-        with self._lock:
-            if self._cache is None:
-                with self._told():
+    @property
+    def is_usable(self) -> bool:
+        """False in a forked child of a process that has opened the folder: nothing is found there, or stored."""
+        return _OWNERS.setdefault(self._place, os.getpid()) == os.getpid()
+
+    def _opened(self) -> diskcache.Cache | None:
+        if self._cache is None and self.is_usable:
+            with _WRITING, self._told():
+                if self._cache is None:
                     os.makedirs(self.folder, mode=0o700, exist_ok=True)
                     self._cache = _open_cache(self.folder)
-            return self._cache
+        return self._cache
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -92,6 +107,8 @@ class BlockCache:
         try:
             yield
         except sqlite3.DatabaseError as error:
+            if _is_busy(error):
+                raise SourceError(self.folder, f"the cache is busy, other processes hold it: {error}") from error
             detail = f"the cache cannot be read, it may be damaged: {error}; remove the folder or take another"
             raise SourceError(self.folder, detail) from error
         except OSError as error:
@@ -112,6 +129,8 @@ class BlockCache:
             SourceError: the folder is damaged.
         """
         cache = self._opened()
+        if cache is None:
+            return
         for number in numbers:
             content = self._get(cache, _key(mark, number))
             if content is not None:
@@ -122,8 +141,9 @@ class BlockCache:
             content, tag = cache.get(key, tag=True)
             if isinstance(content, bytes) and _read_tag(tag)[0] == crc32c(key, content):
                 return content
-            if content is not None:
-                cache.delete(key)  # damaged
+            if key in cache:
+                with _WRITING:
+                    cache.delete(key)  # damaged, or its file is gone
         return None
 
     def put(self, mark: bytes, blocks: Mapping[int, memoryview]) -> None:
@@ -133,16 +153,33 @@ class BlockCache:
             SourceError: the folder is damaged, or cannot be written.
         """
         cache = self._opened()
+        if cache is None:
+            return
         numbers = list(blocks)
         for start in range(0, len(numbers), _GROUP):
             group = {_key(mark, number): bytes(blocks[number]) for number in numbers[start : start + _GROUP]}
-            with self._lock, self._told(), _unless_busy():
+            with _WRITING, self._told(), _unless_busy():
+                # What came along with a merged request may be here: as it is, it goes in its turn.
+                group = {key: content for key, content in group.items() if key not in cache}
                 if self._is_full or not self._make_room(cache, sum(map(len, group.values()))):
                     return
                 with cache.transact():
                     for key, content in group.items():
                         tag = f"{crc32c(key, content)} {time.time()}"
                         cache.set(key, io.BytesIO(content), read=True, tag=tag)  # bytes it would write by lines
+
+    def drop(self, mark: bytes, numbers: Iterable[int]) -> None:
+        """Deletes blocks of a file; those that are not here are fine.
+
+        Raises:
+            SourceError: the folder is damaged.
+        """
+        cache = self._opened()
+        if cache is None:
+            return
+        for number in numbers:
+            with _WRITING, self._told(), _unless_busy():
+                cache.delete(_key(mark, number))
 
     def _make_room(self, cache: diskcache.Cache, size: int) -> bool:
         """Deletes what earlier runs have stored, the oldest first, until `size` bytes fit; whether they do."""
@@ -151,7 +188,7 @@ class BlockCache:
             return True
         for key in cache:  # in the order of storing
             if _read_tag(cache.get(key, tag=True)[1])[1] >= self._since:
-                break
+                continue
             cache.delete(key)
             if cache.volume() <= limit:
                 return True
@@ -164,6 +201,10 @@ class BlockCache:
             self._cache.close()
 
 
+def _is_busy(error: sqlite3.DatabaseError) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+
+
 @contextmanager
 def _unless_busy() -> Iterator[None]:
     """Ends quietly when others hold the database for too long: what is not found or stored is only fetched again."""
@@ -174,7 +215,7 @@ def _unless_busy() -> Iterator[None]:
     except Timeout:
         return
     except sqlite3.OperationalError as error:
-        if "locked" not in str(error):
+        if not _is_busy(error):
             raise
 
 
@@ -243,7 +284,10 @@ class CachedFile:
         self.size = source.size
         self._source = source
         self._cache = cache
-        self._mark = hashlib.blake2b(f"{source.url}\n{source.fingerprint}".encode(), digest_size=16).digest()
+        self._mark = hashlib.blake2b(source.identity.encode(), digest_size=16).digest()
+        self._checked = time.monotonic()  # the storage has just described it
+        self._unchecked: set[int] = set()  # blocks that were stored since
+        self._has_changed = False
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]], *, max_gap: int | None = None) -> list[memoryview]:
         """The bytes of each (offset, size), in the order asked for.
@@ -252,8 +296,11 @@ class CachedFile:
         than `max_gap` comes with them, and is kept too.
 
         Raises:
-            SourceError: a range leaves the file or could not be read, or the cache cannot be used.
+            SourceError: a range leaves the file or could not be read, the file has changed since it was opened, or the
+                cache cannot be used.
         """
+        if not self._cache.is_usable:
+            return self._source.read_ranges(ranges, max_gap=max_gap)
         for offset, size in ranges:
             self._source.check(offset, size)
         spans = merge_ranges([self._whole_blocks(offset, size) for offset, size in ranges], 0)
@@ -286,9 +333,29 @@ class CachedFile:
         for (first, _), view in zip(runs, self._source.read_ranges(ranges, max_gap=0), strict=True):
             for k in range(-(-len(view) // BLOCK)):
                 fetched[first + k] = view[k * BLOCK : (k + 1) * BLOCK]
+        self._check_unchanged()
         for number, target in missing.items():
             target[:] = fetched[number]
+        self._unchecked.update(fetched)
         self._cache.put(self._mark, fetched)
+
+    def _check_unchanged(self) -> None:
+        """Refuses to go on with a file that was replaced while it is read: its blocks would pass for the old one's.
+
+        The storage is asked once a minute, after a request. Blocks that were stored since it was last asked go.
+        """
+        if not self._has_changed:
+            now = time.monotonic()
+            if now - self._checked < _RECHECK:
+                return
+            stored = set(self._unchecked)
+            self._has_changed = self._source.has_changed()
+            if not self._has_changed:
+                self._unchecked -= stored
+                self._checked = now
+                return
+        self._cache.drop(self._mark, list(self._unchecked))
+        raise SourceError(self.url, "has changed while it was read: open it again")
 
     def close(self) -> None:
         """Closes the file; what was kept of it stays."""

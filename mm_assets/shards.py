@@ -279,7 +279,10 @@ class Shards:
         """Read everything and report what is damaged; also files against their manifest."""
         files = self.files
         if files.manifest is None and len(files) == 1:
-            return self[0].verify()
+            if not files.is_remote(0):
+                return self[0].verify()
+            with files.open(0, cached=False) as reader:  # the other reads a copy, if there is a cache
+                return reader.verify()
         damage: list[Damage] = []
         num_payloads = 0
         first: Reader | None = None

@@ -8,12 +8,14 @@ what the bytes mean.
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -23,7 +25,7 @@ from typing import Any, BinaryIO, Protocol
 import fsspec
 from fsspec.core import url_to_fs
 
-from mm_assets.errors import SourceError
+from mm_assets.errors import MmAssetsError, SourceError
 from mm_assets.errors import TruncatedError as TruncatedFileError
 from mm_assets.forking import renew_in_children
 
@@ -145,13 +147,11 @@ def describe_file(url: str, storage_options: Options | None = None) -> ShardFile
         SourceError: the file is not there or may not be read.
     """
     fs, path = filesystem(url, storage_options)
-    try:
+    with _told(url, "cannot be read"):
         info = fs.info(path)
         if info.get("type") == "directory":
             raise SourceError(url, "is a folder, expected a file")
         return _describe(fs, path, info)
-    except OSError as error:
-        raise SourceError(url, f"cannot be read: {reason(error)}") from error
 
 
 def expand_shards(pattern: str, storage_options: Options | None = None) -> list[ShardFile]:
@@ -161,7 +161,7 @@ def expand_shards(pattern: str, storage_options: Options | None = None) -> list[
     never count.
     """
     fs, path = filesystem(pattern, storage_options)
-    try:
+    with _told(pattern, "cannot be listed"):
         if any(c in path for c in "*?["):
             found = {p: i for p, i in fs.glob(path, detail=True).items() if i.get("type") != "directory"}
         elif fs.isdir(path):
@@ -178,14 +178,28 @@ def expand_shards(pattern: str, storage_options: Options | None = None) -> list[
                 listed.append(_describe(fs, place, info))
             except FileNotFoundError:
                 continue  # removed since it was listed, or a link that leads nowhere: there is no shard
-    except OSError as error:
-        raise SourceError(pattern, f"cannot be listed: {reason(error)}") from error
     return sorted(listed, key=lambda shard: shard.url)
 
 
-def reason(error: OSError) -> str:
+def reason(error: Exception) -> str:
     """What went wrong, in the system's words where it has some."""
-    return error.strerror or str(error) or type(error).__name__
+    if isinstance(error, OSError):
+        return error.strerror or str(error) or type(error).__name__
+    return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _told(url: str, what: str, *, byte_offset: int | None = None) -> Iterator[None]:
+    """Errors of a storage as ours.
+
+    Of any type: a client may raise its HTTP library's errors, which have nothing in common with the system's.
+    """
+    try:
+        yield
+    except (MmAssetsError, MemoryError):
+        raise
+    except Exception as error:
+        raise SourceError(url, f"{what}: {reason(error)}", byte_offset=byte_offset) from error
 
 
 class _CutError(SourceError):
@@ -199,6 +213,13 @@ class SourceFile:
         url: path or fsspec URL.
         storage_options: arguments for the file system.
 
+    Attributes:
+        url: absolute path or URL, for messages.
+        location: what opens the file again: the URL as it was given, or a local file's absolute path.
+        size: bytes.
+        fingerprint: of `ShardFile`, when the file was opened.
+        modified: of `ShardFile`, likewise.
+
     Raises:
         SourceError: the file is not there or may not be read.
     """
@@ -208,7 +229,10 @@ class SourceFile:
         self.url = described.url
         self.size = described.size
         self.fingerprint = described.fingerprint
+        self.modified = described.modified
         self._fs, self._path = filesystem(url, storage_options)
+        # Of some file systems the URL that is made from a path lacks the host.
+        self.location = described.url if "file" in protocols(self._fs) else url
         self._options = storage_options
         self._process = os.getpid()
         self._fd = -1
@@ -231,9 +255,31 @@ class SourceFile:
     def _remote(self) -> fsspec.AbstractFileSystem:
         """The file system; in a forked child one of its own: the parent's connections and their thread are not here."""
         if self._process != os.getpid():
-            self._fs, self._path = filesystem(self.url, self._options)
+            self._fs, self._path = filesystem(self.location, self._options)
             self._process = os.getpid()
         return self._fs
+
+    @property
+    def identity(self) -> str:
+        """Tells the file as it was opened from every other: location, server, fingerprint and time of change."""
+        return json.dumps([self.location, _endpoint(self._options or {}), self.fingerprint, self.modified])
+
+    def now(self) -> ShardFile:
+        """The file as the storage describes it at this moment.
+
+        Raises:
+            SourceError: it is no longer there, or may not be read.
+        """
+        return describe_file(self.location, self._options)
+
+    def has_changed(self) -> bool:
+        """Whether the storage has another file in its place than when it was opened; costs a request.
+
+        Raises:
+            SourceError: it is no longer there, or may not be read.
+        """
+        now = self.now()
+        return (now.fingerprint, now.modified) != (self.fingerprint, self.modified)
 
     def check(self, offset: int, size: int) -> None:
         """Refuses a range that leaves the file.
@@ -261,16 +307,20 @@ class SourceFile:
             data = bytearray(size)
             self._pread(offset, memoryview(data))
             return bytes(data)
-        try:
+        with _told(self.url, "cannot be read", byte_offset=offset):
             got: bytes = self._remote().cat_file(self._path, start=offset, end=offset + size)
-        except OSError as error:
-            raise SourceError(self.url, f"cannot be read: {reason(error)}", byte_offset=offset) from error
         return self._whole(got, offset, size)
 
     def _whole(self, got: bytes, offset: int, size: int) -> bytes:
-        if len(got) != size:
-            raise _CutError(self.url, f"the storage gave {len(got)} of {size} bytes", byte_offset=offset)
-        return got
+        if len(got) == size:
+            return got
+        # A reply may be cut on its way: only a storage that has fewer bytes than before has lost some.
+        left = self.now().size
+        detail = f"the storage gave {len(got)} of {size} bytes"
+        if left < self.size:
+            detail = f"{detail}: the file has {left} bytes, it had {self.size} when it was opened"
+            raise _CutError(self.url, detail, byte_offset=offset)
+        raise SourceError(self.url, detail, byte_offset=offset)
 
     def _pread(self, offset: int, target: memoryview) -> None:
         done = 0
@@ -308,11 +358,9 @@ class SourceFile:
         else:
             starts = [start for start, _ in merged]
             ends = [end for _, end in merged]
-            try:
+            with _told(self.url, "cannot be read"):
                 fs = self._remote()
                 got = fs.cat_ranges([self._path] * len(merged), starts, ends, on_error="raise") if merged else []
-            except OSError as error:
-                raise SourceError(self.url, f"cannot be read: {reason(error)}") from error
             blocks = [memoryview(self._whole(b, s, e - s)) for b, s, e in zip(got, starts, ends, strict=True)]
         return cut_ranges(ranges, merged, blocks)
 
@@ -350,6 +398,13 @@ class SourceFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _endpoint(options: Options) -> dict[str, str]:
+    """The server that options of a file system name; nothing that is secret."""
+    client = options.get("client_kwargs")
+    given = {**options, "client": client.get("endpoint_url") if isinstance(client, Mapping) else None}
+    return {key: str(given[key]) for key in ("client", "endpoint_url", "host", "port") if given.get(key) is not None}
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]], max_gap: int) -> list[tuple[int, int]]:
@@ -495,6 +550,7 @@ class RemoteFile:
 
     def __init__(self, url: str, storage_options: Options | None = None, cache: RangeCache | None = None) -> None:
         source = SourceFile(url, storage_options)
+        self._location = source.location
         self._source: RangeSource = source if cache is None else cache.over(source)
         self._options = dict(storage_options or {})
         self._cache = cache
@@ -561,4 +617,4 @@ class RemoteFile:
         self._source.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return RemoteFile, (self._source.url, self._options, self._cache)
+        return RemoteFile, (self._location, self._options, self._cache)

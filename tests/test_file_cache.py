@@ -1,11 +1,15 @@
 """The bounded cache of remote files' blocks on local disk."""
 
+import hashlib
 import os
 import pickle
 import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -18,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mm_assets
+from mm_assets import source_files
 from mm_assets.errors import ConfigError, MissingExtraError, SourceError
 from mm_assets.fields import BytesField, ScalarField
 from mm_assets.source_files import SourceFile
@@ -28,7 +33,10 @@ from mm_assets import file_cache
 from mm_assets.file_cache import BLOCK, BlockCache, CachedFile
 
 # The library leaves the connection of a thread that has ended to be collected.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:unclosed database:ResourceWarning",
+    "ignore:.*use of fork:DeprecationWarning",  # of later Pythons, where there are threads: that is what is tested
+)
 
 SIZE = 10 * BLOCK + 777
 CONTENT = np.random.default_rng(0).bytes(SIZE)
@@ -171,8 +179,6 @@ def test_blocks_that_changed_places_are_noticed(remote: str, tmp_path: Path) -> 
 
 def test_nothing_is_unpickled(remote: str, tmp_path: Path) -> None:
     """An entry that somebody has made a pickle is damage, and is not executed."""
-    import sqlite3
-
     file = opened(remote, tmp_path)
     file.read_ranges([(0, SIZE)])
     trap = tmp_path / "executed"
@@ -272,20 +278,197 @@ def test_processes_share_it(tmp_path: Path) -> None:
     assert used(tmp_path / "c") <= ROOM + 3 * file_cache._GROUP * BLOCK
 
 
-def test_it_pickles_and_forks(remote: str, tmp_path: Path, fetches: Fetches) -> None:
-    """A copy and a forked child use the same folder, and keep to what belongs to this run."""
+def test_it_pickles(remote: str, tmp_path: Path, fetches: Fetches) -> None:
+    """A copy uses the same folder, and keeps to what belongs to this run, also in a process that was started anew."""
     cache = BlockCache(str(tmp_path), ROOM)
     cache.over(SourceFile(remote)).read_ranges([(0, SIZE)])
+    cache.put(b"m" * 16, {k: memoryview(bytes([k]) * BLOCK) for k in range(3)})
     copy = pickle.loads(pickle.dumps(cache))
     assert (copy.folder, copy.size, copy._since) == (cache.folder, cache.size, cache._since)
     fetches.take()
-    child = os.fork()
-    if child == 0:
-        found = bytes(cache.over(SourceFile(remote)).read_ranges([(0, SIZE)])[0]) == CONTENT
-        os._exit(0 if found and not fetches.calls else 1)
-    assert os.waitpid(child, 0)[1] == 0
     assert bytes(copy.over(SourceFile(remote)).read_ranges([(0, SIZE)])[0]) == CONTENT
     assert fetches.take() == []
+    code = "import pickle, sys; c = pickle.load(sys.stdin.buffer); print(dict(c.get(b'm' * 16, range(9))).keys())"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    found = subprocess.run(command, input=pickle.dumps(cache), capture_output=True, check=True, timeout=60)
+    assert found.stdout == b"dict_keys([0, 1, 2])\n"
+
+
+def status_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_keeps_nothing(remote: str, tmp_path: Path, fetches: Fetches) -> None:
+    """A child, a copy made in it and a cache it opens anew read right bytes from the storage; the folder is left."""
+    cache = BlockCache(str(tmp_path), ROOM)
+    file = cache.over(SourceFile(remote))
+    file.read_ranges([(0, 1)])
+    before = sorted(tmp_path.rglob("*"))
+    fetches.take()
+    child = os.fork()
+    if child == 0:
+        files = [file]
+        for one in (cache, pickle.loads(pickle.dumps(cache)), BlockCache(str(tmp_path), ROOM)):
+            files.append(one.over(SourceFile(remote)))
+            one.close()
+        right = all(bytes(one.read_ranges([(5, BLOCK)])[0]) == CONTENT[5 : 5 + BLOCK] for one in files)
+        os._exit(0 if right and fetches.calls == [[(5, BLOCK)]] * 4 else 1)
+    assert status_of(child) == 0
+    assert sorted(tmp_path.rglob("*")) == before
+    file.read_ranges([(0, BLOCK)])
+    assert fetches.take() == []
+    child = os.fork()
+    if child == 0:  # a folder that no parent has had open is the child's own
+        own = opened(remote, tmp_path / "own")
+        for _ in range(2):
+            own.read_ranges([(0, SIZE)])
+        os._exit(0 if fetches.calls == [[(0, SIZE)]] else 1)
+    assert status_of(child) == 0
+
+
+def test_forks_amid_storing(remote: str, tmp_path: Path) -> None:
+    """Children that are forked while other threads read and store can read, and the parent finds all it has stored."""
+    cache = BlockCache(str(tmp_path), 64 << 20)
+    file = cache.over(SourceFile(remote))
+    stored: list[bytes] = []
+    ended = threading.Event()
+
+    def store() -> None:
+        while not ended.is_set():
+            mark = len(stored).to_bytes(16, "little")
+            cache.put(mark, {k: memoryview(bytes([k]) * 100) for k in range(3)})
+            stored.append(mark)
+
+    def read() -> None:
+        while not ended.is_set():
+            file.read_ranges([(0, SIZE)])
+
+    threads = [threading.Thread(target=run) for run in (store, read)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(8):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(10)
+                os._exit(0 if bytes(file.read_ranges([(0, SIZE)])[0]) == CONTENT else 1)
+            assert status_of(child) == 0
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert all(dict(cache.get(mark, range(3))) == {k: bytes([k]) * 100 for k in range(3)} for mark in stored)
+
+
+def test_a_block_of_this_run_does_not_keep_older_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older blocks make room although one that came first counts as this run's, as after the clock was set back."""
+    block = memoryview(bytes(BLOCK))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 1000)
+    BlockCache(str(tmp_path), ROOM).put(b"o" * 16, {0: block})
+    monkeypatch.setattr(time, "time", lambda: now)
+    BlockCache(str(tmp_path), ROOM).put(b"o" * 16, dict.fromkeys(range(250), block))
+    monkeypatch.setattr(time, "time", lambda: now + 10)
+    later = BlockCache(str(tmp_path), ROOM)
+    later.put(b"n" * 16, dict.fromkeys(range(40), block))
+    assert len(list(later.get(b"n" * 16, range(40)))) == 40
+    assert len(list(later.get(b"o" * 16, [0]))) == 1
+
+
+def test_a_block_that_is_there_is_not_stored_again(tmp_path: Path) -> None:
+    """What comes along with other blocks and is kept already does not become this run's: it still makes room."""
+    block = memoryview(bytes(BLOCK))
+    since = time.time()
+    BlockCache(str(tmp_path), ROOM).put(b"o" * 16, {0: block})
+    before = sorted(tmp_path.rglob("*.val"))
+    cache = BlockCache(str(tmp_path), ROOM, since=since)
+    cache.put(b"o" * 16, {0: block, 1: block})
+    assert set(before) < set(tmp_path.rglob("*.val"))
+    assert [number for number, _ in cache.get(b"o" * 16, range(3))] == [0, 1]
+
+
+def test_a_file_that_changes_while_it_is_read(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was replaced while open is told when the storage is next asked; what was kept until then stays."""
+    file = opened(remote, tmp_path)
+    file.read_ranges([(0, 1)])
+    monkeypatch.setattr(file_cache, "_RECHECK", 0.0)
+    file.read_ranges([(BLOCK, 0), (9 * BLOCK, 1)])
+    sound = [path for path in tmp_path.rglob("*.val") if path.read_bytes() == CONTENT[:BLOCK]]
+    monkeypatch.setattr(file_cache, "_RECHECK", 60.0)
+    fsspec.filesystem("memory").pipe_file("/cached/x.bin", CONTENT[::-1])
+    file.read_ranges([(BLOCK, 1), (3 * BLOCK, 1)])
+    monkeypatch.setattr(file_cache, "_RECHECK", 0.0)
+    for _ in range(2):
+        with pytest.raises(SourceError, match=r"cached/x\.bin: has changed while it was read"):
+            file.read_ranges([(2 * BLOCK, 1)])
+    assert (
+        list(tmp_path.rglob("*.val")) == sound
+    )  # the others came after the last time that it was known to be the same
+    assert bytes(opened(remote, tmp_path).read_ranges([(0, SIZE)])[0]) == CONTENT[::-1]
+
+
+def test_a_version_that_is_put_back(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that were read of another version are not taken for the first one's when that is put back."""
+    memory = fsspec.filesystem("memory")
+    info = type(memory).info
+
+    def tagged(fs: Any, path: str, **options: Any) -> dict[str, Any]:
+        return {**info(fs, path, **options), "ETag": hashlib.md5(fs.cat_file(path)).hexdigest()}
+
+    monkeypatch.setattr(type(memory), "info", tagged)
+    file = opened(remote, tmp_path)
+    memory.pipe_file("/cached/x.bin", CONTENT[::-1])
+    file.read_ranges([(0, SIZE)])
+    memory.pipe_file("/cached/x.bin", CONTENT)
+    assert SourceFile(remote).fingerprint == file._source.fingerprint
+    assert bytes(opened(remote, tmp_path).read_ranges([(0, SIZE)])[0]) == CONTENT
+
+
+def test_servers_are_told_apart(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetches: Fetches) -> None:
+    """One URL on two servers is two files to the cache, whatever else the options say, such as other keys."""
+    real = source_files.filesystem
+    monkeypatch.setattr(source_files, "filesystem", lambda url, _: real(url, None))
+    servers = [
+        {},
+        {"endpoint_url": "http://a"},
+        {"endpoint_url": "http://b"},
+        {"client_kwargs": {"endpoint_url": "http://b"}},
+        {"host": "a", "port": 1},
+    ]
+    cache = BlockCache(str(tmp_path), ROOM)
+    for options in servers:
+        for key in ("one", "other"):
+            cache.over(SourceFile(remote, {**options, "secret": key})).read_ranges([(0, 1)])
+    assert len(fetches.take()) == len(servers)
+
+
+def test_a_database_that_stays_locked_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that others hold for too long to open it is told as busy; nobody is told to remove it."""
+
+    def locked(folder: str) -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    monkeypatch.setattr(file_cache, "_open_cache", locked)
+    with pytest.raises(SourceError, match="busy") as caught:
+        BlockCache(str(tmp_path), ROOM)
+    assert "remove" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["mult", "mstr"])
+def test_verifying_one_file_reads_the_storage(form: str, tmp_path: Path) -> None:
+    """Damage of a dataset's only file in the storage is found although the cache has the sound bytes."""
+    with mm_assets.create(tmp_path / f"x.{form}", {"blob": BytesField()}) as writer:
+        for i in range(10):
+            writer.write(str(i), {"blob": bytes([i + 1]) * 5000})
+    memory = fsspec.filesystem("memory")
+    content = (tmp_path / f"x.{form}").read_bytes()
+    memory.pipe_file(f"/cached/x.{form}", content)
+    with mm_assets.open(f"memory://cached/x.{form}", cache_dir=tmp_path / "c", cache_size=ROOM) as data:
+        assert [data[i]["blob"] for i in range(10)] == [bytes([i + 1]) * 5000 for i in range(10)]
+        assert data.verify().ok
+        # In place: the storage tells of no change.
+        memory.store[f"/cached/x.{form}"].getbuffer()[content.index(b"\x05" * 5000) + 7] = 6
+        assert [damage.sample for damage in data.verify().damage] == [4]
 
 
 def test_wrong_arguments(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,8 +516,6 @@ def test_a_database_that_others_hold_is_waited_for_shortly(
     remote: str, tmp_path: Path, fetches: Fetches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While another process stores, blocks are found; what cannot be stored meanwhile is fetched again, and right."""
-    import sqlite3
-
     monkeypatch.setattr(file_cache, "_TIMEOUT", 0.05)
     file = opened(remote, tmp_path)
     file.read_ranges([(0, BLOCK)])

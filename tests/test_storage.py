@@ -2,13 +2,18 @@
 
 import hashlib
 import os
+import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.utils import infer_storage_options
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -242,6 +247,90 @@ def test_look_up_blocks_of_all_files_are_bounded_together(memory_file: str, monk
     for file in files:
         file.close()
     assert (kept._size, kept._kept) == (0, {})
+
+
+class DisconnectedError(Exception):
+    """Such as an HTTP library raises: no `OSError`."""
+
+
+@pytest.mark.parametrize("call", ["cat_file", "cat_ranges", "info"])
+def test_whatever_a_storage_raises_is_told(memory_file: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """An error of a client's own type is a `SourceError` that names the file and the error, from every way to read."""
+    source = SourceFile(memory_file)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise DisconnectedError("gone")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), call, fail)
+    reads: dict[str, Callable[[], Any]] = {
+        "cat_file": lambda: source.read(0, 5),
+        "cat_ranges": lambda: source.read_ranges([(0, 5)]),
+        "info": lambda: SourceFile(memory_file),
+    }
+    with pytest.raises(SourceError, match=r"x\.bin.*: cannot be read: DisconnectedError: gone") as caught:
+        reads[call]()
+    assert isinstance(caught.value.__cause__, DisconnectedError)
+
+
+def test_a_remote_folder_is_no_file(memory_file: str) -> None:
+    """A folder's URL is told as what it is, and not as storage that fails."""
+    with pytest.raises(SourceError, match=r"^memory://shards: is a folder, expected a file$"):
+        SourceFile(memory_file.rsplit("/", 1)[0])
+
+
+def test_a_short_reply_is_no_cut_file(memory_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer bytes than asked for are damage of the file only if the storage says that it has become smaller."""
+    memory = fsspec.filesystem("memory")
+    remote = RemoteFile(memory_file)
+    real = type(memory).cat_file
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "cat_file", lambda fs, path, start, end: real(fs, path, start, end)[:-1])
+        with pytest.raises(SourceError, match=r"x\.bin.*the storage gave 99 of 100 bytes"):
+            remote.view_many([(0, 100)])
+        with pytest.raises(SourceError, match=r"x\.bin.*the storage gave 99 of 100 bytes"):
+            SourceFile(memory_file).read(0, 100)
+    memory.pipe_file(memory_file, CONTENT[:50])
+    with pytest.raises(TruncatedError, match=rf"50 of 100 bytes: the file has 50 bytes, it had {len(CONTENT)}"):
+        remote.view_many([(0, 100)])
+
+
+class HostedFileSystem(MemoryFileSystem):
+    """Knows its server by the URL's host, as those do that cannot make a URL with it from a path."""
+
+    protocol = "hosted"
+    store: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, host: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.host = host
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(infer_storage_options(path)["path"]) if "://" in path else path
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        return {"host": infer_storage_options(path)["host"]}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        """The host, over and over."""
+        return (self.host.encode() * 1000)[start:end]
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # of later Pythons, if others left threads
+def test_a_url_keeps_its_host() -> None:
+    """A pickled copy and a forked child read from the host of the URL that was given, and hosts are told apart."""
+    fsspec.register_implementation("hosted", HostedFileSystem, clobber=True)
+    HostedFileSystem(host="a").pipe_file("/d/x.bin", bytes(100))
+    remote = RemoteFile("hosted://a/d/x.bin")
+    assert bytes(pickle.loads(pickle.dumps(remote)).view(0, 3)) == b"aaa"
+    source = SourceFile("hosted://a/d/x.bin")
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if source.read(0, 3) == b"aaa" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert source.identity == SourceFile("hosted://a/d/x.bin").identity
+    assert source.identity != SourceFile("hosted://b/d/x.bin").identity
 
 
 def test_empty_ranges_are_not_asked_for(memory_file: str, local_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
