@@ -1,6 +1,6 @@
 """Writing MULT (2): one record per sample, all its modalities together.
 
-Memory: 24 + 16 * M bytes and the id, per sample; of the samples themselves a few MiB wait to be written.
+Memory: 24 + 16 * M bytes and the id, per sample; of the samples themselves 16 MiB at most wait to be written.
 """
 
 from __future__ import annotations

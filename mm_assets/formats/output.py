@@ -22,10 +22,10 @@ from typing import IO, Protocol, Self
 
 from mm_assets.formats.layout import Buffer
 
-JOINED_WRITE = 1 << 20  # bytes gathered before the operating system is called; more leaves the processor's cache
+JOINED_WRITE = 4 << 20  # bytes gathered before the operating system is called; with less, threads change too often
 _MAX_PARTS = 1000  # of one call; the operating system takes 1024
 _MAX_COPIED = 64 << 10  # of bytes that their owner may change, more are written at once
-_MAX_BEHIND = 4 << 20  # bytes that wait for the thread; four joined writes, so that neither side waits for the other
+_MAX_BEHIND = 16 << 20  # bytes that wait for the thread; four joined writes, so that neither side waits for the other
 FILL = bytes(8192)  # zeros for gaps: no fill is longer than a page
 
 # Answers of the kernel that mean "not between these two files": the bytes go through this process then.

@@ -2,7 +2,7 @@
 
 A refused sample (`EncodeError`) leaves no trace, and the writer goes on. Anything that fails while bytes are being
 written ends the writer, and the target stays as it was. A thread writes while the caller prepares what comes next:
-4 MiB wait for it at most, and what it cannot write is said by a later `write`, or by `close`.
+16 MiB wait for it at most, and what it cannot write is said by a later `write`, or by `close`.
 """
 
 from __future__ import annotations

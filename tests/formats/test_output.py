@@ -200,16 +200,16 @@ def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_joined_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small writes are joined to about 1 MiB before the operating system is called."""
-    assert output.JOINED_WRITE == 1 << 20
+    """Small writes are joined to about 4 MiB before the operating system is called."""
+    assert output.JOINED_WRITE == 4 << 20
     sizes = []
     real = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda *given: sizes.append(real(*given)) or sizes[-1])
     file = AtomicFile(tmp_path / "x")
-    for _ in range(560):
-        file.file.write(bytes(4000))
+    for _ in range(1100):
+        file.file.write(bytes(8000))
     file.file.flush()
-    assert sizes == [263 * 4000, 263 * 4000, 34 * 4000]
+    assert sizes == [525 * 8000, 525 * 8000, 50 * 8000]
     file.abort()
 
 
@@ -267,7 +267,7 @@ def test_a_thread_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         return real(*given)
 
     monkeypatch.setattr(os, "pwritev", pwritev)
-    for size, name in ((100_000, threading.current_thread().name), (3_000_000, "mm_assets-write_0")):
+    for size, name in ((100_000, threading.current_thread().name), (5_000_000, "mm_assets-write_0")):
         file = AtomicFile(tmp_path / "x")
         file.file.write(bytes(size))
         file.commit(fsync=False)

@@ -12,6 +12,7 @@ from benchmarks.loading.adapters.base import BATCH, CORES, SIDE, Adapter, Column
 from benchmarks.loading.corpus import SAMPLE_RATE, Corpus, Sample
 from mm_assets.fields import AudioField, Field, ImageField, ScalarField, TextField
 
+
 class Mult(Adapter):
     """One MULT file; images are kept as they are."""
 
