@@ -161,19 +161,29 @@ class Trainer:
 
     def run(self, steps: int) -> None:
         """Train until so many steps are done, over as many epochs as that takes."""
+        idle = 0  # epochs without a step; the first may only be what was left of one
         while len(self.losses) < steps:
+            done, idle = len(self.losses), idle + 1
             with iter(self.loader) as batches:  # from where the loader stands, to the end of its epoch
                 for batch in batches:
-                    self.losses.append(self.step(batch))
+                    loss = self.step(batch)
+                    if loss is None:
+                        continue
+                    self.losses.append(loss)
                     if len(self.losses) % 10 == 0 or len(self.losses) == steps:
                         print(f"step {len(self.losses):4}  epoch {self.loader.epoch:3}  loss {self.losses[-1]:.3f}")
                     if len(self.losses) == steps:
                         return
+            idle = 0 if len(self.losses) > done else idle
+            if idle == 2:
+                raise SystemExit("no batch has two samples with both an image and a text: there is nothing to contrast")
 
-    def step(self, batch: dict[str, Any]) -> float:
-        """One step of the optimizer; gives the loss before it."""
+    def step(self, batch: dict[str, Any]) -> float | None:
+        """One step of the optimizer; gives the loss before it, None for a batch without two pairs to contrast."""
         # Rows that repeat another one, or lack their image or text, are no pairs.
         rows = batch["valid"] & batch["present"]["image"] & batch["present"]["text"]
+        if rows.sum() < 2:
+            return None
         loss = loss_of(self.model(batch["image"][rows], batch["text"][rows]))
         self.optimizer.zero_grad()
         loss.backward()
