@@ -229,7 +229,7 @@ def _open_cache(folder: str) -> diskcache.Cache:
     except ImportError as error:
         raise MissingExtraError("cache_dir", "cache") from error
 
-    class Disk(diskcache.Disk):  # type: ignore[misc]
+    class Disk(diskcache.Disk):  # type: ignore[misc]  # the package has no types
         """Values as plain bytes in files: what is read is never unpickled."""
 
         def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:

@@ -198,7 +198,7 @@ def _told(url: str, what: str, *, byte_offset: int | None = None) -> Iterator[No
         yield
     except (MmAssetsError, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # whatever the client's HTTP library has; it is kept as the cause
         raise SourceError(url, f"{what}: {reason(error)}", byte_offset=byte_offset) from error
 
 

@@ -195,7 +195,7 @@ def test_tensors_are_the_memory_that_was_decoded_into(data: Dataset, monkeypatch
         asked.append(out["image"].ctypes.data)
         return read(self, *args, out=out, **options)
 
-    note.__signature__ = inspect.signature(read)  # type: ignore[attr-defined]  # the loader looks for `verify`
+    note.__signature__ = inspect.signature(read)  # the loader looks whether there is a `verify`
     monkeypatch.setattr(Dataset, "read_batch", note)
     collator = MultimodalCollator({"image": {"stack": True}}, return_tensors="pt")
     kept = list(MultimodalLoader(data, batch_size=10, collator=collator, num_workers=0))

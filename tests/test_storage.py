@@ -59,19 +59,25 @@ def test_ranges_come_back_as_asked(
             assert bytes(buffer) == b"".join(expected)
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The ranges that are asked of fsspec's file system in memory, as they come."""
+    ranges: list[tuple[int, int]] = []
+    fs = type(fsspec.filesystem("memory"))
+    real = fs.cat_ranges
+
+    def counting(self: Any, paths: list[str], starts: list[int], ends: list[int], **options: Any) -> Any:
+        ranges.extend(zip(starts, ends, strict=True))
+        return real(self, paths, starts, ends, **options)
+
+    monkeypatch.setattr(fs, "cat_ranges", counting)
+    return ranges
+
+
 def test_near_ranges_are_one_request_and_no_byte_is_fetched_twice(
-    memory_file: str, monkeypatch: pytest.MonkeyPatch
+    memory_file: str, asked: list[tuple[int, int]]
 ) -> None:
     """Overlapping and near ranges are merged; far ones are not."""
-    asked: list[tuple[int, int]] = []
-    fs = fsspec.filesystem("memory")
-    real = type(fs).cat_ranges
-
-    def counting(self, paths, starts, ends, **kwargs):  # type: ignore[no-untyped-def]
-        asked.extend(zip(starts, ends, strict=True))
-        return real(self, paths, starts, ends, **kwargs)
-
-    monkeypatch.setattr(type(fs), "cat_ranges", counting)
     with SourceFile(memory_file) as source:
         source.read_ranges([(0, 10), (5, 10), (20, 10), (1000, 10), (0, 10)], max_gap=16)
     assert asked == [(0, 30), (1000, 1010)]
@@ -333,17 +339,8 @@ def test_a_url_keeps_its_host() -> None:
     assert source.identity != SourceFile("hosted://b/d/x.bin").identity
 
 
-def test_empty_ranges_are_not_asked_for(memory_file: str, local_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_ranges_are_not_asked_for(memory_file: str, local_file: Path, asked: list[tuple[int, int]]) -> None:
     """An empty range, for which HTTP has no word, is answered without a request, alone and among others."""
-    asked: list[tuple[int, int]] = []
-    fs = fsspec.filesystem("memory")
-    real = type(fs).cat_ranges
-
-    def counting(self, paths, starts, ends, **kwargs):  # type: ignore[no-untyped-def]
-        asked.extend(zip(starts, ends, strict=True))
-        return real(self, paths, starts, ends, **kwargs)
-
-    monkeypatch.setattr(type(fs), "cat_ranges", counting)
     for url in (memory_file, str(local_file)):
         with SourceFile(url) as source:
             assert source.read_ranges([(7, 0), (5000, 0)]) == [b"", b""]
