@@ -197,12 +197,11 @@ class Bench:
                 outcome = Outcome(unsupported="has no files of its own")
             return Measurement(row=name, candidate=candidate, round=number, outcome=outcome, share_cached=0)
         task = self._task(candidate, row.files, number)
+        os.sync()  # what the last one left to be written is not this one's to wait for
         if row.cache != "any":
             evict(files)
             if row.cache == "warm":
                 read_again(files)
-        else:
-            os.sync()  # what the last one left to be written is not this one's to wait for
         shutil.rmtree(task.scratch, ignore_errors=True)
         Path(task.scratch).mkdir(parents=True)
         cached = share_cached(files)

@@ -26,6 +26,8 @@ from benchmarks.loading.corpus import AUDIO_SAMPLES, MODALITIES, Corpus
 
 WARM_UP_SECONDS = 0.3  # of a rate: page tables, caches of the processor, threads
 DECODED_WARM_UP_SECONDS = 1.0  # workers have a queue of batches filled by then
+SETTLE_SECONDS = 0.3  # libraries' threads turn for a while after their import, and take a core meanwhile
+OPENINGS = 9  # of a small dataset, before one is timed: the interpreter specializes code that it has seen a few times
 COLD_SECONDS = 0.3  # later, what the disk has read ahead is measured and not the reading
 PAGE = 4096  # bytes
 PREPARED_IDS = 1 << 20  # indices drawn before the clock runs; then they repeat
@@ -179,6 +181,7 @@ def _cold_random(task: Task) -> float:
     tiny.open()
     next(tiny.random(MODALITIES, [np.arange(8)]))
     adapter = task.adapter()
+    time.sleep(SETTLE_SECONDS)
     adapter.open()
     count, begin, elapsed = 0, time.perf_counter(), 0.0
     # Samples that come a second time would not be cold: few samples are over sooner.
@@ -206,6 +209,7 @@ def _decoded(mode: str) -> Callable[[Task], float]:
 
 def _first_batch(task: Task) -> float:
     adapter = task.adapter()
+    time.sleep(SETTLE_SECONDS)
     begin = time.perf_counter()
     adapter.open()
     touch_decoded(next(adapter.decoded("exact", seed=task.seed)))
@@ -213,9 +217,11 @@ def _first_batch(task: Task) -> float:
 
 
 def _open(task: Task) -> float:
-    tiny = task.adapter(task.tiny)
-    tiny.open()  # whatever is imported or compiled at the first opening
-    len(tiny)
+    for _ in range(OPENINGS):  # whatever is imported or compiled then
+        tiny = task.adapter(task.tiny)
+        tiny.open()
+        len(tiny)
+        tiny.close()
     adapter = task.adapter()
     begin = time.perf_counter()
     adapter.open()
