@@ -44,7 +44,7 @@ ui: $(VENV)/run.done
 	$(BIN)/dagster dev --workspace workspace.yaml --host $(HOST) --port $(PORT)
 
 test: $(VENV)/dev.done
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses logical --dist worksteal
 
 test-slow: $(VENV)/dev.done
 	$(BIN)/python -m pytest -m slow
