@@ -34,6 +34,7 @@ class DatasetFields:
         self._shards = shards
         self._path = shards.name
         self._stored: tuple[str, ...] | None = None  # the names in the file
+        self._chosen: tuple[str, ...] | None = None  # the names that were chosen last
         self._fields: dict[str, Field] = {}
         self._unreadable: dict[str, str] = {}
         self._record_sizes: dict[str, int] = {}
@@ -110,13 +111,16 @@ class DatasetFields:
         Raises:
             KeyError: one is no modality.
         """
-        names = self.names
         if modalities is None:
-            return names
+            return self.names
+        if tuple(modalities) == self._chosen:
+            return self._chosen  # batch after batch
+        names = self.names
         chosen = tuple(dict.fromkeys(modalities))
         for name in chosen:
             if name not in names:
                 self.check_name(name)
+        self._chosen = chosen
         return chosen
 
     def field(self, name: str) -> Field:

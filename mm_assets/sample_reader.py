@@ -157,8 +157,9 @@ class SampleReader:
             FormatError: the file is damaged there.
         """
         names = self._fields.choose(modalities)
-        if len(self._shards) == 1 and self._shards.selection is None:
-            return self._shards[0].read_raw_batch(ids, names)  # the same indices, checked there
+        sole = self._shards.sole()
+        if sole is not None:
+            return sole.read_raw_batch(ids, names)  # the same indices, checked there
         positions = self._shards.positions(ids)
         found: dict[str, list[memoryview | None]] = {name: [None] * len(positions) for name in names}
         for where, columns in self._read_files(positions, lambda reader, local: reader.read_raw_batch(local, names)):

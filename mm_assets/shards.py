@@ -146,6 +146,8 @@ class Shards:
         self.selection = selection
         self.num_samples = self.num_stored if selection is None else len(selection)
         self._rows: RowLookup | None = None
+        self._is_sole = len(self.files) == 1 and selection is None
+        self._sole: Reader | None = None
         with open_files.lock:
             open_files.users.add(self)
 
@@ -180,6 +182,16 @@ class Shards:
         with self._files.lock:
             self._check_open()
         return self._files.get(number)
+
+    def sole(self) -> Reader | None:
+        """The one file of a dataset that has all samples of it, and of no other; else None.
+
+        Raises:
+            ValueError: the dataset is closed.
+        """
+        if self._sole is None and self._is_sole:
+            self._sole = self[0]
+        return self._sole
 
     def _check_open(self) -> None:
         if self._closed:
@@ -312,6 +324,7 @@ class Shards:
         """Stop reading, and close every open file that nobody else shares; fine twice."""
         with self._files.lock:
             self._closed = True
+            self._sole = None
             self._files.users.discard(self)
             if not self._files.users:
                 for reader in self._files.readers.values():

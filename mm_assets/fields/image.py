@@ -58,6 +58,7 @@ _RECORD = np.dtype(
         ("num_frames", "<u4"),
     ]
 )
+_JPEG = _CODECS["jpeg"]
 _ENCODINGS = ("keep", "jpeg", "png", "webp")
 _DECODE_MODES = ("exact", "fast")
 
@@ -314,9 +315,8 @@ class ImageField(Field):
         # The result as it lies before it is turned, a view: turning the small image is cheaper than the large one.
         inner = orient(where.of(target), INVERSE_ORIENTATION[stored.orientation])
         quick, scale = self.decode_mode == "fast", 1
-        if quick and stored.codec == _CODECS["jpeg"]:
-            fitting = (s for s in SCALES if shown.height >= s * where.height and shown.width >= s * where.width)
-            scale = next(fitting, 1)
+        if quick and stored.codec == _JPEG:
+            scale = _scale_for(shown, where)
         direct = scaled(stored.size, scale) == inner.shape[:2]
         pixels = stored.pixels(scale=scale, room=_room_in(inner) if direct else _decoded_scratch)
         if pixels is not inner:
@@ -324,6 +324,15 @@ class ImageField(Field):
                 scale = 1  # the codec had none
             resample(pixels, _before_turning(shown, upright, stored.orientation), inner, scale=scale, quick=quick)
         return target
+
+
+def _scale_for(shown: Box, where: Box) -> int:
+    """At which part of its size a JPEG is decoded: the smallest that has the pixels of the result."""
+    height, width = shown.height // where.height, shown.width // where.width
+    for scale in SCALES:
+        if height >= scale and width >= scale:
+            return scale
+    return 1
 
 
 def _before_turning(box: Box, upright: tuple[int, int], orientation: int) -> Box:

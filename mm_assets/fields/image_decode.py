@@ -47,6 +47,8 @@ INVERSE_ORIENTATION = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}
 # Of the eighths that libjpeg can decode at only these pay: 7/8, 6/8 and 5/8 take longer than all of it.
 SCALES = (8, 4, 2)
 
+_COLORSPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
+
 Room = Callable[[tuple[int, int, int]], npt.NDArray[np.uint8]]
 """Gives the C-contiguous array of a shape to decode into; asked only when the file's header vouches for the shape."""
 
@@ -122,9 +124,14 @@ def _decode_jpeg(
             return None
         wanted = scaled(size, scale)
         pixels = room((*wanted, channels))
-        least = {"min_height": wanted[0], "min_width": wanted[1]} if scale > 1 else {}
+        least_height, least_width = wanted if scale > 1 else (0, 0)
         decoded = simplejpeg.decode_jpeg(
-            data, colorspace={1: "GRAY", 3: "RGB", 4: "RGBA"}[channels], buffer=pixels, strict=True, **least
+            data,
+            colorspace=_COLORSPACES[channels],
+            min_height=least_height,
+            min_width=least_width,
+            buffer=pixels,
+            strict=True,
         )
     except MemoryError as error:
         raise corrupt("JPEG needs more memory than there is", found=size) from error
@@ -215,9 +222,11 @@ def with_channels(pixels: npt.NDArray[np.uint8], channels: int) -> npt.NDArray[n
 
 def orient(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
     """Turn and mirror by an EXIF orientation, as a view."""
+    if orientation == UPRIGHT:
+        return pixels
     if orientation in (5, 7):
         turned = pixels.swapaxes(0, 1)
         return turned if orientation == 5 else turned[::-1, ::-1]
     if orientation in (6, 8):
         return np.rot90(pixels, -1 if orientation == 6 else 1)
-    return {1: pixels, 2: pixels[:, ::-1], 3: pixels[::-1, ::-1], 4: pixels[::-1]}[orientation]
+    return {2: pixels[:, ::-1], 3: pixels[::-1, ::-1], 4: pixels[::-1]}[orientation]

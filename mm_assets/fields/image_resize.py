@@ -38,7 +38,9 @@ class Box(NamedTuple):
     width: int
 
     def of(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """These pixels, as a view."""
+        """These pixels, as a view; the array itself where they are all of it."""
+        if pixels.shape[:2] == self[2:]:
+            return pixels
         return pixels[self.top : self.top + self.height, self.left : self.left + self.width]
 
 
@@ -53,10 +55,14 @@ def place(shape: tuple[int, int], size: tuple[int, int], policy: str) -> tuple[B
             centred rectangle of its aspect ratio, the odd pixel of the bars right and below.
     """
     if policy == "crop":
-        return _centred(_fitting(size, shape), shape), Box(0, 0, *size)
+        return _centred(_fitting(size, shape), shape), _whole(size)
     if policy == "pad":
-        return Box(0, 0, *shape), _centred(_fitting(shape, size), size)
-    return Box(0, 0, *shape), Box(0, 0, *size)
+        return _whole(shape), _centred(_fitting(shape, size), size)
+    return _whole(shape), _whole(size)
+
+
+def _whole(size: tuple[int, int]) -> Box:
+    return Box(0, 0, size[0], size[1])
 
 
 def _centred(inner: tuple[int, int], outer: tuple[int, int]) -> Box:
@@ -118,9 +124,8 @@ def resample(
         target[...] = straight
         return
     ratios = (shown.height / (scale * height), shown.width / (scale * width))
-    between = any(edge % scale for edge in shown)  # pixels, where area cannot begin
-    if quick and min(ratios) >= 1 and (between or max(ratios) <= _MAX_SAMPLED_RATIO):
-        if math.prod(ratios) <= _MAX_ONCE_AREA and max(ratios) <= _MAX_ONCE_RATIO:
+    if quick and min(ratios) >= 1 and (max(ratios) <= _MAX_SAMPLED_RATIO or _lies_between(shown, scale)):
+        if ratios[0] * ratios[1] <= _MAX_ONCE_AREA and max(ratios) <= _MAX_ONCE_RATIO:
             _sample(pixels, shown, target, scale)
         else:  # to a multiple of the size; the means of n x m pixels, mostly 2 x 2, are what OpenCV's area is fast at
             samples = [max(2, math.ceil(ratio / 2)) for ratio in ratios]
@@ -136,8 +141,15 @@ def resample(
         cv2.resize(source, (width, height), dst=target, interpolation=method)
 
 
+def _lies_between(shown: Box, scale: int) -> bool:
+    """Whether an edge is between pixels of 1/`scale` of the image, where area cannot begin."""
+    return scale > 1 and any(edge % scale for edge in shown)
+
+
 def _nearest(shown: Box, scale: int) -> Box:
     """The rectangle of 1/`scale` of an image, to whole pixels and at least one."""
+    if scale == 1:
+        return shown
     bottom, right = shown.top + shown.height, shown.left + shown.width
     top, left = shown.top // scale, shown.left // scale
     return Box(top, left, -(-bottom // scale) - top, -(-right // scale) - left)
@@ -148,7 +160,7 @@ def _sample(pixels: npt.NDArray[np.uint8], shown: Box, target: npt.NDArray[np.ui
     import cv2
 
     height, width = target.shape[:2]
-    if not any(edge % scale for edge in shown) or max(*pixels.shape, *target.shape) > _MAX_WARPED_SIDE:
+    if not _lies_between(shown, scale) or max(*pixels.shape, *target.shape) > _MAX_WARPED_SIDE:
         source = _nearest(shown, scale).of(pixels)
         if source.shape == target.shape:
             target[...] = source

@@ -40,6 +40,14 @@ class _Positions(NamedTuple):
     ends: npt.NDArray[np.uint64]
     present: npt.NDArray[np.bool_] | None
 
+    def cut(self, view: memoryview, ids: npt.NDArray[np.integer]) -> list[memoryview | None]:
+        """The data of a batch as slices of the mapping; as `Bounds.cut`, and `IndexError` where there is none."""
+        starts, ends = self.starts.take(ids).tolist(), self.ends.take(ids).tolist()
+        if self.present is None:
+            return [view[a:b] for a, b in zip(starts, ends, strict=True)]
+        rows = zip(starts, ends, self.present.take(ids).tolist(), strict=True)
+        return [view[a:b] if here else None for a, b, here in rows]
+
 
 class _Budget:
     """Bytes that all readers of a process may keep together."""
@@ -135,14 +143,28 @@ class RawReads(ABC):
             ValueError: the reader is closed.
         """
         numbers = self._numbers_of(names)
+        source = self._mapped
+        if source is None or not numbers or self._checks(verify):
+            indices = self._indices(ids)
+            return _without_records(self._fetch(indices, self._locate(indices, numbers), self._checks(verify)))
+        kept = self._kept(numbers, len(ids))
+        calm = source.may_skip(len(ids) * len(numbers))
+        if kept is not None and calm and type(ids) is np.ndarray and ids.dtype == np.int64 and ids.ndim == 1:
+            # The short way of loaders, where any call for a batch would be seen.
+            view, known = source.whole, self.names
+            try:
+                return {known[number]: one.cut(view, ids) for number, one in zip(numbers, kept, strict=True)}
+            except IndexError:
+                pass  # said below, with the file
+            except ValueError:
+                raise self._closed() from None
         indices = self._indices(ids)
-        check = self._checks(verify)
-        if self._mapped is None or check or not len(indices) or not numbers:
-            return _without_records(self._fetch(indices, self._locate(indices, numbers), check))
-        bounds = self._kept_bounds(indices, numbers) or self._raw_bounds(indices, numbers)
-        if not self._mapped.may_skip(len(indices) * len(numbers)):
-            self._fetch_data(self._mapped, numbers, bounds)
-        return self._cut(self._mapped, numbers, bounds)
+        if not len(indices):
+            return {self.names[number]: [] for number in numbers}
+        bounds = self._raw_bounds(indices, numbers) if kept is None else _bounds(kept, indices)
+        if not calm:
+            self._fetch_data(source, numbers, bounds)
+        return self._cut(source, numbers, bounds)
 
     def scan_raw(
         self,
@@ -178,21 +200,19 @@ class RawReads(ABC):
             return self._scan_checked(numbers, start, last, check)
         return self._scan_mapped(self._mapped, numbers, start, last)
 
-    def _kept_bounds(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds | None:
-        """The same as `_raw_bounds` out of positions that are kept; None where some are not.
+    def _kept(self, numbers: Sequence[int], count: int) -> list[_Positions] | None:
+        """The positions of these modalities, of which `count` samples are looked up; None where some are not kept.
 
         A batch's calls into NumPy take longer than its look-ups, once the data has pushed them out of the processor's
-        cache: one for each modality is several times as quick as all those that checking takes.
+        cache: two for each modality are several times as quick as all those that checking takes.
         """
-        starts, ends, present = [], [], []
+        kept = []
         for number in numbers:
-            kept = self._positions.get(number) or self._keep(number, len(indices))
-            if kept is None:
+            positions = self._positions.get(number) or self._keep(number, count)
+            if positions is None:
                 return None
-            starts.append(kept.starts.take(indices))
-            ends.append(kept.ends.take(indices))
-            present.append(None if kept.present is None else kept.present.take(indices))
-        return Bounds(starts, ends, present)
+            kept.append(positions)
+        return kept
 
     def _keep(self, number: int, count: int) -> _Positions | None:
         """The positions of a modality, which are kept from now on if they have been looked up enough."""
@@ -217,12 +237,16 @@ class RawReads(ABC):
     def _numbers_of(self, names: Sequence[str] | None) -> list[int]:
         return [self._number(name) for name in (self.names if names is None else names)]
 
+    def _closed(self) -> ValueError:
+        """For a view that another thread has just released."""
+        return ValueError(f"{self._path} is closed")
+
     def _cut(self, source: MappedFile, numbers: Sequence[int], bounds: Bounds) -> RawBatch:
         view = source.whole
         try:
             return {self.names[number]: bounds.cut(view, m) for m, number in enumerate(numbers)}
-        except ValueError:  # a view that another thread has just released
-            raise ValueError(f"{self._path} is closed") from None
+        except ValueError:
+            raise self._closed() from None
 
     def _scan_checked(self, numbers: Sequence[int], first: int, last: int, check: bool) -> Iterator[RawBatch]:
         for start in range(first, last, SCAN_ROWS):
@@ -256,6 +280,15 @@ class RawReads(ABC):
         rows = max(1, SCAN_VIEWS // len(numbers))
         for start in range(0, len(bounds.starts[0]), rows):
             yield self._cut(source, numbers, bounds.run(start, start + rows))
+
+
+def _bounds(kept: Sequence[_Positions], indices: npt.NDArray[np.int64]) -> Bounds:
+    """The same as `_raw_bounds`, out of positions that are kept."""
+    return Bounds(
+        [one.starts.take(indices) for one in kept],
+        [one.ends.take(indices) for one in kept],
+        [None if one.present is None else one.present.take(indices) for one in kept],
+    )
 
 
 def _without_records(found: Mapping[str, list[Payload | None]]) -> RawBatch:

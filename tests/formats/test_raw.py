@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from mm_assets.formats import (
     open_reader,
     raw,
 )
+from mm_assets.formats.source import MappedFile
 
 from .examples import SAMPLES, SPECS, MemorySource, sealed, sections_of, without_tail, write
 
@@ -277,6 +279,31 @@ def test_batches_stay_the_same(tmp_path: Path, form: str, room: int, monkeypatch
             for names in (["text"], ["image", "text"]):
                 found = reader.read_raw_batch(ids, names)
                 assert {name: plain(found[name]) for name in names} == {n: wanted(SAMPLES, ids, n) for n in names}
+
+
+def test_the_short_way_is_the_long_way(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once positions are kept, and nothing is probed, every kind of indices is taken and refused as before."""
+    monkeypatch.setattr(MappedFile, "may_skip", lambda *_: True)
+    path = write(WRITERS[form], tmp_path / "x", SAMPLES)
+    everything = np.arange(len(SAMPLES))
+    kinds = [everything, everything[::-1], -1 - everything, everything.astype(np.uint8), everything.tolist(), []]
+    with open_reader(path) as reader:
+        for _ in range(8):
+            reader.read_raw_batch(everything)
+        for ids in (*kinds, everything[:0]):
+            found = reader.read_raw_batch(ids)
+            wanted_ids = np.asarray(ids, np.int64).tolist()
+            assert {name: plain(found[name]) for name in found} == {n: wanted(SAMPLES, wanted_ids, n) for n in found}
+        for wrong in (len(SAMPLES), -len(SAMPLES) - 1, 2**62):
+            with pytest.raises(IndexError, match=re.escape(f"{path}: sample {wrong} of {len(SAMPLES)}")):
+                reader.read_raw_batch(np.array([0, wrong]))
+        for kind in (np.zeros((1, 2), np.int64), np.zeros(2), np.zeros(2, np.bool_)):
+            with pytest.raises(TypeError, match="expected integers of one"):
+                reader.read_raw_batch(kind)
+        with pytest.raises(KeyError, match="no modality 'sound'"):
+            reader.read_raw_batch(everything, ["sound"])
+    with pytest.raises(ValueError, match=re.escape(f"{path} is closed")):
+        reader.read_raw_batch(everything)
 
 
 def test_checksums_that_are_not_there(tmp_path: Path, form: str) -> None:
