@@ -42,10 +42,10 @@ class _Positions(NamedTuple):
 
     def cut(self, view: memoryview, ids: npt.NDArray[np.integer]) -> list[memoryview | None]:
         """The data of a batch as slices of the mapping; as `Bounds.cut`, and `IndexError` where there is none."""
-        starts, ends = self.starts.take(ids).tolist(), self.ends.take(ids).tolist()
+        starts, ends = self.starts[ids].tolist(), self.ends[ids].tolist()
         if self.present is None:
             return [view[a:b] for a, b in zip(starts, ends, strict=True)]
-        rows = zip(starts, ends, self.present.take(ids).tolist(), strict=True)
+        rows = zip(starts, ends, self.present[ids].tolist(), strict=True)
         return [view[a:b] if here else None for a, b, here in rows]
 
 
@@ -285,9 +285,9 @@ class RawReads(ABC):
 def _bounds(kept: Sequence[_Positions], indices: npt.NDArray[np.int64]) -> Bounds:
     """The same as `_raw_bounds`, out of positions that are kept."""
     return Bounds(
-        [one.starts.take(indices) for one in kept],
-        [one.ends.take(indices) for one in kept],
-        [None if one.present is None else one.present.take(indices) for one in kept],
+        [one.starts[indices] for one in kept],
+        [one.ends[indices] for one in kept],
+        [None if one.present is None else one.present[indices] for one in kept],
     )
 
 
