@@ -230,7 +230,7 @@ def _open(task: Task) -> float:
 
 
 def _claim_pages(path: Path, size: int) -> None:
-    """Fill pages of the page cache and free them at once: a virtual machine may have to be given them by its host first.
+    """Fill pages of the page cache and free them at once: a virtual machine may have to get them from its host first.
 
     That takes several times as long as writing into them, and which candidate meets it is chance.
     """

@@ -131,8 +131,9 @@ class ImageTextPairField(Field):
     Images are turned upright by their EXIF orientation, while encoding where they are encoded anew.
 
     Attributes:
-        encoding: of the image: ``keep``, ``jpeg`` (4:4:4) or ``png``.
+        encoding: of the image: ``keep``, ``jpeg`` or ``png``.
         quality: of JPEG, 1 to 100.
+        subsampling: of JPEG, ``444`` or ``420``, as in `ImageField`.
         image_size: (height, width) to store at; needs an encoding other than ``keep``. None for each its own.
         resize: how an image of another shape comes to `image_size`. ``stretch`` does not keep its aspect ratio.
             ``crop`` takes the largest centred rectangle of the size's aspect ratio, to a whole pixel, and fills the
@@ -166,6 +167,7 @@ class ImageTextPairField(Field):
 
     encoding: str = "keep"
     quality: int = 95
+    subsampling: str = "444"
     image_size: tuple[int, int] | None = None
     resize: str = "stretch"
     fill: int = 0
@@ -211,6 +213,7 @@ class ImageTextPairField(Field):
         return ImageField(
             encoding=self.encoding,
             quality=self.quality,
+            subsampling=self.subsampling,
             size=self.image_size,
             channels=self.channels,
             apply_orientation=True,

@@ -37,6 +37,7 @@ from mm_assets.formats.tail import TailWriter
 from mm_assets.formats.writer import PackedWriter
 
 _FILL = bytes(PAYLOAD_ALIGNMENT)
+_LARGE = 4096  # bytes of a payload from which on it is not copied
 
 
 class MultWriter(PackedWriter):
@@ -77,7 +78,9 @@ class MultWriter(PackedWriter):
     def _append(self, payloads: Sequence[Payload | None]) -> None:
         count = len(payloads)
         numbers = [0] * (1 + 2 * count)  # the mask, offsets, sizes
-        parts: list[Buffer] = []
+        # What is small is joined, for every buffer is a call of the checksum: runs of it, and large ones between them.
+        runs: list[list[Buffer]] = [[b""]]
+        large: list[Buffer] = []
         start, size = self._position, self._header.size
         for i, payload in enumerate(payloads):
             if payload is None:
@@ -88,9 +91,12 @@ class MultWriter(PackedWriter):
             metadata, data = payload
             offset = align(size, PAYLOAD_ALIGNMENT)
             length = len(metadata) + len(data)
-            if offset > size:
-                parts.append(_FILL[: offset - size])
-            parts += (metadata, data)
+            runs[-1] += (_FILL[: offset - size], metadata)
+            if length < _LARGE:
+                runs[-1].append(data)
+            else:
+                large.append(data)
+                runs.append([])
             numbers[0] |= 1 << i
             numbers[1 + i] = offset
             numbers[1 + count + i] = length
@@ -98,16 +104,18 @@ class MultWriter(PackedWriter):
             self._sizes[i].append(length)
             self._crcs[i].append(crc32c(metadata, data))
             size = offset + length
-        header = self._header.pack(*numbers)
+        runs[0][0] = self._header.pack(*numbers)
+        parts: list[Buffer] = [b"".join(runs[0])]
+        for data, run in zip(large, runs[1:], strict=True):
+            parts.append(data)
+            if run:
+                parts.append(b"".join(run))
         self._sample_ptrs.append(start)
         self._sample_sizes.append(size)
-        self._sample_crcs.append(crc32c(header, *parts))
+        self._sample_crcs.append(crc32c(*parts))
         end = align(size, PAYLOAD_ALIGNMENT)
-        write = self._body.write
-        write(header)
-        for part in parts:
-            write(part)
-        write(_FILL[: end - size])
+        parts.append(_FILL[: end - size])
+        self._body.write_all(parts)
         self._position = start + end
 
     def _finish_body(self) -> None:

@@ -178,6 +178,22 @@ class JoinedFile:
         elif self._size >= JOINED_WRITE or len(self._parts) >= _MAX_PARTS:
             self._write_held_back(self._behind)
 
+    def write_all(self, parts: Sequence[Buffer]) -> None:
+        """Appends several buffers, one behind the other, as `write` does one."""
+        size = 0
+        for part in parts:
+            if type(part) is not bytes:
+                break
+            size += len(part)
+        else:  # nearly always: nothing has to be copied
+            self._parts += parts
+            self._size += size
+            if self._size >= JOINED_WRITE or len(self._parts) >= _MAX_PARTS:
+                self._write_held_back(self._behind)
+            return
+        for part in parts:
+            self.write(part)
+
     def _write_held_back(self, behind: WriteBehind | None) -> None:
         parts, self._parts = self._parts, []
         size, self._size = self._size, 0

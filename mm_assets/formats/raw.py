@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import CorruptError
-from mm_assets.formats.batch import Bounds, Places, blocks
+from mm_assets.formats.batch import Bounds, Places, blocks, cut
 from mm_assets.formats.layout import Payload
 from mm_assets.formats.source import MappedFile
 
@@ -41,12 +41,8 @@ class _Positions(NamedTuple):
     present: npt.NDArray[np.bool_] | None
 
     def cut(self, view: memoryview, ids: npt.NDArray[np.integer]) -> list[memoryview | None]:
-        """The data of a batch as slices of the mapping; as `Bounds.cut`, and `IndexError` where there is none."""
-        starts, ends = self.starts[ids].tolist(), self.ends[ids].tolist()
-        if self.present is None:
-            return [view[a:b] for a, b in zip(starts, ends, strict=True)]
-        rows = zip(starts, ends, self.present[ids].tolist(), strict=True)
-        return [view[a:b] if here else None for a, b, here in rows]
+        """The data of a batch as slices of the mapping; `IndexError` where there is no such sample."""
+        return cut(view, self.starts[ids], self.ends[ids], None if self.present is None else self.present[ids])
 
 
 class _Budget:

@@ -3,6 +3,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image, ImageOps
 
 from mm_assets.errors import ConfigError, EncodeError, FormatError
@@ -51,6 +52,9 @@ class TestImageField(FieldSuite):
         {"encoding": "gif"},
         {"quality": 0},
         {"quality": 95.0},
+        {"encoding": "jpeg", "subsampling": "422"},
+        {"encoding": "jpeg", "subsampling": 420},
+        {"encoding": "webp", "subsampling": "420"},
         {"channels": 2},
         {"channels": True},
         {"size": [4, 4]},
@@ -165,6 +169,17 @@ def test_store_at_training_size(encoding, channels):
     for row, one in zip(batch, encoded, strict=False):
         np.testing.assert_array_equal(row, field.decode(*one))
     assert abs(batch[0].mean() - decoded(ImageField(channels=channels), COLOUR).mean()) < 4
+
+
+@pytest.mark.parametrize(("settings", "expected"), [({}, "444"), ({"subsampling": "420"}, "420")])
+def test_subsampling(settings, expected):
+    """JPEGs keep the colour of every pixel, or, told so, of one in four; grey has none, and both decode alike."""
+    field = ImageField(encoding="jpeg", **settings)
+    for pixels, found in ((COLOUR, expected), (GREY, "Gray")):
+        encoded = field.encode(pixels)
+        assert simplejpeg.decode_jpeg_header(encoded.data)[3] == found
+        assert field.decode(*encoded).shape[:2] == pixels.shape[:2]
+    assert ImageField.from_config(field.config) == field
 
 
 def test_alpha_needs_a_decision():

@@ -143,7 +143,10 @@ class LibjpegTurbo(RowBlob):
         """The row file with JPEGs at training size."""
         import simplejpeg
 
-        self.pack([Sample(bytes(simplejpeg.encode_jpeg(pixels_at(s.image, SIDE), quality=90)), *s[1:]) for s in corpus])
+        def encoded(image: bytes) -> bytes:
+            return bytes(simplejpeg.encode_jpeg(pixels_at(image, SIDE), quality=90, colorsubsampling="420"))
+
+        self.pack([Sample(encoded(sample.image), *sample[1:]) for sample in corpus])
 
     def decoded(self, mode: str, *, seed: int) -> Iterator[Decoded]:
         """Whole batches by one thread each, two ahead, so that nobody waits for anybody."""

@@ -47,7 +47,7 @@ class Mult(Adapter):
 
     def pack_at_size(self, corpus: Corpus) -> None:
         """One file; the pack option stores images at training size."""
-        self._write(corpus, ImageField(encoding="jpeg", quality=90, size=(SIDE, SIDE), channels=3))
+        self._write(corpus, ImageField(encoding="jpeg", quality=90, subsampling="420", size=(SIDE, SIDE), channels=3))
 
     def pack_large(self, num_samples: int) -> None:
         """One file of labels, all the same: opening does not look at them."""
