@@ -95,6 +95,30 @@ def table(row: Row, lines: Sequence[Line]) -> str:
     return "\n".join([*text, ""])
 
 
+def overview(all_lines: Mapping[str, Sequence[Line]]) -> str:
+    """The medians of all candidates in all rows; the best that is no limit is bold."""
+    medians = {
+        name: {line.candidate: line.median for line in lines if line.values} for name, lines in all_lines.items()
+    }
+    candidates = list(dict.fromkeys(candidate for found in medians.values() for candidate in found))
+    candidates.sort(key=lambda name: (name not in OURS, name.startswith(LIMIT_PREFIX)))
+    best = {}
+    for name, found in medians.items():
+        real = [value for candidate, value in found.items() if not candidate.startswith(LIMIT_PREFIX)]
+        if real:
+            best[name] = max(real) if ROWS[name].rising else min(real)
+    head = ["", *(f"`{name}` {ROWS[name].unit}" for name in medians)]
+    text = ["### All at a glance", "", f"| {' | '.join(head)} |", f"| --- |{' ---: |' * len(medians)}"]
+    for candidate in candidates:
+        cells = []
+        for name, found in medians.items():
+            value = found.get(candidate)
+            cell = "" if value is None else number(value)
+            cells.append(f"**{cell}**" if value is not None and value == best.get(name) else cell)
+        text.append(f"| {' | '.join([candidate, *cells])} |")
+    return "\n".join([*text, ""])
+
+
 def selective(all_lines: Mapping[str, Sequence[Line]]) -> str:
     """How much quicker a pass over the text alone is than one over images and text."""
     both = {line.candidate: line for line in all_lines.get("random_image_text", ()) if line.values}
@@ -158,6 +182,7 @@ def write_report(folder: Path, measurements: Sequence[Measurement], *, samples: 
         "",
         f"Versions: {', '.join(versions)}.",
         "",
+        overview(all_lines),
     ]
     for name, lines in all_lines.items():
         text.append(table(ROWS[name], lines))

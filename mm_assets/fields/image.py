@@ -80,7 +80,7 @@ class ImageField(Field):
             ``webp`` encode whatever comes, also bytes that are of that codec already.
         quality: of JPEG and WebP, 1 to 100.
         subsampling: of JPEG. ``444`` keeps the colour of every pixel. ``420`` keeps one of four, as most photographs
-            have it already: about two thirds of the bytes, and decoded in two thirds of the time. Grey has none.
+            have it already: about two thirds of the bytes, decoded in three fifths of the time. Grey has none.
         size: (height, width) to store at; the image is stretched to it. Needs an encoding other than ``keep``. Nothing
             is resized later, unless `decode_size` asks for another size.
         channels: of the decoded array: 1, 3 or 4, or None for as many as the image has (grey 1, colour 3, with alpha
