@@ -27,6 +27,7 @@ SCAN_VIEWS = 384  # views of a scan handed out together: a few of them stay in t
 # of a process together.
 MAX_POSITIONS = 4 << 20
 MAX_ALL_POSITIONS = 64 << 20
+_INT64 = np.dtype(np.int64)
 _EARNED = 4  # they are kept once a quarter of the samples was looked up
 
 Ids = Sequence[int] | npt.NDArray[np.integer]
@@ -43,6 +44,14 @@ class _Positions(NamedTuple):
     def cut(self, view: memoryview, ids: npt.NDArray[np.integer]) -> list[memoryview | None]:
         """The data of a batch as slices of the mapping; `IndexError` where there is no such sample."""
         return cut(view, self.starts[ids], self.ends[ids], None if self.present is None else self.present[ids])
+
+
+class _Last(NamedTuple):
+    """What was read last, where all of its positions are kept."""
+
+    names: tuple[str, ...]
+    source: MappedFile
+    columns: list[tuple[str, _Positions]]
 
 
 class _Budget:
@@ -85,6 +94,7 @@ class RawReads(ABC):
     def __init__(self) -> None:
         self._positions: dict[int, _Positions | None] = {}  # by modality; None: not kept
         self._looked_up: dict[int, int] = {}  # samples, by modality, until they are kept
+        self._last: _Last | None = None
 
     @abstractmethod
     def _number(self, name: str) -> int:
@@ -138,27 +148,39 @@ class RawReads(ABC):
             CorruptError: a payload is out of place or, with `verify`, damaged; nothing is returned then.
             ValueError: the reader is closed.
         """
-        numbers = self._numbers_of(names)
-        source = self._mapped
-        if source is None or not numbers or self._checks(verify):
-            indices = self._indices(ids)
-            return _without_records(self._fetch(indices, self._locate(indices, numbers), self._checks(verify)))
-        kept = self._kept(numbers, len(ids))
-        calm = source.may_skip(len(ids) * len(numbers))
-        if kept is not None and calm and type(ids) is np.ndarray and ids.dtype == np.int64 and ids.ndim == 1:
-            # The short way of loaders, where any call for a batch would be seen.
-            view, known = source.whole, self.names
+        # The short way of loaders, where any call for a batch would be seen: the same modalities again, all of their
+        # positions kept, and nothing to probe.
+        last = self._last
+        if (
+            last is not None
+            and last.names is names
+            and not verify
+            and type(ids) is np.ndarray
+            and ids.dtype == _INT64
+            and ids.ndim == 1
+            and last.source.may_skip(len(ids) * len(last.columns))
+        ):
+            view = last.source.whole
             try:
-                return {known[number]: one.cut(view, ids) for number, one in zip(numbers, kept, strict=True)}
+                return {name: column.cut(view, ids) for name, column in last.columns}
             except IndexError:
                 pass  # said below, with the file
             except ValueError:
                 raise self._closed() from None
+        numbers = self._numbers_of(names)
         indices = self._indices(ids)
-        if not len(indices):
-            return {self.names[number]: [] for number in numbers}
-        bounds = self._raw_bounds(indices, numbers) if kept is None else _bounds(kept, indices)
-        if not calm:
+        source = self._mapped
+        if source is None or not len(indices) or not numbers or self._checks(verify):
+            return _without_records(self._fetch(indices, self._locate(indices, numbers), self._checks(verify)))
+        kept = self._kept(numbers, len(indices))
+        if kept is None:
+            bounds = self._raw_bounds(indices, numbers)
+        else:
+            bounds = _bounds(kept, indices)
+            if type(names) is tuple and not self._verify:  # one that nobody changes
+                columns = [(self.names[number], one) for number, one in zip(numbers, kept, strict=True)]
+                self._last = _Last(names, source, columns)
+        if not source.may_skip(len(indices) * len(numbers)):
             self._fetch_data(source, numbers, bounds)
         return self._cut(source, numbers, bounds)
 

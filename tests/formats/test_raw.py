@@ -287,23 +287,24 @@ def test_the_short_way_is_the_long_way(tmp_path: Path, form: str, monkeypatch: p
     path = write(WRITERS[form], tmp_path / "x", SAMPLES)
     everything = np.arange(len(SAMPLES))
     kinds = [everything, everything[::-1], -1 - everything, everything.astype(np.uint8), everything.tolist(), []]
+    names = ("text", "image")
     with open_reader(path) as reader:
         for _ in range(8):
-            reader.read_raw_batch(everything)
+            reader.read_raw_batch(everything, names)
         for ids in (*kinds, everything[:0]):
-            found = reader.read_raw_batch(ids)
+            found = reader.read_raw_batch(ids, names)
             wanted_ids = np.asarray(ids, np.int64).tolist()
             assert {name: plain(found[name]) for name in found} == {n: wanted(SAMPLES, wanted_ids, n) for n in found}
         for wrong in (len(SAMPLES), -len(SAMPLES) - 1, 2**62):
             with pytest.raises(IndexError, match=re.escape(f"{path}: sample {wrong} of {len(SAMPLES)}")):
-                reader.read_raw_batch(np.array([0, wrong]))
+                reader.read_raw_batch(np.array([0, wrong]), names)
         for kind in (np.zeros((1, 2), np.int64), np.zeros(2), np.zeros(2, np.bool_)):
             with pytest.raises(TypeError, match="expected integers of one"):
-                reader.read_raw_batch(kind)
+                reader.read_raw_batch(kind, names)
         with pytest.raises(KeyError, match="no modality 'sound'"):
             reader.read_raw_batch(everything, ["sound"])
     with pytest.raises(ValueError, match=re.escape(f"{path} is closed")):
-        reader.read_raw_batch(everything)
+        reader.read_raw_batch(everything, names)
 
 
 def test_checksums_that_are_not_there(tmp_path: Path, form: str) -> None:

@@ -56,6 +56,7 @@ class Adapter(ABC):
         kind: ``ours``, ``other`` or ``limit``.
         package: the distribution whose version the report states; None without one.
         modules: what is imported before anything is timed.
+        takes_bytes: writing stores the values' bytes as they come, and looks at none of them.
         encodes_anew: writing it decodes and encodes images, so that the speed of writing cannot be compared.
         shares: the candidate whose files it reads; None where it has its own.
     """
@@ -64,6 +65,7 @@ class Adapter(ABC):
     kind: ClassVar[str] = "other"
     package: ClassVar[str | None] = None
     modules: ClassVar[tuple[str, ...]] = ()
+    takes_bytes: ClassVar[bool] = False
     encodes_anew: ClassVar[bool] = False
     shares: ClassVar[str | None] = None
 
@@ -80,6 +82,16 @@ class Adapter(ABC):
     def pack(self, samples: Sequence[Sample]) -> None:
         """Write the files, without waiting for the disk."""
         raise Unsupported("has no files of its own")
+
+    def encode(self, samples: Sequence[Sample]) -> Any:
+        """The samples as `pack_encoded` takes them; where values are written as they are, the samples."""
+        if not self.takes_bytes:
+            raise Unsupported("encodes while it writes; see write")
+        return samples
+
+    def pack_encoded(self, encoded: Any) -> None:
+        """Write the files out of what `encode` gave."""
+        self.pack(encoded)
 
     def pack_at_size(self, corpus: Corpus) -> None:
         """Write the files with images at training size, as JPEGs of 224 x 224."""

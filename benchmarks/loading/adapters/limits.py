@@ -44,6 +44,7 @@ class RowBlob(Adapter):
 
     name: ClassVar[str] = "limit-rows"
     kind: ClassVar[str] = "limit"
+    takes_bytes: ClassVar[bool] = True
 
     def _order(self, samples: Sequence[Sample]) -> Iterable[bytes]:
         return itertools.chain.from_iterable(samples)

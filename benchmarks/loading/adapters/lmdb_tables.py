@@ -24,6 +24,7 @@ class Lmdb(Adapter):
     name: ClassVar[str] = "lmdb"
     package: ClassVar[str | None] = "lmdb"
     modules: ClassVar[tuple[str, ...]] = ("lmdb", *TORCH_MODULES)
+    takes_bytes: ClassVar[bool] = True
 
     def pack(self, samples: Sequence[Sample]) -> None:
         """Keys in ascending order, which LMDB appends."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 import mm_assets
 from benchmarks.loading.adapters.base import BATCH, CORES, SIDE, Adapter, Columns, Decoded, Ids
 from benchmarks.loading.corpus import SAMPLE_RATE, Corpus, Sample
-from mm_assets.fields import AudioField, Field, ImageField, ScalarField, TextField
+from mm_assets.fields import AudioField, Encoded, Field, ImageField, ScalarField, TextField
 
 
 class Mult(Adapter):
@@ -26,20 +26,32 @@ class Mult(Adapter):
     def _path(self) -> str:
         return str(self.folder / f"data{self.suffix}")
 
+    @staticmethod
+    def _fields(image: ImageField) -> dict[str, Field]:
+        audio = AudioField(encoding="pcm16", sample_rate=SAMPLE_RATE, decoded="int16")
+        return {"image": image, "text": TextField(), "audio": audio}
+
+    @staticmethod
+    def _values(sample: Sample) -> dict[str, Any]:
+        """What the fields take."""
+        return {"image": sample.image, "text": sample.text.decode(), "audio": np.frombuffer(sample.audio, "<i2")}
+
     def _write(self, samples: Sequence[Sample], image: ImageField) -> None:
-        fields: Mapping[str, Field] = {
-            "image": image,
-            "text": TextField(),
-            "audio": AudioField(encoding="pcm16", sample_rate=SAMPLE_RATE, decoded="int16"),
-        }
-        with mm_assets.create(self._path, fields, num_samples=len(samples), fsync=False) as writer:
+        with mm_assets.create(self._path, self._fields(image), num_samples=len(samples), fsync=False) as writer:
             for number, sample in enumerate(samples):
-                values = {
-                    "image": sample.image,
-                    "text": sample.text.decode(),
-                    "audio": np.frombuffer(sample.audio, "<i2"),
-                }
-                writer.write(str(number), values)
+                writer.write(str(number), self._values(sample))
+
+    def encode(self, samples: Sequence[Sample]) -> list[dict[str, Encoded]]:
+        """The payloads: fields have looked at the values, and made the records."""
+        fields = self._fields(ImageField())
+        return [{name: fields[name].encode(v) for name, v in self._values(sample).items()} for sample in samples]
+
+    def pack_encoded(self, encoded: Sequence[dict[str, Encoded]]) -> None:
+        """One file, checksums included."""
+        fields = self._fields(ImageField())
+        with mm_assets.create(self._path, fields, num_samples=len(encoded), fsync=False) as writer:
+            for number, payloads in enumerate(encoded):
+                writer.write_payloads(str(number), payloads)
 
     def pack(self, samples: Sequence[Sample]) -> None:
         """One file, checksums included."""
