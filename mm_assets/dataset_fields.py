@@ -110,13 +110,17 @@ class DatasetFields:
 
         Raises:
             KeyError: one is no modality.
+            TypeError: one name where several are wanted.
         """
         if modalities is None:
             return self.names
-        if tuple(modalities) == self._chosen:
-            return self._chosen  # batch after batch
+        if isinstance(modalities, str):  # which would be taken for the names of its letters
+            raise TypeError(f"modalities: found {modalities!r}, expected a list of names")
+        last, given = self._chosen, tuple(modalities)
+        if last is not None and given == last:
+            return last  # batch after batch; the same object, by which readers know it
         names = self.names
-        chosen = tuple(dict.fromkeys(modalities))
+        chosen = tuple(dict.fromkeys(given))
         for name in chosen:
             if name not in names:
                 self.check_name(name)

@@ -7,6 +7,7 @@ early is continued by the next. No thread outlives its iteration.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from mm_assets.errors import ConfigError, LoaderError
 from mm_assets.loader_batches import BatchMaker, BatchSource, Collate, DamagedSample, Made, Transform, check_pinning
 from mm_assets.loader_plan import EpochPlan, find_rank
 from mm_assets.loader_state import LoaderState, fingerprint
-from mm_assets.order import EpochOrder
+from mm_assets.order import SHUFFLES, EpochOrder
 from mm_assets.prefetch import ReadAhead
 
 __all__ = ["BatchIterator", "MultimodalLoader"]
@@ -80,6 +81,7 @@ class MultimodalLoader:
     Raises:
         ConfigError: an argument is wrong.
         KeyError: no such modality.
+        TypeError: a path instead of a dataset.
         MissingExtraError: `pin_memory` without torch.
     """
 
@@ -106,6 +108,8 @@ class MultimodalLoader:
         block_size: int = 256,
         window_blocks: int = 16,
     ) -> None:
+        if isinstance(reader, str | os.PathLike):
+            raise TypeError(f"found the path {os.fspath(reader)!r}, expected what mm_assets.open gives for it")
         self.damaged: list[DamagedSample] = []
         self.num_damaged = 0
         self.reader = reader
@@ -132,6 +136,8 @@ class MultimodalLoader:
         self._pin_memory = pin_memory
         if pin_memory:
             check_pinning(self.collator)
+        if not isinstance(shuffle, bool) and shuffle not in SHUFFLES:
+            raise ConfigError("arguments", "shuffle", f"found {shuffle!r}, expected True, False, 'full' or 'block'")
         found_rank, found_world_size = find_rank(rank, world_size)
         order = EpochOrder(
             num_samples=len(reader),

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.errors import ConfigError, CorruptError, SchemaMismatchError, SourceError, TruncatedError
+from mm_assets.fields import complete_config
 from mm_assets.formats import ByteSource, MappedFile, ModalitySpec, MstrReader, MultReader, open_reader
 from mm_assets.formats.source import drop_pages
 from mm_assets.manifest import FORMATS, Manifest, parse_manifest
@@ -266,7 +267,9 @@ class PackedFiles:
         Raises:
             SchemaMismatchError: they differ; names both and what they have.
         """
-        if first is not other and _signature(first) != _signature(other):
+        if first is other or _signature(first) == _signature(other):  # nearly always
+            return
+        if _signature(first, complete=True) != _signature(other, complete=True):
             detail = f"{first.path} has {_words(first)}; {other.path} has {_words(other)}"
             raise SchemaMismatchError(f"{self.name}: its files differ in fields: {detail}")
 
@@ -341,11 +344,18 @@ def _local(location: str) -> str | None:
     return str(local_path(location)) if is_local(location) else None
 
 
-def _signature(reader: Reader) -> dict[str, tuple[Any, ...]]:
-    """What the files of one dataset must have in common; the order of modalities may differ."""
-    return {
-        spec.name: (spec.type_name, spec.type_id, spec.metadata_size, dict(spec.config)) for spec in reader.modalities
-    }
+def _signature(reader: Reader, *, complete: bool = False) -> dict[str, tuple[Any, ...]]:
+    """What the files of one dataset must have in common; the order of modalities may differ.
+
+    Args:
+        reader: the file.
+        complete: with the defaults of settings that an earlier release did not write.
+    """
+    found = {}
+    for spec in reader.modalities:
+        config = complete_config(spec.type_name, spec.config) if complete else dict(spec.config)
+        found[spec.name] = (spec.type_name, spec.type_id, spec.metadata_size, config)
+    return found
 
 
 def _words(reader: Reader) -> str:

@@ -189,9 +189,13 @@ class Shards:
         Raises:
             ValueError: the dataset is closed.
         """
-        if self._sole is None and self._is_sole:
-            self._sole = self[0]
-        return self._sole
+        sole = self._sole
+        if sole is None and self._is_sole:
+            sole = self[0]
+            with self._files.lock:  # not closed meanwhile
+                self._check_open()
+                self._sole = sole
+        return sole
 
     def _check_open(self) -> None:
         if self._closed:

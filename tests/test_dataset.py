@@ -32,6 +32,7 @@ from mm_assets.fields import (
     BytesField,
     Encoded,
     ImageField,
+    ImageTextPairField,
     JSONField,
     NDArrayField,
     ScalarField,
@@ -532,6 +533,40 @@ def test_shards_with_other_fields_are_refused(tmp_path):
         with pytest.raises(SchemaMismatchError, match=r"part-0\.1234abcd\.mult has.*part-1\.1234abcd\.mult has"):
             dataset[3]
         assert any("differ in fields" in one.message for one in dataset.verify().damage)
+
+
+def test_settings_that_came_later(tmp_path):
+    """A file whose writer did not know a setting opens together with one whose has the setting's default."""
+    inner = ImageField(encoding="jpeg")
+    fields = {"one": inner, "many": SequenceField(inner), "pair": ImageTextPairField()}
+    paths = []
+    for number in range(2):
+        specs = []
+        for name, field in fields.items():
+            config = json.loads(json.dumps(field.config))
+            if number == 0:
+                (config["inner"]["config"] if name == "many" else config).pop("subsampling")
+            kind, size = type(field).__name__, field.metadata_type.itemsize
+            specs.append(
+                ModalitySpec(name=name, type_id=field.TYPE_ID, metadata_size=size, type_name=kind, config=config)
+            )
+        with MultWriter(tmp_path / f"{number}.mult", specs) as writer:
+            encoded = inner.encode(np.full((4, 5, 3), 50 * number, np.uint8))
+            writer.write(str(number), {"one": Payload(*encoded)})
+        paths.append(writer.path)
+    with mm_assets.open(paths) as dataset:
+        assert [value.shape for value in dataset.read_batch([0, 1], ["one"])["one"].values] == [(4, 5, 3)] * 2
+
+
+def test_names_of_modalities(packed):
+    """Names come as any iterable, also one that can be gone through only once, but not as one text."""
+    with mm_assets.open(packed) as dataset:
+        for _ in range(2):
+            for names in (["text"], ("text",), iter(["text"]), {"text": 1}):
+                assert list(dataset.read_raw_batches([0], names)) == ["text"]
+        for method in (dataset.read_raw_batches, dataset.read_batch, dataset.read_samples):
+            with pytest.raises(TypeError, match="'text', expected a list of names"):
+                method([0], "text")
 
 
 def _break(document, path, value):

@@ -90,6 +90,19 @@ def indices_of(loader: MultimodalLoader) -> list[int]:
 # -- what a batch holds
 
 
+def test_a_path_is_no_dataset(files: list[str]) -> None:
+    """A loader that is given a path says what it takes instead."""
+    for path in (files[0], Path(files[0])):
+        with pytest.raises(TypeError, match=r"expected what mm_assets\.open gives for it"):
+            MultimodalLoader(path)  # type: ignore[arg-type]
+
+
+def test_shuffle_says_what_it_takes(data: Dataset) -> None:
+    """A wrong order is refused with those that there are."""
+    with pytest.raises(ConfigError, match="shuffle: found 'yes', expected True, False, 'full' or 'block'"):
+        MultimodalLoader(data, shuffle="yes")
+
+
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_every_row_is_the_sample_that_index_says(data: Dataset, num_workers: int) -> None:
     """Row i of every modality is that of sample index[i], masked where absent, whatever the threads."""

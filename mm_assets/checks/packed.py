@@ -25,7 +25,7 @@ from mm_assets.errors import BadMagicError, FormatError, SourceError
 from mm_assets.etl.pack import listing_json
 from mm_assets.etl.pack_place import BlockRows, Placement, Placer, inner_field
 from mm_assets.etl.parquet import read_batches, sample_groups
-from mm_assets.fields import Field, Item, SequenceField
+from mm_assets.fields import Field, Item, SequenceField, complete_config
 from mm_assets.formats import ModalitySpec, MstrReader, MultReader, Payload, crc32c, open_reader
 from mm_assets.storage import RemoteFile, SourceFile
 
@@ -473,8 +473,9 @@ def _same(one: Any, other: Any) -> bool:
 def _specs_table(specs: tuple[ModalitySpec, ...], kinds: list[str]) -> pa.Table:
     return table_of(
         (
-            (n, s.name, kind, s.type_name, s.type_id, s.metadata_size, json.dumps(dict(s.config), sort_keys=True))
+            (n, s.name, kind, s.type_name, s.type_id, s.metadata_size, json.dumps(config, sort_keys=True))
             for n, (s, kind) in enumerate(zip(specs, kinds, strict=True))
+            for config in [complete_config(s.type_name, s.config)]
         ),
         _SPECS,
     )

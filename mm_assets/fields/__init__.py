@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 from collections.abc import Mapping
 
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, MissingExtraError
 from mm_assets.fields.audio import Audio, AudioField
 from mm_assets.fields.base import JSON, Encoded, Field, Item, Part, ValueLayout
 from mm_assets.fields.depth import DepthField
@@ -66,6 +66,7 @@ __all__ = [
     "ValueLayout",
     "VideoAudio",
     "VideoFile",
+    "complete_config",
     "field_from_config",
     "register_field",
     "segments_at",
@@ -143,6 +144,17 @@ def field_from_config(type_name: object, config: Mapping[str, JSON] | None = Non
         _refuse_tokenizers(config or {})
         config = _within_limits(cls, config or {})
     return cls.from_config(config or {})
+
+
+def complete_config(type_name: object, config: Mapping[str, JSON]) -> dict[str, JSON]:
+    """A stored configuration with the defaults of settings that came after it; as it stands where nobody here knows it.
+
+    So files that say the same are told to, whichever release wrote them.
+    """
+    try:
+        return field_from_config(type_name, config, trusted=False).config
+    except (ConfigError, MissingExtraError):
+        return dict(config)
 
 
 def _within_limits(cls: type[Field], config: Mapping[str, JSON]) -> dict[str, JSON]:

@@ -79,8 +79,8 @@ class ImageField(Field):
         encoding: ``keep`` stores encoded bytes as they are, and arrays as PNG, without loss. ``jpeg``, ``png`` and
             ``webp`` encode whatever comes, also bytes that are of that codec already.
         quality: of JPEG and WebP, 1 to 100.
-        subsampling: of JPEG. ``444`` keeps the colour of every pixel. ``420`` keeps one of four, as most photographs
-            have it already: about two thirds of the bytes, decoded in three fifths of the time. Grey has none.
+        subsampling: of JPEG, a text. ``444`` keeps the colour of every pixel. ``420`` keeps one of four, as most
+            photographs have it already: two thirds of the bytes, decoded in three fifths of the time. Grey has none.
         size: (height, width) to store at; the image is stretched to it. Needs an encoding other than ``keep``. Nothing
             is resized later, unless `decode_size` asks for another size.
         channels: of the decoded array: 1, 3 or 4, or None for as many as the image has (grey 1, colour 3, with alpha
@@ -119,9 +119,7 @@ class ImageField(Field):
         if not is_int(self.quality, 1, 100):
             raise config_error("quality", self.quality, "an integer from 1 to 100")
         if self.subsampling not in _SUBSAMPLINGS:
-            raise config_error("subsampling", self.subsampling, f"one of {', '.join(_SUBSAMPLINGS)}")
-        if self.subsampling != "444" and self.encoding != "jpeg":
-            raise config_error("subsampling", self.subsampling, "'444': only the encoding jpeg has another")
+            raise config_error("subsampling", self.subsampling, "the text '444' or '420', in YAML with its quotes")
         if not is_int(self.max_pixels, 1, 2**40):
             raise config_error("max_pixels", self.max_pixels, "an integer from 1 to 2**40")
         if self.channels is not None and (not is_int(self.channels, 1, 4) or self.channels == 2):

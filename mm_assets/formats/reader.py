@@ -564,6 +564,7 @@ class PackedReader(RawReads):
             table.forget()
         if isinstance(self.sample_ids, StoredIds):
             self.sample_ids.forget()
+        self._last = None
         self._source.close()
 
     def __enter__(self) -> Self:

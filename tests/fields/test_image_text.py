@@ -103,7 +103,7 @@ class TestImageTextPairField(FieldSuite):
         {"fill": 256},
         {"fill": True},
         {"quality": 0},
-        {"subsampling": "420"},
+        {"subsampling": 420},
         {"channels": 2},
         {"max_tokens": None},
         {"max_tokens": 0},
