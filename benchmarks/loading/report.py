@@ -81,7 +81,8 @@ def number(value: float) -> str:
 
 def table(row: Row, lines: Sequence[Line]) -> str:
     """A row as a Markdown table, and below it who is not in it, and why."""
-    head = ["", f"median, {row.unit}", "lowest to highest", *(f"of {limit}" for limit in row.limits)]
+    rounds = max((len(line.values) for line in lines), default=0)
+    head = ["", f"median of {rounds}, {row.unit}", "lowest to highest", *(f"of {limit}" for limit in row.limits)]
     text = [f"### {row.title}", "", f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
     for line in lines:
         if line.values:
@@ -175,10 +176,9 @@ def write_report(folder: Path, measurements: Sequence[Measurement], *, samples: 
     """
     by_row = {name: [one for one in measurements if one.row == name] for name in ROWS}
     all_lines = {name: lines_of(ROWS[name], found) for name, found in by_row.items() if found}
-    rounds = len({one.round for one in measurements})
     versions = sorted({one.outcome.version for one in measurements if one.outcome.version is not None})
     text = [
-        f"{samples} {machine()}. Medians of {rounds} round{'s' * (rounds > 1)}.",
+        f"{samples} {machine()}.",
         "",
         f"Versions: {', '.join(versions)}.",
         "",

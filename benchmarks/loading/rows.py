@@ -232,7 +232,8 @@ def _open(task: Task) -> float:
 def _claim_pages(path: Path, size: int) -> None:
     """Fill pages of the page cache and free them at once: a virtual machine may have to get them from its host first.
 
-    That takes several times as long as writing into them, and which candidate meets it is chance.
+    That takes several times as long as writing into them, and which candidate meets it is chance. Not more than a
+    tenth of the memory, or the kernel begins to write to the disk.
     """
     block = bytes(4 << 20)
     with path.open("wb", buffering=0) as file:
@@ -259,7 +260,7 @@ def _write(*, encoded: bool) -> Callable[[Task], float]:
         for folder in (first, target):
             folder.mkdir()
         pack_first(begun)  # whatever is imported or compiled at the first writing
-        _claim_pages(first / "claimed", 2 * corpus.num_bytes)
+        _claim_pages(first / "claimed", corpus.num_bytes * 3 // 2)
         begin = time.perf_counter()
         pack(samples)
         seconds = time.perf_counter() - begin
