@@ -7,10 +7,11 @@ sample and the modality. Which files, samples and fields there are is the caller
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,9 @@ from mm_assets.errors import FormatError
 from mm_assets.fields import ValueLayout
 from mm_assets.fields.base import Out
 from mm_assets.formats import Column, Payload
+from mm_assets.formats.raw import RawBatch
 from mm_assets.packed_files import NUM_REQUESTS, Reader
+from mm_assets.prefetch import ReadAhead
 from mm_assets.shards import Ids, Shards
 
 __all__ = ["SampleReader"]
@@ -169,6 +172,49 @@ class SampleReader:
                 for row, view in zip(rows, views, strict=True):
                     column[row] = view
         return found
+
+    def stream_raw(self, batches: Iterable[Ids], modalities: Sequence[str] | None = None) -> Iterator[RawBatch]:
+        """The data bytes of one batch after the other, each as `read_raw_batches` gives it, the next one on its way.
+
+        Before a batch is handed out, the one behind it is read: of local files this asks for the pages that are not in
+        memory and waits for none; of remote ones a thread makes the requests meanwhile. So the storage has something
+        to do while a batch is used. `batches` is asked for one batch more than was handed out.
+
+        Args:
+            batches: indices of the samples of each batch, as for `read_raw_batches`; may have no end.
+            modalities: names to read, also of types that are not known here; all by default. Nothing else is touched.
+
+        Raises:
+            IndexError: no such sample; this and what follows, behind the batches before it.
+            KeyError: no such modality.
+            FormatError: a file is damaged there.
+        """
+        names = self._fields.choose(modalities)
+        if any(map(self._shards.files.is_remote, range(len(self._shards)))):
+            ahead = ReadAhead(self._raw_tasks(batches, names), threads=1, depth=2, on_end=lambda: None)
+            try:
+                yield from ahead
+            finally:
+                ahead.close()
+            return
+        waiting: deque[RawBatch] = deque()
+        for read in self._raw_tasks(batches, names):
+            try:
+                waiting.append(read())
+            except Exception:
+                yield from waiting
+                raise
+            if len(waiting) > 1:
+                yield waiting.popleft()
+        yield from waiting
+
+    def _raw_tasks(self, batches: Iterable[Ids], names: tuple[str, ...]) -> Iterator[Callable[[], RawBatch]]:
+        """The reading of each batch; what `batches` raises comes in its turn, too."""
+        try:
+            for ids in batches:
+                yield partial(self.read_raw_batches, ids, names)
+        except Exception as error:  # noqa: BLE001  # raised again where it belongs
+            yield partial(_raise, error)
 
     def scan_raw(self, modalities: Sequence[str] | None = None) -> Iterator[dict[str, list[memoryview | None]]]:
         """The data bytes of all samples in order, some hundred samples at a time, as `read_raw_batches` gives them.
@@ -381,3 +427,7 @@ class SampleReader:
     def _place(self, positions: npt.NDArray[np.int64], row: int) -> tuple[str, int]:
         reader, i = self._shards.locate(int(positions[row]))
         return reader.path, i
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import importlib
+import itertools
 import os
 import pickle
 import re
@@ -774,6 +775,48 @@ def test_raw_batches_of_several_modalities_and_files(tmp_path, extension):
         assert dataset.read_raw_batches([], ["a"]) == {"a": []}
         with pytest.raises(KeyError):
             dataset.read_raw_batches([0], ["c"])
+
+
+@pytest.mark.parametrize("extension", ["mult", "mstr"])
+def test_raw_batches_in_a_stream(tmp_path, extension):
+    """A stream gives what single raw batches give, is one batch ahead, and an error comes behind what is before it."""
+    for part in range(2):
+        with mm_assets.create(tmp_path / f"{part}.{extension}", {"a": TextField(), "b": TextField()}) as writer:
+            for number in range(4):
+                writer.write(f"{part}-{number}", {"a": f"a{part}{number}", "b": None if number == part else "b"})
+    batches = [[7, 0, 0], np.array([3, -1]), [], range(4)]
+    asked: list[int] = []
+
+    def endless():
+        for k in itertools.count():
+            asked.append(k)
+            yield batches[k % 4]
+
+    def failing():
+        yield from batches
+        raise RuntimeError("no more of these")
+
+    with mm_assets.open(tmp_path) as dataset, mm_assets.open(tmp_path / f"1.{extension}") as one:
+        for data in (dataset, dataset.select(range(7, -1, -1)), one):
+            given = [[i % len(data) for i in ids] for ids in batches]
+            for names in (None, ["b"]):
+                assert list(data.stream_raw(given, names)) == [data.read_raw_batches(ids, names) for ids in given]
+        stream = dataset.stream_raw(endless())
+        assert asked == []
+        for k in range(9):
+            assert next(stream) == dataset.read_raw_batches(batches[k % 4])
+            assert len(asked) == k + 2
+        stream.close()
+        assert list(dataset.stream_raw([])) == []
+        for wrong, error in (([[1], [8], [2]], IndexError), (failing(), RuntimeError)):
+            stream = dataset.stream_raw(wrong)
+            for ids in batches if error is RuntimeError else [[1]]:
+                assert next(stream) == dataset.read_raw_batches(ids)
+            with pytest.raises(error):
+                next(stream)
+            assert list(stream) == []
+        with pytest.raises(KeyError):
+            next(dataset.stream_raw(batches, ["c"]))
 
 
 @pytest.mark.parametrize("extension", ["mult", "mstr"])

@@ -161,6 +161,23 @@ def test_batches_of_a_bucket_are_those_of_local_files(in_bucket: Pair) -> None:
     check_same(in_bucket, stop=1, seed=5, shuffle="full", batch_size=80, num_workers=2)
 
 
+def test_a_stream_of_raw_batches(in_memory: Pair) -> None:
+    """Remote, too, each batch is the local one, errors come in their turn, and a stream that is left has no thread."""
+    local, remote = in_memory
+    ids = np.random.default_rng(3).integers(0, len(local), (12, 16))
+    before = threading.active_count()
+    assert list(remote.stream_raw(ids, ["blob", "text"])) == list(local.stream_raw(ids, ["blob", "text"]))
+    stream = remote.stream_raw([ids[0], [len(local)], ids[1]], ["text"])
+    assert next(stream) == local.read_raw_batches(ids[0], ["text"])
+    with pytest.raises(IndexError):
+        next(stream)
+    stream = remote.stream_raw(iter(ids), ["text"])
+    next(stream)
+    stream.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("mm_assets-read")]
+    assert threading.active_count() <= before + packed_files.NUM_REQUESTS
+
+
 def test_a_dataset_is_read_in_few_requests(folder: Path, server: tuple[dict[str, Any], Any]) -> None:
     """A file costs its head, its end, its tables, and one request a batch where payloads are near; the rest none."""
     options, record = server

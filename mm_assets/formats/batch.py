@@ -110,21 +110,12 @@ class Bounds(NamedTuple):
 
     def cut(self, view: memoryview, m: int) -> list[memoryview | None]:
         """The data of one modality as slices of the mapping; None where absent."""
-        return cut(view, self.starts[m], self.ends[m], self.present[m])
-
-
-def cut(
-    view: memoryview,
-    starts: npt.NDArray[np.uint64],
-    ends: npt.NDArray[np.uint64],
-    present: npt.NDArray[np.bool_] | None,
-) -> list[memoryview | None]:
-    """Slices of a mapping; None where one is not present. The arguments are one row each of `Bounds`."""
-    if present is None:
-        # The inner loop of raw reading: quicker than any chain of `map` and `slice`.
-        return [view[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-    rows = zip(starts.tolist(), ends.tolist(), present.tolist(), strict=True)
-    return [view[a:b] if here else None for a, b, here in rows]
+        starts, ends, present = self.starts[m].tolist(), self.ends[m].tolist(), self.present[m]
+        if present is None:
+            # The inner loop of raw reading: quicker than any chain of `map` and `slice`.
+            return [view[a:b] for a, b in zip(starts, ends, strict=True)]
+        rows = zip(starts, ends, present.tolist(), strict=True)
+        return [view[a:b] if here else None for a, b, here in rows]
 
 
 def any_of(mask: npt.NDArray[np.bool_]) -> bool:

@@ -251,6 +251,9 @@ class MstrReader(PackedReader):
             raise self._misplaced(int(ids[k]), number, int(ptrs[k]), int(sizes[k]))
         return ptrs, ends, present
 
+    def _is_warm(self, number: int) -> bool:
+        return number in self._warm
+
     def _fetch_data(self, source: MappedFile, numbers: Sequence[int], bounds: Bounds) -> None:
         for m, number in enumerate(numbers):
             if number not in self._warm:

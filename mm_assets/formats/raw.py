@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import CorruptError
-from mm_assets.formats.batch import Bounds, Places, blocks, cut
+from mm_assets.formats.batch import Bounds, Places, blocks
 from mm_assets.formats.layout import Payload
 from mm_assets.formats.source import MappedFile
 
@@ -28,30 +28,75 @@ SCAN_VIEWS = 384  # views of a scan handed out together: a few of them stay in t
 MAX_POSITIONS = 4 << 20
 MAX_ALL_POSITIONS = 64 << 20
 _INT64 = np.dtype(np.int64)
+_UINT64 = np.dtype(np.uint64)
+_CELL = np.dtype("V16")  # two numbers of 8 bytes
 _EARNED = 4  # they are kept once a quarter of the samples was looked up
 
 Ids = Sequence[int] | npt.NDArray[np.integer]
 RawBatch = dict[str, list[memoryview | None]]
 
 
-class _Positions(NamedTuple):
-    """Where all data of a modality of a mapped file is, checked: three columns as those of `Bounds`."""
+class _Positions:
+    """Where all data of a modality of a mapped file is, checked.
 
-    starts: npt.NDArray[np.uint64]
-    ends: npt.NDArray[np.uint64]
-    present: npt.NDArray[np.bool_] | None
+    Start and end are one cell of 16 bytes: a batch's are had by one index of NumPy's, out of half as many cache lines.
+
+    Args:
+        bounds: of all samples, one modality.
+    """
+
+    __slots__ = ("_cells", "_places", "_present")
+
+    def __init__(self, bounds: Bounds) -> None:
+        places = np.stack([bounds.starts[0], bounds.ends[0]], axis=1)
+        self._cells, self._places = places.view(_CELL).ravel(), places.ravel()
+        self._present = bounds.present[0]
+
+    def start(self, i: int) -> int:
+        """Where the data of sample `i` begins; `IndexError` where there is no such sample."""
+        return int(self._places[2 * i])
 
     def cut(self, view: memoryview, ids: npt.NDArray[np.integer]) -> list[memoryview | None]:
         """The data of a batch as slices of the mapping; `IndexError` where there is no such sample."""
-        return cut(view, self.starts[ids], self.ends[ids], None if self.present is None else self.present[ids])
+        places = iter(self._cells[ids].view(_UINT64).tolist())
+        if self._present is None:
+            # The inner loop, as of `Bounds.cut`.
+            return [view[a:b] for a, b in zip(places, places, strict=True)]
+        here = self._present[ids].tolist()
+        return [view[a:b] if is_here else None for a, b, is_here in zip(places, places, here, strict=True)]
+
+    def bounds(
+        self, ids: npt.NDArray[np.integer]
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
+        """Starts, ends and presence of a batch, as a modality of `Bounds`."""
+        places = self._cells[ids].view(_UINT64)
+        return places[::2], places[1::2], None if self._present is None else self._present[ids]
 
 
 class _Last(NamedTuple):
-    """What was read last, where all of its positions are kept."""
+    """What was read last, where all of its positions are kept.
+
+    `looked_at` are those of the columns that are looked at for whether they are in memory; others were brought there
+    whole.
+    """
 
     names: tuple[str, ...]
     source: MappedFile
     columns: list[tuple[str, _Positions]]
+    looked_at: list[_Positions]
+
+    def may_skip(self, ids: npt.NDArray[np.integer]) -> bool:
+        """Whether a batch need not be fetched; one of a few is looked at, at one position."""
+        looked_at = self.looked_at
+        if not looked_at:
+            return True
+        count = len(ids) * len(looked_at)
+        if self.source.may_skip(count):
+            return True
+        if not count:
+            return False
+        i = int(ids[-1])
+        return self.source.is_still_there(count, looked_at[i % len(looked_at)].start(i))
 
 
 class _Budget:
@@ -126,6 +171,10 @@ class RawReads(ABC):
     def _fetch_data(self, source: MappedFile, numbers: Sequence[int], bounds: Bounds) -> None:
         """Has the data of a batch brought into memory where it is not."""
 
+    def _is_warm(self, number: int) -> bool:
+        """Whether the data of a modality is small, and was brought into memory whole."""
+        return False
+
     def read_raw_batch(
         self, ids: Ids, names: Sequence[str] | None = None, *, verify: bool | None = None
     ) -> dict[str, list[memoryview | None]]:
@@ -158,11 +207,11 @@ class RawReads(ABC):
             and type(ids) is np.ndarray
             and ids.dtype == _INT64
             and ids.ndim == 1
-            and last.source.may_skip(len(ids) * len(last.columns))
         ):
-            view = last.source.whole
             try:
-                return {name: column.cut(view, ids) for name, column in last.columns}
+                if last.may_skip(ids):
+                    view = last.source.whole
+                    return {name: column.cut(view, ids) for name, column in last.columns}
             except IndexError:
                 pass  # said below, with the file
             except ValueError:
@@ -176,12 +225,13 @@ class RawReads(ABC):
         if kept is None:
             bounds = self._raw_bounds(indices, numbers)
         else:
-            bounds = _bounds(kept, indices)
-            if type(names) is tuple and not self._verify:  # one that nobody changes
-                columns = [(self.names[number], one) for number, one in zip(numbers, kept, strict=True)]
-                self._last = _Last(names, source, columns)
+            bounds = Bounds(*zip(*(one.bounds(indices) for one in kept), strict=True))
         if not source.may_skip(len(indices) * len(numbers)):
             self._fetch_data(source, numbers, bounds)
+        if kept is not None and type(names) is tuple and not self._verify:  # one that nobody changes
+            columns = [(self.names[number], one) for number, one in zip(numbers, kept, strict=True)]
+            looked_at = [one for number, one in zip(numbers, kept, strict=True) if not self._is_warm(number)]
+            self._last = _Last(names, source, columns, looked_at)
         return self._cut(source, numbers, bounds)
 
     def scan_raw(
@@ -250,7 +300,7 @@ class RawReads(ABC):
             bounds = self._raw_bounds(np.arange(self._num_samples), [number])
         except CorruptError:
             return None  # which is the error of whoever asks for that sample
-        return _Positions(np.ascontiguousarray(bounds.starts[0]), bounds.ends[0], bounds.present[0])
+        return _Positions(bounds)
 
     def _numbers_of(self, names: Sequence[str] | None) -> list[int]:
         return [self._number(name) for name in (self.names if names is None else names)]
@@ -298,15 +348,6 @@ class RawReads(ABC):
         rows = max(1, SCAN_VIEWS // len(numbers))
         for start in range(0, len(bounds.starts[0]), rows):
             yield self._cut(source, numbers, bounds.run(start, start + rows))
-
-
-def _bounds(kept: Sequence[_Positions], indices: npt.NDArray[np.int64]) -> Bounds:
-    """The same as `_raw_bounds`, out of positions that are kept."""
-    return Bounds(
-        [one.starts[indices] for one in kept],
-        [one.ends[indices] for one in kept],
-        [None if one.present is None else one.present[indices] for one in kept],
-    )
 
 
 def _without_records(found: Mapping[str, list[Payload | None]]) -> RawBatch:

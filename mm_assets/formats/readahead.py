@@ -76,6 +76,20 @@ class ReadAhead:
         self._turn += 1
         return True
 
+    def is_still_there(self, count: int, position: int) -> bool:
+        """Whether a batch of `count` ranges need not be fetched, by the one look that `fetch` would take at `position`.
+
+        False wherever `fetch` would look at more than one.
+        """
+        if self._calm < _CALM or count > _SMALL:
+            return False
+        self._turn += 1
+        if self.is_present(position):
+            self._calm += 1
+            return True
+        self._calm = 0
+        return False
+
     def fetch(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
         """Has the ranges of a batch brought into memory if one of a few that are probed is not there.
 

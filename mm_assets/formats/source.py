@@ -158,6 +158,10 @@ class MappedFile:
         """Whether a batch of `count` ranges need not be fetched, because nothing was missed for long."""
         return not CAN_ASK or self._ahead.may_skip(count)
 
+    def is_still_there(self, count: int, position: int) -> bool:
+        """Whether a batch of `count` ranges need not be fetched, by one of its positions."""
+        return not CAN_ASK or self._ahead.is_still_there(count, position)
+
     def fetch_one(self, offset: int, size: int) -> None:
         """Has one range brought into memory, if it is more than the page that its first touch brings."""
         if CAN_ASK and size > mmap.PAGESIZE:

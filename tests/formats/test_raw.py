@@ -307,6 +307,43 @@ def test_the_short_way_is_the_long_way(tmp_path: Path, form: str, monkeypatch: p
         reader.read_raw_batch(everything, names)
 
 
+def test_what_was_calm_is_looked_at(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing was missed for long, one position of a few batches is looked at; a miss has its batch fetched."""
+    from mm_assets.formats import source
+    from mm_assets.formats.readahead import CAN_ASK, ReadAhead
+
+    if not CAN_ASK:
+        pytest.skip("this system takes no advice")
+    monkeypatch.setattr(source, "WHOLE_LIMIT", 0)  # no stream is brought into memory whole
+    there = True
+    looked: list[int] = []
+    asked: list[tuple[int, int]] = []
+
+    def is_present(self: ReadAhead, position: int) -> bool:
+        looked.append(position)
+        return there
+
+    monkeypatch.setattr(ReadAhead, "is_present", is_present)
+    monkeypatch.setattr(ReadAhead, "_ask_run", lambda self, start, end: asked.append((start, end)))
+    names = ("image", "text")
+    with open_reader(write(WRITERS[form], tmp_path / "x", FULL)) as reader:
+        ids = np.arange(len(FULL))[::-1].copy()
+        for _ in range(100):
+            reader.read_raw_batch(ids, names)
+        looked.clear()
+        for _ in range(64):
+            reader.read_raw_batch(ids, names)
+        assert 2 <= len(looked) <= 8
+        assert asked == []
+        there = False
+        for _ in range(32):
+            found = reader.read_raw_batch(ids, names)
+            assert {name: plain(found[name]) for name in names} == {n: wanted(FULL, ids.tolist(), n) for n in names}
+        places = reader._locate(ids, [reader._number(name) for name in names])
+        for place in (int(ptr) for found_at in places.values() for ptr in found_at.ptrs):
+            assert any(start <= place < end for start, end in asked)
+
+
 def test_checksums_that_are_not_there(tmp_path: Path, form: str) -> None:
     """Of a file without a tail nothing is checked, whoever asks for it."""
     path = write(WRITERS[form], tmp_path / "x", FULL)

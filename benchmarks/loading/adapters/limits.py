@@ -1,6 +1,7 @@
 """What the machine allows: bare loops over known offsets, and over the decoder.
 
-No checks, no index on disk, no missing values, no checksums: a format can come near, and not past.
+No checks, no index on disk, no missing values, no checksums: a format can come near. One that has the next batch on its
+way while one is used can come past those that do not.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -82,6 +82,11 @@ class Mult(Adapter):
         """Views into the file."""
         found = self._data.read_raw_batches(ids, modalities)
         return [found[name] for name in modalities]
+
+    def random(self, modalities: Sequence[str], batches: Iterable[Ids]) -> Iterator[Columns]:
+        """Views into the file; the next batch is on its way while one is used."""
+        for found in self._data.stream_raw(batches, modalities):
+            yield [found[name] for name in modalities]
 
     def sequential(self, modalities: Sequence[str]) -> Iterator[Columns]:
         """Views into the file, in order."""
