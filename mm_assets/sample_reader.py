@@ -164,6 +164,9 @@ class SampleReader:
         if sole is not None:
             return sole.read_raw_batch(ids, names)  # the same indices, checked there
         positions = self._shards.positions(ids)
+        joined = self._shards.joined(len(positions))
+        if joined is not None and (batch := joined.read(positions, names)) is not None:
+            return batch
         found: dict[str, list[memoryview | None]] = {name: [None] * len(positions) for name in names}
         for where, columns in self._read_files(positions, lambda reader, local: reader.read_raw_batch(local, names)):
             rows = where.tolist()
@@ -190,7 +193,7 @@ class SampleReader:
             FormatError: a file is damaged there.
         """
         names = self._fields.choose(modalities)
-        if any(map(self._shards.files.is_remote, range(len(self._shards)))):
+        if self._shards.files.any_remote:
             ahead = ReadAhead(self._raw_tasks(batches, names), threads=1, depth=2, on_end=lambda: None)
             try:
                 yield from ahead

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from mm_assets.errors import FormatError, SchemaMismatchError, SourceError
 from mm_assets.forking import renew_in_children
 from mm_assets.formats import Damage, VerifyReport
+from mm_assets.formats.joined import JoinedReads
 from mm_assets.packed_files import MAX_OPEN, PackedFiles, Reader
 from mm_assets.sample_lookup import IdLookup, RowLookup
 
@@ -34,6 +35,9 @@ Ids = Sequence[int] | npt.NDArray[np.integer]
 """Indices of samples; repeats are fine, negative ones count from the end."""
 
 _BLOCK = 1 << 14  # ids that are looked at together while iterating
+
+# Files are joined for raw reads once this part of their samples was looked up: before each keeps positions of its own.
+_EARNED = 8
 
 # Bytes of tables of remote files that are kept: 16 or more a sample and modality. Of a local file they are its pages.
 MAX_TABLES = 512 << 20
@@ -51,6 +55,9 @@ class _OpenFiles:
         self.tables = 0  # bytes, of the remote ones among the readers
         for number, reader in files.take_opened().items():
             self._add(number, reader)
+        self.joined: JoinedReads | None = None
+        self.may_join = not files.any_remote and len(files.entries) <= MAX_OPEN
+        self.looked_up = 0  # samples of raw batches, until files are joined
         self.users: weakref.WeakSet[Shards] = weakref.WeakSet()  # weak: one that is dropped unclosed holds no file
         starts = accumulate((file.num_samples for file in files.entries), initial=0)
         self.starts = tuple(starts)[:-1]
@@ -197,6 +204,37 @@ class Shards:
                 self._sole = sole
         return sole
 
+    def joined(self, count: int) -> JoinedReads | None:
+        """All files for raw reads of samples in any of them; None until enough of them are read, and of remote files.
+
+        Args:
+            count: samples that are about to be read.
+
+        Raises:
+            ValueError: the dataset is closed.
+        """
+        files = self._files
+        if self._closed:
+            self._check_open()
+        if files.joined is None and files.may_join:
+            files.looked_up += count
+            if _EARNED * files.looked_up >= self.num_stored:
+                self._join_files()
+        return files.joined
+
+    def _join_files(self) -> None:
+        files = self._files
+        files.may_join = False
+        try:
+            readers = list(self)
+        except (FormatError, SchemaMismatchError, SourceError, OSError):
+            return  # which is the error of whoever asks for a sample of that file
+        sources = [source for reader in readers if (source := reader.mapped) is not None]
+        if len(sources) == len(readers):
+            with files.lock:  # not closed meanwhile
+                self._check_open()
+                files.joined = JoinedReads(readers, sources)
+
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(f"{self.name} is closed")
@@ -334,6 +372,7 @@ class Shards:
                 for reader in self._files.readers.values():
                     reader.close()
                 self._files.readers.clear()
+                self._files.joined = None
                 self.files.close()
                 self._files.lookup.forget()
 

@@ -251,8 +251,13 @@ class MstrReader(PackedReader):
             raise self._misplaced(int(ids[k]), number, int(ptrs[k]), int(sizes[k]))
         return ptrs, ends, present
 
-    def _is_warm(self, number: int) -> bool:
-        return number in self._warm
+    def is_warm(self, name: str) -> bool:
+        """Whether a stream is small, and was brought into memory whole.
+
+        Raises:
+            KeyError: no such modality.
+        """
+        return self._number(name) in self._warm
 
     def _fetch_data(self, source: MappedFile, numbers: Sequence[int], bounds: Bounds) -> None:
         for m, number in enumerate(numbers):

@@ -36,21 +36,30 @@ Ids = Sequence[int] | npt.NDArray[np.integer]
 RawBatch = dict[str, list[memoryview | None]]
 
 
-class _Positions:
-    """Where all data of a modality of a mapped file is, checked.
+class Positions:
+    """Where all data of a modality is, checked; of one mapped file, or of several with a start of the own file each.
 
     Start and end are one cell of 16 bytes: a batch's are had by one index of NumPy's, out of half as many cache lines.
 
     Args:
-        bounds: of all samples, one modality.
+        starts: (N,) uint64.
+        ends: (N,) uint64.
+        present: (N,) bool, or None where all are.
     """
 
     __slots__ = ("_cells", "_places", "_present")
 
-    def __init__(self, bounds: Bounds) -> None:
-        places = np.stack([bounds.starts[0], bounds.ends[0]], axis=1)
+    def __init__(
+        self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64], present: npt.NDArray[np.bool_] | None
+    ) -> None:
+        places = np.stack([starts, ends], axis=1)
         self._cells, self._places = places.view(_CELL).ravel(), places.ravel()
-        self._present = bounds.present[0]
+        self._present = present
+
+    @staticmethod
+    def nbytes(num_samples: int) -> int:
+        """What is kept for that many samples."""
+        return _CELL.itemsize * num_samples
 
     def start(self, i: int) -> int:
         """Where the data of sample `i` begins; `IndexError` where there is no such sample."""
@@ -64,6 +73,15 @@ class _Positions:
             return [view[a:b] for a, b in zip(places, places, strict=True)]
         here = self._present[ids].tolist()
         return [view[a:b] if is_here else None for a, b, is_here in zip(places, places, here, strict=True)]
+
+    def cut_of(self, views: Sequence[memoryview], ids: npt.NDArray[np.integer]) -> list[memoryview | None]:
+        """As `cut`, of a mapping for each sample of the batch."""
+        places = iter(self._cells[ids].view(_UINT64).tolist())
+        if self._present is None:
+            return [view[a:b] for view, a, b in zip(views, places, places, strict=True)]
+        here = self._present[ids].tolist()
+        rows = zip(views, places, places, here, strict=True)
+        return [view[a:b] if is_here else None for view, a, b, is_here in rows]
 
     def bounds(
         self, ids: npt.NDArray[np.integer]
@@ -82,8 +100,8 @@ class _Last(NamedTuple):
 
     names: tuple[str, ...]
     source: MappedFile
-    columns: list[tuple[str, _Positions]]
-    looked_at: list[_Positions]
+    columns: list[tuple[str, Positions]]
+    looked_at: list[Positions]
 
     def may_skip(self, ids: npt.NDArray[np.integer]) -> bool:
         """Whether a batch need not be fetched; one of a few is looked at, at one position."""
@@ -123,7 +141,7 @@ class _Budget:
         self._left += size
 
 
-_BUDGET = _Budget(MAX_ALL_POSITIONS)
+BUDGET = _Budget(MAX_ALL_POSITIONS)
 
 
 class RawReads(ABC):
@@ -137,9 +155,13 @@ class RawReads(ABC):
     _has_tail: bool
 
     def __init__(self) -> None:
-        self._positions: dict[int, _Positions | None] = {}  # by modality; None: not kept
+        self._positions: dict[int, Positions | None] = {}  # by modality; None: not kept
         self._looked_up: dict[int, int] = {}  # samples, by modality, until they are kept
         self._last: _Last | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Samples of the file."""
 
     @abstractmethod
     def _number(self, name: str) -> int:
@@ -171,9 +193,31 @@ class RawReads(ABC):
     def _fetch_data(self, source: MappedFile, numbers: Sequence[int], bounds: Bounds) -> None:
         """Has the data of a batch brought into memory where it is not."""
 
-    def _is_warm(self, number: int) -> bool:
-        """Whether the data of a modality is small, and was brought into memory whole."""
+    @property
+    def mapped(self) -> MappedFile | None:
+        """The mapping of a local file."""
+        return self._mapped
+
+    def is_warm(self, name: str) -> bool:
+        """Whether the data of a modality is small, and was brought into memory whole; `KeyError`: no such modality."""
+        self._number(name)
         return False
+
+    def all_bounds(self, name: str) -> Bounds | None:
+        """Where the data of all samples is, of one modality; None where reading takes more than to cut it out.
+
+        That is where a file is remote, has no tail, is damaged there, or was opened to verify.
+
+        Raises:
+            KeyError: no such modality.
+        """
+        number = self._number(name)
+        if self._mapped is None or self._verify or not self._has_tail:
+            return None
+        try:
+            return self._raw_bounds(np.arange(self._num_samples), [number])
+        except CorruptError:
+            return None  # which is the error of whoever asks for that sample
 
     def read_raw_batch(
         self, ids: Ids, names: Sequence[str] | None = None, *, verify: bool | None = None
@@ -230,7 +274,7 @@ class RawReads(ABC):
             self._fetch_data(source, numbers, bounds)
         if kept is not None and type(names) is tuple and not self._verify:  # one that nobody changes
             columns = [(self.names[number], one) for number, one in zip(numbers, kept, strict=True)]
-            looked_at = [one for number, one in zip(numbers, kept, strict=True) if not self._is_warm(number)]
+            looked_at = [one for name, one in columns if not self.is_warm(name)]
             self._last = _Last(names, source, columns, looked_at)
         return self._cut(source, numbers, bounds)
 
@@ -268,7 +312,7 @@ class RawReads(ABC):
             return self._scan_checked(numbers, start, last, check)
         return self._scan_mapped(self._mapped, numbers, start, last)
 
-    def _kept(self, numbers: Sequence[int], count: int) -> list[_Positions] | None:
+    def _kept(self, numbers: Sequence[int], count: int) -> list[Positions] | None:
         """The positions of these modalities, of which `count` samples are looked up; None where some are not kept.
 
         A batch's calls into NumPy take longer than its look-ups, once the data has pushed them out of the processor's
@@ -282,7 +326,7 @@ class RawReads(ABC):
             kept.append(positions)
         return kept
 
-    def _keep(self, number: int, count: int) -> _Positions | None:
+    def _keep(self, number: int, count: int) -> Positions | None:
         """The positions of a modality, which are kept from now on if they have been looked up enough."""
         if number in self._positions or not self._has_tail:
             return None
@@ -292,15 +336,12 @@ class RawReads(ABC):
         self._positions[number] = found = self._all_positions(number)
         return found
 
-    def _all_positions(self, number: int) -> _Positions | None:
-        size = 16 * self._num_samples
-        if size > MAX_POSITIONS or not _BUDGET.take(self, size):
+    def _all_positions(self, number: int) -> Positions | None:
+        size = Positions.nbytes(self._num_samples)
+        if size > MAX_POSITIONS or not BUDGET.take(self, size):
             return None
-        try:
-            bounds = self._raw_bounds(np.arange(self._num_samples), [number])
-        except CorruptError:
-            return None  # which is the error of whoever asks for that sample
-        return _Positions(bounds)
+        bounds = self.all_bounds(self.names[number])
+        return None if bounds is None else Positions(bounds.starts[0], bounds.ends[0], bounds.present[0])
 
     def _numbers_of(self, names: Sequence[str] | None) -> list[int]:
         return [self._number(name) for name in (self.names if names is None else names)]

@@ -28,26 +28,57 @@ CAN_ASK = hasattr(os, "posix_fadvise")  # macOS has none: there the kernel's own
 _CANNOT_TELL = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}  # the file system or kernel has no such read
 
 
-class ReadAhead:
+class Looks:
+    """How often batches are looked at for whether they are in memory: seldom while nothing is missed.
+
+    It may be used by several threads, which then share what they learn.
+    """
+
+    __slots__ = ("_calm", "_turn")
+
+    def __init__(self) -> None:
+        self._calm = 0  # batches and single reads since the last miss
+        self._turn = 0  # so that it is not always the same rows that are probed
+
+    def may_skip(self, count: int) -> bool:
+        """Whether a batch of `count` ranges need not be looked at: of small ones, most while nothing is missed."""
+        if self._calm < _CALM or count > _SMALL or not self._turn % _REST:
+            return False
+        self._turn += 1
+        return True
+
+    def probes(self, count: int) -> range:
+        """Which of the ranges of a batch are looked at: a few evenly spaced ones, others the next time."""
+        step = max(1, count // (_PROBES if self._calm < _CALM else 1))
+        self._turn = turn = self._turn + 1
+        return range(turn % step, count, step)
+
+    def found(self) -> None:
+        """Nothing that was looked at was missed."""
+        self._calm += 1
+
+    def missed(self) -> None:
+        """Something was."""
+        self._calm = 0
+
+
+class ReadAhead(Looks):
     """What is known of which pages of one file are in memory.
 
     Where that cannot be told (no `RWF_NOWAIT`, or a file system that refuses it) every batch is asked for: that makes
     reading from memory up to a third slower, but not asking would make reading from disk fifty times slower.
 
-    It may be used by several threads, which then share what they learn.
-
     Args:
         fd: the file; stays the caller's.
     """
 
-    __slots__ = ("_byte", "_calm", "_can_tell", "_fd", "_turn")
+    __slots__ = ("_byte", "_can_tell", "_fd")
 
     def __init__(self, fd: int) -> None:
+        super().__init__()
         self._fd = fd
         self._byte = [bytearray(1)]
         self._can_tell = _NOWAIT is not None
-        self._calm = 0  # batches and single reads since the last miss
-        self._turn = 0  # so that it is not always the same rows that are probed
 
     def forget(self) -> None:
         """Asks for nothing any more: the descriptor will be another file's."""
@@ -68,13 +99,6 @@ class ReadAhead:
             self._can_tell = False
             return False
         return True  # also behind the end of the file, where nothing is to be had
-
-    def may_skip(self, count: int) -> bool:
-        """Whether a batch of `count` ranges need not be looked at: of small ones, most while nothing is missed."""
-        if self._calm < _CALM or count > _SMALL or not self._turn % _REST:
-            return False
-        self._turn += 1
-        return True
 
     def is_still_there(self, count: int, position: int) -> bool:
         """Whether a batch of `count` ranges need not be fetched, by the one look that `fetch` would take at `position`.
@@ -97,7 +121,7 @@ class ReadAhead:
             starts: positions, of any shape.
             ends: of the same shape, not below `starts`; the ranges lie within the file.
         """
-        for k in self._probes(starts.size):
+        for k in self.probes(starts.size):
             if not self.is_present(starts.item(k)):
                 self._calm = 0
                 self._ask(starts, ends)
@@ -109,19 +133,13 @@ class ReadAhead:
         if len(ranges) == 1:
             self.fetch_one(ranges[0][0], sum(ranges[0]))
             return
-        for k in self._probes(len(ranges)):
+        for k in self.probes(len(ranges)):
             if not self.is_present(ranges[k][0]):
                 self._calm = 0
                 starts, sizes = np.array(ranges, np.uint64).T
                 self._ask(starts, starts + sizes)
                 return
         self._calm += 1
-
-    def _probes(self, count: int) -> range:
-        """Which of the ranges of a batch are looked at: a few evenly spaced ones, others the next time."""
-        step = max(1, count // (_PROBES if self._calm < _CALM else 1))
-        self._turn = turn = self._turn + 1
-        return range(turn % step, count, step)
 
     def fetch_one(self, start: int, end: int) -> None:
         """Has one range brought into memory; while nothing was missed lately, only some are looked at."""
@@ -135,28 +153,36 @@ class ReadAhead:
             self._calm += 1
         else:
             self._calm = 0
-            self._ask_run(start, end)
+            self.ask(start, end)
 
     def fetch_all(self, start: int, end: int) -> None:
         """Has a long range brought into memory unless all of the few positions that are probed are there."""
         step = max(PAGE, -(-(end - start) // _PROBES))
         if not all(self.is_present(position) for position in range(start, end, step)):
-            self._ask_run(start, end)
+            self.ask(start, end)
 
     def _ask(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
         """Asks for the pages of all ranges, once for those that touch."""
         firsts = (starts.ravel() // np.uint64(PAGE)).astype(np.int64)
         lasts = (-(-ends.ravel().astype(np.int64) // PAGE)).astype(np.int64)
-        order = np.argsort(firsts, kind="stable")
-        firsts, lasts = firsts[order], np.maximum.accumulate(lasts[order])
-        heads = np.flatnonzero(np.concatenate([[True], firsts[1:] > lasts[:-1]]))
-        tails = lasts[np.concatenate([heads[1:] - 1, [len(lasts) - 1]])]
-        for first, last in zip((firsts[heads] * PAGE).tolist(), (tails * PAGE).tolist(), strict=True):
-            self._ask_run(first, last)
+        firsts, lasts = touching(firsts, lasts)
+        for first, last in zip((firsts * PAGE).tolist(), (lasts * PAGE).tolist(), strict=True):
+            self.ask(first, last)
 
-    def _ask_run(self, start: int, end: int) -> None:
+    def ask(self, start: int, end: int) -> None:
+        """Asks for the pages of one range."""
         for position in range(start, end, REQUEST):
             try:
                 os.posix_fadvise(self._fd, position, min(REQUEST, end - position), os.POSIX_FADV_WILLNEED)
             except OSError:
                 return  # a file system that takes no advice, or a file that another thread has closed
+
+
+def touching(
+    firsts: npt.NDArray[np.int64], lasts: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Runs [first, last) of which those that touch or overlap are made one, ascending; (n,) each, n from 1."""
+    order = np.argsort(firsts, kind="stable")
+    firsts, lasts = firsts[order], np.maximum.accumulate(lasts[order])
+    heads = np.flatnonzero(np.concatenate([[True], firsts[1:] > lasts[:-1]]))
+    return firsts[heads], lasts[np.concatenate([heads[1:] - 1, [len(lasts) - 1]])]

@@ -162,6 +162,15 @@ class MappedFile:
         """Whether a batch of `count` ranges need not be fetched, by one of its positions."""
         return not CAN_ASK or self._ahead.is_still_there(count, position)
 
+    def is_present(self, position: int) -> bool:
+        """Whether the byte at a position is in memory; False where that cannot be told."""
+        return not CAN_ASK or self._ahead.is_present(position)
+
+    def ask(self, start: int, end: int) -> None:
+        """Has the range [start, end) brought into memory, whether it is there or not."""
+        if CAN_ASK:
+            self._ahead.ask(start, end)
+
     def fetch_one(self, offset: int, size: int) -> None:
         """Has one range brought into memory, if it is more than the page that its first touch brings."""
         if CAN_ASK and size > mmap.PAGESIZE:

@@ -272,7 +272,7 @@ def test_wide_records(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize("room", [raw.MAX_ALL_POSITIONS, 16 * len(SAMPLES), 0])
 def test_batches_stay_the_same(tmp_path: Path, form: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are alike before and after positions are kept, of all modalities, of one, or of none for want of room."""
-    monkeypatch.setattr(raw, "_BUDGET", raw._Budget(room))
+    monkeypatch.setattr(raw, "BUDGET", raw._Budget(room))
     ids = list(range(len(SAMPLES)))
     with open_reader(write(WRITERS[form], tmp_path / "x", SAMPLES)) as reader:
         for _ in range(6):
@@ -324,7 +324,7 @@ def test_what_was_calm_is_looked_at(tmp_path: Path, form: str, monkeypatch: pyte
         return there
 
     monkeypatch.setattr(ReadAhead, "is_present", is_present)
-    monkeypatch.setattr(ReadAhead, "_ask_run", lambda self, start, end: asked.append((start, end)))
+    monkeypatch.setattr(ReadAhead, "ask", lambda self, start, end: asked.append((start, end)))
     names = ("image", "text")
     with open_reader(write(WRITERS[form], tmp_path / "x", FULL)) as reader:
         ids = np.arange(len(FULL))[::-1].copy()
