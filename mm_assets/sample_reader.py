@@ -7,7 +7,6 @@ sample and the modality. Which files, samples and fields there are is the caller
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
@@ -200,16 +199,18 @@ class SampleReader:
             finally:
                 ahead.close()
             return
-        waiting: deque[RawBatch] = deque()
-        for read in self._raw_tasks(batches, names):
-            try:
-                waiting.append(read())
-            except Exception:
-                yield from waiting
-                raise
-            if len(waiting) > 1:
-                yield waiting.popleft()
-        yield from waiting
+        before: RawBatch | None = None
+        try:
+            for ids in batches:
+                ready, before = before, self.read_raw_batches(ids, names)
+                if ready is not None:
+                    yield ready
+        except Exception:
+            if before is not None:
+                yield before
+            raise
+        if before is not None:
+            yield before
 
     def _raw_tasks(self, batches: Iterable[Ids], names: tuple[str, ...]) -> Iterator[Callable[[], RawBatch]]:
         """The reading of each batch; what `batches` raises comes in its turn, too."""
