@@ -56,7 +56,7 @@ class _OpenFiles:
         for number, reader in files.take_opened().items():
             self._add(number, reader)
         self.joined: JoinedReads | None = None
-        self.may_join = not files.any_remote and len(files.entries) <= MAX_OPEN
+        self.may_join = not files.any_remote and 0 < len(files.entries) <= MAX_OPEN
         self.looked_up = 0  # samples of raw batches, until files are joined
         self.users: weakref.WeakSet[Shards] = weakref.WeakSet()  # weak: one that is dropped unclosed holds no file
         starts = accumulate((file.num_samples for file in files.entries), initial=0)

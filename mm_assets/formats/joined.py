@@ -69,12 +69,14 @@ class JoinedReads:
         return self._columns[name]
 
     def _positions(self, name: str) -> Positions | None:
-        if not BUDGET.take(self, Positions.nbytes(int(self._ends[-1]))):
+        give_back = BUDGET.take(self, Positions.nbytes(int(self._ends[-1])))
+        if give_back is None:
             return None
         starts, ends, presents = [], [], []
         for reader in self._readers:
             bounds = reader.all_bounds(name)
             if bounds is None:
+                give_back()
                 return None
             starts.append(bounds.starts[0])
             ends.append(bounds.ends[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -124,18 +124,17 @@ class _Budget:
         self._left = size
         self._lock = threading.Lock()
 
-    def take(self, owner: object, size: int) -> bool:
-        """Whether `owner` may keep that many bytes more; given back when it goes."""
+    def take(self, owner: object, size: int) -> Callable[[], object] | None:
+        """Lets `owner` keep that many bytes more, until it goes or calls what is returned; None: there is no room."""
         if not self._lock.acquire(blocking=False):
-            return False  # somebody else takes, or, in a forked child, took: it is tried again or done without
+            return None  # somebody else takes, or, in a forked child, took: it is tried again or done without
         try:
             if size > self._left:
-                return False
+                return None
             self._left -= size
         finally:
             self._lock.release()
-        weakref.finalize(owner, self._give_back, size)
-        return True
+        return weakref.finalize(owner, self._give_back, size)
 
     def _give_back(self, size: int) -> None:
         self._left += size
@@ -338,10 +337,14 @@ class RawReads(ABC):
 
     def _all_positions(self, number: int) -> Positions | None:
         size = Positions.nbytes(self._num_samples)
-        if size > MAX_POSITIONS or not BUDGET.take(self, size):
+        give_back = BUDGET.take(self, size) if size <= MAX_POSITIONS else None
+        if give_back is None:
             return None
         bounds = self.all_bounds(self.names[number])
-        return None if bounds is None else Positions(bounds.starts[0], bounds.ends[0], bounds.present[0])
+        if bounds is None:
+            give_back()
+            return None
+        return Positions(bounds.starts[0], bounds.ends[0], bounds.present[0])
 
     def _numbers_of(self, names: Sequence[str] | None) -> list[int]:
         return [self._number(name) for name in (self.names if names is None else names)]
