@@ -166,6 +166,10 @@ class SampleReader:
         joined = self._shards.joined(len(positions))
         if joined is not None and (batch := joined.read(positions, names)) is not None:
             return batch
+        return self._read_raw_at(positions, names)
+
+    def _read_raw_at(self, positions: npt.NDArray[np.int64], names: tuple[str, ...]) -> RawBatch:
+        """The same file by file, of positions."""
         found: dict[str, list[memoryview | None]] = {name: [None] * len(positions) for name in names}
         for where, columns in self._read_files(positions, lambda reader, local: reader.read_raw_batch(local, names)):
             rows = where.tolist()
@@ -179,44 +183,53 @@ class SampleReader:
         """The data bytes of one batch after the other, each as `read_raw_batches` gives it, the next one on its way.
 
         Before a batch is handed out, the one behind it is read: of local files this asks for the pages that are not in
-        memory and waits for none; of remote ones a thread makes the requests meanwhile. So the storage has something
-        to do while a batch is used. `batches` is asked for one batch more than was handed out.
+        memory, and waits for none of the data; of remote ones a thread makes the requests meanwhile. So the storage has
+        something to do while a batch is used. `batches` is asked for one batch more than was handed out, before the
+        first one too; its arrays may be used again as soon as it is asked for the next.
 
         Args:
             batches: indices of the samples of each batch, as for `read_raw_batches`; may have no end.
             modalities: names to read, also of types that are not known here; all by default. Nothing else is touched.
 
         Raises:
-            IndexError: no such sample; this and what follows, behind the batches before it.
-            KeyError: no such modality.
+            KeyError: no such modality; at once. What follows comes behind the batches before it, and ends the stream.
+            IndexError: no such sample.
             FormatError: a file is damaged there.
         """
         names = self._fields.choose(modalities)
         if self._shards.files.any_remote:
-            ahead = ReadAhead(self._raw_tasks(batches, names), threads=1, depth=2, on_end=lambda: None)
+            return ReadAhead(self._raw_tasks(batches, names), threads=1, depth=2, on_end=lambda: None)
+        return self._stream_local(batches, names)
+
+    def _stream_local(self, batches: Iterable[Ids], names: tuple[str, ...]) -> Iterator[RawBatch]:
+        given = iter(batches)
+        waiting: RawBatch | None = None
+        while True:
+            found: RawBatch | None = None
+            failed: Exception | None = None
             try:
-                yield from ahead
-            finally:
-                ahead.close()
-            return
-        before: RawBatch | None = None
-        try:
-            for ids in batches:
-                ready, before = before, self.read_raw_batches(ids, names)
-                if ready is not None:
-                    yield ready
-        except Exception:
-            if before is not None:
-                yield before
-            raise
-        if before is not None:
-            yield before
+                found = self.read_raw_batches(next(given), names)
+            except StopIteration:
+                pass
+            except Exception as error:  # noqa: BLE001  # raised behind the batch before it
+                failed = error
+            if waiting is not None:
+                yield waiting
+            if failed is not None:
+                try:
+                    raise failed
+                finally:
+                    del failed  # which has this frame
+            if found is None:
+                return
+            waiting = found
 
     def _raw_tasks(self, batches: Iterable[Ids], names: tuple[str, ...]) -> Iterator[Callable[[], RawBatch]]:
-        """The reading of each batch; what `batches` raises comes in its turn, too."""
+        """The reading of each batch; what is wrong with `batches` comes in its turn, too."""
         try:
             for ids in batches:
-                yield partial(self.read_raw_batches, ids, names)
+                # A copy: the reading happens later.
+                yield partial(self._read_raw_at, self._shards.positions(ids), names)
         except Exception as error:  # noqa: BLE001  # raised again where it belongs
             yield partial(_raise, error)
 

@@ -36,8 +36,9 @@ Ids = Sequence[int] | npt.NDArray[np.integer]
 
 _BLOCK = 1 << 14  # ids that are looked at together while iterating
 
-# Files are joined for raw reads once this part of their samples was looked up: before each keeps positions of its own.
-_EARNED = 8
+# Files are joined for raw reads once an eighth as many samples as they have was looked up: sooner than each of them
+# begins to keep positions of its own, which would be kept twice.
+_JOIN_AFTER = 8
 
 # Bytes of tables of remote files that are kept: 16 or more a sample and modality. Of a local file they are its pages.
 MAX_TABLES = 512 << 20
@@ -57,7 +58,6 @@ class _OpenFiles:
             self._add(number, reader)
         self.joined: JoinedReads | None = None
         self.may_join = not files.any_remote and 0 < len(files.entries) <= MAX_OPEN
-        self.looked_up = 0  # samples of raw batches, until files are joined
         self.users: weakref.WeakSet[Shards] = weakref.WeakSet()  # weak: one that is dropped unclosed holds no file
         starts = accumulate((file.num_samples for file in files.entries), initial=0)
         self.starts = tuple(starts)[:-1]
@@ -155,6 +155,7 @@ class Shards:
         self._rows: RowLookup | None = None
         self._is_sole = len(self.files) == 1 and selection is None
         self._sole: Reader | None = None
+        self._looked_up = 0  # samples of raw batches, until files are joined
         with open_files.lock:
             open_files.users.add(self)
 
@@ -216,9 +217,10 @@ class Shards:
         files = self._files
         if self._closed:
             self._check_open()
-        if files.joined is None and files.may_join:
-            files.looked_up += count
-            if _EARNED * files.looked_up >= self.num_stored:
+        # A view of few samples must not open files that it has nothing of.
+        if files.joined is None and files.may_join and 2 * self.num_samples >= self.num_stored:
+            self._looked_up += count
+            if _JOIN_AFTER * self._looked_up >= self.num_stored:
                 self._join_files()
         return files.joined
 
@@ -226,6 +228,8 @@ class Shards:
         files = self._files
         files.may_join = False
         try:
+            if not self[0].only_cuts:
+                return
             readers = list(self)
         except (FormatError, SchemaMismatchError, SourceError, OSError):
             return  # which is the error of whoever asks for a sample of that file

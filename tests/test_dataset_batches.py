@@ -816,7 +816,12 @@ def test_raw_batches_in_a_stream(tmp_path, extension):
                 next(stream)
             assert list(stream) == []
         with pytest.raises(KeyError):
-            next(dataset.stream_raw(batches, ["c"]))
+            dataset.stream_raw(batches, ["c"])
+        stream = dataset.stream_raw(batches)
+        next(stream)
+        with pytest.raises(ZeroDivisionError):
+            stream.throw(ZeroDivisionError())  # raised where the batch was handed out, and not a batch later
+        assert list(stream) == []
 
 
 @pytest.mark.parametrize("extension", ["mult", "mstr"])

@@ -1,8 +1,11 @@
 """Raw batches out of many local files: by one look-up for all, the same as file by file."""
 
+import gc
 import os
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -156,7 +159,47 @@ def test_damage_stays_that_of_its_file(folder: Path, tmp_path: Path) -> None:
             others = [i for i in range(TOTAL) if i != 10]
             assert plain(found.read_raw_batches(others, ["blob"]))["blob"] == [value(i)["blob"] for i in others]
         # What the others keep of their own; nothing is held for all of them together.
-        assert room - raw.BUDGET._left <= 16 * TOTAL
+        assert room - raw.BUDGET._left <= raw.Positions.nbytes(TOTAL - SIZES[3])
+
+
+def test_threads_look_positions_up_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that read first at the same moment keep one table together, and read right meanwhile."""
+    monkeypatch.setattr("mm_assets.formats.joined.BUDGET", budget := raw._Budget(1 << 20))
+    bounds = raw.RawReads.all_bounds
+
+    def slow(self: raw.RawReads, name: str) -> object:
+        time.sleep(0.01)
+        return bounds(self, name)
+
+    monkeypatch.setattr(raw.RawReads, "all_bounds", slow)
+    begin = threading.Barrier(8)
+
+    def read(data: mm_assets.Dataset) -> dict[str, list[bytes | None]]:
+        begin.wait()
+        for _ in range(5):
+            found = data.read_raw_batches(range(TOTAL), ["blob"])
+        return plain(found)
+
+    with mm_assets.open(folder) as data:
+        with ThreadPoolExecutor(8) as pool:
+            for found in pool.map(read, [data] * 8):
+                assert found["blob"] == [value(i)["blob"] for i in range(TOTAL)]
+        assert data._shards.joined(0) is not None
+        assert (1 << 20) - budget._left == raw.Positions.nbytes(TOTAL)
+    gc.collect()
+    assert budget._left == 1 << 20
+
+
+def test_a_view_of_few_samples_joins_no_files(folder: Path) -> None:
+    """However often it is read, a small view joins no files; it uses those that a larger one has joined."""
+    with mm_assets.open(sorted(folder.iterdir())) as data:
+        view = data.select([0, 1])
+        for _ in range(50):
+            view.read_raw_batches([0, 1, 1])
+        assert view._shards.joined(0) is None
+        data.read_raw_batches(range(TOTAL))
+        assert view._shards.joined(0) is not None
+        view.close()
 
 
 @pytest.mark.skipif(not CAN_ASK, reason="this system takes no advice")

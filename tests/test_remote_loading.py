@@ -1,8 +1,10 @@
 """Loading from object storage: the same batches as from local files, few requests, and those of coming ones early."""
 
+import gc
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -171,10 +173,22 @@ def test_a_stream_of_raw_batches(in_memory: Pair) -> None:
     assert next(stream) == local.read_raw_batches(ids[0], ["text"])
     with pytest.raises(IndexError):
         next(stream)
+
+    def one_array() -> Iterator[np.ndarray]:
+        buffer = np.empty_like(ids[0])
+        for row in ids:
+            buffer[:] = row
+            yield buffer
+
+    assert list(remote.stream_raw(one_array(), ["text"])) == list(local.stream_raw(ids, ["text"]))
     stream = remote.stream_raw(iter(ids), ["text"])
     next(stream)
-    stream.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("mm_assets-read")]
+    del stream
+    gc.collect()  # the error's traceback holds the stream that it came from
+    deadline = time.monotonic() + 10
+    while any(thread.name.startswith("mm_assets-read") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert threading.active_count() <= before + packed_files.NUM_REQUESTS
 
 

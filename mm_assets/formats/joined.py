@@ -6,25 +6,32 @@ batch would take of one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.formats.raw import BUDGET, Positions, RawBatch, RawReads
+from mm_assets.formats.batch import Bounds
+from mm_assets.formats.raw import BUDGET, MAX_JOINED_POSITIONS, Positions, RawBatch, RawReads
 from mm_assets.formats.readahead import PAGE, Looks, touching
 from mm_assets.formats.source import MappedFile
 
-_FILE = np.int64(1 << 40)  # pages: further apart than any two of one file
+_FILE = np.int64(1 << 40)  # added to page numbers for each file, so that runs of different files never touch
+
+
+class _NotKeptError(Exception):
+    """A file's positions cannot be kept: it is damaged there."""
 
 
 class JoinedReads:
     """Raw batches of files that are read as one row of samples; safe for several threads.
 
-    Positions of all samples are kept, 16 bytes a sample and modality, within what all readers of a process may keep.
+    Positions of all samples are kept, up to 17 bytes a sample and modality, within what all readers of a process may
+    keep.
 
     Args:
-        readers: of the files, in order; they stay open as long as this is used.
+        readers: of the files, in order, one or more; they stay open as long as this is used.
         sources: their mappings.
     """
 
@@ -34,11 +41,14 @@ class JoinedReads:
         self._views = [source.whole for source in sources]
         self._ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
         self._columns: dict[str, Positions | None] = {}  # None: not kept
-        self._warm: set[str] = set()  # what is in memory whole, in all files
+        self._lock = threading.Lock()  # of whoever makes a column
         self._looks = Looks()
 
     def read(self, positions: npt.NDArray[np.int64], names: Sequence[str]) -> RawBatch | None:
-        """The data of many samples, as `RawReads.read_raw_batch`; None where that has to be asked file by file.
+        """The data of many samples, as `RawReads.read_raw_batch`.
+
+        None where that has to be asked file by file: for want of room, where a file is damaged or closed, or while
+        another thread looks positions up.
 
         Args:
             positions: through all files, within them.
@@ -51,9 +61,8 @@ class JoinedReads:
                 return None
             columns.append((name, column))
         files = np.searchsorted(self._ends, positions, side="right")  # files that end before: also empty ones
-        looked_at = [column for name, column in columns if name not in self._warm]
-        if looked_at and not self._looks.may_skip(len(positions) * len(looked_at)):
-            self._fetch(files, positions, looked_at)
+        if len(positions) and not self._looks.may_skip(len(positions) * len(columns)):
+            self._fetch(files, positions, [column for _, column in columns])
         views = list(map(self._views.__getitem__, files.tolist()))
         try:
             return {name: column.cut_of(views, positions) for name, column in columns}
@@ -62,34 +71,29 @@ class JoinedReads:
 
     def _keep(self, name: str) -> Positions | None:
         """The positions of a modality, which are kept from now on if there is room and nothing is damaged."""
-        if name not in self._columns:
-            self._columns[name] = self._positions(name)
-            if all(reader.is_warm(name) for reader in self._readers):
-                self._warm.add(name)
-        return self._columns[name]
+        if name in self._columns or not self._lock.acquire(blocking=False):
+            return self._columns.get(name)  # in a forked child the lock may stay another's: then it is done without
+        try:
+            if name not in self._columns:
+                size = Positions.nbytes(int(self._ends[-1]))
+                give_back = BUDGET.take(self, size) if size <= MAX_JOINED_POSITIONS else None
+                if give_back is None:
+                    return None  # there may be room later
+                try:
+                    self._columns[name] = Positions(self._bounds(name), int(self._ends[-1]))
+                except _NotKeptError:
+                    give_back()
+                    self._columns[name] = None
+            return self._columns[name]
+        finally:
+            self._lock.release()
 
-    def _positions(self, name: str) -> Positions | None:
-        give_back = BUDGET.take(self, Positions.nbytes(int(self._ends[-1])))
-        if give_back is None:
-            return None
-        starts, ends, presents = [], [], []
+    def _bounds(self, name: str) -> Iterator[Bounds]:
         for reader in self._readers:
             bounds = reader.all_bounds(name)
             if bounds is None:
-                give_back()
-                return None
-            starts.append(bounds.starts[0])
-            ends.append(bounds.ends[0])
-            presents.append(bounds.present[0])
-        present = None
-        if any(one is not None for one in presents):
-            present = np.concatenate(
-                [
-                    np.ones(len(start), np.bool_) if one is None else one
-                    for start, one in zip(starts, presents, strict=True)
-                ]
-            )
-        return Positions(np.concatenate(starts), np.concatenate(ends), present)
+                raise _NotKeptError
+            yield bounds
 
     def _fetch(
         self, files: npt.NDArray[np.intp], positions: npt.NDArray[np.int64], columns: Sequence[Positions]

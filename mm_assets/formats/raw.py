@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +23,10 @@ from mm_assets.formats.source import MappedFile
 SCAN_ROWS = 1 << 12  # samples of a scan looked up together
 SCAN_VIEWS = 384  # views of a scan handed out together: a few of them stay in the processor's cache
 
-# Positions that are kept, checked, for files that are read at random: bytes of one modality of a file, and of all files
-# of a process together.
+# Positions that are kept, checked, for files that are read at random: bytes of one modality of a file, of one of all
+# files of a dataset, and of all of a process together.
 MAX_POSITIONS = 4 << 20
+MAX_JOINED_POSITIONS = 16 << 20
 MAX_ALL_POSITIONS = 64 << 20
 _INT64 = np.dtype(np.int64)
 _UINT64 = np.dtype(np.uint64)
@@ -42,24 +43,31 @@ class Positions:
     Start and end are one cell of 16 bytes: a batch's are had by one index of NumPy's, out of half as many cache lines.
 
     Args:
-        starts: (N,) uint64.
-        ends: (N,) uint64.
-        present: (N,) bool, or None where all are.
+        bounds: of one modality of all samples, file by file.
+        num_samples: of all files.
     """
 
     __slots__ = ("_cells", "_places", "_present")
 
-    def __init__(
-        self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64], present: npt.NDArray[np.bool_] | None
-    ) -> None:
-        places = np.stack([starts, ends], axis=1)
+    def __init__(self, bounds: Iterable[Bounds], num_samples: int) -> None:
+        places = np.empty((num_samples, 2), np.uint64)
+        present: npt.NDArray[np.bool_] | None = None
+        first = 0
+        for one in bounds:
+            last = first + len(one.starts[0])
+            places[first:last, 0], places[first:last, 1] = one.starts[0], one.ends[0]
+            if (here := one.present[0]) is not None:
+                if present is None:
+                    present = np.ones(num_samples, np.bool_)
+                present[first:last] = here
+            first = last
         self._cells, self._places = places.view(_CELL).ravel(), places.ravel()
         self._present = present
 
     @staticmethod
     def nbytes(num_samples: int) -> int:
-        """What is kept for that many samples."""
-        return _CELL.itemsize * num_samples
+        """What is kept for that many samples, at most."""
+        return (_CELL.itemsize + 1) * num_samples
 
     def start(self, i: int) -> int:
         """Where the data of sample `i` begins; `IndexError` where there is no such sample."""
@@ -113,8 +121,9 @@ class _Last(NamedTuple):
             return True
         if not count:
             return False
-        i = int(ids[-1])
-        return self.source.is_still_there(count, looked_at[i % len(looked_at)].start(i))
+        pick = self.source.pick()
+        column = looked_at[pick % len(looked_at)]
+        return self.source.is_still_there(count, column.start(int(ids[pick // len(looked_at) % len(ids)])))
 
 
 class _Budget:
@@ -197,6 +206,11 @@ class RawReads(ABC):
         """The mapping of a local file."""
         return self._mapped
 
+    @property
+    def only_cuts(self) -> bool:
+        """Whether raw reads only cut views: of a local file with a tail, which was not opened to verify."""
+        return self._mapped is not None and self._has_tail and not self._verify
+
     def is_warm(self, name: str) -> bool:
         """Whether the data of a modality is small, and was brought into memory whole; `KeyError`: no such modality."""
         self._number(name)
@@ -205,13 +219,13 @@ class RawReads(ABC):
     def all_bounds(self, name: str) -> Bounds | None:
         """Where the data of all samples is, of one modality; None where reading takes more than to cut it out.
 
-        That is where a file is remote, has no tail, is damaged there, or was opened to verify.
+        That is unless `only_cuts`, and where the file is damaged there.
 
         Raises:
             KeyError: no such modality.
         """
         number = self._number(name)
-        if self._mapped is None or self._verify or not self._has_tail:
+        if not self.only_cuts:
             return None
         try:
             return self._raw_bounds(np.arange(self._num_samples), [number])
@@ -262,6 +276,8 @@ class RawReads(ABC):
         numbers = self._numbers_of(names)
         indices = self._indices(ids)
         source = self._mapped
+        if source is not None:
+            source.view(0, 0)  # which says that it is closed, also where nothing is read
         if source is None or not len(indices) or not numbers or self._checks(verify):
             return _without_records(self._fetch(indices, self._locate(indices, numbers), self._checks(verify)))
         kept = self._kept(numbers, len(indices))
@@ -344,7 +360,7 @@ class RawReads(ABC):
         if bounds is None:
             give_back()
             return None
-        return Positions(bounds.starts[0], bounds.ends[0], bounds.present[0])
+        return Positions([bounds], self._num_samples)
 
     def _numbers_of(self, names: Sequence[str] | None) -> list[int]:
         return [self._number(name) for name in (self.names if names is None else names)]

@@ -20,7 +20,7 @@ PAGE = 4096  # ranges are rounded to it; of larger pages the kernel fetches the 
 _PROBES = 4  # positions of a batch that are looked at
 _CALM = 64  # batches, one after the other, without a miss, until one position or two are thought enough
 _PATIENCE = 8  # single reads between two probes while nothing is missed
-_REST = 16  # batches, one of which is looked at while nothing is missed: a look costs as much as reading the batch
+_REST = 16  # batches, one of which is looked at in the mean while nothing is missed: a look costs as much as reading
 _SMALL = 512  # ranges of a batch that would not matter much if it came from disk unasked
 
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux has it
@@ -34,24 +34,35 @@ class Looks:
     It may be used by several threads, which then share what they learn.
     """
 
-    __slots__ = ("_calm", "_turn")
+    __slots__ = ("_calm", "_dice", "_left")
 
     def __init__(self) -> None:
         self._calm = 0  # batches and single reads since the last miss
-        self._turn = 0  # so that it is not always the same rows that are probed
+        self._left = 0  # small batches until the next look
+        self._dice = 1
 
     def may_skip(self, count: int) -> bool:
-        """Whether a batch of `count` ranges need not be looked at: of small ones, most while nothing is missed."""
-        if self._calm < _CALM or count > _SMALL or not self._turn % _REST:
+        """Whether a batch of `count` ranges need not be looked at: of small ones, most while nothing is missed.
+
+        It is asked once a batch: every so often it says no.
+        """
+        if self._calm < _CALM or count > _SMALL:
             return False
-        self._turn += 1
-        return True
+        if self._left:
+            self._left -= 1
+            return True
+        self._left = self.pick() % (2 * _REST)
+        return False
+
+    def pick(self) -> int:
+        """A number of 23 bits, another each time: what is looked at must not keep step with how batches are made."""
+        self._dice = dice = (self._dice * 1_103_515_245 + 12_345) & 0x7FFF_FFFF
+        return dice >> 8  # the low bits of such a generator have short periods
 
     def probes(self, count: int) -> range:
         """Which of the ranges of a batch are looked at: a few evenly spaced ones, others the next time."""
         step = max(1, count // (_PROBES if self._calm < _CALM else 1))
-        self._turn = turn = self._turn + 1
-        return range(turn % step, count, step)
+        return range(self.pick() % step, count, step)
 
     def found(self) -> None:
         """Nothing that was looked at was missed."""
@@ -72,13 +83,14 @@ class ReadAhead(Looks):
         fd: the file; stays the caller's.
     """
 
-    __slots__ = ("_byte", "_can_tell", "_fd")
+    __slots__ = ("_byte", "_can_tell", "_fd", "_singles")
 
     def __init__(self, fd: int) -> None:
         super().__init__()
         self._fd = fd
         self._byte = [bytearray(1)]
         self._can_tell = _NOWAIT is not None
+        self._singles = 0  # single reads
 
     def forget(self) -> None:
         """Asks for nothing any more: the descriptor will be another file's."""
@@ -107,7 +119,6 @@ class ReadAhead(Looks):
         """
         if self._calm < _CALM or count > _SMALL:
             return False
-        self._turn += 1
         if self.is_present(position):
             self._calm += 1
             return True
@@ -146,8 +157,8 @@ class ReadAhead(Looks):
         if end - start > REQUEST:
             self.fetch_all(start, end)  # part of it may be there
             return
-        self._turn = turn = self._turn + 1
-        if self._calm >= _CALM and turn % _PATIENCE:
+        self._singles += 1
+        if self._calm >= _CALM and self._singles % _PATIENCE:
             return
         if self.is_present(start):
             self._calm += 1

@@ -158,6 +158,10 @@ class MappedFile:
         """Whether a batch of `count` ranges need not be fetched, because nothing was missed for long."""
         return not CAN_ASK or self._ahead.may_skip(count)
 
+    def pick(self) -> int:
+        """A number, another each time, by which it is chosen what of a batch is looked at."""
+        return self._ahead.pick()
+
     def is_still_there(self, count: int, position: int) -> bool:
         """Whether a batch of `count` ranges need not be fetched, by one of its positions."""
         return not CAN_ASK or self._ahead.is_still_there(count, position)

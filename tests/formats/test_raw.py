@@ -344,6 +344,30 @@ def test_what_was_calm_is_looked_at(tmp_path: Path, form: str, monkeypatch: pyte
             assert any(start <= place < end for start, end in asked)
 
 
+def test_looks_do_not_keep_step_with_batches(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read in order, batch after batch of one size, looks come to every sample of every modality in the end."""
+    from mm_assets.formats import source
+    from mm_assets.formats.readahead import CAN_ASK, ReadAhead
+
+    if not CAN_ASK:
+        pytest.skip("this system takes no advice")
+    monkeypatch.setattr(source, "WHOLE_LIMIT", 0)
+    looked: set[int] = set()
+    monkeypatch.setattr(ReadAhead, "is_present", lambda self, position: not looked.add(position))
+    samples = [
+        (str(i), {"image": Payload(bytes(16), b"i" * 99), "text": Payload(bytes(8), b"t" * 99)}) for i in range(16)
+    ]
+    with open_reader(write(WRITERS[form], tmp_path / "x", samples)) as reader:
+        names, halves = ("image", "text"), (np.arange(8), np.arange(8, 16))
+        for k in range(200):
+            reader.read_raw_batch(halves[k % 2], names)
+        looked.clear()
+        for k in range(20_000):
+            reader.read_raw_batch(halves[k % 2], names)
+        wanted_at = {int(start) for name in names for start in reader.all_bounds(name).starts[0]}
+        assert looked >= wanted_at
+
+
 def test_checksums_that_are_not_there(tmp_path: Path, form: str) -> None:
     """Of a file without a tail nothing is checked, whoever asks for it."""
     path = write(WRITERS[form], tmp_path / "x", FULL)
