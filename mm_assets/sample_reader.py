@@ -211,7 +211,9 @@ class SampleReader:
                 found = self.read_raw_batches(next(given), names)
             except StopIteration:
                 pass
-            except Exception as error:  # noqa: BLE001  # raised behind the batch before it
+            # Whatever it is, the batch before it is good and comes first. Not caught around the `yield`: what is thrown
+            # in there is the consumer's.
+            except Exception as error:  # noqa: BLE001
                 failed = error
             if waiting is not None:
                 yield waiting
@@ -230,7 +232,8 @@ class SampleReader:
             for ids in batches:
                 # A copy: the reading happens later.
                 yield partial(self._read_raw_at, self._shards.positions(ids), names)
-        except Exception as error:  # noqa: BLE001  # raised again where it belongs
+        # Raised here it would be by whoever asks for tasks ahead: before batches that are on their way.
+        except Exception as error:  # noqa: BLE001
             yield partial(_raise, error)
 
     def scan_raw(self, modalities: Sequence[str] | None = None) -> Iterator[dict[str, list[memoryview | None]]]:

@@ -24,7 +24,9 @@ from mm_assets.formats import (
     batch,
     open_reader,
     raw,
+    source,
 )
+from mm_assets.formats.readahead import CAN_ASK, ReadAhead
 from mm_assets.formats.source import MappedFile
 
 from .examples import SAMPLES, SPECS, MemorySource, sealed, sections_of, without_tail, write
@@ -35,6 +37,9 @@ FULL = tuple(
     for k in range(9)
 )
 Reader = MultReader | MstrReader
+
+# macOS has no posix_fadvise: there nothing is looked at and nothing is asked for.
+needs_advice = pytest.mark.skipif(not CAN_ASK, reason="the system has no posix_fadvise to ask for pages with")
 
 
 @pytest.fixture(params=["mult", "mstr"])
@@ -245,8 +250,6 @@ def test_region_at_the_start_of_the_file(tmp_path: Path) -> None:
 
 def test_streams_too_large_to_warm(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables and streams beyond the limit are fetched by rows, and read alike."""
-    from mm_assets.formats import source
-
     monkeypatch.setattr(source, "WHOLE_LIMIT", 0)
     with open_reader(write(WRITERS[form], tmp_path / "x", FULL)) as reader:
         for _ in range(2):
@@ -307,13 +310,9 @@ def test_the_short_way_is_the_long_way(tmp_path: Path, form: str, monkeypatch: p
         reader.read_raw_batch(everything, names)
 
 
+@needs_advice
 def test_what_was_calm_is_looked_at(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing was missed for long, one position of a few batches is looked at; a miss has its batch fetched."""
-    from mm_assets.formats import source
-    from mm_assets.formats.readahead import CAN_ASK, ReadAhead
-
-    if not CAN_ASK:
-        pytest.skip("this system takes no advice")
     monkeypatch.setattr(source, "WHOLE_LIMIT", 0)  # no stream is brought into memory whole
     there = True
     looked: list[int] = []
@@ -344,13 +343,9 @@ def test_what_was_calm_is_looked_at(tmp_path: Path, form: str, monkeypatch: pyte
             assert any(start <= place < end for start, end in asked)
 
 
+@needs_advice
 def test_looks_do_not_keep_step_with_batches(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read in order, batch after batch of one size, looks come to every sample of every modality in the end."""
-    from mm_assets.formats import source
-    from mm_assets.formats.readahead import CAN_ASK, ReadAhead
-
-    if not CAN_ASK:
-        pytest.skip("this system takes no advice")
     monkeypatch.setattr(source, "WHOLE_LIMIT", 0)
     looked: set[int] = set()
     monkeypatch.setattr(ReadAhead, "is_present", lambda self, position: not looked.add(position))
