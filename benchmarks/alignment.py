@@ -23,8 +23,8 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.av_timing import Timing
 from mm_assets.fields import Encoded, SyncedVideoAudioField, VideoAudio, VideoFile
+from mm_assets.media.timing import Timing
 
 FOLDER = Path(__file__).resolve().parent
 RATES = {

@@ -142,8 +142,8 @@ def peak_bytes() -> int:
 
 def dataset_of(shard: str, root: str) -> Any:
     """The dataset that is measured; its packing follows from the folder that the shard lies in."""
-    from mm_assets.etl.dataset_store import DatasetStore
-    from mm_assets.spec import DatasetSpec
+    from mm_assets.pipeline.spec import DatasetSpec
+    from mm_assets.pipeline.store import DatasetStore
 
     preset = "image_text" if Path(shard).parent.name == "captions" else "interleaved"
     config = {
@@ -183,11 +183,11 @@ def measure_chain(shard: str, root: str) -> dict[str, Any]:
 
 def measure_stage(shard: str, root: str) -> dict[str, Any]:
     """Makes and materializes the rows twice, without writing them; the second time everything is imported and warm."""
-    from mm_assets.etl.materialize import materialize
-    from mm_assets.etl.register import register
-    from mm_assets.etl.rows import build_rows
-    from mm_assets.etl.tar_index import index_shard
-    from mm_assets.storage import SourceFile
+    from mm_assets.pipeline.register import register
+    from mm_assets.rows.from_members import build_rows
+    from mm_assets.rows.materialize import materialize
+    from mm_assets.sources.tar import index_shard
+    from mm_assets.storage.store import SourceFile
 
     dataset = dataset_of(shard, root)
     register(dataset, wait=True)

@@ -42,8 +42,8 @@ from mm_assets.formats import (
     crc32c,
     open_reader,
 )
-from mm_assets.formats.layout import MULT_DESCRIPTOR, MULT_HEADER, MULT_MAGIC, TRAILER, Trailer, mult_body_ptr
 from mm_assets.formats.output import JoinedFile
+from mm_assets.formats.records import MULT_DESCRIPTOR, MULT_HEADER, MULT_MAGIC, TRAILER, Trailer, mult_body_ptr
 from mm_assets.formats.tail import TailWriter, dump_schema
 
 SPECS = (

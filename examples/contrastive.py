@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import mm_assets
 from mm_assets import Dataset, MultimodalCollator, MultimodalLoader
-from mm_assets.tokenizing import ByteTokenizer
+from mm_assets.media.tokenizers import ByteTokenizer
 
 try:
     import torch

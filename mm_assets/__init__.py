@@ -3,8 +3,7 @@
 `open` and `create` are the two ways into packed files; the pipeline itself is run by `mm-assets` or Dagster.
 """
 
-from mm_assets.collate import MultimodalCollator, Ragged
-from mm_assets.dataset import Dataset, DatasetWriter, create, open
+from mm_assets.dataset.dataset import Dataset, DatasetWriter, create, open
 from mm_assets.errors import (
     CollateError,
     ConfigError,
@@ -18,8 +17,9 @@ from mm_assets.errors import (
     SourceError,
     TruncatedError,
 )
-from mm_assets.loader import MultimodalLoader
-from mm_assets.mixing import MixedLoader, mix
+from mm_assets.loading.collate import MultimodalCollator, Ragged
+from mm_assets.loading.loader import MultimodalLoader
+from mm_assets.loading.mixing import MixedLoader, mix
 
 __version__ = "0.1.0"
 

@@ -53,8 +53,8 @@ def layers(names: set[str]) -> set[str]:
                 "text_boxes",
             },
         ),
-        ("mm_assets.layouts", {"errors", "layouts", "text_boxes", "summaries"}),
-        ("mm_assets.storage", {"errors", "forking", "source_files", "storage"}),
+        ("mm_assets.media.page_layouts", {"errors", "layouts", "text_boxes", "summaries"}),
+        ("mm_assets.storage.store", {"errors", "forking", "source_files", "storage"}),
     ],
 )
 def test_a_layer_loads_only_what_lies_below_it(module: str, allowed: set[str]) -> None:
@@ -62,7 +62,9 @@ def test_a_layer_loads_only_what_lies_below_it(module: str, allowed: set[str]) -
     assert layers(loaded_by(module)) <= allowed
 
 
-@pytest.mark.parametrize("module", ["mm_assets.dataset", "mm_assets.etl.stages", "mm_assets.checks", "mm_assets.cli"])
+@pytest.mark.parametrize(
+    "module", ["mm_assets.dataset.dataset", "mm_assets.pipeline.stages", "mm_assets.checks", "mm_assets.cli.main"]
+)
 def test_nothing_below_orchestration_loads_dagster(module: str) -> None:
     """The library and the command's own module do not import Dagster."""
     assert not {name for name in loaded_by(module) if name.split(".")[0] == "dagster"}
@@ -71,4 +73,4 @@ def test_nothing_below_orchestration_loads_dagster(module: str) -> None:
 def test_containers_and_reading_need_no_heavy_library() -> None:
     """Opening packed files loads neither Arrow, nor DuckDB, nor an image library."""
     heavy = {"pyarrow", "duckdb", "PIL", "cv2"}
-    assert not {name for name in loaded_by("mm_assets.dataset") if name.split(".")[0] in heavy}
+    assert not {name for name in loaded_by("mm_assets.dataset.dataset") if name.split(".")[0] in heavy}

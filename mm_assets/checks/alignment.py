@@ -15,10 +15,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_assets.checks.catalog import ABOUT_CONTENT
-from mm_assets.etl.filter_base import Drop
-from mm_assets.etl.pack import encode_placed
-from mm_assets.etl.pack_place import BlockRows, Placer
-from mm_assets.etl.pack_plan import PackPlan
 from mm_assets.fields import (
     AudioField,
     DocumentField,
@@ -29,6 +25,10 @@ from mm_assets.fields import (
     TimeSeriesField,
 )
 from mm_assets.formats import Payload
+from mm_assets.packing.pack import encode_placed
+from mm_assets.packing.placement import BlockRows, Placer
+from mm_assets.packing.plan import PackPlan
+from mm_assets.rows.schema import Drop
 
 __all__ = ["FACT_VIEWS", "Facts", "misaligned"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mm_assets.etl.pack_plan import PackPlan
-from mm_assets.etl.schema import DatasetSchema
-from mm_assets.storage import SourceFile, Store
+from mm_assets.packing.plan import PackPlan
+from mm_assets.rows.schema import DatasetSchema
+from mm_assets.storage.store import SourceFile, Store
 
 __all__ = ["CheckContext", "Outcome"]
 

@@ -20,14 +20,14 @@ import pyarrow as pa
 
 from mm_assets.checks.alignment import FACT_VIEWS, Facts, is_judged
 from mm_assets.checks.context import CheckContext
-from mm_assets.checks.views import Tables, table_of
+from mm_assets.checks.relations import Tables, table_of
 from mm_assets.errors import BadMagicError, FormatError, SourceError
-from mm_assets.etl.pack import listing_json
-from mm_assets.etl.pack_place import BlockRows, Placement, Placer, inner_field
-from mm_assets.etl.parquet import read_batches, sample_groups
 from mm_assets.fields import Field, Item, SequenceField, complete_config
 from mm_assets.formats import ModalitySpec, MstrReader, MultReader, Payload, crc32c, open_reader
-from mm_assets.storage import RemoteFile, SourceFile
+from mm_assets.packing.pack import listing_json
+from mm_assets.packing.placement import BlockRows, Placement, Placer, inner_field
+from mm_assets.rows.parquet import read_batches, sample_groups
+from mm_assets.storage.store import RemoteFile, SourceFile
 
 __all__ = ["PACKED_VIEWS", "PackedFiles"]
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from mm_assets.checks.catalog import Check, checks_of
 from mm_assets.checks.context import CheckContext, Outcome
 from mm_assets.checks.packed import PACKED_VIEWS, PackedFiles
-from mm_assets.checks.views import OWN_TABLES, TABLE_VIEWS, Tables
+from mm_assets.checks.relations import OWN_TABLES, TABLE_VIEWS, Tables
 from mm_assets.errors import SourceError
 
 __all__ = ["CheckContext", "Outcome", "run_checks"]

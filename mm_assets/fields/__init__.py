@@ -26,7 +26,7 @@ from mm_assets.fields.timed_text import TimedSegment, TimedTextField, segments_a
 from mm_assets.fields.timeseries import TimeSeries, TimeSeriesField
 from mm_assets.fields.tokens import TokensField
 from mm_assets.fields.video_audio import Clip, SyncedVideoAudioField, VideoAudio, VideoFile
-from mm_assets.text_boxes import Layout, TextBoxes
+from mm_assets.media.text_boxes import Layout, TextBoxes
 
 __all__ = [
     "FIELD_NAMES",

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets import flac
 from mm_assets.errors import MediaError
 from mm_assets.fields.base import (
     PAYLOAD,
@@ -28,7 +27,8 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
-from mm_assets.media import AudioInfo, probe_audio, size_of_id3
+from mm_assets.media import flac
+from mm_assets.media.images import AudioInfo, probe_audio, size_of_id3
 from mm_assets.summaries import summary_repr
 
 __all__ = ["Audio", "AudioField"]

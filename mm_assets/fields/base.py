@@ -19,8 +19,8 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.content_types import Buffer
 from mm_assets.errors import ConfigError, CorruptError, EncodeError, TruncatedError
+from mm_assets.media.content_types import Buffer
 
 __all__ = [
     "JSON",

@@ -30,7 +30,7 @@ from mm_assets.fields.base import (
 )
 from mm_assets.fields.image_decode import PILLOW_ERRORS
 from mm_assets.fields.ndarray import NDArrayField
-from mm_assets.media import probe_image
+from mm_assets.media.images import probe_image
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -32,10 +32,10 @@ from mm_assets.fields.base import (
 )
 from mm_assets.fields.document_payload import RECORD, Head, OpenDocument, check_places, write_document
 from mm_assets.fields.image import ImageField
-from mm_assets.layouts import AUTO, LAYOUTS, LayoutMap, layout_map, read_layout
-from mm_assets.media import probe_image
+from mm_assets.media.images import probe_image
+from mm_assets.media.page_layouts import AUTO, LAYOUTS, LayoutMap, layout_map, read_layout
+from mm_assets.media.text_boxes import MAX_COORDINATE, Layout, Numbers
 from mm_assets.summaries import summary_repr
-from mm_assets.text_boxes import MAX_COORDINATE, Layout, Numbers
 
 __all__ = ["Document", "DocumentField"]
 
@@ -95,7 +95,7 @@ class DocumentField(Field):
 
     Attributes:
         image: the field of each page.
-        layout: how a JSON layout is read: ``auto``, a name of `mm_assets.layouts.LAYOUTS`, or a `LayoutMap`.
+        layout: how a JSON layout is read: ``auto``, a name of `mm_assets.media.page_layouts.LAYOUTS`, or a `LayoutMap`.
         outside: what becomes of boxes that reach beyond their page: ``error``, ``clip`` or ``keep``. The record
             counts them.
         normalize: decode boxes and corners to integers from 0 to 1000 of their page, LayoutLM's way.

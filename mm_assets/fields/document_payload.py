@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mm_assets.errors import EncodeError
 from mm_assets.fields.base import Buffer, Encoded, as_bytes_view, corrupt, truncated
 from mm_assets.fields.plain import JSONField
-from mm_assets.text_boxes import Layout, Numbers, TextBoxes
+from mm_assets.media.text_boxes import Layout, Numbers, TextBoxes
 
 __all__ = ["RECORD", "Head", "OpenDocument", "check_places", "write_document"]
 

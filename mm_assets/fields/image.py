@@ -42,7 +42,7 @@ from mm_assets.fields.image_decode import (
     with_channels,
 )
 from mm_assets.fields.image_resize import RESIZES, Box, place, resample, resize, scratch
-from mm_assets.media import ImageInfo, probe_image
+from mm_assets.media.images import ImageInfo, probe_image
 
 __all__ = ["ImageField"]
 

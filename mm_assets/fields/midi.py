@@ -1,6 +1,6 @@
 """Music as notes: Standard MIDI Files kept as they are, and their notes with times in seconds on the way out.
 
-`mm_assets.midi` reads the file and says how times are computed; this module only stores it.
+`mm_assets.media.midi` reads the file and says how times are computed; this module only stores it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
-from mm_assets.midi import (
+from mm_assets.media.midi import (
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_DURATION_SECONDS,
     DEFAULT_MAX_NOTES,
@@ -31,7 +31,7 @@ from mm_assets.midi import (
     NoteTable,
     parse_midi,
 )
-from mm_assets.smf import MAX_BYTES
+from mm_assets.media.smf import MAX_BYTES
 from mm_assets.summaries import summary_repr
 
 __all__ = ["MIDI", "MIDIField", "NoteTable"]

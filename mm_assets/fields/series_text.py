@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.content_types import Buffer
 from mm_assets.errors import EncodeError
 from mm_assets.fields.base import as_bytes_view, describe
 from mm_assets.fields.ndarray import NDArrayField
+from mm_assets.media.content_types import Buffer
 
 __all__ = ["array_of_content", "columns_of_csv"]
 

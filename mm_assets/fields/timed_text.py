@@ -31,7 +31,7 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
-from mm_assets.subtitles import TimedSegment, parse_subtitles
+from mm_assets.media.subtitles import TimedSegment, parse_subtitles
 
 __all__ = ["TimedSegment", "TimedTextField", "segments_at", "segments_between"]
 

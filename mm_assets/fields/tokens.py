@@ -29,7 +29,7 @@ from mm_assets.fields.base import (
     wrong_value,
 )
 from mm_assets.fields.ndarray import NDArrayField
-from mm_assets.tokenizing import Tokenizer, TokenizerRef, tokenizer_ref
+from mm_assets.media.tokenizers import Tokenizer, TokenizerRef, tokenizer_ref
 
 __all__ = ["TokensField"]
 
@@ -61,7 +61,7 @@ class TokensField(Field):
     Attributes:
         vocab_size: every id is below it; None for the tokenizer's, and without one 2**32. Up to 65,536 an id takes two
             bytes, else four.
-        tokenizer: what `mm_assets.tokenizing.tokenizer_ref` takes, or None. Only its identity goes into the
+        tokenizer: what `mm_assets.media.tokenizers.tokenizer_ref` takes, or None. Only its identity goes into the
             configuration.
         max_tokens: ids that a value has at most, and a row of a batch exactly. None for any number, and lists in
             batches.

@@ -1,7 +1,7 @@
 """Video and sound on one timeline: files kept as they are, or frames as JPEG behind an index, and their sound.
 
 A clip's frames are of one constant rate, laid over the file by presentation time. Which samples belong to a frame is
-`mm_assets.av_timing`'s to say. What a file is made of is found out by `video_source`; here stand the settings, the
+`mm_assets.media.timing`'s to say. What a file is made of is found out by `video_source`; here stand the settings, the
 payload and its decoding.
 """
 
@@ -17,9 +17,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.av_codec import DEFAULT_MAX_PIXELS
-from mm_assets.av_sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
-from mm_assets.av_timing import Timing, as_frame_rate, uniform_indices
 from mm_assets.errors import EncodeError
 from mm_assets.fields.audio import Audio, AudioField
 from mm_assets.fields.base import (
@@ -42,6 +39,9 @@ from mm_assets.fields.video_record import FILE, IN_VIDEO, JPEG, NONE, OWN_FILE, 
 from mm_assets.fields.video_sound import brought_to, decoded_size, stored_sound, timing_at
 from mm_assets.fields.video_source import MAX_DATA, Plan, Source, clip_sound, plan_of, source_of
 from mm_assets.fields.video_values import Clip, VideoAudio, VideoFile
+from mm_assets.media.sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
+from mm_assets.media.timing import Timing, as_frame_rate, uniform_indices
+from mm_assets.media.video import DEFAULT_MAX_PIXELS
 
 __all__ = ["Clip", "SyncedVideoAudioField", "VideoAudio", "VideoFile"]
 

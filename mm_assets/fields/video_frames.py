@@ -10,12 +10,12 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.av_codec import index_frames, read_frames
-from mm_assets.av_timing import FrameIndex
 from mm_assets.errors import MediaError
 from mm_assets.fields.base import corrupt
 from mm_assets.fields.video_record import FILE, Record
 from mm_assets.fields.video_source import MAX_DATA, Plan, Source, most_frames
+from mm_assets.media.timing import FrameIndex
+from mm_assets.media.video import index_frames, read_frames
 
 __all__ = ["encode_frames", "fill_frames", "index_of"]
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mm_assets.av_sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
-from mm_assets.av_timing import MAX_FRAME_RATE, MAX_RATE_TERM, Timing
 from mm_assets.fields.base import corrupt
+from mm_assets.media.sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
+from mm_assets.media.timing import MAX_FRAME_RATE, MAX_RATE_TERM, Timing
 
 __all__ = [
     "AUDIO_PART",

@@ -7,13 +7,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from mm_assets.av_sound import index_sound, mix, mixes, resample, resampled_length
-from mm_assets.av_timing import Timing
 from mm_assets.errors import MediaError
 from mm_assets.fields.audio import Audio, AudioField
 from mm_assets.fields.base import corrupt
 from mm_assets.fields.video_record import NONE, OWN_FILE, SAMPLES, Record
 from mm_assets.fields.video_source import Plan, Source, clip_sound
+from mm_assets.media.sound import index_sound, mix, mixes, resample, resampled_length
+from mm_assets.media.timing import Timing
 
 __all__ = ["brought_to", "decoded_size", "stored_sound", "timing_at"]
 

@@ -16,8 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.av_codec import DEFAULT_MAX_PIXELS, index_frames, read_frames
-from mm_assets.av_sound import (
+from mm_assets.errors import MediaError
+from mm_assets.fields.audio import Audio
+from mm_assets.fields.base import describe
+from mm_assets.fields.video_record import AUDIO_PART, VIDEO_PART
+from mm_assets.fields.video_values import VideoAudio, VideoFile
+from mm_assets.media.content_types import Buffer
+from mm_assets.media.sound import (
     MAX_SOUND_CHANNELS,
     MAX_SOUND_RATE,
     SoundIndex,
@@ -28,13 +33,8 @@ from mm_assets.av_sound import (
     resample,
     resampled_length,
 )
-from mm_assets.av_timing import FrameIndex, as_frame_rate, offset_in_samples
-from mm_assets.content_types import Buffer
-from mm_assets.errors import MediaError
-from mm_assets.fields.audio import Audio
-from mm_assets.fields.base import describe
-from mm_assets.fields.video_record import AUDIO_PART, VIDEO_PART
-from mm_assets.fields.video_values import VideoAudio, VideoFile
+from mm_assets.media.timing import FrameIndex, as_frame_rate, offset_in_samples
+from mm_assets.media.video import DEFAULT_MAX_PIXELS, index_frames, read_frames
 
 __all__ = ["MAX_DATA", "Plan", "Source", "clip_sound", "most_frames", "plan_of", "source_of"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.av_timing import Timing
-from mm_assets.content_types import Buffer
 from mm_assets.fields.audio import Audio
+from mm_assets.media.content_types import Buffer
+from mm_assets.media.timing import Timing
 from mm_assets.summaries import summary_repr
 
 __all__ = ["Clip", "VideoAudio", "VideoFile"]
@@ -38,7 +38,7 @@ class VideoAudio:
     Attributes:
         frames: (T, H, W, 3) uint8 RGB, T at least 1; None without video.
         frame_rate: frames a second: a ratio, an integer, a float such as 29.97 (then 30000/1001, as
-            `mm_assets.av_timing.as_frame_rate` says), or (numerator, denominator). None where the field sets it.
+            `mm_assets.media.timing.as_frame_rate` says), or (numerator, denominator). None where the field sets it.
         audio: sound, or (samples, sample_rate) with samples (n,) or (n, channels), int16 or float32; None without.
         audio_offset_seconds: how much later than the pictures the sound comes.
     """

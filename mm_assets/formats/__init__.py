@@ -5,16 +5,16 @@ imports the other.
 """
 
 from mm_assets.formats.batch import Block, Column
+from mm_assets.formats.byte_source import ByteSource, MappedFile
 from mm_assets.formats.convert import convert, open_reader
-from mm_assets.formats.layout import Buffer, ModalitySpec, Payload, crc32c, name_hash
 from mm_assets.formats.mstr_add import add_stream
 from mm_assets.formats.mstr_reader import MstrReader
 from mm_assets.formats.mstr_writer import MstrWriter
 from mm_assets.formats.mult_reader import MultReader
 from mm_assets.formats.mult_writer import MultWriter
+from mm_assets.formats.records import Buffer, ModalitySpec, Payload, crc32c, name_hash
 from mm_assets.formats.report import Damage, VerifyReport, WriteSummary
 from mm_assets.formats.sample_ids import SampleIds
-from mm_assets.formats.source import ByteSource, MappedFile
 
 __all__ = [
     "Block",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.formats.layout import Descriptor, Payload, Trailer
+from mm_assets.formats.records import Descriptor, Payload, Trailer
 
 BLOCK_ROWS = 1 << 14  # samples looked at together by whole-file operations
 BLOCK_BYTES = 16 << 20  # payload bytes held together by them; one payload may be larger

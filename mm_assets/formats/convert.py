@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mm_assets.errors import BadMagicError, EncodeError, TruncatedError
-from mm_assets.formats.layout import MSTR_BODY_PTR, MSTR_MAGIC, MSTR_SHADOW_PTR, MULT_MAGIC, ModalitySpec
+from mm_assets.formats.byte_source import ByteSource, MappedFile
 from mm_assets.formats.mstr_reader import MstrReader
 from mm_assets.formats.mstr_writer import MstrWriter
 from mm_assets.formats.mult_reader import MultReader
 from mm_assets.formats.mult_writer import MultWriter
+from mm_assets.formats.records import MSTR_BODY_PTR, MSTR_MAGIC, MSTR_SHADOW_PTR, MULT_MAGIC, ModalitySpec
 from mm_assets.formats.report import WriteSummary
-from mm_assets.formats.source import ByteSource, MappedFile
 from mm_assets.formats.tail import Window
 from mm_assets.formats.writer import PackedWriter
 

@@ -13,7 +13,10 @@ import struct
 from collections.abc import Iterable
 
 from mm_assets.errors import EncodeError
-from mm_assets.formats.layout import (
+from mm_assets.formats.mstr_reader import Live, MstrReader, page_checksums
+from mm_assets.formats.mstr_writer import header_page
+from mm_assets.formats.output import JOINED_WRITE, GrowingFile
+from mm_assets.formats.records import (
     MAX_PAYLOAD_SIZE,
     MSTR_ROW_PREFIX,
     MSTR_SHADOW_PTR,
@@ -27,9 +30,6 @@ from mm_assets.formats.layout import (
     crc32c,
     name_hash,
 )
-from mm_assets.formats.mstr_reader import Live, MstrReader, page_checksums
-from mm_assets.formats.mstr_writer import header_page
-from mm_assets.formats.output import JOINED_WRITE, GrowingFile
 from mm_assets.formats.report import WriteSummary
 from mm_assets.formats.tail import TailWriter, dump_json, modality_entry
 from mm_assets.formats.writer import check_modalities, checked_payload

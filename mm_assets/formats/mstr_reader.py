@@ -16,7 +16,9 @@ import numpy.typing as npt
 from mm_assets.errors import BadMagicError, CorruptError, TruncatedError
 from mm_assets.formats import batch
 from mm_assets.formats.batch import Bounds, Head, Places, any_of, blocks
-from mm_assets.formats.layout import (
+from mm_assets.formats.byte_source import MappedFile, Table, gather, view_block
+from mm_assets.formats.reader import PackedReader
+from mm_assets.formats.records import (
     HEAD_CRC_OFFSET,
     IDS_SECTION,
     MAX_PAYLOAD_SIZE,
@@ -40,9 +42,7 @@ from mm_assets.formats.layout import (
     mstr_row,
     take,
 )
-from mm_assets.formats.reader import PackedReader
 from mm_assets.formats.report import Damage
-from mm_assets.formats.source import MappedFile, Table, gather, view_block
 from mm_assets.formats.tail import HEAD_REQUEST, Window
 
 _PREFIX = struct.Struct("<QII")

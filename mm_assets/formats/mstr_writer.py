@@ -13,7 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from mm_assets.errors import EncodeError
-from mm_assets.formats.layout import (
+from mm_assets.formats.output import JoinedFile, splice
+from mm_assets.formats.records import (
     HEAD_CRC_OFFSET,
     MAX_PAYLOAD_SIZE,
     MSTR_BODY_PTR,
@@ -33,7 +34,6 @@ from mm_assets.formats.layout import (
     mstr_row,
     name_hash,
 )
-from mm_assets.formats.output import JoinedFile, splice
 from mm_assets.formats.tail import TailWriter
 from mm_assets.formats.writer import PackedWriter
 

@@ -12,7 +12,9 @@ import numpy.typing as npt
 from mm_assets.errors import BadMagicError, CorruptError, TruncatedError, UnsupportedVersionError
 from mm_assets.formats import batch
 from mm_assets.formats.batch import Bounds, Head, Places, any_of, blocks
-from mm_assets.formats.layout import (
+from mm_assets.formats.byte_source import MappedFile, Region, Table, gather, view_block
+from mm_assets.formats.reader import PackedReader
+from mm_assets.formats.records import (
     DIRECTORY_SECTION,
     IDS_SECTION,
     INDEX_SECTION,
@@ -34,9 +36,7 @@ from mm_assets.formats.layout import (
     sample_header,
     take,
 )
-from mm_assets.formats.reader import PackedReader
 from mm_assets.formats.report import Damage
-from mm_assets.formats.source import MappedFile, Region, Table, gather, view_block
 from mm_assets.formats.tail import HEAD_REQUEST, Window
 
 

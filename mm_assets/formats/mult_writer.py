@@ -13,7 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from mm_assets.errors import EncodeError
-from mm_assets.formats.layout import (
+from mm_assets.formats.output import JoinedFile, splice
+from mm_assets.formats.records import (
     DIRECTORY_SECTION,
     INDEX_SECTION,
     MAX_SAMPLE_SIZE,
@@ -32,7 +33,6 @@ from mm_assets.formats.layout import (
     mult_index_ptr,
     name_hash,
 )
-from mm_assets.formats.output import JoinedFile, splice
 from mm_assets.formats.tail import TailWriter
 from mm_assets.formats.writer import PackedWriter
 

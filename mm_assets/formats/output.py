@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Protocol, Self
 
-from mm_assets.formats.layout import Buffer
+from mm_assets.formats.records import Buffer
 
 JOINED_WRITE = 4 << 20  # bytes gathered before the operating system is called; with less, threads change too often
 _MAX_PARTS = 1000  # of one call; the operating system takes 1024

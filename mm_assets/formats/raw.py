@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from mm_assets.errors import CorruptError
 from mm_assets.formats.batch import Bounds, Places, blocks
-from mm_assets.formats.layout import Payload
-from mm_assets.formats.source import MappedFile
+from mm_assets.formats.byte_source import MappedFile
+from mm_assets.formats.records import Payload
 
 SCAN_ROWS = 1 << 12  # samples of a scan looked up together
 SCAN_VIEWS = 384  # views of a scan handed out together: a few of them stay in the processor's cache

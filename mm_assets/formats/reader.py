@@ -21,7 +21,9 @@ import numpy.typing as npt
 from mm_assets.errors import CorruptError, FormatError, SchemaMismatchError, TruncatedError
 from mm_assets.formats import batch
 from mm_assets.formats.batch import Block, Column, Head, Places, any_of, blocks
-from mm_assets.formats.layout import (
+from mm_assets.formats.byte_source import ByteSource, MappedFile, Region, Table, drop_pages
+from mm_assets.formats.raw import Ids, RawReads
+from mm_assets.formats.records import (
     IDS_SECTION,
     MAX_MODALITIES,
     Descriptor,
@@ -31,10 +33,8 @@ from mm_assets.formats.layout import (
     crc32c,
     name_hash,
 )
-from mm_assets.formats.raw import Ids, RawReads
 from mm_assets.formats.report import Damage, VerifyReport
 from mm_assets.formats.sample_ids import NumberedIds, SampleIds, StoredIds
-from mm_assets.formats.source import ByteSource, MappedFile, Region, Table, drop_pages
 from mm_assets.formats.tail import SECTION_NAMES, Tail, Window, check_descriptor
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import CorruptError
-from mm_assets.formats.layout import Buffer
-from mm_assets.formats.source import ByteSource, Table, view_block
+from mm_assets.formats.byte_source import ByteSource, Table, view_block
+from mm_assets.formats.records import Buffer
 
 ITERATION_BLOCK = 1 << 14  # ids looked at together while iterating
 HASH_BLOCK = 1 << 20  # bytes hashed at once; of a longer id, that many are hashed

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from mm_assets.errors import CorruptError, EncodeError
-from mm_assets.formats.layout import (
+from mm_assets.formats.byte_source import ByteSource, MappedFile
+from mm_assets.formats.output import Sink
+from mm_assets.formats.records import (
     SCHEMA_SECTION,
     SECTION_ALIGNMENT,
     SECTION_ENTRY,
@@ -30,8 +32,6 @@ from mm_assets.formats.layout import (
     crc32c,
     name_hash,
 )
-from mm_assets.formats.output import Sink
-from mm_assets.formats.source import ByteSource, MappedFile
 
 HEAD_REQUEST = 8192  # MSTR's header page and its shadow; more than MULT's head ever takes
 TAIL_REQUEST = 64 << 10  # section table and schema of ordinary files, and the trailer

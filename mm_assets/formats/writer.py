@@ -18,7 +18,8 @@ from typing import ClassVar, Self
 import numpy as np
 
 from mm_assets.errors import EncodeError
-from mm_assets.formats.layout import (
+from mm_assets.formats.output import AtomicFile
+from mm_assets.formats.records import (
     IDS_SECTION,
     MAX_MODALITIES,
     MAX_SAMPLES,
@@ -28,7 +29,6 @@ from mm_assets.formats.layout import (
     Payload,
     name_hash,
 )
-from mm_assets.formats.output import AtomicFile
 from mm_assets.formats.report import WriteSummary
 from mm_assets.formats.sample_ids import find_duplicate
 from mm_assets.formats.tail import TailWriter, dump_schema

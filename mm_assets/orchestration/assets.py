@@ -7,14 +7,14 @@ import dagster as dg
 
 from mm_assets import __version__
 from mm_assets.errors import MmAssetsError
-from mm_assets.etl import publish, stages
-from mm_assets.etl.dataset_store import DatasetStore
 from mm_assets.orchestration.checks import check_specs
 from mm_assets.orchestration.partitions import shard_partitions
 from mm_assets.orchestration.report import check_results, stage_metadata
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.runs import exclusive_step
-from mm_assets.spec import DatasetSpec
+from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
 
 __all__ = ["build_assets"]
 

@@ -7,7 +7,7 @@ from mm_assets.orchestration.jobs import build_jobs
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.schedules import build_schedule
 from mm_assets.orchestration.sensors import build_sensors
-from mm_assets.spec import DatasetSpec
+from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["build_definitions"]
 

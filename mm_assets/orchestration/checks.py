@@ -6,7 +6,7 @@ import dagster as dg
 
 from mm_assets.checks.catalog import CATALOG
 from mm_assets.orchestration.partitions import shard_partitions
-from mm_assets.spec import DatasetSpec
+from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["check_specs"]
 

@@ -9,7 +9,7 @@ import dagster as dg
 from pydantic import ConfigDict, Field
 
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.spec import DatasetSpec
+from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["ShardDataset", "ShardDatasetAttributes", "default_root"]
 

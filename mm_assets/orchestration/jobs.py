@@ -5,7 +5,7 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.orchestration.partitions import job_name, manifest_job_name
-from mm_assets.spec import DatasetSpec
+from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["build_jobs"]
 

@@ -20,13 +20,13 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.errors import ConfigError, MmAssetsError
-from mm_assets.etl.dataset_store import DatasetStore
-from mm_assets.etl.register import Registration, register
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.component import ShardDataset
 from mm_assets.orchestration.partitions import job_name, manifest_job_name, shard_partitions
 from mm_assets.orchestration.runs import partition_marks, run_tags, working_run
-from mm_assets.spec import DatasetSpec
+from mm_assets.pipeline.register import Registration, register
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
 
 __all__ = [
     "PartitionRun",

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from mm_assets.spec import DatasetSpec
+from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["job_name", "manifest_job_name", "shard_partitions"]
 

@@ -8,8 +8,8 @@ import dagster as dg
 import pyarrow as pa
 
 from mm_assets.checks.runner import Outcome
-from mm_assets.etl.schema import MULTIMODAL_SCHEMA
-from mm_assets.etl.stages import StageResult
+from mm_assets.pipeline.stages import StageResult
+from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 
 __all__ = ["check_results", "stage_metadata"]
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import dagster as dg
 
-from mm_assets.etl.dataset_store import DatasetStore
-from mm_assets.spec import DatasetSpec
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
 
 __all__ = ["StorageRoot", "resource_key"]
 

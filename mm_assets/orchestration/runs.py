@@ -16,10 +16,10 @@ from pathlib import Path
 
 import dagster as dg
 
-from mm_assets.etl.dataset_store import DatasetStore, Partition
 from mm_assets.orchestration.partitions import job_name
 from mm_assets.orchestration.processes import PROCESS_TAG, process_is_gone, process_tag
-from mm_assets.spec import DatasetSpec
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore, Partition
 
 __all__ = [
     "ATTEMPT_TAG",

@@ -8,11 +8,11 @@ import time
 
 import dagster as dg
 
-from mm_assets.etl.publish import pending_partitions
 from mm_assets.orchestration.partitions import job_name, shard_partitions
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.runs import ATTEMPT_TAG, MARK_TAG, busy_partitions, failed_attempts, partition_marks
-from mm_assets.spec import DatasetSpec
+from mm_assets.pipeline.publish import pending_partitions
+from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["build_schedule"]
 

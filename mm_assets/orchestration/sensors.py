@@ -8,12 +8,12 @@ from typing import Any
 
 import dagster as dg
 
-from mm_assets.etl.publish import pending_partitions
-from mm_assets.etl.register import register
 from mm_assets.orchestration.partitions import job_name, manifest_job_name, shard_partitions
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.runs import MARK_TAG, busy_partitions, dataset_state, is_running, partition_marks
-from mm_assets.spec import DatasetSpec
+from mm_assets.pipeline.publish import pending_partitions
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["build_sensors"]
 

@@ -17,20 +17,15 @@ import pytest
 from PIL import Image
 
 from mm_assets.checks.runner import CheckContext, Outcome, run_checks
-from mm_assets.etl.filters import apply_filters
-from mm_assets.etl.materialize import materialize
-from mm_assets.etl.pack import PackPlan, choose_plan, pack_rows, packable
-from mm_assets.etl.parquet import ParquetSink, read_batches, sample_groups
-from mm_assets.etl.rows import RowStream, build_rows, infer_user_columns
-from mm_assets.etl.schema import (
-    DROPPED_SCHEMA,
-    MEMBER_INDEX_SCHEMA,
-    REJECTS_SCHEMA,
-    DatasetSchema,
-    SampleLayout,
-)
-from mm_assets.etl.tar_index import index_shard
-from mm_assets.storage import SourceFile, Store
+from mm_assets.filters.apply import apply_filters
+from mm_assets.packing.pack import PackPlan, choose_plan, pack_rows, packable
+from mm_assets.rows.from_members import RowStream, build_rows, infer_user_columns
+from mm_assets.rows.materialize import materialize
+from mm_assets.rows.parquet import ParquetSink, read_batches, sample_groups
+from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, SampleLayout
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
+from mm_assets.sources.tar import index_shard
+from mm_assets.storage.store import SourceFile, Store
 
 BATCH = 1 << 20
 OWN = {"rows": ("rows", "rejects"), "filtered_rows": ("filtered_rows", "dropped")}

@@ -5,7 +5,7 @@ import pytest
 
 from mm_assets.checks.catalog import CATALOG, checks_of
 from mm_assets.checks.packed import PACKED_VIEWS
-from mm_assets.checks.views import OWN_TABLES, TABLE_VIEWS
+from mm_assets.checks.relations import OWN_TABLES, TABLE_VIEWS
 
 SQL = files("mm_assets.checks") / "sql"
 VIEW = re.compile(r"\b(?:from|join) ([a-z_]+)")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mm_assets import flac
 from mm_assets.errors import EncodeError, FormatError
 from mm_assets.fields import Audio, AudioField
+from mm_assets.media import flac
 
 from .conftest import sound_file, wav_file
 from .field_suite import FieldSuite, damaged

@@ -17,7 +17,7 @@ import mm_assets
 from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError
 from mm_assets.fields import Document, DocumentField, ImageField, Layout, TextBoxes
 from mm_assets.fields.document_payload import Head
-from mm_assets.layouts import LayoutMap
+from mm_assets.media.page_layouts import LayoutMap
 
 from .conftest import image_file, picture
 from .field_suite import FieldSuite

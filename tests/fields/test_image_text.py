@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-import mm_assets.dataset
+import mm_assets.dataset.dataset
 from mm_assets.errors import EncodeError, FormatError
 from mm_assets.fields import (
     ImageField,
@@ -18,7 +18,7 @@ from mm_assets.fields import (
     TextField,
     TokensField,
 )
-from mm_assets.tokenizing import ByteTokenizer
+from mm_assets.media.tokenizers import ByteTokenizer
 
 from .conftest import image_file, picture
 from .field_suite import FieldSuite
@@ -224,11 +224,11 @@ def test_a_reader_asks_for_its_own_size(tmp_path, form, mode):
     """Kept images of any size come as one array at the reader's, with ImageField's pixels; tokens stay as they are."""
     images = [image_file(Image.fromarray(picture(*size)), "JPEG") for size in ((30, 50), (81, 40), (16, 16))]
     path = tmp_path / f"x.{form}"
-    with mm_assets.dataset.create(path, {"pair": ImageTextPairField(max_tokens=8)}) as writer:
+    with mm_assets.dataset.dataset.create(path, {"pair": ImageTextPairField(max_tokens=8)}) as writer:
         for number, image in enumerate(images):
             writer.write(str(number), {"pair": (image, "abc")})
     wanted = {"decode_size": [16, 12], "decode_resize": "crop", "decode_mode": mode}
-    with mm_assets.dataset.open(path) as dataset:
+    with mm_assets.dataset.dataset.open(path) as dataset:
         assert dataset.read_batch([0, 1])["pair"].values[0].image.shape == (30, 50, 3)
         batch = dataset.with_settings({"pair": wanted}).read_batch(range(3), threads=2)["pair"].values
         single = dataset.with_settings({"pair": wanted})[1]["pair"]
@@ -327,10 +327,10 @@ def test_visual_question_answering(tmp_path, form):
         {"image": None, "question": None, "answer": "no"},
     ]
     path = tmp_path / f"vqa.{form}"
-    with mm_assets.dataset.create(path, fields) as writer:
+    with mm_assets.dataset.dataset.create(path, fields) as writer:
         for number, sample in enumerate(samples):
             writer.write(f"q{number}", sample)
-    with mm_assets.dataset.open(path, verify=True) as dataset:
+    with mm_assets.dataset.dataset.open(path, verify=True) as dataset:
         assert dataset.verify().ok
         batch = dataset.read_batch([0, 1, 2])
         assert BYTES.decode(dataset[0]["question"]) == "What colour is it?"
@@ -361,11 +361,11 @@ def test_caption_pairs_of_real_shards(tmp_path, form, shared_data, members_of):
         "kept": ImageTextPairField(),
     }
     path = tmp_path / f"pairs.{form}"
-    with mm_assets.dataset.create(path, fields) as writer:
+    with mm_assets.dataset.dataset.create(path, fields) as writer:
         for number, one in enumerate(samples):
             value = {"image": one["jpg"], "text": one["txt"] if number % 3 else None}
             writer.write(str(number), {"pair": value, "kept": value if number % 2 else None})
-    with mm_assets.dataset.open(path, verify=True) as dataset:
+    with mm_assets.dataset.dataset.open(path, verify=True) as dataset:
         batch = dataset.read_batch(range(12))
         rows = [dataset[i] for i in range(12)]
         assert dataset.fields["pair"] == fields["pair"]

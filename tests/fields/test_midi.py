@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import EncodeError, FormatError, MediaError
 from mm_assets.fields import MIDI, MIDIField, NoteTable
-from mm_assets.midi import beats, parse_midi, tempo_map
+from mm_assets.media.midi import beats, parse_midi, tempo_map
 
 from .field_suite import FieldSuite, damaged
 

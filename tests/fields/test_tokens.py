@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mm_assets.dataset
+import mm_assets.dataset.dataset
 from mm_assets.errors import ConfigError, EncodeError, FormatError
 from mm_assets.fields import TokensField, field_from_config
-from mm_assets.tokenizing import ByteTokenizer
+from mm_assets.media.tokenizers import ByteTokenizer
 
 from .field_suite import FieldSuite
 
@@ -196,12 +196,12 @@ def test_a_packed_file_needs_no_tokenizer_and_tells_no_path(tmp_path):
         field = field_from_config("TokensField", {"tokenizer": {"file": str(place)}, "max_tokens": 3})
         assert str(tmp_path) not in json.dumps(field.config)
         target = tmp_path / f"{folder}.mult"
-        with mm_assets.dataset.create(target, {"words": field}) as writer:
+        with mm_assets.dataset.dataset.create(target, {"words": field}) as writer:
             writer.write("a", {"words": "dog"})
             writer.write("b", {"words": None})
         place.unlink()
         packed.append(target.read_bytes())
-        with mm_assets.dataset.open(target) as dataset:
+        with mm_assets.dataset.dataset.open(target) as dataset:
             assert dataset[0]["words"].tolist() == [1]
             assert dataset[1]["words"] is None
             batch = dataset.read_batch([0, 1])["words"]

@@ -8,9 +8,9 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_assets.av_timing import Timing
 from mm_assets.errors import CorruptError, EncodeError, FormatError, MissingExtraError
 from mm_assets.fields import Audio, Clip, SyncedVideoAudioField, VideoAudio, VideoFile
+from mm_assets.media.timing import Timing
 
 from .clips import SIZE, clip_file, number_of, picture, ramp, sound_at
 from .conftest import picture as smooth_picture

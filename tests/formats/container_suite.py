@@ -360,7 +360,7 @@ class ContainerSuite:
         """Of a remote file with large tables single rows and batches are asked for, not whole tables."""
         samples = [(f"id {k}", dict(SAMPLES[k % 4][1])) for k in range(5000)]
         data = write(self.writer, tmp_path / "x", samples).read_bytes()
-        monkeypatch.setattr("mm_assets.formats.source.WHOLE_LIMIT", 1000)
+        monkeypatch.setattr("mm_assets.formats.byte_source.WHOLE_LIMIT", 1000)
         source = MemorySource(data)
         reader = self.reader(source, verify=True)
         source.requests.clear()

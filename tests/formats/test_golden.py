@@ -12,7 +12,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from mm_assets.formats import layout, open_reader
+from mm_assets.formats import open_reader
+from mm_assets.formats import records as layout
 
 from .examples import plain
 

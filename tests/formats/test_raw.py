@@ -23,11 +23,11 @@ from mm_assets.formats import (
     Payload,
     batch,
     open_reader,
+    byte_source,
     raw,
-    source,
 )
-from mm_assets.formats.readahead import CAN_ASK, ReadAhead
-from mm_assets.formats.source import MappedFile
+from mm_assets.formats.byte_source import MappedFile
+from mm_assets.formats.page_cache import CAN_ASK, ReadAhead
 
 from .examples import SAMPLES, SPECS, MemorySource, sealed, sections_of, without_tail, write
 
@@ -250,7 +250,7 @@ def test_region_at_the_start_of_the_file(tmp_path: Path) -> None:
 
 def test_streams_too_large_to_warm(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables and streams beyond the limit are fetched by rows, and read alike."""
-    monkeypatch.setattr(source, "WHOLE_LIMIT", 0)
+    monkeypatch.setattr(byte_source, "WHOLE_LIMIT", 0)
     with open_reader(write(WRITERS[form], tmp_path / "x", FULL)) as reader:
         for _ in range(2):
             found = reader.read_raw_batch([8, 2])
@@ -313,7 +313,7 @@ def test_the_short_way_is_the_long_way(tmp_path: Path, form: str, monkeypatch: p
 @needs_advice
 def test_what_was_calm_is_looked_at(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing was missed for long, one position of a few batches is looked at; a miss has its batch fetched."""
-    monkeypatch.setattr(source, "WHOLE_LIMIT", 0)  # no stream is brought into memory whole
+    monkeypatch.setattr(byte_source, "WHOLE_LIMIT", 0)  # no stream is brought into memory whole
     there = True
     looked: list[int] = []
     asked: list[tuple[int, int]] = []
@@ -346,7 +346,7 @@ def test_what_was_calm_is_looked_at(tmp_path: Path, form: str, monkeypatch: pyte
 @needs_advice
 def test_looks_do_not_keep_step_with_batches(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read in order, batch after batch of one size, looks come to every sample of every modality in the end."""
-    monkeypatch.setattr(source, "WHOLE_LIMIT", 0)
+    monkeypatch.setattr(byte_source, "WHOLE_LIMIT", 0)
     looked: set[int] = set()
     monkeypatch.setattr(ReadAhead, "is_present", lambda self, position: not looked.add(position))
     samples = [

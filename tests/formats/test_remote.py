@@ -14,8 +14,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 import mm_assets
 from mm_assets.fields import BytesField, JSONField, ScalarField, TextField
 from mm_assets.formats import ModalitySpec, MstrReader, MstrWriter, MultReader, MultWriter, Payload, open_reader
-from mm_assets.formats import source as source_module
-from mm_assets.storage import RemoteFile
+from mm_assets.formats import byte_source as source_module
+from mm_assets.storage.store import RemoteFile
 
 from .examples import plain
 

@@ -17,7 +17,7 @@ import pytest
 
 from mm_assets.errors import EncodeError
 from mm_assets.formats import ModalitySpec, Payload
-from mm_assets.formats import layout as layout_module
+from mm_assets.formats import records as layout_module
 
 from .examples import IMAGE, PROVENANCE, SAMPLES, SPECS, TEXT, Reader, Writer, write
 

@@ -7,7 +7,7 @@ import pytest
 
 from mm_assets.errors import ConfigError
 from mm_assets.orchestration.component import ShardDataset, ShardDatasetAttributes
-from mm_assets.spec import DatasetSpec
+from mm_assets.pipeline.spec import DatasetSpec
 
 TYPE = "mm_assets.orchestration.ShardDataset"
 

@@ -19,7 +19,7 @@ class Mult(Adapter):
     name: ClassVar[str] = "mult"
     kind: ClassVar[str] = "ours"
     package: ClassVar[str | None] = "mm-assets"
-    modules: ClassVar[tuple[str, ...]] = ("cv2", "simplejpeg", "mm_assets.dataset")
+    modules: ClassVar[tuple[str, ...]] = ("cv2", "simplejpeg", "mm_assets.dataset.dataset")
     suffix: ClassVar[str] = ".mult"
 
     @property

@@ -1,0 +1,410 @@
+"""The views that checks select from: a partition's tables, and what its shards and declarations say of them.
+
+Tables come from their Parquet files as DuckDB reads them, without the columns of content: a single value of these may
+be larger than DuckDB's memory. They are read in bounded batches, of which sizes, checksums and digests are kept.
+Members come from a fresh walk over the shards' headers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mm_assets.checks.context import CheckContext
+from mm_assets.errors import SchemaMismatchError, SourceError
+from mm_assets.formats import crc32c
+from mm_assets.rows.parquet import open_table, read_batches
+from mm_assets.rows.schema import DROPPED_SCHEMA, MODALITIES, MULTIMODAL_SCHEMA, REJECTS_SCHEMA
+from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
+from mm_assets.sources.tar import iter_members
+
+__all__ = ["OWN_TABLES", "TABLE_VIEWS", "Tables"]
+
+OWN_TABLES: Mapping[str, tuple[str, ...]] = {
+    "raw_shards": ("raw_shards",),
+    "rows": ("rows", "rejects"),
+    "materialized_rows": ("materialized_rows",),
+    "filtered_rows": ("filtered_rows", "dropped"),
+    "packed_mult": (),
+    "packed_mstr": (),
+}
+"""The tables that each asset makes, by the names of their views."""
+
+MEDIA = "binary_content"
+TEXTS = ("text_content", "metadata_json")
+CONTENT = (MEDIA, *TEXTS)  # never read by DuckDB: one vector of them could be larger than its memory
+
+_EXPECTED = pa.schema(
+    [("table_name", pa.string()), ("ordinal", pa.int32()), ("column_name", pa.string()), ("column_type", pa.string())]
+).append(pa.field("nullable", pa.bool_()))
+_MEMBERS = pa.schema(
+    [
+        ("shard", pa.string()),
+        ("ordinal", pa.int32()),
+        ("member", pa.string()),
+        ("byte_offset", pa.int64()),
+        ("byte_size", pa.int64()),
+        ("member_type", pa.string()),
+        ("skip_reason", pa.string()),
+    ]
+)
+_REFS = pa.schema(
+    [
+        ("ordinal", pa.int64()),
+        ("path", pa.string()),
+        ("member", pa.string()),
+        ("byte_offset", pa.int64()),
+        ("byte_size", pa.int64()),
+        ("problem", pa.string()),
+    ]
+)
+_CONTENT = pa.schema(
+    [
+        ("ordinal", pa.int64()),
+        ("sample_id", pa.string()),
+        ("position", pa.int32()),
+        ("modality", pa.string()),
+        ("content_size", pa.int64()),
+        ("crc32c", pa.uint32()),
+        ("source_size", pa.int64()),
+        ("has_error", pa.bool_()),
+    ]
+)
+_DIGEST = 16  # bytes
+_REREAD = pa.schema(
+    [
+        ("ordinal", pa.int64()),
+        ("sample_id", pa.string()),
+        ("position", pa.int32()),
+        ("modality", pa.string()),
+        ("source_ref", pa.string()),
+        ("crc32c", pa.uint32()),
+        ("shard_crc32c", pa.uint32()),
+    ]
+)
+MAX_REREAD = 8  # items of a partition whose range is read from its shard again
+MAX_REREAD_BYTES = 4 << 20  # of all of them: the check must not cost what the stage did
+_TEXTS = pa.schema([("ordinal", pa.int64()), *((f"{name}_digest", pa.binary(_DIGEST)) for name in TEXTS)])
+_BATCH_ROWS = 4 << 10  # rows that become Python objects at a time
+
+
+def table_of(rows: Iterator[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    """A table of tuples, built in batches so that few of them live at once."""
+    batches: list[pa.RecordBatch] = []
+    held: list[tuple[Any, ...]] = []
+
+    def flush() -> None:
+        columns = [pa.array(values, kind) for values, kind in zip(zip(*held, strict=True), schema.types, strict=True)]
+        batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+        held.clear()
+
+    for row in rows:
+        held.append(row)
+        if len(held) >= _BATCH_ROWS:
+            flush()
+    if held:
+        flush()
+    return pa.Table.from_batches(batches, schema)
+
+
+class Tables:
+    """Makes the views over one partition's tables and shards.
+
+    Args:
+        context: the partition.
+        asset: whose checks are run.
+    """
+
+    def __init__(self, context: CheckContext, asset: str) -> None:
+        self.context = context
+        self.asset = asset
+        self._open: dict[str, pq.ParquetFile] = {}
+        self._content: dict[str, pa.Table] = {}
+
+    def close(self) -> None:
+        """Closes the files."""
+        for file in self._open.values():
+            file.close(force=True)
+
+    def parquet(self, table: str) -> pq.ParquetFile:
+        """A table's file, opened once.
+
+        Raises:
+            SourceError: it is not among the partition's files, cannot be read, or is no Parquet file.
+        """
+        if table not in self._open:
+            name = self.context.files.get(table)
+            if name is None:
+                raise SourceError(self.context.store.url, f"the checks of {self.asset} need the table {table}")
+            self._open[table] = open_table(self.context.store, name)
+        return self._open[table]
+
+    def check_columns(self, table: str) -> None:
+        """Makes sure that a table has the columns that views over it select.
+
+        Raises:
+            SchemaMismatchError: one is missing.
+        """
+        names = self.parquet(table).schema_arrow.names
+        missing = [name for name in _SCHEMAS[table].names if name not in names]
+        if missing:
+            where = self.context.store.url_of(self.context.files[table])
+            raise SchemaMismatchError(f"{where}: no column {', '.join(missing)}: make {table} again")
+
+    def select(self, table: str) -> str:
+        """The statement that reads a table's file, all columns but content; `ordinal` counts the rows of row tables."""
+        self.check_columns(table)
+        schema = _SCHEMAS[table]
+        columns = ", ".join(f'"{name}"' for name in schema.names if name not in CONTENT)
+        # Counted and not read from the file: a user column may be called file_row_number.
+        ordinal = ", row_number() over () - 1 as ordinal" if schema is MULTIMODAL_SCHEMA else ""
+        return f"select {columns}{ordinal} from read_parquet({_quoted(self._url(table))})"
+
+    def _url(self, table: str) -> str:
+        store, name = self.context.store, self.context.files[table]
+        return store.path_of(name) if store.is_local else store.url_of(name)
+
+    # -- columns
+
+    def expected_columns(self) -> pa.Table:
+        """What the columns of the asset's tables should be."""
+        declared = self.context.schema
+        schemas = {
+            **_SCHEMAS,
+            "rows": declared.row_schema(),
+            "materialized_rows": declared.row_schema(),
+            "filtered_rows": declared.filtered_schema(),
+        }
+        return table_of(
+            (
+                (table, place, column.name, _type_name(column.type), column.nullable)
+                for table in OWN_TABLES[self.asset]
+                for place, column in enumerate(schemas[table])
+            ),
+            _EXPECTED,
+        )
+
+    def actual_columns(self) -> pa.Table:
+        """What the columns of the asset's files are; nullable is what Parquet's own schema says."""
+        return table_of((row for table in OWN_TABLES[self.asset] for row in self._columns(table)), _EXPECTED)
+
+    def _columns(self, table: str) -> Iterator[tuple[Any, ...]]:
+        for place, column in enumerate(self.parquet(table).schema_arrow):
+            yield table, place, column.name, _type_name(column.type), column.nullable
+
+    # -- shards
+
+    def shards(self) -> pa.Table:
+        """The partition's shards and their sizes."""
+        sizes = [(shard.url, shard.size) for shard in self.context.shards]
+        return table_of(iter(sizes), pa.schema([("shard", pa.string()), ("size", pa.int64())]))
+
+    def shard_members(self) -> pa.Table:
+        """Every entry of the shards, from a fresh walk; damage is walked around, as the index may have done."""
+        return table_of(
+            (
+                (m.shard, m.ordinal, m.member, m.byte_offset, m.byte_size, m.member_type, m.skip_reason)
+                for shard in self.context.shards
+                for m in iter_members(shard, on_damaged_shard="salvage")
+            ),
+            _MEMBERS,
+        )
+
+    def parsed_source_refs(self) -> pa.Table:
+        """Path, member and range of each row's locator, and what is wrong with it; rows without one are left out."""
+        return table_of(self._refs(), _REFS)
+
+    def _refs(self) -> Iterator[tuple[Any, ...]]:
+        ordinal = 0
+        for batch in self._batches("rows", ["source_ref"]):
+            for text in batch.column("source_ref").to_pylist():
+                if text is not None:
+                    try:
+                        ref = parse_source_ref(text)
+                    except SourceError as error:
+                        yield ordinal, None, None, None, None, error.detail
+                    else:
+                        yield ordinal, ref.path, ref.member, ref.byte_offset, ref.byte_size, None
+                ordinal += 1
+
+    # -- content
+
+    def content(self, table: str) -> pa.Table:
+        """Each row of a row table with size and CRC-32C of its media bytes, null where it has none.
+
+        `source_size` is the size that its locator tells, null where it tells none or names a frame of it.
+        """
+        if table not in self._content:
+            self._content[table] = self._read_content(table)
+        return self._content[table]
+
+    def _read_content(self, table: str) -> pa.Table:
+        self.check_columns(table)
+        batches = []
+        ordinal = 0
+        columns = ["sample_id", "position", "modality", MEDIA, "source_ref", "materialize_error"]
+        for batch in self._batches(table, columns):
+            sizes = pc.cast(pc.binary_length(batch.column(MEDIA)), pa.int64())
+            place = pa.array(range(ordinal, ordinal + batch.num_rows), pa.int64())
+            known = [batch.column(name) for name in columns[:3]]
+            sums = [None if value is None else crc32c(value) for value in _values(batch.column(MEDIA))]
+            told = _source_sizes(batch.column("source_ref"))
+            error = batch.column("materialize_error").is_valid()
+            batches.append(
+                pa.RecordBatch.from_arrays(
+                    [place, *known, sizes, pa.array(sums, pa.uint32()), told, error], schema=_CONTENT
+                )
+            )
+            ordinal += batch.num_rows
+        return pa.Table.from_batches(batches, _CONTENT)
+
+    def reread(self, table: str) -> pa.Table:
+        """Up to 8 items of at most 4 MiB, spread over the partition, with the CRC-32C of their ranges in local shards.
+
+        A remote shard is not asked again: what is read of it is paid for.
+        """
+        return table_of(self._reread(table), _REREAD)
+
+    def _reread(self, table: str) -> Iterator[tuple[Any, ...]]:
+        shards = {shard.url: shard for shard in self.context.shards if shard.is_local}
+        content = self.content(table)
+        whole = pc.and_(content.column("content_size").is_valid(), content.column("source_size").is_valid())
+        small = pc.less_equal(content.column("content_size"), MAX_REREAD_BYTES // MAX_REREAD)
+        rows = pc.indices_nonzero(pc.and_(whole, small)).to_numpy()
+        if not shards or not len(rows):
+            return
+        spread = np.linspace(0, len(rows) - 1, min(MAX_REREAD, len(rows))).astype(int)
+        chosen = [int(rows[k]) for k in spread]
+        known = iter(content.take(chosen).to_pylist())
+        first = 0
+        for batch in self._batches(table, ["source_ref"]):
+            for row in chosen:
+                if not first <= row < first + batch.num_rows:
+                    continue
+                item, text = next(known), batch.column("source_ref")[row - first].as_py()
+                ref = parse_source_ref(text)
+                shard = shards.get(ref.path or "")
+                size = item["content_size"]
+                if shard is None or ref.byte_offset is None or ref.byte_size != size:
+                    continue
+                if ref.byte_offset + size <= shard.size:  # what leaves the shard is for the checks of locators to say
+                    names = ("ordinal", "sample_id", "position", "modality")
+                    found = crc32c(shard.read(ref.byte_offset, size))
+                    yield (*(item[name] for name in names), text, item["crc32c"], found)
+            first += batch.num_rows
+
+    def texts(self, table: str) -> pa.Table:
+        """Each row of a row table with digests of its text and its sample JSON, null where it has none."""
+        self.check_columns(table)
+        batches = []
+        ordinal = 0
+        for batch in self._batches(table, TEXTS):
+            place = pa.array(range(ordinal, ordinal + batch.num_rows), pa.int64())
+            digests = [
+                pa.array([None if v is None else _digest(v) for v in _values(batch.column(name))], pa.binary(_DIGEST))
+                for name in TEXTS
+            ]
+            batches.append(pa.RecordBatch.from_arrays([place, *digests], schema=_TEXTS))
+            ordinal += batch.num_rows
+        return pa.Table.from_batches(batches, _TEXTS)
+
+    def _batches(self, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        where = self.context.store.url_of(self.context.files[table])
+        file = self.parquet(table)
+        return read_batches(file, batch_bytes=self.context.batch_bytes, columns=columns, name=where)
+
+    # -- declarations
+
+    def known_modalities(self) -> pa.Table:
+        """The row modalities that there may be."""
+        names = sorted(MODALITIES | self.context.known_modalities)
+        return pa.table({"modality": pa.array(names, pa.string())})
+
+    def materialize_mode(self) -> pa.Table:
+        """The mode, in one row."""
+        return pa.table({"mode": pa.array([self.context.materialize_mode], pa.string())})
+
+
+def _values(column: Any) -> Iterator[memoryview | None]:
+    """The bytes of each value of a column of text or bytes, not copied."""
+    wide = column.cast(pa.large_binary())
+    _, positions, content = wide.buffers()
+    view = memoryview(b"" if content is None else content).cast("B")
+    starts = np.frombuffer(positions, np.int64)[wide.offset : wide.offset + len(wide) + 1].tolist()
+    for row, present in enumerate(wide.is_valid().to_pylist()):
+        yield view[starts[row] : starts[row + 1]] if present else None
+
+
+def _digest(value: memoryview) -> bytes:
+    return hashlib.blake2b(value, digest_size=_DIGEST).digest()
+
+
+def _source_sizes(refs: Any) -> Any:
+    """The size of the whole content as each locator tells it, int64."""
+    try:
+        parsed = with_parsed_source_ref_columns(pa.table({"source_ref": refs}), prefix="")
+    except SourceError:  # one of them is wrong, which is for the check of locators to say: the others count
+        return pa.array([_source_size(text) for text in refs.to_pylist()], pa.int64())
+    sizes = pc.if_else(pc.is_null(parsed.column("frame_index")), parsed.column("byte_size"), None)
+    return sizes.combine_chunks() if isinstance(sizes, pa.ChunkedArray) else sizes
+
+
+def _source_size(text: str | None) -> int | None:
+    try:
+        ref = parse_source_ref(text)
+    except SourceError:
+        return None
+    return ref.byte_size if ref.frame_index is None else None
+
+
+def _type_name(kind: pa.DataType) -> str:
+    # Parquet calls a list's items "element", Arrow "item": the name is no part of the type.
+    return f"list<{_type_name(kind.value_type)}>" if pa.types.is_list(kind) else str(kind)
+
+
+def _quoted(url: str) -> str:
+    """A file as a literal; what DuckDB would take for a pattern stands for itself."""
+    literal = "".join(f"[{c}]" if c in "*?[" else c for c in url)
+    return "'" + literal.replace("'", "''") + "'"
+
+
+_SCHEMAS: Mapping[str, pa.Schema] = {
+    "raw_shards": MEMBER_INDEX_SCHEMA,
+    "rows": MULTIMODAL_SCHEMA,
+    "rejects": REJECTS_SCHEMA,
+    "materialized_rows": MULTIMODAL_SCHEMA,
+    "filtered_rows": MULTIMODAL_SCHEMA,
+    "dropped": DROPPED_SCHEMA,
+}
+
+TABLE_VIEWS: Mapping[str, Callable[[Tables], str | pa.Table]] = {
+    "raw_shards": lambda tables: tables.select("raw_shards"),
+    "rows": lambda tables: tables.select("rows"),
+    "rejects": lambda tables: tables.select("rejects"),
+    "materialized_rows": lambda tables: tables.select("materialized_rows"),
+    "filtered_rows": lambda tables: tables.select("filtered_rows"),
+    "dropped": lambda tables: tables.select("dropped"),
+    "rows_content": lambda tables: tables.content("rows"),
+    "materialized_content": lambda tables: tables.content("materialized_rows"),
+    "filtered_content": lambda tables: tables.content("filtered_rows"),
+    "materialized_reread": lambda tables: tables.reread("materialized_rows"),
+    "filtered_reread": lambda tables: tables.reread("filtered_rows"),
+    "rows_texts": lambda tables: tables.texts("rows"),
+    "materialized_texts": lambda tables: tables.texts("materialized_rows"),
+    "filtered_texts": lambda tables: tables.texts("filtered_rows"),
+    "expected_columns": Tables.expected_columns,
+    "actual_columns": Tables.actual_columns,
+    "shards": Tables.shards,
+    "shard_members": Tables.shard_members,
+    "parsed_source_refs": Tables.parsed_source_refs,
+    "known_modalities": Tables.known_modalities,
+    "materialize_mode": Tables.materialize_mode,
+}
+"""View name to what makes it: a statement for DuckDB, or an Arrow table."""

@@ -1,0 +1,1 @@
+"""The `mm-assets` command."""

@@ -1,0 +1,1 @@
+"""Packed files read and written as samples."""

@@ -1,0 +1,293 @@
+"""Adding a modality of values to a packed MSTR file: fields encode, the container takes the payloads in place.
+
+Values come in the file's order, or from a table by sample id (Parquet, JSON Lines, CSV). A table is held in memory;
+payloads are encoded and written one at a time. Whatever is refused leaves the file as it was.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mm_assets.dataset.writer import spec_of
+from mm_assets.errors import ConfigError, EncodeError, SchemaMismatchError, SourceError
+from mm_assets.fields import Field, NDArrayField, ScalarField, TextField
+from mm_assets.formats import MstrReader, Payload, WriteSummary
+from mm_assets.formats import add_stream as add_payloads
+
+__all__ = ["Values", "add_stream", "add_values", "encoded", "read_values"]
+
+ID_COLUMN, VALUE_COLUMN = "sample_id", "value"
+_MAX_CELL = 1 << 30  # characters of one cell of a CSV file: Python's own limit would refuse a long text
+
+
+def add_stream(
+    path: str | os.PathLike[str], name: str, field: Field, values: Iterable[Any], *, fsync: bool = True
+) -> WriteSummary:
+    """Add a modality to a local MSTR file, in place. Readers that have the file open are not disturbed.
+
+    Args:
+        path: the file.
+        name: the new modality; no modality of the file has it.
+        field: how its values are encoded.
+        values: one per sample in the file's order, None where absent; taken one at a time.
+        fsync: wait for the disk between the steps. Without it a crash of the machine may damage the file.
+
+    Raises:
+        EncodeError: a value that the field does not take, another number of values than samples, a name that is taken,
+            or a 33rd modality. The file is as before.
+        FormatError: the file is not a whole MSTR file.
+        BlockingIOError: another process is adding to the file.
+    """
+    return add_payloads(path, spec_of(name, field), encoded(str(path), name, field, values), fsync=fsync)
+
+
+def encoded(path: str, name: str, field: Field, values: Iterable[Any]) -> Iterator[Payload | None]:
+    """The payloads of values, one by one.
+
+    Args:
+        path: of the file that they are for, for messages.
+        name: the modality, for messages.
+        field: what encodes them.
+        values: None where absent.
+
+    Raises:
+        EncodeError: the field does not take a value.
+    """
+    for i, value in enumerate(values):
+        if value is None:
+            yield None
+            continue
+        try:
+            yield Payload(*field.encode(value))
+        except EncodeError as error:
+            raise EncodeError(f"{path}, sample {i}, modality {name!r}: {error}") from error
+
+
+class Values:
+    """A value per sample id.
+
+    Args:
+        name: where they come from, for messages.
+        rows: sample id to row.
+        column: the value of each row; anything with a length and numbered items.
+        convert: makes of a row's item what the field encodes.
+    """
+
+    def __init__(self, name: str, rows: Mapping[str, int], column: Any, convert: Any) -> None:
+        self.name = name
+        self._rows = rows
+        self._column = column
+        self._convert = convert
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self._rows)
+
+    def get(self, sample_id: str) -> Any:
+        """The value of a sample, None where there is none.
+
+        Raises:
+            EncodeError: what stands there is no value of the field.
+        """
+        row = self._rows.get(sample_id)
+        if row is None:
+            return None
+        item = self._column[row]
+        item = item.as_py() if hasattr(item, "as_py") else item
+        try:
+            return None if item is None else self._convert(item)
+        except EncodeError as error:
+            raise EncodeError(f"{self.name}: value of {sample_id!r}: {error}") from error
+
+    def of(self, sample_ids: Iterable[str]) -> Iterator[Any]:
+        """The values of samples in their order."""
+        return (self.get(sample_id) for sample_id in sample_ids)
+
+    def check_ids(self, files: Iterable[Sequence[str]]) -> None:
+        """Refuses ids that are of no sample.
+
+        Args:
+            files: the sample ids of every file that the values may be for.
+
+        Raises:
+            EncodeError: an id is in none of them.
+        """
+        unknown = set(self._rows)
+        for sample_ids in files:
+            unknown.difference_update(sample_ids)
+        if unknown:
+            shown = ", ".join(map(repr, sorted(unknown)[:3]))
+            more = ", …" if len(unknown) > 3 else ""
+            raise EncodeError(f"{self.name}: {len(unknown)} sample ids are of no sample: {shown}{more}")
+
+
+def add_values(
+    path: str | os.PathLike[str],
+    name: str,
+    field: Field,
+    values: Values,
+    *,
+    ignore_unknown: bool = False,
+    fsync: bool = True,
+) -> WriteSummary:
+    """Add a modality of values by sample id to a local MSTR file, in place; see `add_stream`.
+
+    Args:
+        path: the file.
+        name: the new modality.
+        field: how its values are encoded.
+        values: as `read_values` makes them; a sample that is not among them does not have the modality.
+        ignore_unknown: pass over ids that no sample has.
+        fsync: as for `add_stream`.
+
+    Raises:
+        EncodeError: as for `add_stream`, or an id that no sample has.
+        FormatError: the file is not a whole MSTR file.
+        BlockingIOError: another process is adding to the file.
+    """
+    with MstrReader(path) as reader:
+        if not ignore_unknown:
+            values.check_ids([reader.sample_ids])
+        return add_stream(path, name, field, values.of(reader.sample_ids), fsync=fsync)
+
+
+def read_values(path: str | os.PathLike[str], field: Field) -> Values:
+    """Read a table of values: Parquet, JSON Lines or CSV by its extension, with columns `sample_id` and `value`.
+
+    Null, a missing row and an empty cell of a CSV file mean that a sample does not have the modality. An array is a
+    list, the value of a composite field an object of its parts, a file a binary cell (Parquet only). In a CSV file the
+    value of a `TextField` is the cell's text, and of any other field JSON.
+
+    Args:
+        path: a local file ending in ``.parquet``, ``.jsonl`` or ``.csv``.
+        field: what the values are for.
+
+    Raises:
+        ConfigError: another extension.
+        SchemaMismatchError: the columns are others, an id is no text or stands twice, or a line is no JSON.
+        SourceError: the file cannot be read.
+    """
+    place = Path(path)
+    reader = {".parquet": _read_parquet, ".jsonl": _read_jsonl, ".csv": _read_csv}.get(place.suffix.lower())
+    if reader is None:
+        raise ConfigError("arguments", "values", f"found {place.name!r}, expected a .parquet, .jsonl or .csv file")
+    try:
+        ids, column = reader(place)
+    except OSError as error:
+        raise SourceError(place, f"cannot be read: {error.strerror or error}") from error
+    rows: dict[str, int] = {}
+    for row, sample_id in enumerate(ids):
+        if not isinstance(sample_id, str):
+            shown = f"{type(sample_id).__name__} {sample_id!r}"[:60]
+            raise SchemaMismatchError(f"{place}, row {row + 1}: {ID_COLUMN} is {shown}, expected a text")
+        if rows.setdefault(sample_id, row) != row:
+            raise SchemaMismatchError(f"{place}: rows {rows[sample_id] + 1} and {row + 1} are both of {sample_id!r}")
+
+    def convert(item: Any) -> Any:
+        return _value(field, _parsed(field, item) if place.suffix.lower() == ".csv" else item)
+
+    return Values(str(place), rows, column, convert)
+
+
+def _parsed(field: Field, cell: str) -> Any:
+    if isinstance(field, TextField):
+        return cell
+    if isinstance(field, ScalarField):
+        cell = cell.strip().lower() if cell.strip().lower() in ("true", "false") else cell
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError) as error:
+        expected = "a number" if isinstance(field, ScalarField) else "JSON"
+        raise EncodeError(f"found the text {cell[:40]!r}, expected {expected}") from error
+
+
+def _value(field: Field, item: Any) -> Any:
+    """What a field takes, of what JSON and Arrow have for it."""
+    if isinstance(field, NDArrayField) and isinstance(item, list):
+        try:
+            return np.asarray(item)
+        except ValueError as error:
+            raise EncodeError(f"the list is no array: {error}") from error
+    if field.PARTS and isinstance(item, dict):
+        unknown = [key for key in item if key not in field.PARTS]
+        if unknown:
+            parts = ", ".join(field.PARTS)
+            raise EncodeError(f"found the part {unknown[0]!r}, expected parts of {type(field).__name__}: {parts}")
+        return field.assemble(
+            {
+                part: list(enumerate(content)) if field.PARTS[part].many and isinstance(content, list) else content
+                for part, content in item.items()
+                if content is not None
+            }
+        )
+    return item
+
+
+def _read_parquet(path: Path) -> tuple[list[Any], Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_columns(path, file.schema_arrow.names)
+            table = file.read([ID_COLUMN, VALUE_COLUMN])
+    except pa.ArrowException as error:
+        raise SchemaMismatchError(f"{path}: not a Parquet file that can be read: {error}") from error
+    return table.column(ID_COLUMN).to_pylist(), table.column(VALUE_COLUMN)
+
+
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    for name in (ID_COLUMN, VALUE_COLUMN):
+        if list(names).count(name) != 1:
+            found = ", ".join(names) or "none"
+            raise SchemaMismatchError(f"{path}: columns {found}; expected {ID_COLUMN} and {VALUE_COLUMN}, once each")
+
+
+def _read_jsonl(path: Path) -> tuple[list[Any], list[Any]]:
+    ids, column = [], []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise SchemaMismatchError(f"{path}, line {number}: not JSON: {error}") from error
+            if not isinstance(row, dict) or ID_COLUMN not in row:
+                expected = f"an object with {ID_COLUMN} and {VALUE_COLUMN}"
+                raise SchemaMismatchError(f"{path}, line {number}: found {line[:40]!r}, expected {expected}")
+            ids.append(row[ID_COLUMN])
+            column.append(row.get(VALUE_COLUMN))
+    return ids, column
+
+
+def _read_csv(path: Path) -> tuple[list[str], list[str | None]]:
+    ids: list[str] = []
+    column: list[str | None] = []
+    before = csv.field_size_limit(_MAX_CELL)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file, strict=True)
+            names = next(rows, [])
+            _check_columns(path, names)
+            at, value_at = names.index(ID_COLUMN), names.index(VALUE_COLUMN)
+            for row in rows:
+                if not row:
+                    continue  # an empty line
+                if len(row) != len(names):
+                    detail = f"{len(row)} cells, expected {len(names)}"
+                    raise SchemaMismatchError(f"{path}, line {rows.line_num}: {detail}")
+                ids.append(row[at])
+                column.append(row[value_at] or None)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise SchemaMismatchError(f"{path}: not a CSV file in UTF-8: {error}") from error
+    finally:
+        csv.field_size_limit(before)
+    return ids, column

@@ -1,0 +1,152 @@
+"""Which field decodes which modality of a dataset, by its schema or by what the caller gave.
+
+The schema comes from a file, so nothing in it is trusted: a modality whose field is not known here, or would read
+other records than are stored, is not decoded, and says why when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mm_assets.dataset.decoding import change_settings
+from mm_assets.dataset.files import Reader
+from mm_assets.dataset.open_files import Shards
+from mm_assets.errors import ConfigError, MissingExtraError, SchemaMismatchError
+from mm_assets.fields import FIELD_TYPES, Field, field_from_config
+from mm_assets.formats import ModalitySpec
+
+__all__ = ["DatasetFields"]
+
+
+class DatasetFields:
+    """The modalities of a dataset and their fields; set up at the first question, by the first file.
+
+    Args:
+        shards: the files.
+        given: fields in place of those of the schema, by name.
+        only: the modalities that are had, in their order; None: all, in the file's order.
+    """
+
+    def __init__(self, shards: Shards, *, given: Mapping[str, Field], only: Sequence[str] | None = None) -> None:
+        self.given = dict(given)
+        self.only = None if only is None else tuple(only)
+        self._shards = shards
+        self._path = shards.name
+        self._stored: tuple[str, ...] | None = None  # the names in the file
+        self._chosen: tuple[str, ...] | None = None  # the names that were chosen last
+        self._fields: dict[str, Field] = {}
+        self._unreadable: dict[str, str] = {}
+        self._record_sizes: dict[str, int] = {}
+
+    def set_up(self) -> None:
+        """Look at the first file, where there is one; fine twice.
+
+        Raises:
+            SchemaMismatchError: a given field is not the file's.
+        """
+        if self._stored is None and len(self._shards):
+            reader = self._shards[0]
+            for spec in reader.modalities:
+                self._set_up(reader, spec)
+            for name in self.given:
+                if name not in reader.names:
+                    raise SchemaMismatchError(f"{reader.path}: no modality {name!r}; it has {', '.join(reader.names)}")
+            self._stored = reader.names
+
+    def _set_up(self, reader: Reader, spec: ModalitySpec) -> None:
+        self._record_sizes[spec.name] = spec.metadata_size
+        given = self.given.get(spec.name)
+        name = spec.type_name or getattr(FIELD_TYPES.get(spec.type_id), "__name__", f"type id {spec.type_id:#06x}")
+        stored: Field | None = None
+        try:
+            stored = field_from_config(name, spec.config, trusted=False)
+        except (ConfigError, MissingExtraError) as error:
+            self._unreadable[spec.name] = str(error)
+        field = given or stored
+        if field is None:
+            return
+        found = (spec.type_id, spec.metadata_size)
+        expected = (field.TYPE_ID, field.metadata_type.itemsize)
+        if found != expected:
+            detail = (
+                f"modality {spec.name!r} has type id and record size {found}, {type(field).__name__} has {expected}"
+            )
+            if given is not None:
+                raise SchemaMismatchError(f"{reader.path}: {detail}")
+            self._unreadable[spec.name] = detail
+            return
+        if stored is not None and field.metadata_type != stored.metadata_type:
+            detail = f"found records {stored.metadata_type}, the given {name} reads {field.metadata_type}"
+            raise SchemaMismatchError(f"{reader.path}: modality {spec.name!r}: {detail}")
+        self._fields[spec.name] = field
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The modalities that are had, in order."""
+        self.set_up()
+        return (self._stored or ()) if self.only is None else self.only
+
+    @property
+    def known(self) -> dict[str, Field]:
+        """Modality name to field; without those that cannot be decoded here."""
+        names = self.names
+        if self.only is None:
+            return dict(self._fields)
+        return {name: self._fields[name] for name in names if name in self._fields}
+
+    def check_name(self, name: str) -> None:
+        """Refuse a name that is no modality.
+
+        Raises:
+            KeyError: it is none.
+        """
+        names = self.names
+        if name not in names:
+            raise KeyError(f"{self._path}: no modality {name!r}; it has {', '.join(names) or 'none'}")
+
+    def choose(self, modalities: Sequence[str] | None) -> tuple[str, ...]:
+        """The names that are meant: all for None; each once.
+
+        Raises:
+            KeyError: one is no modality.
+            TypeError: one name where several are wanted.
+        """
+        if modalities is None:
+            return self.names
+        if isinstance(modalities, str):  # which would be taken for the names of its letters
+            raise TypeError(f"modalities: found {modalities!r}, expected a list of names")
+        last, given = self._chosen, tuple(modalities)
+        if last is not None and given == last:
+            return last  # batch after batch; the same object, by which readers know it
+        names = self.names
+        chosen = tuple(dict.fromkeys(given))
+        for name in chosen:
+            if name not in names:
+                self.check_name(name)
+        self._chosen = chosen
+        return chosen
+
+    def field(self, name: str) -> Field:
+        """The field of a modality, which the caller has checked.
+
+        Raises:
+            SchemaMismatchError: it cannot be decoded here; says why.
+        """
+        field = self._fields.get(name)
+        if field is None:
+            detail = f"modality {name!r} cannot be decoded here ({self._unreadable[name]}); its bytes can: read_raw"
+            raise SchemaMismatchError(f"{self._path}: {detail}")
+        return field
+
+    def record_size(self, name: str) -> int:
+        """Bytes of a modality's metadata record, also where it cannot be decoded; the caller has checked the name."""
+        return self._record_sizes[name]
+
+    def changed(self, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Field]:
+        """The given fields, and those with changed settings; arguments and errors as `Dataset.with_settings`."""
+        fields = dict(self.given)
+        for name, changes in settings.items():
+            self.check_name(name)
+            fields[name] = change_settings(self.field(name), changes, where=self._path, key=name)
+        return fields

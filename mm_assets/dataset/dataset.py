@@ -1,0 +1,386 @@
+"""Packed files as values: the one module that joins containers, which know bytes, and fields, which know values.
+
+A dataset is one packed file, or the files of a manifest, a folder or a list as one, local or behind any fsspec URL; or
+a view: some samples or modalities of another dataset, on the same open files. Its schema says which fields it has, so
+opening needs no other argument. An absent value is None. Every error names the file, the sample and the modality.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.dataset.codecs import DatasetFields
+from mm_assets.dataset.decoding import Batch, count_threads
+from mm_assets.dataset.files import PackedFiles
+from mm_assets.dataset.manifest import Manifest
+from mm_assets.dataset.open_files import Ids, ShardedIds, Shards
+from mm_assets.dataset.reader import SampleReader
+from mm_assets.dataset.writer import DatasetWriter, create, spec_of
+from mm_assets.fields import Field
+from mm_assets.formats import VerifyReport
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Batch", "Dataset", "DatasetWriter", "create", "open"]
+
+
+def open(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    fields: Mapping[str, Field] | None = None,
+    verify: bool = False,
+    format: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_size: int = 16 << 30,
+) -> Dataset:
+    """Open packed files as one dataset.
+
+    Args:
+        path: local path or fsspec URL of a packed file, of a manifest (``.json``), or of a folder; or a list of packed
+            files, read in that order. A file's format is told by its bytes. A folder that holds a ``manifest.json`` is
+            opened by it, any other gives its packed files sorted by name.
+        storage_options: arguments for the URLs' file system.
+        fields: fields to decode with in place of those of the file's schema, by name: the same type with other
+            settings, say. A file without schema, by another writer (or cut off), opens only with fields for all of its
+            modalities.
+        verify: check each payload's checksum as it is read.
+        format: which file of each shard of a manifest to read, ``mult`` (the default) or ``mstr``; which files of a
+            folder, needed where it holds both; what a file, or each of a list, must be.
+        cache_dir: a local folder in which what is read of remote files is kept for further epochs and runs, also of
+            several datasets and processes; ``docs/reading.md`` tells how. Local files are not copied into it.
+        cache_size: bytes that the folder may take, at least 16 MiB.
+
+    Raises:
+        FormatError: a file or manifest is damaged, cut off, or not one of ours.
+        SchemaMismatchError: `fields` are not the files', or files differ in fields.
+        SourceError: a remote file or a shard of the manifest cannot be had or cached, a folder holds no packed files,
+            or `cache_dir` cannot be used.
+        OSError: a local file cannot be had.
+        ConfigError: an unknown `format`, none for a folder of both, an empty list, or a `cache_size` that is too small.
+        MissingExtraError: `cache_dir` without the extra ``cache``.
+    """
+    given = dict(fields or {})
+    cache = None
+    if cache_dir is not None:
+        from mm_assets.storage.disk_cache import BlockCache
+
+        cache = BlockCache(os.fspath(cache_dir), cache_size)
+    files = PackedFiles(
+        path,
+        storage_options=storage_options,
+        modalities=[spec_of(name, field) for name, field in given.items()],
+        verify=verify,
+        format=format,
+        cache=cache,
+    )
+    return Dataset(Shards(files), fields=given)
+
+
+class Dataset(SampleReader):
+    """A packed dataset, open for reading; made by `open`.
+
+    ``dataset[i]`` is one sample, a dict of values by modality name. Reading is safe from several threads. It pickles
+    by its files' locations, and opens them again. Arrays may be views into a mapped file, valid also after `close`.
+
+    `select`, `select_modalities`, `split`, `filter` and `with_settings` give another dataset on the same open files: a
+    view, of which everything here is true, further views too. Each is closed on its own, the files with the last.
+
+    Args:
+        shards: the files and the selection of samples; the dataset closes them.
+        fields: to decode with in place of those of the schema, by name.
+        modalities: the names that are had; None: all.
+
+    Attributes:
+        path: path or URL of the file, manifest or folder; of a list the first file and the number of others.
+        manifest: the manifest, or None where the dataset has none.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        *,
+        fields: Mapping[str, Field] | None = None,
+        modalities: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(shards, DatasetFields(shards, given=fields or {}, only=modalities))
+        self.manifest: Manifest | None = shards.files.manifest
+        if self.manifest is None:  # which opens no file before it is read
+            try:
+                self._fields.set_up()  # fields that do not fit are refused now, not at the first read
+            except BaseException:
+                shards.close()
+                raise
+
+    # --- views --------------------------------------------------------------------------------------------------------
+
+    def _view(self, positions: npt.NDArray[np.int64]) -> Dataset:
+        return Dataset(self._shards.share(positions), fields=self._fields.given, modalities=self._fields.only)
+
+    def with_settings(self, settings: Mapping[str, Mapping[str, Any]]) -> Dataset:
+        """The same samples, decoded with other settings, such as ``{"image": {"channels": 3}}``.
+
+        Settings that are not named stay. What is stored stays too, so that a setting of encoding, such as a JPEG's
+        quality, changes nothing.
+
+        Args:
+            settings: by modality, new values of the field's settings, as its section in ``docs/fields.md`` names them.
+                Those of a sequence's items go below ``inner``.
+
+        Raises:
+            KeyError: no such modality.
+            ConfigError: an unknown setting, a wrong value, or one that does not go with what is stored.
+            SchemaMismatchError: a modality is of a type that is not known here.
+        """
+        fields = self._fields.changed(settings)
+        return Dataset(self._shards.share(), fields=fields, modalities=self._fields.only)
+
+    def select(self, ids: Ids | slice) -> Dataset:
+        """A view of some samples, in the order given; 8 bytes a sample, none of them read.
+
+        Args:
+            ids: indices (repeats are fine, negative ones count from the end), a slice, or a mask (len,) of bool.
+
+        Raises:
+            IndexError: no such sample, or a mask of another length.
+            TypeError: not integers or bools in one dimension.
+        """
+        return self._view(self._shards.positions(self._chosen(ids)))
+
+    def select_modalities(self, names: Sequence[str]) -> Dataset:
+        """A view of all samples with some modalities only, in the order given: no other is read.
+
+        Raises:
+            KeyError: no such modality.
+        """
+        return Dataset(self._shards.share(), fields=self._fields.given, modalities=self._fields.choose(names))
+
+    def split(self, fractions: Mapping[str, float], *, seed: int = 0) -> dict[str, Dataset]:
+        """Views of parts of the samples, such as ``{"train": 0.9, "val": 0.1}``.
+
+        A sample's part follows from its id and the seed alone: it stays when samples are added, removed or packed into
+        other files, and equal ids are never parted. So the sizes are near the fractions, not exact.
+
+        Args:
+            fractions: share of each part, by name, above 0 and up to 1 together; the rest is in no part.
+            seed: from 0 to 2**64 - 1; another one gives other parts.
+
+        Raises:
+            ConfigError: fractions or seed are no such.
+            FormatError: the ids of a file are damaged.
+        """
+        from mm_assets.dataset.selection import split_rows
+
+        parts = split_rows(self.sample_ids, len(self), fractions, seed=seed)
+        return {name: self.select(rows) for name, rows in parts.items()}
+
+    def filter(self, sql: str) -> Dataset:
+        """A view of the samples that fulfil a condition, such as ``image.width >= 256 and present_text``.
+
+        Only the columns that the condition names are read, file by file, and no payload's data.
+
+        Args:
+            sql: what could stand behind ``where`` in a query of the table `samples`, in DuckDB's SQL. Its columns:
+                `index`, `sample_id`, and of each modality m `present_m` (bool), `size_m` (bytes of data, null where
+                absent), and m itself, its metadata record as a struct, null where absent. ``docs/fields.md`` tells the
+                records. It reaches no files.
+
+        Raises:
+            ConfigError: it is no condition, names no column, or cannot be computed.
+            FormatError: a file is damaged.
+        """
+        from mm_assets.dataset.selection import matching_rows
+
+        return self.select(matching_rows(self._shards, self.names, self._fields.known, sql))
+
+    # --- what is in it ------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Samples."""
+        return self._shards.num_samples
+
+    def __repr__(self) -> str:
+        stored = "" if self._shards.selection is None else f" of {self._shards.num_stored}"
+        return f"Dataset({self.path!r}, {len(self)}{stored} samples)"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The modalities, in the file's order or as `select_modalities` was told."""
+        return self._fields.names
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """Modality name to field; without those of a type that is not known here, whose raw bytes can be read."""
+        return self._fields.known
+
+    @property
+    def selection(self) -> npt.NDArray[np.int64] | None:
+        """Where the samples of a view stand among all samples of its files: (len,) int64; None for all of them."""
+        return self._shards.selection
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths or URLs of the packed files, in order."""
+        return tuple(file.location for file in self._shards.files.entries)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The file's schema section, or the manifest's schema."""
+        if self.manifest is not None:
+            return dict(self.manifest.schema)
+        return dict(self._shards[0].schema)
+
+    @property
+    def sample_ids(self) -> Sequence[str]:
+        """The samples' ids in order; only those that are asked for are read."""
+        return ShardedIds(self._shards)
+
+    def find(self, sample_id: str) -> int | None:
+        """The index of the first sample of that id, or None.
+
+        The first call reads all ids and sorts their hashes; 12 bytes a sample are kept then, for all views together.
+        """
+        return self._shards.find(sample_id)
+
+    def presence(self, name: str) -> npt.NDArray[np.bool_]:
+        """Which samples have a modality: (len,) bool.
+
+        Raises:
+            KeyError: no such modality.
+        """
+        self._fields.check_name(name)
+        present = np.zeros(len(self), np.bool_)
+        for reader, rows, local in self._shards.pieces():
+            present[rows] = reader.presence(name)[local]
+        return present
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    @overload
+    def __getitem__(self, i: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, i: Ids | slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, i: int | Ids | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        """One sample, as `read_sample`; or a list of them, as `read_samples`, for indices, a slice or a mask."""
+        which: Any = i  # also what only behaves like an array, such as a tensor
+        if isinstance(which, slice | Sequence) or getattr(which, "ndim", 0) > 0:
+            return self.read_samples(self._chosen(which))
+        return self.read_sample(which)
+
+    def __getitems__(self, ids: Ids) -> list[dict[str, Any]]:
+        """Many samples, as `read_samples`: what torch's DataLoader asks for a batch.
+
+        Values that are arrays are the caller's own here, never views of a file: of those that may not be written to
+        torch warns.
+        """
+        return [{name: _writeable(value) for name, value in one.items()} for one in self.read_samples(ids)]
+
+    def _chosen(self, ids: Ids | slice) -> Ids:
+        """Indices for a slice or a mask too."""
+        if isinstance(ids, slice):
+            return range(*ids.indices(len(self)))
+        if isinstance(ids, np.ndarray) and ids.dtype == np.bool_ and ids.ndim == 1:
+            if len(ids) != len(self):
+                raise IndexError(f"{self.path}: a mask of {len(ids)} for {len(self)} samples")
+            return np.flatnonzero(ids)
+        return ids
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """All samples in order."""
+        return (self.read_sample(i) for i in range(len(self)))
+
+    def to_arrow(
+        self,
+        ids: Ids | slice | None = None,
+        modalities: Sequence[str] | None = None,
+        *,
+        raw: Sequence[str] = (),
+        threads: int | None = 0,
+    ) -> pa.Table:
+        """Samples as an Arrow table, a column for each modality, null where absent.
+
+        A column's type follows from the field: a text or JSON is `string`, a number its type, token ids a list, an
+        array of fixed shape nested lists of fixed sizes; ``docs/reading.md`` tells all. What has no columnar form is
+        the stored data bytes, `large_binary`.
+
+        Args:
+            ids: indices, a slice or a mask, as for `select`; all samples by default.
+            modalities: names to read; all by default.
+            raw: modalities whose stored bytes are wanted, whatever their field is; also of a type not known here.
+            threads: as for `read_batch`.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+            SchemaMismatchError: a modality is of a type that is not known here.
+            ValueError: no number of threads.
+        """
+        from mm_assets.dataset.arrow import BLOCK_ROWS, make_table
+
+        names, as_stored = self._fields.choose(modalities), self._fields.choose(raw)
+        fields = {name: None if name in as_stored else self._fields.field(name) for name in names}
+        workers = count_threads(threads)
+        positions = self._shards.positions(range(len(self)) if ids is None else self._chosen(ids))
+        blocks = (positions[start : start + BLOCK_ROWS] for start in range(0, len(positions), BLOCK_ROWS))
+        return make_table(
+            fields,
+            blocks,
+            read=self._read_rows,
+            decode=lambda block, name, rows: self._decode_rows(block, name, rows, workers),
+            decode_batches=lambda block, rows: self._decode_batches(
+                block, rows, self._targets(tuple(rows), {}, len(block)), workers
+            ),
+        )
+
+    def verify(self) -> VerifyReport:
+        """Read everything and report what is damaged, by sample and modality; also files against their manifest.
+
+        Of a view the whole files, whose samples have other numbers there. Damage never raises, nor does a file of
+        several that cannot be opened.
+        """
+        return self._shards.verify()
+
+    # --- life time ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the files, unless a view, or what this is a view of, still reads them, and join the decoding threads.
+
+        Fine twice. Arrays and views that were handed out stay valid.
+        """
+        self._shards.close()
+        self._pool.close()
+        self._requests.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopen, (self._shards.files, self._shards.selection, self._fields.given, self._fields.only)
+
+
+def _writeable(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+
+
+def _reopen(
+    files: PackedFiles,
+    selection: npt.NDArray[np.int64] | None,
+    fields: Mapping[str, Field],
+    modalities: Sequence[str] | None,
+) -> Dataset:
+    return Dataset(Shards(files, selection), fields=fields, modalities=modalities)

@@ -1,0 +1,375 @@
+"""Decoding many payloads at once: into given arrays, and in threads where the codec lets them run.
+
+What comes out does not depend on the number of threads, nor does the error when payloads are damaged: it is that of
+the first damaged row. No thread writes into an array after the call that was given it has returned or raised. Where
+the payloads come from is not known here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import ConfigError, CorruptError, FormatError
+from mm_assets.fields import Field, ValueLayout
+from mm_assets.fields.base import PAYLOAD, Buffer, Out, describe
+from mm_assets.storage.forking import renew_in_children
+
+__all__ = [
+    "Allocate",
+    "Arrays",
+    "Batch",
+    "DecodePool",
+    "Place",
+    "Rows",
+    "batch_layout",
+    "batch_target",
+    "change_settings",
+    "count_threads",
+    "decode_batches",
+    "decode_values",
+    "locate",
+]
+
+MAX_THREADS = 256  # far beyond where decoding gains; a slip of the hand must not start thousands
+
+# Rows cost differently: a thread that had cheap ones takes the next run. More runs would only cost more hand-overs.
+_RUNS_PER_THREAD = 4
+
+# No payload is larger, and no sensible value: a layout comes from the file, and rows of it are made for absent values
+# too, which have no bytes that would vouch for them.
+MAX_ROW_BYTES = 1 << 32
+
+Arrays: TypeAlias = npt.NDArray[Any] | dict[str, npt.NDArray[Any]]
+"""What the rows of a modality are decoded into: one array, or several by name."""
+
+Allocate: TypeAlias = Callable[[tuple[int, ...], "np.dtype[Any]"], npt.NDArray[Any]]
+"""Makes an array of a shape and dtype, of whatever content."""
+
+Place: TypeAlias = Callable[[int], tuple[str, int]]
+"""The file that a row of the batch is in, and its sample's index there."""
+
+T = TypeVar("T")
+
+
+class Batch(NamedTuple):
+    """One modality of many samples.
+
+    Attributes:
+        values: an array (n, …) where the field's values have one shape and dtype, or a dict of such arrays where a
+            value is several, absent rows zero; else a list of n values, None where absent.
+        present: (n,) bool.
+    """
+
+    values: Any
+    present: npt.NDArray[np.bool_]
+
+
+class Rows(NamedTuple):
+    """The payloads of one modality of many samples.
+
+    Attributes:
+        records: (n, metadata size) uint8, the metadata records, zero where absent.
+        datas: n data buffers, None where absent.
+    """
+
+    records: npt.NDArray[np.uint8]
+    datas: list[Buffer | None]
+
+    def run(self, start: int, stop: int) -> Rows:
+        """Rows [start, stop)."""
+        return Rows(self.records[start:stop], self.datas[start:stop])
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def count_threads(threads: int | None) -> int:
+    """How many threads are meant: None is one for each core that this process may use.
+
+    Raises:
+        ValueError: no number of threads.
+    """
+    if threads is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return min(cores or 1, MAX_THREADS)
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
+        raise ValueError(f"threads: found {threads!r}, expected None or an integer from 0 to {MAX_THREADS}")
+    return threads
+
+
+class DecodePool:
+    """Threads for decoding, started at the first use and joined by `close`; several callers may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+        self._made_for = (0, 0)  # threads, process
+        self._closed = False
+        renew_in_children(self)
+
+    def renew_locks(self) -> None:
+        """In a forked child: see `forking`."""
+        self._lock = threading.Lock()
+
+    def start(self, threads: int, tasks: Sequence[Callable[[], T]]) -> list[Future[T]]:
+        """Hand tasks to that many threads, to be done in their order.
+
+        Raises:
+            ValueError: the pool is closed.
+        """
+        with self._lock:  # held until all tasks are in, so that nobody closes the executor in between
+            if self._closed:
+                raise ValueError("the dataset is closed")
+            wanted = (threads, os.getpid())
+            if self._executor is None or self._made_for != wanted:
+                if self._executor is not None and self._made_for[1] == wanted[1]:
+                    self._executor.shutdown(wait=True)
+                # In a forked child the parent's threads do not exist, and their executor is only dropped.
+                self._executor = ThreadPoolExecutor(threads, thread_name_prefix="mm_assets-decode")
+                self._made_for = wanted
+            return [self._executor.submit(task) for task in tasks]
+
+    def close(self) -> None:
+        """Finish what was started, and join the threads; fine twice."""
+        with self._lock:
+            executor, self._executor, self._closed = self._executor, None, True
+        if executor is not None:
+            executor.shutdown(wait=True)
+
+
+def _runs(count: int, threads: int) -> list[tuple[int, int]]:
+    """Runs [start, stop) of rows for threads to take."""
+    size = max(1, math.ceil(count / (threads * _RUNS_PER_THREAD)))
+    return [(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _end(futures: Sequence[Future[Any]]) -> None:
+    """Nothing of these runs on after this: what is done is done, what has not begun never will."""
+    for future in futures:
+        future.cancel()
+    wait(futures)
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+def batch_layout(field: Field, name: str, path: str, count: int) -> ValueLayout | dict[str, ValueLayout] | None:
+    """Shape, the number of rows first, and dtype of the arrays of a batch; None where it is a list.
+
+    Raises:
+        CorruptError: the file's field says that one value takes more than `MAX_ROW_BYTES`.
+    """
+    layout = field.value_layout
+    if layout is None:
+        return None
+    whole = {"": layout} if isinstance(layout, ValueLayout) else layout
+    for one in whole.values():
+        size = math.prod(one.shape) * one.dtype.itemsize
+        if size > MAX_ROW_BYTES:
+            detail = f"values of shape {one.shape} are too large"
+            raise CorruptError(path, detail, modality=name, found=f"{size} bytes", expected=f"up to {MAX_ROW_BYTES}")
+    found = {key: ValueLayout((count, *one.shape), one.dtype) for key, one in whole.items()}
+    return found[""] if isinstance(layout, ValueLayout) else found
+
+
+def batch_target(layout: ValueLayout | Mapping[str, ValueLayout] | None, out: Out | None, name: str) -> Arrays | None:
+    """The arrays to decode into: the first rows of `out` where it is given, else new ones; None for a list.
+
+    Args:
+        layout: as `batch_layout` gives it.
+        out: the caller's.
+        name: the modality.
+
+    Raises:
+        ValueError: `out` does not fit.
+    """
+    where = f"out[{name!r}]"
+    if layout is None:
+        if out is not None:
+            raise ValueError(
+                f"{where}: values of {name!r} vary in shape or type, they come as a list and go in no array"
+            )
+        return None
+    if isinstance(layout, ValueLayout):
+        return _first_rows(layout, out, where)
+    if out is None:
+        return {key: _first_rows(one, None, where) for key, one in layout.items()}
+    if not isinstance(out, Mapping) or set(out) != set(layout):
+        found = sorted(out) if isinstance(out, Mapping) else describe(out)
+        raise ValueError(f"{where} is {found}, expected arrays by name: {', '.join(layout)}")
+    return {key: _first_rows(one, out[key], f"{where}[{key!r}]") for key, one in layout.items()}
+
+
+def _first_rows(layout: ValueLayout, out: object, where: str) -> npt.NDArray[Any]:
+    if out is None:
+        return np.empty(layout.shape, dtype=layout.dtype)
+    count, *shape = layout.shape
+    fits = isinstance(out, np.ndarray) and out.dtype == layout.dtype and out.ndim == len(layout.shape)
+    if not isinstance(out, np.ndarray) or not fits or out.shape[1:] != tuple(shape) or len(out) < count:
+        extents = ", ".join(map(str, [f"{count} or more", *shape]))
+        raise ValueError(f"{where} is {describe(out)}, expected {layout.dtype} with shape ({extents})")
+    if not out.flags.writeable:
+        raise ValueError(f"{where} is read-only")
+    return out[:count]
+
+
+def _cut(target: Arrays | None, start: int, stop: int) -> Arrays | None:
+    if isinstance(target, dict):
+        return {key: array[start:stop] for key, array in target.items()}
+    return None if target is None else target[start:stop]
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+def decode_batches(
+    fields: Mapping[str, Field],
+    rows: Mapping[str, Rows],
+    targets: Mapping[str, Arrays | None],
+    *,
+    pool: DecodePool,
+    threads: int,
+    place: Place,
+) -> dict[str, Batch]:
+    """Decode several modalities of the same samples.
+
+    Args:
+        fields: by modality, in the order of the result.
+        rows: their payloads.
+        targets: what to decode into, as `batch_target` gives it.
+        pool: for fields that decode in parallel, if `threads` is 2 or more.
+        threads: how many.
+        place: for messages.
+
+    Raises:
+        FormatError: a payload is damaged; it says where.
+    """
+    started: dict[str, list[Future[tuple[Any, npt.NDArray[np.bool_]]]]] = {}
+    found: dict[str, Batch] = {}
+    try:
+        for name, field in fields.items():
+            if threads > 1 and field.decodes_in_parallel and len(rows[name].datas) > 1:
+                tasks = [
+                    partial(field.decode_batch, *rows[name].run(start, stop), _cut(targets[name], start, stop))
+                    for start, stop in _runs(len(rows[name].datas), threads)
+                ]
+                started[name] = pool.start(threads, tasks)
+        # What threads do not help is decoded here while they work; in this order without threads too, so that of
+        # several damaged modalities the same one is told.
+        for name in sorted(fields, key=lambda name: fields[name].decodes_in_parallel):
+            field, target = fields[name], targets[name]
+            try:
+                if name not in started:
+                    found[name] = Batch(*field.decode_batch(*rows[name], target))
+                    continue
+                parts = [future.result() for future in started[name]]
+            except FormatError as error:
+                raise _first_damaged(field, name, rows[name], error, place) from error
+            present = np.concatenate([part[1] for part in parts])
+            values = [value for part in parts for value in part[0]] if target is None else target
+            found[name] = Batch(values, present)
+    finally:
+        _end([future for futures in started.values() for future in futures])
+    return {name: found[name] for name in fields}
+
+
+def _first_damaged(field: Field, name: str, rows: Rows, error: FormatError, place: Place) -> FormatError:
+    """The error of the first row that is damaged, with its place: decoded singly, the row tells."""
+    for row, data in enumerate(rows.datas):
+        if data is not None:
+            try:
+                field.decode_batch(*rows.run(row, row + 1))
+            except FormatError as alone:
+                return locate(alone, name, place(row))
+    # Only in company is it damaged: then no row can be named.
+    return locate(error, name, (PAYLOAD, None))
+
+
+def decode_values(field: Field, name: str, rows: Rows, *, pool: DecodePool, threads: int, place: Place) -> list[Any]:
+    """Decode each payload as a single one would be, whatever the field's batches are; None where absent.
+
+    Raises:
+        FormatError: a payload is damaged; it says where.
+    """
+
+    def decode(start: int, stop: int) -> list[Any]:
+        values: list[Any] = []
+        for row in range(start, stop):
+            data = rows.datas[row]
+            try:
+                values.append(None if data is None else field.decode(memoryview(rows.records[row]), data))
+            except FormatError as error:
+                raise locate(error, name, place(row)) from error
+        return values
+
+    count = len(rows.datas)
+    if threads < 2 or count < 2 or not field.decodes_in_parallel:
+        return decode(0, count)
+    futures = pool.start(threads, [partial(decode, *run) for run in _runs(count, threads)])
+    try:
+        return [value for future in futures for value in future.result()]
+    finally:
+        _end(futures)
+
+
+def locate(error: FormatError, name: str, place: tuple[str, int | None]) -> FormatError:
+    """A field's error with the file, sample and modality that the field does not know."""
+    if error.path != PAYLOAD:
+        return error
+    path, sample = place
+    return type(error)(path, error.detail, sample=sample, modality=name, found=error.found, expected=error.expected)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def change_settings(field: Field, settings: Mapping[str, Any], *, where: str, key: str) -> Field:
+    """The same field with some settings changed.
+
+    Args:
+        field: any; not changed itself.
+        settings: values by name, as the field's configuration has them. Where a setting is itself a field, such as
+            ``inner`` of a sequence, a mapping of that field's settings.
+        where: the dataset, for messages.
+        key: the modality, for messages.
+
+    Raises:
+        ConfigError: an unknown setting, a wrong value, or one that makes it a field of other payloads.
+    """
+    if not isinstance(settings, Mapping):
+        raise ConfigError(where, key, f"found {describe(settings)}, expected a mapping of settings")
+    plain: dict[str, Any] = {}
+    fields: dict[str, Field] = {}
+    for name, value in settings.items():
+        current = getattr(field, name, None) if isinstance(name, str) else None
+        if isinstance(current, Field):
+            fields[name] = change_settings(current, value, where=where, key=f"{key}.{name}")
+        else:
+            plain[name] = value
+    try:
+        changed = type(field).from_config({**field.config, **plain}) if plain else field
+        changed = dataclasses.replace(changed, **fields)
+    except ConfigError as error:
+        raise ConfigError(where, f"{key}.{error.key}", error.detail) from error
+    if changed.metadata_type != field.metadata_type:
+        detail = (
+            f"found {', '.join(map(str, settings))}: {type(field).__name__} would read another record than is there"
+        )
+        raise ConfigError(where, key, detail)
+    before, after = (getattr(one, "tokenizer", None) for one in (field, changed))
+    if before is not None and after is not None and before.sha256 != after.sha256:
+        found = f"found {after.name} ({after.sha256[:8]}…)"
+        raise ConfigError(
+            where, f"{key}.tokenizer", f"{found}; the ids stored are of {before.name} ({before.sha256[:8]}…)"
+        )
+    return changed

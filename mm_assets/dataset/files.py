@@ -1,0 +1,364 @@
+"""Which packed files make up a dataset, and opening one of them.
+
+A dataset is one file, the files of a manifest, those of a folder, or a list, each local or behind any fsspec URL. A
+file that was listed with a size or a number of samples is refused when it has another, and all files of a dataset
+have the same fields. What fields do with the bytes is not known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import resource
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mm_assets.dataset.manifest import FORMATS, Manifest, parse_manifest
+from mm_assets.errors import ConfigError, CorruptError, SchemaMismatchError, SourceError, TruncatedError
+from mm_assets.fields import complete_config
+from mm_assets.formats import ByteSource, MappedFile, ModalitySpec, MstrReader, MultReader, open_reader
+from mm_assets.formats.byte_source import drop_pages
+
+if TYPE_CHECKING:
+    from mm_assets.storage.disk_cache import BlockCache
+
+__all__ = ["MAX_OPEN", "NUM_REQUESTS", "PackedFile", "PackedFiles", "Reader"]
+
+
+def _most_files() -> int:
+    """Readers that may be open: a local one has two descriptors, and half of the process' are left to others."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    # The kernel's own bound of a process' mappings, 65,530, is shared too, and a reader takes up to ten of them.
+    most = 2048
+    return most if allowed == resource.RLIM_INFINITY else max(64, min(allowed // 4, most))
+
+
+MAX_OPEN = _most_files()
+
+NUM_REQUESTS = 16  # remote files that are asked at a time; each joins its ranges into few
+
+_HASH_BLOCK = 16 << 20  # bytes of a file held while its digest is computed
+_MANIFEST = "manifest.json"  # a folder that has one is opened by it
+_VERSIONED = re.compile(r"(.+)\.[0-9a-f]{8}\.(?:mult|mstr)", re.ASCII)  # how the pipeline names a shard's file
+
+Reader = MultReader | MstrReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedFile:
+    """One file of a dataset.
+
+    Attributes:
+        location: path or URL.
+        num_samples: samples in it.
+        size: bytes, or None where nothing but the file itself tells.
+        sha256: digest of the content, hexadecimal, or None likewise.
+        partition: the shard's key in the manifest, or None without one.
+    """
+
+    location: str
+    num_samples: int
+    size: int | None = None
+    sha256: str | None = None
+    partition: str | None = None
+
+
+class PackedFiles:
+    """The files of a dataset, in order.
+
+    Args:
+        path: a packed file, a manifest (``.json``), a folder, or a list of packed files; paths or fsspec URLs.
+        storage_options: arguments for the URLs' file system.
+        modalities: what a file without our tail holds.
+        verify: check each payload's checksum as it is read.
+        format: which files to take, ``mult`` or ``mstr``; None as `mm_assets.open` says.
+        cache: keeps what is read of remote files.
+
+    Attributes:
+        name: of the dataset, for messages: the path, or the first of a list.
+        manifest: the manifest, or None where there is none.
+        entries: the files.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        modalities: Sequence[ModalitySpec] = (),
+        verify: bool = False,
+        format: str | None = None,
+        cache: BlockCache | None = None,
+    ) -> None:
+        if format is not None and format not in FORMATS:
+            raise ConfigError("arguments", "format", f"found {format!r}, expected {' or '.join(FORMATS)}")
+        self._path: str | tuple[str, ...]
+        if isinstance(path, str | os.PathLike):
+            self._path = self.name = os.fspath(path)
+        else:
+            self._path = tuple(os.fspath(one) for one in path)
+            if not self._path:
+                raise ConfigError("arguments", "path", "found an empty list, expected packed files")
+            self.name = self._path[0] + (f" and {len(self._path) - 1} more" if len(self._path) > 1 else "")
+        self._options = storage_options
+        self._modalities = tuple(modalities)
+        self._verify = verify
+        self._format = format
+        self._cache = cache
+        self._opened: dict[int, Reader] = {}
+        self.manifest: Manifest | None = None
+        self.entries: tuple[PackedFile, ...] = self._find()
+        self.any_remote = any(_local(file.location) is None for file in self.entries)
+
+    def __len__(self) -> int:
+        """Files."""
+        return len(self.entries)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy in another process has the very files that were found here, whatever was published since.
+        return {**self.__dict__, "_opened": {}}
+
+    # --- which files --------------------------------------------------------------------------------------------------
+
+    def _find(self) -> tuple[PackedFile, ...]:
+        if isinstance(self._path, tuple):
+            return self._open_all(self._path)
+        if self._path.endswith(".json"):
+            return self._list_manifest(self._path)
+        names = self._names_in(self._path)
+        if names is None:
+            return self._open_all((self._path,))
+        folder = self._path.rstrip("/") if self._path.strip("/") else "/"
+        if _MANIFEST in names:
+            return self._list_manifest(f"{folder}/{_MANIFEST}")
+        return self._open_all([f"{folder}/{name}" for name in self._choose(names)])
+
+    def _names_in(self, location: str) -> list[str] | None:
+        """The names in a folder; None where the location is none."""
+        path = _local(location)
+        if path is not None:
+            return os.listdir(path) if os.path.isdir(path) else None
+        if location.endswith(tuple("." + form for form in FORMATS)):
+            return None  # by its name a file: spares a request
+        from mm_assets.storage.store import Store
+
+        store = Store(location, self._options)
+        try:
+            return list(store.sizes("")) if store.fs.isdir(store.path_of("")) else None
+        except OSError as error:
+            raise SourceError(location, f"cannot be listed: {error}") from error
+
+    def _choose(self, names: Sequence[str]) -> list[str]:
+        """The packed files of one format among the names in a folder, sorted; hidden files never count."""
+        found = {form: sorted(n for n in names if n.endswith("." + form) and n[0] != ".") for form in FORMATS}
+        formats = [form for form in FORMATS if found[form]] if self._format is None else [self._format]
+        if len(formats) > 1:
+            detail = f"{self.name} holds both {' and '.join(formats)} files: say which to read"
+            raise ConfigError("arguments", "format", detail)
+        chosen = found[formats[0]] if formats else []
+        if not chosen:
+            raise SourceError(self.name, f"holds no .{' or .'.join([self._format] if self._format else FORMATS)} file")
+        shards: dict[str, str] = {}
+        for name in chosen:
+            versioned = _VERSIONED.fullmatch(name)
+            if versioned and shards.setdefault(versioned[1], name) != name:
+                detail = f"holds two versions of one shard, {shards[versioned[1]]} and {name}: open the manifest"
+                raise SourceError(self.name, detail)
+        return chosen
+
+    def _list_manifest(self, location: str) -> tuple[PackedFile, ...]:
+        source = self._source(location)
+        try:
+            content = bytes(source.view_many([(0, source.size)])[0]) if source.size else b""
+        finally:
+            source.close()
+        name = location.replace(os.sep, "/")
+        self.manifest = parse_manifest(content, name=name, form=self._format or FORMATS[0])
+        return tuple(
+            PackedFile(
+                location=file.location,
+                num_samples=file.num_samples,
+                size=file.size,
+                sha256=file.sha256,
+                partition=file.partition,
+            )
+            for file in self.manifest.files
+        )
+
+    def _open_all(self, locations: Sequence[str]) -> tuple[PackedFile, ...]:
+        """Files that only tell themselves what they hold: each is opened now, and the first ones stay open."""
+        entries: list[PackedFile] = []
+        try:
+            with contextlib.closing(self._open_each(locations)) as readers:
+                for number, (location, reader) in enumerate(zip(locations, readers, strict=True)):
+                    if number < MAX_OPEN:
+                        self._opened[number] = reader
+                    try:
+                        self._check_format(location, reader)
+                        self.check_alike(self._opened[0], reader)
+                        entries.append(PackedFile(location=location, num_samples=len(reader)))
+                    finally:
+                        if number not in self._opened:
+                            reader.close()
+        except BaseException:
+            for reader in self.take_opened().values():
+                reader.close()
+            raise
+        return tuple(entries)
+
+    def _check_format(self, location: str, reader: Reader) -> None:
+        if self._format is not None and reader.format.lower() != self._format:
+            raise SchemaMismatchError(f"{location}: found a {reader.format} file, expected {self._format}")
+
+    def _open_each(self, locations: Sequence[str]) -> Generator[Reader]:
+        """Readers in order; while one is looked at, some of the remote ones behind it are being opened."""
+        tasks = [partial(self._open_reader, location) for location in locations]
+        if len(tasks) == 1 or all(_local(location) is not None for location in locations):
+            return (task() for task in tasks)
+        return _run_ahead(tasks)
+
+    def is_remote(self, number: int) -> bool:
+        """Whether reading a file takes requests."""
+        return self.any_remote and _local(self.entries[number].location) is None
+
+    # --- opening ------------------------------------------------------------------------------------------------------
+
+    def take_opened(self) -> dict[int, Reader]:
+        """The readers, by number, that finding the files has opened; they are the caller's now."""
+        opened, self._opened = self._opened, {}
+        return opened
+
+    def open(self, number: int, *, cached: bool = True) -> Reader:
+        """Open one file.
+
+        Args:
+            number: of the file.
+            cached: whether a remote one may be read through the cache; else all that is read comes from its storage.
+
+        Raises:
+            FormatError: it is damaged, or not the one that was listed.
+            SourceError: a file of the manifest, or a remote one, cannot be had.
+            OSError: a local file cannot be had.
+        """
+        file = self.entries[number]
+        if self.manifest is None:
+            reader = self._open_reader(file.location, cached=cached)
+        else:
+            try:
+                reader = self._open_reader(file.location, file.size, cached=cached)
+            except (OSError, SourceError) as error:
+                detail = f"partition {file.partition!r}: {file.location} cannot be had: {error}"
+                raise SourceError(self.name, detail) from error
+        if len(reader) != file.num_samples:
+            reader.close()
+            listed = "it had" if self.manifest is None else f"{self.name} lists"
+            detail = f"does not hold the samples that {listed}"
+            raise CorruptError(file.location, detail, found=len(reader), expected=file.num_samples)
+        return reader
+
+    def check_alike(self, first: Reader, other: Reader) -> None:
+        """Refuse a file with other fields than the first.
+
+        Raises:
+            SchemaMismatchError: they differ; names both and what they have.
+        """
+        if first is other or _signature(first) == _signature(other):  # nearly always
+            return
+        if _signature(first, complete=True) != _signature(other, complete=True):
+            detail = f"{first.path} has {_words(first)}; {other.path} has {_words(other)}"
+            raise SchemaMismatchError(f"{self.name}: its files differ in fields: {detail}")
+
+    def digest(self, number: int) -> str:
+        """SHA-256 of one file as it is now, hexadecimal; in blocks, whatever its size."""
+        digest = hashlib.sha256()
+        source = self._source(self.entries[number].location, cached=False)
+        try:
+            for start in range(0, source.size, _HASH_BLOCK):
+                size = min(_HASH_BLOCK, source.size - start)
+                digest.update(source.view_many([(start, size)])[0])
+                drop_pages(source, start, size)
+        finally:
+            source.close()
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Give the cache's files back; fine twice, and what is opened afterwards uses it again."""
+        if self._cache is not None:
+            self._cache.close()
+
+    def _source(self, location: str, *, cached: bool = True) -> ByteSource:
+        path = _local(location)
+        if path is not None:
+            return MappedFile(path)
+        from mm_assets.storage.store import RemoteFile
+
+        return RemoteFile(location, self._options, self._cache if cached else None)
+
+    def _open_reader(self, location: str, size: int | None = None, *, cached: bool = True) -> Reader:
+        source = self._source(location, cached=cached)
+        try:
+            if size is not None and source.size != size:
+                detail = f"is not of the size that {self.name} lists"
+                raise CorruptError(location, detail, found=source.size, expected=size)
+            try:
+                return open_reader(source, verify=self._verify)
+            except TruncatedError:
+                if not self._modalities:
+                    raise
+                # Another writer's file has no tail; with modalities given, the reader tells that from damage.
+                return open_reader(source, modalities=self._modalities, verify=self._verify)
+        except BaseException:
+            source.close()
+            raise
+
+
+def _run_ahead(tasks: Sequence[Callable[[], Reader]]) -> Generator[Reader]:
+    """The readers that tasks open, in order, up to `NUM_REQUESTS` ahead; those that nobody takes are closed."""
+    with ThreadPoolExecutor(NUM_REQUESTS, thread_name_prefix="mm_assets-open") as executor:
+        futures = [executor.submit(task) for task in tasks[:NUM_REQUESTS]]
+        taken = 0
+        try:
+            for taken in range(1, len(tasks) + 1):
+                reader = futures[taken - 1].result()
+                if len(futures) < len(tasks):
+                    futures.append(executor.submit(tasks[len(futures)]))
+                yield reader
+        finally:
+            for future in futures[taken:]:
+                if not future.cancel():
+                    with contextlib.suppress(Exception):  # told is what happened first
+                        future.result().close()
+
+
+def _local(location: str) -> str | None:
+    """The path behind a location of the local file system; None of any other."""
+    if "://" not in location:
+        return location
+    from mm_assets.storage.store import is_local, local_path
+
+    return str(local_path(location)) if is_local(location) else None
+
+
+def _signature(reader: Reader, *, complete: bool = False) -> dict[str, tuple[Any, ...]]:
+    """What the files of one dataset must have in common; the order of modalities may differ.
+
+    Args:
+        reader: the file.
+        complete: with the defaults of settings that an earlier release did not write.
+    """
+    found = {}
+    for spec in reader.modalities:
+        config = complete_config(spec.type_name, spec.config) if complete else dict(spec.config)
+        found[spec.name] = (spec.type_name, spec.type_id, spec.metadata_size, config)
+    return found
+
+
+def _words(reader: Reader) -> str:
+    return ", ".join(
+        f"{spec.name}: {spec.type_name or spec.type_id}({dict(spec.config)})" for spec in reader.modalities
+    )

@@ -1,0 +1,451 @@
+"""Many packed files as one row of samples: which file holds a sample, and which files are open.
+
+Readers are opened at first use, and a bounded number stay open; of remote files also as many as a bounded memory holds
+the tables of. One that is put aside is let go, not closed: another thread may be reading from it, and its mapping goes
+with its last user. Several `Shards` may share their open files; the files are closed when the last of them is. Each may
+have its own selection of the samples: an index counts through what is selected, a position through all samples of the
+files.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import weakref
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from itertools import accumulate, pairwise
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.dataset.files import MAX_OPEN, PackedFiles, Reader
+from mm_assets.dataset.id_index import IdLookup, RowLookup
+from mm_assets.errors import FormatError, SchemaMismatchError, SourceError
+from mm_assets.formats import Damage, VerifyReport
+from mm_assets.formats.multi_file import JoinedReads
+from mm_assets.storage.forking import renew_in_children
+
+__all__ = ["Ids", "ShardedIds", "Shards", "as_indices"]
+
+Ids = Sequence[int] | npt.NDArray[np.integer]
+"""Indices of samples; repeats are fine, negative ones count from the end."""
+
+_BLOCK = 1 << 14  # ids that are looked at together while iterating
+
+# Files are joined for raw reads once an eighth as many samples as they have was looked up: sooner than each of them
+# begins to keep positions of its own, which would be kept twice.
+_JOIN_AFTER = 8
+
+# Bytes of tables of remote files that are kept: 16 or more a sample and modality. Of a local file they are its pages.
+MAX_TABLES = 512 << 20
+
+
+class _OpenFiles:
+    """The readers that are open, the most recently used last, for everybody who shares them."""
+
+    def __init__(self, files: PackedFiles) -> None:
+        self.files = files
+        self.lock = threading.RLock()  # opening a file may look at the first one
+        renew_in_children(self)
+        self.readers: OrderedDict[int, Reader] = OrderedDict()
+        self.opening: dict[int, Future[Reader]] = {}  # by threads of this process
+        self.tables = 0  # bytes, of the remote ones among the readers
+        for number, reader in files.take_opened().items():
+            self._add(number, reader)
+        self.joined: JoinedReads | None = None
+        self.may_join = not files.any_remote and 0 < len(files.entries) <= MAX_OPEN
+        self.users: weakref.WeakSet[Shards] = weakref.WeakSet()  # weak: one that is dropped unclosed holds no file
+        starts = accumulate((file.num_samples for file in files.entries), initial=0)
+        self.starts = tuple(starts)[:-1]
+        self.lookup = IdLookup()
+
+    def renew_locks(self) -> None:
+        """In a forked child: see `forking`."""
+        self.lock = threading.RLock()
+        self.opening = {}
+
+    def get(self, number: int) -> Reader:
+        with self.lock:
+            reader = self.readers.get(number)
+            if reader is not None:
+                self.readers.move_to_end(number)
+                return reader
+            opening = self.opening.get(number)
+            if opening is None:
+                mine = self.opening[number] = Future[Reader]()
+        if opening is not None:
+            return opening.result()
+        # Not under the lock: others go on reading, and open further files meanwhile.
+        try:
+            reader = self._open(number)
+        except BaseException as error:
+            self._opened(number, None)
+            mine.set_exception(error)
+            raise
+        self._opened(number, reader)
+        mine.set_result(reader)
+        return reader
+
+    def _open(self, number: int) -> Reader:
+        reader = self.files.open(number)
+        if number:
+            try:
+                self.files.check_alike(self.get(0), reader)
+            except BaseException:
+                reader.close()
+                raise
+        return reader
+
+    def _opened(self, number: int, reader: Reader | None) -> None:
+        """Take note of a file that was opened, or that could not be."""
+        with self.lock:
+            self.opening.pop(number, None)
+            if reader is not None and self.users:  # closed meanwhile, it is only its reader's, and goes with it
+                self._add(number, reader)
+
+    def _add(self, number: int, reader: Reader) -> None:
+        """Keep a reader, and let those go that were not used for the longest time, if there are too many."""
+        self.readers[number] = reader
+        self.tables += self._table_bytes(number, reader)
+        # The first file stays: it holds the fields that every other is compared with.
+        while len(self.readers) > MAX_OPEN or (self.tables > MAX_TABLES and len(self.readers) > 2):
+            oldest = next(key for key in self.readers if key)
+            self.tables -= self._table_bytes(oldest, self.readers.pop(oldest))
+
+    def _table_bytes(self, number: int, reader: Reader) -> int:
+        """The most that a reader keeps in memory of what grows with its samples; nothing of a local file."""
+        if not self.files.is_remote(number):
+            return 0
+        return len(reader) * sum(16 + spec.metadata_size for spec in reader.modalities)
+
+
+class Shards:
+    """The files of one dataset, in order, and which of their samples it has.
+
+    Args:
+        files: which they are.
+        selection: positions of the samples that are had, in their order; (n,) int64, checked by the caller. None: all.
+
+    Attributes:
+        files: the same.
+        selection: the same, read-only.
+        starts: position of the first sample of each file.
+        num_samples: samples that are had.
+    """
+
+    def __init__(self, files: PackedFiles, selection: npt.NDArray[np.int64] | None = None) -> None:
+        self._join(_OpenFiles(files), selection)
+
+    def _join(self, open_files: _OpenFiles, selection: npt.NDArray[np.int64] | None) -> None:
+        self._files = open_files
+        self._closed = False
+        self.files = open_files.files
+        self.starts = open_files.starts
+        self.num_stored = sum(file.num_samples for file in self.files.entries)
+        self._starts = np.array(self.starts, dtype=np.int64)
+        if selection is not None:
+            selection = selection.view()
+            selection.flags.writeable = False
+        self.selection = selection
+        self.num_samples = self.num_stored if selection is None else len(selection)
+        self._rows: RowLookup | None = None
+        self._is_sole = len(self.files) == 1 and selection is None
+        self._sole: Reader | None = None
+        self._looked_up = 0  # samples of raw batches, until files are joined
+        with open_files.lock:
+            open_files.users.add(self)
+
+    @property
+    def name(self) -> str:
+        """The dataset's, for messages."""
+        return self.files.name
+
+    def share(self, selection: npt.NDArray[np.int64] | None = None) -> Shards:
+        """Another one on the same open files, closed on its own.
+
+        Args:
+            selection: positions of its samples; None: the same samples.
+
+        Raises:
+            ValueError: this one is closed.
+        """
+        with self._files.lock:
+            self._check_open()
+            other = Shards.__new__(Shards)
+            other._join(self._files, self.selection if selection is None else selection)
+        return other
+
+    def __len__(self) -> int:
+        """Files."""
+        return len(self.files)
+
+    def __iter__(self) -> Iterator[Reader]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> Reader:
+        with self._files.lock:
+            self._check_open()
+        return self._files.get(number)
+
+    def sole(self) -> Reader | None:
+        """The one file of a dataset that has all samples of it, and of no other; else None.
+
+        Raises:
+            ValueError: the dataset is closed.
+        """
+        sole = self._sole
+        if sole is None and self._is_sole:
+            sole = self[0]
+            with self._files.lock:  # not closed meanwhile
+                self._check_open()
+                self._sole = sole
+        return sole
+
+    def joined(self, count: int) -> JoinedReads | None:
+        """All files for raw reads of samples in any of them; None until enough of them are read, and of remote files.
+
+        Args:
+            count: samples that are about to be read.
+
+        Raises:
+            ValueError: the dataset is closed.
+        """
+        files = self._files
+        if self._closed:
+            self._check_open()
+        # A view of few samples must not open files that it has nothing of.
+        if files.joined is None and files.may_join and 2 * self.num_samples >= self.num_stored:
+            self._looked_up += count
+            if _JOIN_AFTER * self._looked_up >= self.num_stored:
+                self._join_files()
+        return files.joined
+
+    def _join_files(self) -> None:
+        files = self._files
+        files.may_join = False
+        try:
+            if not self[0].only_cuts:
+                return
+            readers = list(self)
+        except (FormatError, SchemaMismatchError, SourceError, OSError):
+            return  # which is the error of whoever asks for a sample of that file
+        sources = [source for reader in readers if (source := reader.mapped) is not None]
+        if len(sources) == len(readers):
+            with files.lock:  # not closed meanwhile
+                self._check_open()
+                files.joined = JoinedReads(readers, sources)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"{self.name} is closed")
+
+    def place(self, i: int) -> tuple[Reader, int]:
+        """The file that holds the sample of an index, and its index there; a negative one counts from the end.
+
+        Raises:
+            IndexError: no such sample.
+        """
+        index = operator.index(i)
+        if not -self.num_samples <= index < self.num_samples:
+            raise IndexError(f"{self.name}: sample {index} of {self.num_samples}")
+        index %= self.num_samples
+        return self.locate(index if self.selection is None else int(self.selection[index]))
+
+    def locate(self, position: int) -> tuple[Reader, int]:
+        """The file that holds the sample of a position, which the caller has checked, and its index there."""
+        number = bisect_right(self.starts, position) - 1  # of the files that start here, the last: empty come before
+        return self[number], position - self.starts[number]
+
+    def positions(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """The positions of samples: (n,) int64.
+
+        Args:
+            ids: indices; repeats are fine, negative ones count from the end.
+
+        Raises:
+            IndexError: no such sample.
+            TypeError: not integers in one dimension.
+        """
+        indices = as_indices(ids, self.num_samples, self.name)
+        return indices if self.selection is None else self.selection[indices]
+
+    def split(
+        self, positions: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[Reader, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """The samples file by file: reader, rows of `positions` that are in it, their indices there.
+
+        Args:
+            positions: as `positions` gives them.
+        """
+        return ((self[number], where, local) for number, where, local in self.parts(positions))
+
+    def parts(
+        self, positions: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """As `split`, with the files' numbers: none is opened."""
+        if not len(positions):
+            return
+        if len(self.starts) == 1:
+            yield 0, np.arange(len(positions)), positions
+            return
+        numbers = np.searchsorted(self._starts, positions, side="right") - 1
+        # One sort, not one comparison a file: a selection of all samples may lie in thousands of files.
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.flatnonzero(np.diff(numbers[order], prepend=-1, append=len(self.starts))).tolist()
+        for start, stop in pairwise(bounds):
+            where = order[start:stop]
+            number = int(numbers[where[0]])
+            yield number, where, positions[where] - self.starts[number]
+
+    def pieces(self) -> Iterator[tuple[Reader, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """All samples file by file: reader, their indices here, their indices in it."""
+        if self.selection is not None:
+            yield from self.split(self.selection)
+            return
+        for number, start in enumerate(self.starts):
+            reader = self[number]
+            yield reader, np.arange(start, start + len(reader)), np.arange(len(reader))
+
+    def find(self, sample_id: str) -> int | None:
+        """The index of the first sample of an id, or None."""
+        found = self._find_positions(sample_id)
+        if self.selection is None or not found:
+            return found[0] if found else None
+        lookup = self._rows = self._rows or RowLookup(self.selection)  # made by two threads, it would be the same
+        return min((row for row in map(lookup.first, found) if row is not None), default=None)
+
+    def _find_positions(self, sample_id: str) -> list[int]:
+        """The positions of all samples of an id, ascending: ids are unique within a file, maybe not in all files."""
+        if len(self) == 1:
+            found = self[0].sample_ids.find(sample_id)  # which has a look-up of its own
+            return [] if found is None else [found]
+        self._check_open()
+        # Not under the lock of the open files: making the look-up takes seconds, and others go on reading.
+        candidates = self._files.lookup.candidates(sample_id, self.num_stored, lambda: (r.sample_ids for r in self))
+        found_at = []
+        for position in candidates:
+            reader, local = self.locate(position)
+            if reader.sample_ids[local] == sample_id:
+                found_at.append(position)
+        return found_at
+
+    def verify(self) -> VerifyReport:
+        """Read everything and report what is damaged; also files against their manifest."""
+        files = self.files
+        if files.manifest is None and len(files) == 1:
+            if not files.is_remote(0):
+                return self[0].verify()
+            with files.open(0, cached=False) as reader:  # the other reads a copy, if there is a cache
+                return reader.verify()
+        damage: list[Damage] = []
+        num_payloads = 0
+        first: Reader | None = None
+        for number, (file, start) in enumerate(zip(files.entries, self.starts, strict=True)):
+            try:
+                # Not the reader that others read from: this one may be closed again.
+                with files.open(number, cached=False) as reader:
+                    first = first or reader
+                    files.check_alike(first, reader)
+                    report = reader.verify()
+            except (FormatError, SchemaMismatchError, SourceError, OSError) as error:
+                damage.append(Damage(sample=None, sample_id=None, modality=None, message=str(error)))
+                continue
+            num_payloads += report.num_payloads
+            for one in report.damage:
+                sample = None if one.sample is None else start + one.sample
+                message = f"{file.location}: {one.message}"
+                damage.append(Damage(sample=sample, sample_id=one.sample_id, modality=one.modality, message=message))
+            if file.sha256 is not None and (found := files.digest(number)) != file.sha256:
+                message = f"{file.location}: SHA-256 is not the manifest's (found {found}, expected {file.sha256})"
+                damage.append(Damage(sample=None, sample_id=None, modality=None, message=message))
+        return VerifyReport(
+            path=self.name, num_samples=self.num_samples, num_payloads=num_payloads, damage=tuple(damage)
+        )
+
+    def close(self) -> None:
+        """Stop reading, and close every open file that nobody else shares; fine twice."""
+        with self._files.lock:
+            self._closed = True
+            self._sole = None
+            self._files.users.discard(self)
+            if not self._files.users:
+                for reader in self._files.readers.values():
+                    reader.close()
+                self._files.readers.clear()
+                self._files.joined = None
+                self.files.close()
+                self._files.lookup.forget()
+
+
+def as_indices(ids: Ids, count: int, name: str) -> npt.NDArray[np.int64]:
+    """Indices as given, checked and counted from the start: (n,) int64.
+
+    Args:
+        ids: indices; repeats are fine, negative ones count from the end.
+        count: samples that there are.
+        name: the dataset, for messages.
+
+    Raises:
+        IndexError: no such sample.
+        TypeError: not integers in one dimension.
+    """
+    # NumPy would look at a range number by number.
+    array = np.arange(ids.start, ids.stop, ids.step) if isinstance(ids, range) else np.asarray(ids)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        found = f"{array.dtype} of {array.ndim} dimensions"
+        raise TypeError(f"{name}: sample indices: {found}, expected integers of one")
+    # Compared before the cast: a large uint64 must not wrap.
+    wrong = np.flatnonzero((array >= count) | (array < -count))
+    if len(wrong):
+        raise IndexError(f"{name}: sample {array[wrong[0]]} of {count}")
+    indices = array.astype(np.int64)
+    indices[indices < 0] += count
+    return indices
+
+
+class ShardedIds(Sequence[str]):
+    """The ids of all samples, in order; files are opened as their ids are asked for."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    def __len__(self) -> int:
+        return self._shards.num_samples
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return self._take(self._shards.positions(range(*index.indices(len(self)))))
+        reader, local = self._shards.place(index)
+        return reader.sample_ids[local]
+
+    def _take(self, positions: npt.NDArray[np.int64]) -> list[str]:
+        found = [""] * len(positions)
+        for reader, where, local in self._shards.split(positions):
+            ids = reader.sample_ids
+            for row, i in zip(where.tolist(), local.tolist(), strict=True):
+                found[row] = ids[i]
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        selection = self._shards.selection
+        if selection is None:
+            return (sample_id for reader in self._shards for sample_id in reader.sample_ids)
+        blocks = (selection[start : start + _BLOCK] for start in range(0, len(selection), _BLOCK))
+        return (sample_id for block in blocks for sample_id in self._take(block))
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, str) and self.find(value) is not None
+
+    def find(self, sample_id: str) -> int | None:
+        """The index of the first sample of that id, or None."""
+        return self._shards.find(sample_id)

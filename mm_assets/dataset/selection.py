@@ -1,0 +1,311 @@
+"""Which samples of a dataset are meant: by a rule over their ids, or by an SQL condition over their metadata.
+
+Everything here gives indices, ascending, and reads no payload's data: ids, presence, sizes and metadata records only,
+file by file, in blocks, and of them only what is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.dataset.files import Reader
+from mm_assets.dataset.id_index import hash_texts
+from mm_assets.dataset.open_files import Shards
+from mm_assets.errors import ConfigError
+from mm_assets.fields import Field
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+__all__ = ["matching_rows", "split_rows"]
+
+Indices = npt.NDArray[np.int64]
+
+# --- splitting --------------------------------------------------------------------------------------------------------
+
+_ROUNDING = Fraction(1, 10**9)  # how far from 1 a sum of fractions may be that was meant to be 1
+
+
+def split_rows(ids: Iterable[str], count: int, fractions: Mapping[str, float], *, seed: int) -> dict[str, Indices]:
+    """Share samples out by a hash of their ids; the rule is in ``docs/reading.md``.
+
+    Args:
+        ids: of the samples, in order.
+        count: how many.
+        fractions: share of each part, by name, above 0; up to 1 together.
+        seed: from 0 to 2**64 - 1.
+
+    Returns:
+        The indices of each part, ascending, (n,) int64.
+
+    Raises:
+        ConfigError: fractions or seed are no such.
+    """
+    bounds = _bounds(fractions)
+    number = operator.index(seed)
+    if not 0 <= number < 2**64:
+        raise ConfigError("arguments", "seed", f"found {number}, expected an integer from 0 to 2**64 - 1")
+    marks = _mix(hash_texts(ids, count) ^ _mix(np.array([number], np.uint64) + np.uint64(_STEP)))
+    # A bound of 2**64 has no uint64, and no mark reaches it.
+    parts = np.searchsorted(np.array([bound for bound in bounds if bound < 2**64], np.uint64), marks, side="right")
+    return {name: np.flatnonzero(parts == part) for part, name in enumerate(fractions)}
+
+
+def _bounds(fractions: Mapping[str, float]) -> list[int]:
+    """Where each part ends among the marks, of which there are 2**64."""
+    if not fractions:
+        raise ConfigError("arguments", "fractions", "found none, expected the share of each part by name")
+    ends: list[Fraction] = []
+    total = Fraction(0)
+    for name, share in fractions.items():
+        if not 0 < float(share) <= 1:
+            raise ConfigError(
+                "arguments", f"fractions.{name}", f"found {share!r}, expected a share above 0 and up to 1"
+            )
+        total += Fraction(repr(float(share)))  # as it is written: 0.9 and 0.1 are 1 exactly
+        ends.append(total)
+    if total > 1 + _ROUNDING:
+        raise ConfigError("arguments", "fractions", f"found {float(total)} together, expected up to 1")
+    if abs(total - 1) <= _ROUNDING:
+        ends[-1] = Fraction(1)  # thirds leave nobody behind
+    return [min(int(end * 2**64), 2**64) for end in ends]
+
+
+_STEP = 0x9E3779B97F4A7C15
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finalizer, a bijection: every bit of a hash comes to count for the order of the marks."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+# --- SQL --------------------------------------------------------------------------------------------------------------
+
+_BLOCK_ROWS = 1 << 17  # rows of the table that are made and judged at once
+_INDEX, _SAMPLE_ID, _TABLE = "index", "sample_id", "samples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """A column of the table `samples`.
+
+    Attributes:
+        name: of the column.
+        kind: what it tells.
+        modality: of which, or "" for what is the sample's own.
+        record: the modality's metadata record, where the column is that.
+    """
+
+    name: str
+    kind: Literal["index", "sample_id", "present", "size", "record"]
+    modality: str = ""
+    record: np.dtype[np.void] | None = None
+
+
+def matching_rows(shards: Shards, names: Sequence[str], fields: Mapping[str, Field], sql: str) -> Indices:
+    """The indices of the samples that fulfil a condition, ascending; see `Dataset.filter`.
+
+    Args:
+        shards: the samples.
+        names: the modalities.
+        fields: of those whose metadata records are known.
+        sql: the condition.
+
+    Raises:
+        ConfigError: the condition is not one.
+        FormatError: a file is damaged.
+    """
+    with _Query(sql) as query:
+        columns = query.choose(_columns(names, fields))
+        tables = _tables(shards, columns)
+        if query.looks_around and len(shards):
+            import pyarrow as pa
+
+            tables = iter([pa.concat_tables(tables)])  # a subquery sees all samples, not a block of them
+        found = [query.run(table) for table in tables]
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
+
+
+def _columns(names: Sequence[str], fields: Mapping[str, Field]) -> list[_Column]:
+    columns = [_Column(name=_INDEX, kind="index"), _Column(name=_SAMPLE_ID, kind="sample_id")]
+    for name in names:
+        columns.append(_Column(name=f"present_{name}", kind="present", modality=name))
+        columns.append(_Column(name=f"size_{name}", kind="size", modality=name))
+        record = fields[name].metadata_type if name in fields else None
+        if record is not None and _record_names(record):
+            columns.append(_Column(name=name, kind="record", modality=name, record=record))
+    return columns
+
+
+class _Query:
+    """The user's condition, parsed, on a connection that reaches no file."""
+
+    def __init__(self, sql: str) -> None:
+        import duckdb
+
+        if not sql.strip():
+            raise _wrong("found nothing, expected a condition")
+        self._error: type[Exception] = duckdb.Error
+        # The line break ends a comment that the condition may end with.
+        self._sql = f'select "{_INDEX}" from {_TABLE} where (\n{sql}\n)'
+        self._connection: duckdb.DuckDBPyConnection = duckdb.connect(
+            config={
+                "enable_external_access": False,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+                # Before its release 2.0 DuckDB hands conditions on a struct's entries to Arrow with the names as the
+                # user wrote them, and Arrow sees their case.
+                "disabled_optimizers": "filter_pushdown",
+                "lock_configuration": True,
+            }
+        )
+        self._names: set[str] = set()
+        self._all = False
+        self.looks_around = False
+        try:
+            ((found,),) = self._connection.execute("select json_serialize_sql(?)", [self._sql]).fetchall()
+            parsed = json.loads(found)
+            if parsed.get("error") or len(parsed.get("statements", ())) != 1:
+                raise _wrong(parsed.get("error_message") or "more than one statement")
+        except BaseException:
+            self._connection.close()
+            raise
+        self._walk(parsed["statements"][0]["node"]["where_clause"])
+
+    def _walk(self, tree: Any) -> None:
+        stack = [tree]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, list):
+                stack.extend(node)
+            elif isinstance(node, dict):
+                kind = node.get("class")
+                if kind == "COLUMN_REF":
+                    self._names.update(name.casefold() for name in node["column_names"])
+                self._all |= kind == "STAR"
+                self.looks_around |= kind == "SUBQUERY"
+                stack.extend(node.values())
+
+    def choose(self, columns: Sequence[_Column]) -> list[_Column]:
+        """The index and the columns that the condition names.
+
+        Raises:
+            ConfigError: one that it names is several, which differ at most in case: SQL does not see that.
+        """
+        by_name: dict[str, list[_Column]] = {}
+        for column in columns:
+            by_name.setdefault(column.name.casefold(), []).append(column)
+        chosen = [same for name, same in by_name.items() if self._all or name in self._names]
+        for same in chosen:
+            if len(same) > 1:
+                raise _wrong(f"{same[0].name!r} means several columns, those of {[one.modality for one in same]}")
+        return list(dict.fromkeys([columns[0], *(same[0] for same in chosen)]))
+
+    def run(self, table: pa.Table) -> Indices:
+        """The `index` of the rows that fulfil the condition."""
+        try:
+            self._connection.register(_TABLE, table)
+            found = self._connection.execute(self._sql).fetchnumpy()[_INDEX]
+            self._connection.unregister(_TABLE)
+        except self._error as error:
+            raise _wrong(str(error)) from error
+        return np.asarray(found, np.int64)
+
+    def __enter__(self) -> _Query:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+def _wrong(message: str) -> ConfigError:
+    lines = message.splitlines()
+    return ConfigError("arguments", "sql", lines[0] if lines else "is no condition")
+
+
+def _tables(shards: Shards, columns: Sequence[_Column]) -> Iterator[pa.Table]:
+    """The table `samples` in blocks; one of no rows where there is no sample, so that its columns are known."""
+    none = np.zeros(0, np.int64)
+    pieces = shards.pieces() if shards.num_samples else ((reader, none, none) for reader in islice(shards, 1))
+    for reader, rows, local in pieces:
+        piece = _Piece(reader)
+        for start in range(0, max(len(rows), 1), _BLOCK_ROWS):
+            yield piece.table(columns, rows[start : start + _BLOCK_ROWS], local[start : start + _BLOCK_ROWS])
+
+
+class _Piece:
+    """One file's columns."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._whole: dict[tuple[str, str], npt.NDArray[Any]] = {}  # columns of all its samples, for the next block
+
+    def table(self, columns: Sequence[_Column], rows: Indices, local: Indices) -> pa.Table:
+        """A block.
+
+        Args:
+            columns: which.
+            rows: indices of its samples in the dataset.
+            local: their indices in the file.
+        """
+        import pyarrow as pa
+
+        return pa.table({column.name: self._values(column, rows, local) for column in columns})
+
+    def _values(self, column: _Column, rows: Indices, local: Indices) -> pa.Array:
+        import pyarrow as pa
+
+        if column.kind == "index":
+            return pa.array(rows)
+        if column.kind == "sample_id":
+            ids = self._reader.sample_ids
+            return pa.array([ids[i] for i in local.tolist()], type=pa.string())
+        present = self._column("presence", column.modality)[local]
+        if column.kind == "present":
+            return pa.array(present)
+        if column.record is not None:
+            records = np.ascontiguousarray(self._column("records", column.modality)[local])
+            return _records_column(records.view(column.record).reshape(-1), present)
+        spec = next(spec for spec in self._reader.modalities if spec.name == column.modality)
+        sizes = self._column("sizes", column.modality)[local].astype(np.int64) - spec.metadata_size
+        return pa.array(sizes, mask=~present)
+
+    def _column(self, what: Literal["presence", "sizes", "records"], modality: str) -> npt.NDArray[Any]:
+        key = what, modality
+        if key not in self._whole:
+            self._whole[key] = getattr(self._reader, what)(modality)
+        return self._whole[key]
+
+
+def _record_names(record: np.dtype[np.void]) -> list[str]:
+    """The entries of a metadata record that are numbers or names, not padding and not records of another field."""
+    names = record.names or ()
+    return [name for name in names if not name.startswith("_pad") and record[name].base.kind != "V"]
+
+
+def _records_column(records: npt.NDArray[np.void], present: npt.NDArray[np.bool_]) -> pa.Array:
+    """Metadata records as a struct, null where absent."""
+    import pyarrow as pa
+
+    parts: dict[str, pa.Array] = {}
+    for name in _record_names(records.dtype):
+        values = np.ascontiguousarray(records[name])
+        if values.dtype.kind == "S":
+            parts[name] = pa.array([text.decode("ascii", "backslashreplace") for text in values.tolist()], pa.string())
+        elif values.ndim > 1:
+            parts[name] = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+        else:
+            parts[name] = pa.array(values)
+    return pa.StructArray.from_arrays(list(parts.values()), names=list(parts), mask=pa.array(~present))

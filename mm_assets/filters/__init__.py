@@ -1,0 +1,1 @@
+"""Which rows stay: filters and the annotators that give them scores."""

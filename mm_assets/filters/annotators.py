@@ -1,0 +1,270 @@
+"""Built-in annotators: the measures that the built-in filters judge by, as columns.
+
+Each takes ``prefix``, put before the names of its columns, for datasets whose own columns have such names already. A
+measure that a filter takes too is taken once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from mm_assets.filters.audio import DEFAULT_THRESHOLD, DEFAULT_WINDOW, SilenceMeter, duration_seconds
+from mm_assets.filters.base import Annotator, Block
+from mm_assets.filters.duplicates import content_digests
+from mm_assets.filters.image import DEFAULT_MIN_SIDE, image_infos, sharpness_scores
+from mm_assets.filters.near_duplicates import image_hashes
+from mm_assets.filters.parameters import check_names, check_whole, wrong
+from mm_assets.filters.text import count_characters, count_words, images_and_words
+from mm_assets.filters.video import frames_a_second, video_infos
+from mm_assets.rows.schema import UserColumn
+
+__all__ = [
+    "AudioDurationAnnotator",
+    "BlurAnnotator",
+    "ContentHashAnnotator",
+    "ImageSizeAnnotator",
+    "ImageToTextRatioAnnotator",
+    "PerceptualHashAnnotator",
+    "SilenceAnnotator",
+    "TextLengthAnnotator",
+    "VideoInfoAnnotator",
+]
+
+
+def _columns(prefix: str, rows: str, **types: str) -> tuple[UserColumn, ...]:
+    if not isinstance(prefix, str):
+        raise wrong("prefix", f"is {prefix!r}, expected text")
+    return tuple(UserColumn(name=prefix + name, source="", type=kind, rows=rows) for name, kind in types.items())
+
+
+class ImageSizeAnnotator(Annotator):
+    """Adds ``image_width`` and ``image_height`` in pixels and ``image_aspect_ratio`` to image rows.
+
+    Args:
+        prefix: put before the columns' names.
+    """
+
+    needs_content = True
+
+    def __init__(self, *, prefix: str = "") -> None:
+        self.columns = _columns(prefix, "image", image_width="int64", image_height="int64", image_aspect_ratio="double")
+
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        """Reads headers; null where that fails."""
+        rows = block.rows_of("image")
+        infos = image_infos(block, rows)
+        measures: tuple[list[float | None], ...] = (
+            [None if info is None else info.width for info in infos],
+            [None if info is None else info.height for info in infos],
+            [None if info is None else info.width / info.height for info in infos],
+        )
+        return {
+            column.name: block.spread(rows, values, column.arrow_type)
+            for column, values in zip(self.columns, measures, strict=True)
+        }
+
+
+class BlurAnnotator(Annotator):
+    """Adds ``image_sharpness``, the variance of the Laplacian, to image rows.
+
+    Args:
+        min_side: as of the filter ``blur``.
+        prefix: put before the column's name.
+    """
+
+    needs_content = True
+
+    def __init__(self, *, min_side: int | None = DEFAULT_MIN_SIDE, prefix: str = "") -> None:
+        self.min_side = None if min_side is None else check_whole("min_side", min_side, least=1)
+        self.columns = _columns(prefix, "image", image_sharpness="double")
+
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        """Decodes at a reduced scale; null where that fails."""
+        rows = block.rows_of("image")
+        scores = sharpness_scores(block, rows, min_side=self.min_side)
+        return {self.columns[0].name: block.spread(rows, scores, pa.float64())}
+
+
+class AudioDurationAnnotator(Annotator):
+    """Adds ``audio_duration_seconds`` to audio rows.
+
+    Args:
+        prefix: put before the column's name.
+    """
+
+    needs_content = True
+
+    def __init__(self, *, prefix: str = "") -> None:
+        self.columns = _columns(prefix, "audio", audio_duration_seconds="double")
+
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        """Reads headers; null where that fails."""
+        rows = block.rows_of("audio")
+        return {self.columns[0].name: block.spread(rows, duration_seconds(block, rows), pa.float64())}
+
+
+class SilenceAnnotator(Annotator):
+    """Adds ``audio_silence``, a share, and the seconds of silence at both ends to audio rows.
+
+    Args:
+        threshold_dbfs: as of the filter ``audio_silence``.
+        level: likewise.
+        window_seconds: likewise.
+        prefix: put before the columns' names.
+    """
+
+    needs_content = True
+
+    def __init__(
+        self,
+        *,
+        threshold_dbfs: float = DEFAULT_THRESHOLD,
+        level: str = "rms",
+        window_seconds: float = DEFAULT_WINDOW,
+        prefix: str = "",
+    ) -> None:
+        self.meter = SilenceMeter(threshold_dbfs=threshold_dbfs, level=level, window_seconds=window_seconds)
+        self.columns = _columns(
+            prefix,
+            "audio",
+            audio_silence="double",
+            audio_leading_silence_seconds="double",
+            audio_trailing_silence_seconds="double",
+        )
+
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        """Decodes; null where that fails."""
+        rows = block.rows_of("audio")
+        found = self.meter(block, rows)
+        measures = (
+            [None if silence is None else silence.share for silence in found],
+            [None if silence is None else silence.leading_seconds for silence in found],
+            [None if silence is None else silence.trailing_seconds for silence in found],
+        )
+        return {
+            column.name: block.spread(rows, values, column.arrow_type)
+            for column, values in zip(self.columns, measures, strict=True)
+        }
+
+
+class VideoInfoAnnotator(Annotator):
+    """Adds duration, width, height, frame rate and whether there is sound to video rows.
+
+    Args:
+        prefix: put before the columns' names.
+    """
+
+    needs_content = True
+
+    def __init__(self, *, prefix: str = "") -> None:
+        self.columns = _columns(
+            prefix,
+            "video",
+            video_duration_seconds="double",
+            video_width="int64",
+            video_height="int64",
+            video_frame_rate="double",
+            video_has_audio="bool",
+        )
+
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        """Reads headers; null where that fails, or where there is no video stream or the header does not tell."""
+        rows = block.rows_of("video")
+        infos = video_infos(block, rows)
+        measures: tuple[list[float | None], ...] = (
+            [None if info is None else info.duration_seconds for info in infos],
+            [None if info is None else info.width or None for info in infos],
+            [None if info is None else info.height or None for info in infos],
+            [None if info is None else frames_a_second(info) for info in infos],
+            [None if info is None else info.has_audio for info in infos],
+        )
+        return {
+            column.name: block.spread(rows, values, column.arrow_type)
+            for column, values in zip(self.columns, measures, strict=True)
+        }
+
+
+class PerceptualHashAnnotator(Annotator):
+    """Adds ``image_perceptual_hash``, 16 hexadecimal digits, to image rows.
+
+    Args:
+        prefix: put before the column's name.
+    """
+
+    needs_content = True
+
+    def __init__(self, *, prefix: str = "") -> None:
+        self.columns = _columns(prefix, "image", image_perceptual_hash="string")
+
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        """Decodes at a reduced scale; null where that fails, and on images too plain to have a hash."""
+        rows = block.rows_of("image")
+        hashes = [None if found is None else f"{found:016x}" for found in image_hashes(block, rows)]
+        return {self.columns[0].name: block.spread(rows, hashes, pa.string())}
+
+
+class ContentHashAnnotator(Annotator):
+    """Adds ``content_sha256``, in hexadecimal, to content rows.
+
+    Args:
+        modalities: row modalities to hash; None hashes all content.
+        prefix: put before the column's name.
+    """
+
+    def __init__(self, *, modalities: Sequence[str] | None = None, prefix: str = "") -> None:
+        self.modalities = None if modalities is None else check_names("modalities", modalities)
+        self.needs_content = self.modalities != ("text",)
+        self.columns = _columns(prefix, "", content_sha256="string")
+
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        """Hashes bytes, or texts as UTF-8; null where a row has neither."""
+        if self.modalities is None:
+            rows = np.flatnonzero(~block.is_metadata).astype(np.int64)
+        else:
+            rows = block.rows_of(*self.modalities)
+        digests = [None if digest is None else digest.hex() for digest in content_digests(block, rows)]
+        return {self.columns[0].name: block.spread(rows, digests, pa.string())}
+
+
+class TextLengthAnnotator(Annotator):
+    """Adds ``text_chars`` and ``text_words`` to text rows.
+
+    Args:
+        prefix: put before the columns' names.
+    """
+
+    def __init__(self, *, prefix: str = "") -> None:
+        self.columns = _columns(prefix, "text", text_chars="int64", text_words="int64")
+
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        """Counts code points and words; null on rows without text."""
+        texts = block.column("text_content")
+        return {
+            self.columns[0].name: count_characters(texts),
+            self.columns[1].name: count_words(texts),
+        }
+
+
+class ImageToTextRatioAnnotator(Annotator):
+    """Adds ``num_images``, ``num_words`` and ``image_to_text_ratio`` of the sample to metadata rows.
+
+    Args:
+        prefix: put before the columns' names.
+    """
+
+    def __init__(self, *, prefix: str = "") -> None:
+        self.columns = _columns(prefix, "metadata", num_images="int64", num_words="int64", image_to_text_ratio="double")
+
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        """Counts over the samples as they are before any filter."""
+        rows = np.flatnonzero(block.is_metadata)
+        samples = block.sample_index[rows]
+        images, words = images_and_words(block)
+        ratios = images / np.maximum(words, 1)
+        return {
+            column.name: block.spread(rows, values[samples].tolist(), column.arrow_type)
+            for column, values in zip(self.columns, (images, words, ratios), strict=True)
+        }

@@ -1,0 +1,429 @@
+"""Filters and annotators at work on a partition.
+
+Every row that comes in is either kept, in its order, or listed once among the dropped with the filter and the reason
+(rows that `fetch` itself leaves out are `fetch`'s to report). A metadata row goes only with its whole sample. Memory is
+bounded by a few blocks, whatever the partition's size. What a filter or annotator is stands in `filter_base`, how a
+declaration names them in `filter_registry`.
+
+The order is the same whether content is at hand or fetched late, so both give the same rows:
+
+1. annotators that need no content, then filters that need none, each in the order given;
+2. `fetch`, where content is not at hand yet, and then the policy for rows whose content could not be had;
+3. annotators that need content, then filters that do (or ask to run among them), each in the order given;
+4. `packable`; then samples without content are dropped, and positions renumbered if asked for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mm_assets.errors import ConfigError, FilterError, SchemaMismatchError
+from mm_assets.filters.base import Annotator, Block, Filter, MeasuredRowFilter
+from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
+from mm_assets.rows.parquet import sample_groups
+from mm_assets.rows.schema import (
+    DROPPED_SCHEMA,
+    EMPTY_SAMPLE,
+    MATERIALIZE,
+    MISALIGNED,
+    PACKABLE,
+    PIPELINE_FILTERS,
+    DatasetSchema,
+    Drop,
+)
+
+__all__ = [
+    "BUILTIN_ANNOTATORS",
+    "BUILTIN_FILTERS",
+    "PIPELINE_FILTERS",
+    "Annotator",
+    "Block",
+    "Drop",
+    "Filter",
+    "FilterStream",
+    "MeasuredRowFilter",
+    "apply_filters",
+    "build_annotator",
+    "build_filter",
+]
+
+Fetch = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+
+
+class _Judge(Protocol):
+    """What runs over a block: a filter, or one of the pipeline's own steps."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def scope(self) -> str: ...
+
+    def judge(self, block: Block) -> Iterable[Drop]: ...
+
+
+def apply_filters(
+    blocks: Iterable[pa.Table],
+    *,
+    annotators: Sequence[Annotator],
+    filters: Sequence[Filter],
+    schema: DatasetSchema,
+    packable: Callable[[pa.Table], Iterable[Drop]] | None = None,
+    misaligned: Callable[[pa.Table], Iterable[Drop]] | None = None,
+    fetch: Fetch | None = None,
+    on_materialize_error: str = "keep",
+    on_empty_sample: str = "drop",
+    renumber: bool = False,
+    batch_bytes: int = 16 << 20,
+    threads: int = 2,
+) -> FilterStream:
+    """Annotates and filters the rows of one partition, lazily.
+
+    Args:
+        blocks: tables with `schema.row_schema()`, each of whole samples with contiguous rows.
+        annotators: fresh instances; together they fill `schema.annotator_columns`.
+        filters: fresh instances.
+        schema: the dataset's schema.
+        packable: names rows that cannot be packed; it sees the rows that all filters kept.
+        misaligned: names samples whose parts contradict each other; it sees the rows that `packable` kept.
+        fetch: materializes the rows that need content while they stream past, in order, keeping all columns; it pulls
+            its input in the thread that iterates it. None where `blocks` hold their content.
+        on_materialize_error: what happens to rows with a `materialize_error`: "keep", "drop_row" or "drop_sample".
+        on_empty_sample: what happens to samples without content rows: "drop" or "keep" (their metadata rows).
+        renumber: number the kept positions of each sample from 0 without gaps; equal positions stay equal.
+        batch_bytes: content of one block after `fetch`, in bytes.
+        threads: threads that decode and hash.
+
+    Returns:
+        The kept rows as batches of whole samples with `schema.filtered_schema()`.
+
+    Raises:
+        SchemaMismatchError: the annotators and the schema disagree, or, while iterating, a block and the schema do.
+        FilterError: while iterating, a filter or annotator broke its contract.
+    """
+    return FilterStream(
+        blocks,
+        annotators=annotators,
+        filters=filters,
+        schema=schema,
+        packable=packable,
+        misaligned=misaligned,
+        fetch=fetch,
+        on_materialize_error=on_materialize_error,
+        on_empty_sample=on_empty_sample,
+        renumber=renumber,
+        batch_bytes=batch_bytes,
+        threads=threads,
+    )
+
+
+class FilterStream:
+    """The kept rows of a partition, to be iterated once; see `apply_filters`, which takes the same arguments."""
+
+    def __init__(
+        self,
+        blocks: Iterable[pa.Table],
+        *,
+        annotators: Sequence[Annotator],
+        filters: Sequence[Filter],
+        schema: DatasetSchema,
+        packable: Callable[[pa.Table], Iterable[Drop]] | None,
+        misaligned: Callable[[pa.Table], Iterable[Drop]] | None,
+        fetch: Fetch | None,
+        on_materialize_error: str,
+        on_empty_sample: str,
+        renumber: bool,
+        batch_bytes: int,
+        threads: int,
+    ) -> None:
+        _check_choice("on_materialize_error", on_materialize_error, ("keep", "drop_row", "drop_sample"))
+        _check_choice("on_empty_sample", on_empty_sample, ("drop", "keep"))
+        self._blocks = blocks
+        self._fetch = fetch
+        self._batch_bytes = batch_bytes
+        self._threads = threads
+        self._renumber = renumber
+        self._early = [a for a in annotators if not a.needs_content]
+        self._late = [a for a in annotators if a.needs_content]
+        self._early_filters: list[_Judge] = [f for f in filters if not (f.needs_content or f.after_content)]
+        self._late_filters: list[_Judge] = [f for f in filters if f.needs_content or f.after_content]
+        if on_materialize_error != "keep":
+            self._late_filters.insert(0, _MaterializeErrors(on_materialize_error))
+        if packable is not None:
+            self._late_filters.append(_Whole(PACKABLE, "row", packable))
+        if misaligned is not None:
+            self._late_filters.append(_Whole(MISALIGNED, "sample", misaligned))
+        if on_empty_sample == "drop":
+            self._late_filters.append(_EmptySamples())
+        self._row_schema = schema.row_schema()
+        self._filtered_schema = schema.filtered_schema()
+        _check_annotators(annotators, schema)
+        self._counts: Counter[str] = Counter({"rows": 0, "samples": 0, "kept": 0, "kept_samples": 0, "dropped": 0})
+        self._said: dict[tuple[str, str], str] = {}
+        self._dropped: list[pa.RecordBatch] = []
+        self._last_sample: str | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._started = False
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows and samples that came in (``rows``, ``samples``), those kept (``kept``, ``kept_samples``), rows dropped.
+
+        ``dropped`` is the sum of the counts ``dropped.<filter>.<reason>``, one for each that occurred, sorted.
+        """
+        head = {name: self._counts[name] for name in ("rows", "samples", "kept", "kept_samples", "dropped")}
+        return head | {name: count for name, count in sorted(self._counts.items()) if name not in head}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For each filter and reason whose drops say why in words: how many rows went, and what the first was about."""
+        return tuple(
+            f"{name}: {reason}, {self._counts[f'dropped.{name}.{reason}']:,} rows; the first is of {said}"
+            for (name, reason), said in sorted(self._said.items())
+        )
+
+    def take_dropped(self) -> list[pa.RecordBatch]:
+        """The rows dropped since the last call, with `DROPPED_SCHEMA`: call it after each batch, and at the end."""
+        taken, self._dropped = self._dropped, []
+        return taken
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._started:
+            raise FilterError("apply_filters", "a stream of filtered rows can be iterated once")
+        self._started = True
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="filters") as self._pool:
+            tables: Iterable[pa.Table] = map(self._judge_without_content, self._blocks)
+            if self._fetch is not None:
+                bare = (batch for table in tables for batch in table.to_batches())
+                tables = sample_groups(self._checked_fetch(self._fetch(bare)), batch_bytes=self._batch_bytes)
+            for table in tables:
+                kept = self._judge_with_content(table)
+                if kept.num_rows:
+                    yield self._finish(kept)
+
+    def _judge_without_content(self, table: pa.Table) -> pa.Table:
+        self._check_block(table)
+        if not (self._early or self._early_filters):
+            return table
+        # The steps before content see none even where it is at hand: they answer alike in both modes, and selecting
+        # rows copies no media.
+        content = table.schema.get_field_index("binary_content")
+        bare = table.set_column(content, table.schema.field(content), pa.nulls(table.num_rows, pa.large_binary()))
+        block = self._annotate(Block(bare, pool=self._pool), self._early)
+        block = self._judge(block, self._early_filters)
+        if block.num_rows < table.num_rows:
+            keep = np.zeros(table.num_rows, dtype=np.bool_)
+            keep[block.origin] = True
+            table = table.filter(pa.array(keep))
+        for name in block.schema.names[len(self._row_schema) :]:  # what the annotators added
+            table = table.append_column(name, block.column(name))
+        return table
+
+    def _checked_fetch(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        added = [pa.field(c.name, c.arrow_type) for annotator in self._early for c in annotator.columns]
+        expected = pa.schema([*self._row_schema, *added])
+        for batch in batches:
+            if not batch.schema.equals(expected):
+                detail = _difference(batch.schema, expected)
+                raise SchemaMismatchError(f"fetched rows do not have the columns that were to be fetched: {detail}")
+            yield batch
+
+    def _judge_with_content(self, table: pa.Table) -> Block:
+        return self._judge(self._annotate(Block(table, pool=self._pool), self._late), self._late_filters)
+
+    def _check_block(self, table: pa.Table) -> None:
+        if not table.schema.equals(self._row_schema):
+            detail = _difference(table.schema, self._row_schema)
+            raise SchemaMismatchError(f"rows to filter do not have the dataset's columns: {detail}")
+        if table.num_rows == 0:
+            return
+        ids = table.column("sample_id")
+        if ids[0].as_py() == self._last_sample:
+            raise SchemaMismatchError(f"sample {self._last_sample!r} is split over two blocks of rows to filter")
+        self._last_sample = ids[table.num_rows - 1].as_py()
+        self._counts["rows"] += table.num_rows
+        self._counts["samples"] += Block(table).num_samples
+
+    def _annotate(self, block: Block, annotators: Sequence[Annotator]) -> Block:
+        for annotator in annotators:
+            found = annotator.annotate(block)
+            columns = {}
+            for column in annotator.columns:
+                values = found.get(column.name)
+                if values is None:
+                    raise FilterError(annotator.name, f"annotator returned no column {column.name!r}")
+                if isinstance(values, pa.ChunkedArray):
+                    values = values.combine_chunks()
+                if not isinstance(values, pa.Array) or len(values) != block.num_rows:
+                    size = len(values) if isinstance(values, pa.Array) else type(values).__name__
+                    detail = f"column {column.name!r} has {size}, expected an Arrow array of {block.num_rows} values"
+                    raise FilterError(annotator.name, detail)
+                if values.type != column.arrow_type:
+                    detail = f"column {column.name!r} is {values.type}, expected {column.arrow_type}"
+                    raise FilterError(annotator.name, detail)
+                columns[column.name] = values
+            block = block.with_columns(columns)
+        return block
+
+    def _judge(self, block: Block, filters: Sequence[_Judge]) -> Block:
+        for judge in filters:
+            if not block.num_rows:
+                break
+            verdicts = _verdicts(block, judge)
+            if verdicts:
+                self._record(block, judge.name, verdicts)
+                keep = np.ones(block.num_rows, dtype=np.bool_)
+                keep[list(verdicts)] = False
+                block = block.select(keep)
+        return block
+
+    def _record(self, block: Block, name: str, verdicts: Mapping[int, _Verdict]) -> None:
+        rows = sorted(verdicts)
+        reasons = [verdicts[row].reason for row in rows]
+        indices = pa.array(rows, pa.int64())
+        identity = [block.column(c).take(indices).combine_chunks() for c in ("sample_id", "position", "modality")]
+        rest = [
+            pa.array([name] * len(rows), pa.string()),
+            pa.array(reasons, pa.string()),
+            pa.array([verdicts[row].value for row in rows], pa.float64()),
+            pa.array([verdicts[row].detail for row in rows], pa.string()),
+        ]
+        self._dropped.append(pa.RecordBatch.from_arrays([*identity, *rest], schema=DROPPED_SCHEMA))
+        self._counts["dropped"] += len(rows)
+        for reason, count in Counter(reasons).items():
+            self._counts[f"dropped.{name}.{reason}"] += count
+        for row in rows:
+            reason, _, detail = verdicts[row]
+            if detail is not None and (name, reason) not in self._said:
+                self._said[name, reason] = f"sample {identity[0][rows.index(row)].as_py()!r}: {detail}"
+
+    def _finish(self, block: Block) -> pa.RecordBatch:
+        self._counts["kept"] += block.num_rows
+        self._counts["kept_samples"] += block.num_samples
+        table = block.table.select(self._filtered_schema.names)
+        if self._renumber:
+            place = table.schema.get_field_index("position")
+            table = table.set_column(place, table.schema.field(place), pa.array(_renumbered(block), pa.int32()))
+        columns = [column.combine_chunks() for column in table.columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self._filtered_schema)
+
+
+class _MaterializeErrors:
+    """Drops the rows, or the samples, whose content could not be had."""
+
+    name = MATERIALIZE
+
+    def __init__(self, policy: str) -> None:
+        self.scope = "sample" if policy == "drop_sample" else "row"
+
+    def judge(self, block: Block) -> Iterable[Drop]:
+        failed = block.column("materialize_error").is_valid().to_numpy()
+        return [
+            Drop(int(row), "materialize_error", None, block.column("materialize_error")[int(row)].as_py())
+            for row in np.flatnonzero(failed)
+        ]
+
+
+class _Whole:
+    """Drops what a judge of whole tables names: what the packed fields refuse, and what is misaligned."""
+
+    def __init__(self, name: str, scope: str, refuse: Callable[[pa.Table], Iterable[Drop]]) -> None:
+        self.name = name
+        self.scope = scope
+        self._refuse = refuse
+
+    def judge(self, block: Block) -> Iterable[Drop]:
+        return self._refuse(block.table)
+
+
+class _EmptySamples:
+    """Drops samples that have no content row."""
+
+    name = EMPTY_SAMPLE
+    scope = "sample"
+
+    def judge(self, block: Block) -> Iterable[Drop]:
+        content = np.bincount(block.sample_index[~block.is_metadata], minlength=block.num_samples)
+        return [Drop(int(row), "no_content_rows", None) for row in block.sample_starts[content == 0]]
+
+
+class _Verdict(NamedTuple):
+    """Why a row goes."""
+
+    reason: str
+    value: float | None
+    detail: str | None
+
+
+def _verdicts(block: Block, judge: _Judge) -> dict[int, _Verdict]:
+    """The rows that go, with reason and value: for a sample that goes, every one of its rows."""
+    verdicts: dict[int, _Verdict] = {}
+    samples: dict[int, _Verdict] = {}
+    for drop in judge.judge(block):
+        row, reason, value, detail = _checked(drop, block, judge.name)
+        verdict = _Verdict(reason, value, detail)
+        if judge.scope == "sample" or block.is_metadata[row]:
+            samples.setdefault(int(block.sample_index[row]), verdict)
+        else:
+            verdicts.setdefault(row, verdict)
+    if samples:
+        numbers = np.array(sorted(samples), dtype=np.int64)
+        for row in np.flatnonzero(np.isin(block.sample_index, numbers)).tolist():
+            verdicts[row] = samples[int(block.sample_index[row])]
+    return verdicts
+
+
+def _checked(drop: Drop, block: Block, name: str) -> Drop:
+    row, reason, value, detail = Drop(*drop)
+    if isinstance(row, bool) or not isinstance(row, (int, np.integer)) or not 0 <= row < block.num_rows:
+        raise FilterError(name, f"dropped row {row!r}, expected an index below {block.num_rows}")
+    if not isinstance(reason, str) or not reason:
+        raise FilterError(name, f"dropped row {row} with the reason {reason!r}, expected text")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, np.number))):
+        raise FilterError(name, f"dropped row {row} with the value {value!r}, expected a number or None")
+    if detail is not None and not isinstance(detail, str):
+        raise FilterError(name, f"dropped row {row} with the detail {detail!r}, expected text or None")
+    return Drop(int(row), reason, None if value is None else float(value), detail)
+
+
+def _renumbered(block: Block) -> npt.NDArray[np.int32]:
+    """Dense rank of each content row's position in its sample, from 0; metadata rows stay as they are."""
+    positions: npt.NDArray[np.int32] = np.array(block.column("position").to_numpy(), dtype=np.int32)
+    content = np.flatnonzero(~block.is_metadata)
+    if not len(content):
+        return positions
+    content = content[np.lexsort((positions[content], block.sample_index[content]))]
+    samples, old = block.sample_index[content], positions[content]
+    starts = np.concatenate([[True], samples[1:] != samples[:-1]])
+    steps = np.cumsum(np.concatenate([[True], old[1:] != old[:-1]]) | starts)
+    first = np.repeat(steps[starts], np.diff(np.append(np.flatnonzero(starts), len(content))))
+    positions[content] = steps - first
+    return positions
+
+
+def _check_annotators(annotators: Sequence[Annotator], schema: DatasetSchema) -> None:
+    produced = sorted((c.name, c.type) for a in annotators for c in a.columns)
+    declared = sorted((c.name, c.type) for c in schema.annotator_columns)
+    if produced != declared:
+        detail = f"annotators make {produced}, the dataset's schema has {declared}"
+        raise SchemaMismatchError(f"annotator columns: {detail}")
+
+
+def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError("arguments", name, f"is {value!r}, allowed: {', '.join(allowed)}")
+
+
+def _difference(found: pa.Schema, expected: pa.Schema) -> str:
+    for place, wanted in enumerate(expected):
+        if place >= len(found) or not found.field(place).equals(wanted):
+            have = found.field(place) if place < len(found) else "nothing"
+            return f"column {place} is {have}, expected {wanted}"
+    return f"further columns {found.names[len(expected) :]}"

@@ -1,0 +1,154 @@
+"""Filters of audio rows: duration and silence.
+
+The duration is the number of audio samples (per channel) divided by the rate, as the header gives them; nothing is
+decoded. Silence is measured on decoded samples, a block at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from mm_assets.filters.base import Block, MeasuredRowFilter, Rows
+from mm_assets.filters.parameters import bounds, check_choice, check_flag, check_number, some_limit, wrong
+from mm_assets.media.images import probe_audio
+from mm_assets.media.silence import LEVELS, Silence, measure_silence
+
+__all__ = [
+    "DEFAULT_THRESHOLD",
+    "DEFAULT_WINDOW",
+    "AudioDurationFilter",
+    "AudioSilenceFilter",
+    "SilenceMeter",
+    "duration_seconds",
+]
+
+DEFAULT_THRESHOLD = -60.0  # dBFS; at -50 the voices of quiet recordings count as silence
+DEFAULT_WINDOW = 0.025  # seconds; long enough for a level at the pitch of a low voice, shorter than pauses
+_LOWEST_THRESHOLD = -200.0  # dBFS, below the last bit of 32
+_SHORTEST_WINDOW = 0.001  # seconds
+
+
+def _duration(data: memoryview) -> float:
+    return probe_audio(data).duration_seconds
+
+
+def duration_seconds(block: Block, rows: Rows) -> list[float | None]:
+    """The duration of each row's audio in seconds; None where there is none or its header cannot be read."""
+    return block.measure("audio duration", rows, _duration, threaded=True)
+
+
+class AudioDurationFilter(MeasuredRowFilter):
+    """Keeps audio whose duration lies in a closed interval; None is no limit, one is needed.
+
+    Args:
+        min_seconds: shortest duration kept.
+        max_seconds: longest duration kept.
+        drop_invalid_rows: drop audio that is not there or whose header cannot be read.
+    """
+
+    modality = "audio"
+
+    def __init__(
+        self, *, min_seconds: float | None = None, max_seconds: float | None = None, drop_invalid_rows: bool = True
+    ) -> None:
+        super().__init__(drop_invalid_rows=check_flag("drop_invalid_rows", drop_invalid_rows))
+        some_limit(min_seconds, max_seconds, parameters=("min_seconds", "max_seconds"))
+        low = None if min_seconds is None else check_number("min_seconds", min_seconds)
+        high = None if max_seconds is None else check_number("max_seconds", max_seconds)
+        self.min_seconds, self.max_seconds = bounds("_seconds", low, high)
+
+    def measure(self, block: Block, rows: Rows) -> Sequence[float | None]:
+        """Durations."""
+        return duration_seconds(block, rows)
+
+    def verdict(self, value: float) -> tuple[str, float] | None:
+        """``below_min`` or ``above_max`` with the duration in seconds."""
+        if self.min_seconds is not None and value < self.min_seconds:
+            return "below_min", value
+        if self.max_seconds is not None and value > self.max_seconds:
+            return "above_max", value
+        return None
+
+
+class SilenceMeter:
+    """Checked parameters of a measure of silence, which the filter and the annotator share.
+
+    Args:
+        threshold_dbfs: level below which a window is silent, from -200 to 0.
+        level: "rms" or "peak".
+        window_seconds: length of a window, at least 0.001.
+    """
+
+    def __init__(self, *, threshold_dbfs: float, level: str, window_seconds: float) -> None:
+        self.threshold_dbfs = check_number("threshold_dbfs", threshold_dbfs, least=_LOWEST_THRESHOLD)
+        if self.threshold_dbfs > 0:
+            raise wrong("threshold_dbfs", f"is {threshold_dbfs!r}, expected at most 0, the level of full scale")
+        self.level = check_choice("level", level, LEVELS)
+        self.window_seconds = check_number("window_seconds", window_seconds, least=_SHORTEST_WINDOW)
+
+    def __call__(self, block: Block, rows: Rows) -> list[Silence | None]:
+        """The silence in each row's audio; None where there is none or it cannot be decoded."""
+        threshold, level, window = self.threshold_dbfs, self.level, self.window_seconds
+        measure: Callable[[memoryview], Silence] = partial(
+            measure_silence, threshold_dbfs=threshold, level=level, window_seconds=window
+        )
+        return block.measure(("silence", threshold, level, window), rows, measure, threaded=True)
+
+
+class AudioSilenceFilter(MeasuredRowFilter):
+    """Keeps audio of which no more than a share is silence, and that does not begin or end with too much of it.
+
+    Args:
+        max_silence: largest share of the sound kept that is silent, 0 to 1; None is no limit.
+        max_leading_seconds: longest silence kept at the start; None is no limit.
+        max_trailing_seconds: longest silence kept at the end; None is no limit.
+        threshold_dbfs: level below which a window is silent.
+        level: "rms", the root of the mean square over the window, or "peak", the largest magnitude in it.
+        window_seconds: length of a window.
+        drop_invalid_rows: drop audio that is not there or cannot be decoded.
+    """
+
+    modality = "audio"
+
+    def __init__(
+        self,
+        *,
+        max_silence: float | None = 0.8,
+        max_leading_seconds: float | None = None,
+        max_trailing_seconds: float | None = None,
+        threshold_dbfs: float = DEFAULT_THRESHOLD,
+        level: str = "rms",
+        window_seconds: float = DEFAULT_WINDOW,
+        drop_invalid_rows: bool = True,
+    ) -> None:
+        super().__init__(drop_invalid_rows=check_flag("drop_invalid_rows", drop_invalid_rows))
+        given = {
+            "max_silence": max_silence,
+            "max_leading_seconds": max_leading_seconds,
+            "max_trailing_seconds": max_trailing_seconds,
+        }
+        some_limit(*given.values(), parameters=tuple(given))
+        limits = {name: None if limit is None else check_number(name, limit) for name, limit in given.items()}
+        if limits["max_silence"] is not None and limits["max_silence"] > 1:
+            raise wrong("max_silence", f"is {max_silence!r}, expected a share from 0 to 1")
+        self.max_silence = limits["max_silence"]
+        self.max_leading_seconds = limits["max_leading_seconds"]
+        self.max_trailing_seconds = limits["max_trailing_seconds"]
+        self.meter = SilenceMeter(threshold_dbfs=threshold_dbfs, level=level, window_seconds=window_seconds)
+
+    def measure(self, block: Block, rows: Rows) -> Sequence[Silence | None]:
+        """The silence in each sound."""
+        return self.meter(block, rows)
+
+    def verdict(self, value: Silence) -> tuple[str, float] | None:
+        """``silence_above_max`` with the share, or ``leading_above_max`` or ``trailing_above_max`` with the seconds."""
+        measures = (
+            ("silence", value.share, self.max_silence),
+            ("leading", value.leading_seconds, self.max_leading_seconds),
+            ("trailing", value.trailing_seconds, self.max_trailing_seconds),
+        )
+        for name, found, most in measures:
+            if most is not None and found > most:
+                return f"{name}_above_max", found
+        return None

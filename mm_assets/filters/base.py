@@ -1,0 +1,253 @@
+"""What a filter and an annotator are, and the block that both look at.
+
+A *block* is a few whole samples, in order, with whatever has been measured about their content so far: several filters
+and annotators that want one measure share one computation. Nothing here decides what is dropped; that is in `filters`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.errors import MediaError
+from mm_assets.rows.schema import Drop, UserColumn
+
+__all__ = [
+    "Annotator",
+    "Block",
+    "Filter",
+    "MeasuredRowFilter",
+    "Rows",
+]
+
+_T = TypeVar("_T")
+
+Rows = npt.NDArray[np.int64]  # indices of rows of a block, ascending
+
+
+class Block:
+    """Whole samples of one partition as a table, and the measures taken of their content.
+
+    Rows of a sample are contiguous: its metadata row first, then its content. Filters and annotators read a block and
+    never change it.
+
+    Args:
+        table: columns of `MULTIMODAL_SCHEMA`, then user columns.
+        pool: runs measures that release the interpreter lock; None measures in the calling thread.
+    """
+
+    __slots__ = ("_is_metadata", "_memo", "_origin", "_pool", "_sample_index", "table")
+
+    def __init__(self, table: pa.Table, *, pool: Executor | None = None) -> None:
+        self.table = table
+        self._pool = pool
+        self._origin: Rows = np.arange(table.num_rows, dtype=np.int64)
+        self._memo: dict[object, dict[int, Any]] = {}
+        self._sample_index: Rows | None = None
+        self._is_metadata: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the block."""
+        return int(self.table.num_rows)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of `table`."""
+        return self.table.schema
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """The column of that name."""
+        return self.table.column(name)
+
+    @property
+    def origin(self) -> Rows:
+        """(num_rows,) int64: index of each row in the block that this one was selected from first, ascending."""
+        return self._origin
+
+    @property
+    def is_metadata(self) -> npt.NDArray[np.bool_]:
+        """(num_rows,) bool: True on metadata rows."""
+        if self._is_metadata is None:
+            self._is_metadata = _mask(pc.equal(self.column("modality"), "metadata"))
+        return self._is_metadata
+
+    @property
+    def sample_index(self) -> Rows:
+        """(num_rows,) int64: number of each row's sample in the block, from 0, ascending."""
+        if self._sample_index is None:
+            ids = self.column("sample_id").combine_chunks()
+            changed = _mask(pc.not_equal(ids.slice(1), ids.slice(0, max(len(ids) - 1, 0))))
+            self._sample_index = np.concatenate([[0], np.cumsum(changed)]).astype(np.int64)[: len(ids)]
+        return self._sample_index
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the block."""
+        return int(self.sample_index[-1]) + 1 if self.num_rows else 0
+
+    @property
+    def sample_starts(self) -> Rows:
+        """(num_samples,) int64: first row of each sample."""
+        return np.searchsorted(self.sample_index, np.arange(self.num_samples)).astype(np.int64)
+
+    def rows_of(self, *modalities: str) -> Rows:
+        """Indices of the rows of these row modalities, ascending, int64."""
+        wanted = pc.is_in(self.column("modality"), value_set=pa.array(modalities, pa.string()))
+        return np.flatnonzero(_mask(wanted)).astype(np.int64)
+
+    def payload(self, row: int) -> memoryview | None:
+        """The content of a row, uint8 and read-only: its bytes, or its text as UTF-8; None where it has neither."""
+        for name in ("binary_content", "text_content"):
+            value = self.table.column(name)[row]
+            if value.is_valid:
+                return memoryview(value.as_buffer()).cast("B").toreadonly()  # Arrow's own has signed items
+        return None
+
+    def measure(
+        self, key: object, rows: Iterable[int], function: Callable[[memoryview], _T], *, threaded: bool = False
+    ) -> list[_T | None]:
+        """Applies a function to the payloads of rows, once for each row, whoever asks.
+
+        Args:
+            key: identifies the function together with its parameters; hashable.
+            rows: rows of the block.
+            function: takes one payload; raises `MediaError` where it cannot be read.
+            threaded: the function releases the interpreter lock for most of its time.
+
+        Returns:
+            One value for each of `rows`: None where there is no payload or it could not be read.
+        """
+        known: dict[int, Any] = self._memo.setdefault(key, {})
+        asked = [(int(row), int(self._origin[row])) for row in rows]
+        missing = {origin: row for row, origin in asked if origin not in known}
+
+        def one(row: int) -> _T | None:
+            payload = self.payload(row)
+            if payload is None:
+                return None
+            try:
+                return function(payload)
+            except MediaError:
+                return None
+
+        if threaded and self._pool is not None and len(missing) > 1:
+            values = list(self._pool.map(one, missing.values()))
+        else:
+            values = [one(row) for row in missing.values()]
+        known.update(zip(missing, values, strict=True))
+        return [known[origin] for _, origin in asked]
+
+    def spread(self, rows: Iterable[int], values: Iterable[object], kind: pa.DataType) -> pa.Array:
+        """A column of the block's length that has `values` at `rows` and null elsewhere."""
+        column: list[object] = [None] * self.num_rows
+        for row, value in zip(rows, values, strict=True):
+            column[row] = value
+        return pa.array(column, kind)
+
+    def select(self, keep: npt.NDArray[np.bool_]) -> Block:
+        """The block of the rows where `keep`, (num_rows,) bool, is True; measures taken so far stay."""
+        chosen = Block(self.table.filter(pa.array(keep)), pool=self._pool)
+        chosen._origin = self._origin[keep]
+        chosen._memo = self._memo
+        return chosen
+
+    def with_columns(self, columns: Mapping[str, pa.Array]) -> Block:
+        """The same rows and measures with further columns."""
+        table = self.table
+        for name, values in columns.items():
+            table = table.append_column(name, values)
+        block = Block(table, pool=self._pool)
+        block._origin = self._origin
+        block._memo = self._memo
+        return block
+
+
+def _mask(values: Any) -> npt.NDArray[np.bool_]:
+    return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+class Annotator(ABC):
+    """Adds columns to the rows that pass the filters.
+
+    Attributes:
+        name: how messages call it.
+        columns: what it adds, in order.
+        needs_content: it reads the rows' bytes; others run before content is fetched.
+    """
+
+    name: str = ""
+    columns: tuple[UserColumn, ...] = ()
+    needs_content: bool = False
+
+    @abstractmethod
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        """Computes every one of `columns`: one value for each row of the block, null where it does not apply."""
+
+
+class Filter(ABC):
+    """Decides row by row, or sample by sample, what is dropped.
+
+    An instance lives for one partition and sees its blocks in order, so it may keep state from one to the next.
+    Constructors take keyword-only parameters, check them, and do no work: they also run when a declaration is loaded.
+
+    Attributes:
+        name: stands in the ``filter`` column of the dropped rows and in the counts.
+        scope: "row": a `Drop` takes out its row, or the whole sample if it names the metadata row. "sample": a `Drop`
+            takes out every row of its row's sample.
+        needs_content: it reads the rows' bytes; others run before content is fetched, and see none.
+        after_content: it reads no bytes, but is to run in its place among those that do.
+    """
+
+    name: str = ""
+    scope: Literal["row", "sample"] = "row"
+    needs_content: bool = False
+    after_content: bool = False
+
+    @abstractmethod
+    def judge(self, block: Block) -> Iterable[Drop]:
+        """Names the rows to drop, in any order; of several for one row, the first counts."""
+
+
+class MeasuredRowFilter(Filter):
+    """A filter that takes one measure of each row of one modality and judges each alone.
+
+    Args:
+        drop_invalid_rows: drop a row whose measure cannot be taken (reason ``no_content``, or ``unreadable``), and one
+            at a negative position (``invalid_position``); otherwise such a row is kept unjudged.
+    """
+
+    modality: ClassVar[str]
+    needs_content = True
+
+    def __init__(self, *, drop_invalid_rows: bool = True) -> None:
+        self.drop_invalid_rows = drop_invalid_rows
+
+    @abstractmethod
+    def measure(self, block: Block, rows: Rows) -> Sequence[Any]:
+        """One measure for each of `rows`, None where there is none."""
+
+    @abstractmethod
+    def verdict(self, value: Any) -> tuple[str, float | None] | None:
+        """Reason and deciding value, if there is one, to drop a row of this measure, or None to keep it."""
+
+    def judge(self, block: Block) -> Iterable[Drop]:
+        """Measures the rows of the filter's modality and gives a verdict on each."""
+        rows = block.rows_of(self.modality)
+        positions = block.column("position").to_numpy()
+        for row, value in zip(rows.tolist(), self.measure(block, rows), strict=True):
+            if self.drop_invalid_rows and positions[row] < 0:
+                yield Drop(row, "invalid_position", None)
+            elif value is not None:
+                found = self.verdict(value)
+                if found is not None:
+                    yield Drop(row, *found)
+            elif self.drop_invalid_rows:
+                yield Drop(row, "no_content" if block.payload(row) is None else "unreadable", None)

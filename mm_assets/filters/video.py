@@ -1,0 +1,107 @@
+"""Filters of video rows: duration, frame rate, size, and whether there is sound.
+
+All of it is what the container's header tells; no frame is asked for. It needs the packages of the extra ``video``:
+without them the first block with video raises `MissingExtraError`, and no row is judged without being looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mm_assets.filters.base import Block, MeasuredRowFilter, Rows
+from mm_assets.filters.parameters import bounds, check_flag, check_number, check_whole, some_limit
+from mm_assets.media.video import VideoInfo, probe_video
+
+__all__ = ["VideoDurationFilter", "frames_a_second", "video_infos"]
+
+_RATE_DECIMALS = 3  # so that 29.97 and 23.976, as people write them, are the rates 30000/1001 and 24000/1001
+
+
+def video_infos(block: Block, rows: Rows) -> list[VideoInfo | None]:
+    """The header of each row's video; None where there is none or it cannot be read."""
+    return block.measure("video header", rows, probe_video, threaded=True)
+
+
+def frames_a_second(info: VideoInfo) -> float | None:
+    """The nominal frame rate to three decimals; None where there is no video or the header does not tell."""
+    return None if info.frame_rate is None else round(float(info.frame_rate), _RATE_DECIMALS)
+
+
+class VideoDurationFilter(MeasuredRowFilter):
+    """Keeps video whose duration lies in a closed interval, and its frame rate and size too; None is no limit.
+
+    A file without a video stream has the frame rate 0 and no pixels.
+
+    Args:
+        min_seconds: shortest duration kept.
+        max_seconds: longest duration kept.
+        min_frame_rate: lowest nominal frame rate kept, in frames a second.
+        max_frame_rate: highest nominal frame rate kept.
+        min_width: smallest width kept, in pixels.
+        min_height: smallest height kept, in pixels.
+        require_audio: drop files without a sound stream.
+        drop_invalid_rows: drop video that is not there, whose header cannot be read, or whose header does not tell
+            what a limit asks for.
+    """
+
+    modality = "video"
+
+    def __init__(
+        self,
+        *,
+        min_seconds: float | None = None,
+        max_seconds: float | None = None,
+        min_frame_rate: float | None = None,
+        max_frame_rate: float | None = None,
+        min_width: int | None = None,
+        min_height: int | None = None,
+        require_audio: bool = False,
+        drop_invalid_rows: bool = True,
+    ) -> None:
+        super().__init__(drop_invalid_rows=check_flag("drop_invalid_rows", drop_invalid_rows))
+        self.require_audio = check_flag("require_audio", require_audio)
+        numbers = {
+            "min_seconds": min_seconds,
+            "max_seconds": max_seconds,
+            "min_frame_rate": min_frame_rate,
+            "max_frame_rate": max_frame_rate,
+        }
+        sides = {"min_width": min_width, "min_height": min_height}
+        some_limit(
+            *numbers.values(), *sides.values(), require_audio or None, parameters=(*numbers, *sides, "require_audio")
+        )
+        given = {name: None if limit is None else check_number(name, limit) for name, limit in numbers.items()}
+        self.min_seconds, self.max_seconds = bounds("_seconds", given["min_seconds"], given["max_seconds"])
+        rates = bounds("_frame_rate", given["min_frame_rate"], given["max_frame_rate"])
+        self.min_frame_rate, self.max_frame_rate = rates
+        pixels = {name: None if limit is None else check_whole(name, limit) for name, limit in sides.items()}
+        self.min_width, self.min_height = pixels["min_width"], pixels["min_height"]
+
+    def measure(self, block: Block, rows: Rows) -> Sequence[VideoInfo | None]:
+        """Headers, of which None stands also for those that do not tell what a limit asks for."""
+        return [info if info is not None and self._tells(info) else None for info in video_infos(block, rows)]
+
+    def _tells(self, info: VideoInfo) -> bool:
+        no_duration = info.duration_seconds is None and _any_limit(self.min_seconds, self.max_seconds)
+        no_rate = info.frame_rate is None and _any_limit(self.min_frame_rate, self.max_frame_rate)
+        no_size = 0 in (info.width, info.height) and _any_limit(self.min_width, self.min_height)
+        return not (no_duration or (info.has_video and (no_rate or no_size)))
+
+    def verdict(self, value: VideoInfo) -> tuple[str, float | None] | None:
+        """``below_min`` and ``above_max`` with the seconds, then ``frame_rate_...``, ``width_...``, ``no_audio``."""
+        measures = (
+            ("", value.duration_seconds, self.min_seconds, self.max_seconds),
+            ("frame_rate_", frames_a_second(value) or 0.0, self.min_frame_rate, self.max_frame_rate),
+            ("width_", float(value.width), self.min_width, None),
+            ("height_", float(value.height), self.min_height, None),
+        )
+        for name, found, low, high in measures:
+            if found is not None and low is not None and found < low:
+                return f"{name}below_min", found
+            if found is not None and high is not None and found > high:
+                return f"{name}above_max", found
+        return ("no_audio", None) if self.require_audio and not value.has_audio else None
+
+
+def _any_limit(*limits: float | None) -> bool:
+    return any(limit is not None for limit in limits)

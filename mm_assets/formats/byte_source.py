@@ -1,0 +1,417 @@
+"""What readers read from: ranges of bytes of one file, mapped or remote, and tables of fixed rows over them.
+
+A source only moves bytes; it checks nothing. Whoever calls `view` has checked the range against `size` before.
+A mapped file costs nothing to view whole; of any other source, tables beyond `WHOLE_LIMIT` are read by rows, and what
+several tables need is asked for together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import TruncatedError
+from mm_assets.formats.page_cache import CAN_ASK, ReadAhead
+
+WHOLE_LIMIT = 8 << 20  # bytes of a region of tables, or of a small stream, that are fetched at once and kept
+
+
+class ByteSource(Protocol):
+    """A file that can be read by ranges."""
+
+    @property
+    def name(self) -> str:
+        """Path or URL, for messages."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """The bytes from `offset` on; the caller has checked that they exist."""
+
+    def view_many(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of each (offset, size); a remote source joins near ranges into few requests."""
+
+    def close(self) -> None:
+        """Gives the file back; views that were handed out stay valid."""
+
+
+@runtime_checkable
+class CachingSource(Protocol):
+    """A source that keeps what is near small ranges, for tables that are looked into again and again."""
+
+    def look_up(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of each (offset, size), as `view_many`."""
+
+
+class MappedFile:
+    """A local file, mapped. Views are slices of the mapping: no copy.
+
+    The kernel is told to expect reads at random, and reads nothing around a page that is touched. So whoever reads
+    payloads has them fetched first (`fetch`, or by `view_many`), and tables say how they will be read (`expect`,
+    `warm`). What is in memory already is only probed.
+
+    The file must not be cut while it is mapped: the operating system answers a read behind its new end with SIGBUS.
+
+    Args:
+        path: the file; an empty one is fine.
+
+    Raises:
+        OSError: there is no such file, or it may not be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.name = str(self.path)
+        self._open()
+
+    def _open(self) -> None:
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
+            self.size = status.st_size
+            # An empty file cannot be mapped.
+            self._map = mmap.mmap(fd, self.size, access=mmap.ACCESS_READ) if self.size else None
+            if CAN_ASK and self._map is not None:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+                self._map.madvise(mmap.MADV_RANDOM)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+        self._give_back = weakref.finalize(self, os.close, fd)  # readers are let go unclosed while others read
+        self._ahead = ReadAhead(fd)
+        self._view = memoryview(self._map if self._map is not None else b"")
+
+    def reopened(self) -> bool:
+        """Maps the file again if it has another size by now, as after a stream was added; whether it had."""
+        try:
+            if os.stat(self.path).st_size == self.size:
+                return False
+        except FileNotFoundError:
+            return False
+        self.close()
+        self._open()
+        return True
+
+    @property
+    def whole(self) -> memoryview:
+        """The mapping, to cut ranges from; `view` says why it fails when the source is closed."""
+        return self._view
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """The bytes of one range.
+
+        Raises:
+            ValueError: the source is closed.
+        """
+        try:
+            return self._view[offset : offset + size]
+        except ValueError:
+            raise ValueError(f"{self.name} is closed") from None
+
+    def view_many(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of each (offset, size), fetched together where they are not in memory.
+
+        Raises:
+            ValueError: the source is closed.
+        """
+        view = self._view
+        try:
+            views = [view[offset : offset + size] for offset, size in ranges]
+        except ValueError:
+            raise ValueError(f"{self.name} is closed") from None
+        if CAN_ASK:
+            self._ahead.fetch_ranges(ranges)
+        return views
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """A copy of one range, by a read that brings nothing else into memory.
+
+        Raises:
+            TruncatedError: the file was cut since it was opened.
+        """
+        data = os.pread(self._fd, size, offset)
+        if len(data) < size:
+            detail = "it was cut after it was opened"
+            raise TruncatedError(self.name, detail, found=offset + len(data), expected=offset + size)
+        return memoryview(data)
+
+    def fetch(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
+        """Has the ranges [start, end) of a batch brought into memory, if a few that are probed are not there."""
+        if CAN_ASK:
+            self._ahead.fetch(starts, ends)
+
+    def may_skip(self, count: int) -> bool:
+        """Whether a batch of `count` ranges need not be fetched, because nothing was missed for long."""
+        return not CAN_ASK or self._ahead.may_skip(count)
+
+    def pick(self) -> int:
+        """A number, another each time, by which it is chosen what of a batch is looked at."""
+        return self._ahead.pick()
+
+    def is_still_there(self, count: int, position: int) -> bool:
+        """Whether a batch of `count` ranges need not be fetched, by one of its positions."""
+        return not CAN_ASK or self._ahead.is_still_there(count, position)
+
+    def is_present(self, position: int) -> bool:
+        """Whether the byte at a position is in memory; False where that cannot be told."""
+        return not CAN_ASK or self._ahead.is_present(position)
+
+    def ask(self, start: int, end: int) -> None:
+        """Has the range [start, end) brought into memory, whether it is there or not."""
+        if CAN_ASK:
+            self._ahead.ask(start, end)
+
+    def fetch_one(self, offset: int, size: int) -> None:
+        """Has one range brought into memory, if it is more than the page that its first touch brings."""
+        if CAN_ASK and size > mmap.PAGESIZE:
+            self._ahead.fetch_one(offset, offset + size)
+
+    def expect(self, offset: int, size: int) -> None:
+        """Tells the kernel that a range is read in order, or again and again: it may read ahead and around."""
+        if CAN_ASK and size and self._map is not None and not self._map.closed:
+            start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_NORMAL, start, offset + size - start)
+
+    def warm(self, offset: int, size: int) -> bool:
+        """Has a small range brought into memory whole; False, and nothing done, where it is too large for that."""
+        if size > WHOLE_LIMIT or not CAN_ASK:
+            return not CAN_ASK
+        self.expect(offset, size)
+        self._ahead.fetch_all(offset, offset + size)
+        return True
+
+    def drop(self, offset: int, size: int) -> None:
+        """Lets the pages of a range leave this process' resident memory; they are read again when touched."""
+        if self._map is not None and not self._map.closed:
+            start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            # The pages come back from the file: the mapping is shared and read-only.
+            self._map.madvise(mmap.MADV_DONTNEED, start, min(offset + size, self.size) - start)
+
+    def close(self) -> None:
+        """Closes the file. The mapping itself lives as long as views that were handed out; closing twice is fine."""
+        self._ahead.forget()
+        self._give_back()
+        self._view.release()
+        if self._map is not None:
+            with contextlib.suppress(BufferError):  # views live; the last one unmaps
+                self._map.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return MappedFile, (self.path,)
+
+
+class Region:
+    """A range of a source with one table or several, fetched once where it is small enough.
+
+    Args:
+        source: where it is; the caller has checked that it lies within.
+        ptr: absolute position.
+        size: bytes.
+    """
+
+    __slots__ = ("_view", "in_reach", "ptr", "size", "source")
+
+    def __init__(self, source: ByteSource, ptr: int, size: int) -> None:
+        self.source = source
+        self.ptr = ptr
+        self.size = size
+        self.in_reach = isinstance(source, MappedFile) or size <= WHOLE_LIMIT
+        self._view: memoryview | None = None
+
+    def view(self) -> memoryview:
+        """All its bytes, kept."""
+        view = self._view
+        if view is None:
+            view = self._view = self.source.view(self.ptr, self.size)
+        return view
+
+    def forget(self) -> None:
+        """Drops what is kept."""
+        self._view = None
+
+    @staticmethod
+    def fetch(regions: Iterable[Region]) -> None:
+        """Fetches those that are in reach and not kept yet with one request to the source."""
+        wanted = {id(region): region for region in regions if region.in_reach and region._view is None}.values()
+        if wanted:
+            source = next(iter(wanted)).source
+            if isinstance(source, MappedFile):
+                for region in wanted:
+                    region.view()
+                return
+            views = source.view_many([(region.ptr, region.size) for region in wanted])
+            for region, view in zip(wanted, views, strict=True):
+                region._view = view
+
+
+class Table:
+    """`count` rows of one dtype in a source, looked up singly, by batch or whole.
+
+    Args:
+        source: where the table is; the caller has checked that it lies within.
+        ptr: absolute position of the first row.
+        count: rows.
+        dtype: one row; packed.
+        region: what is fetched for it, with other tables; by default the table alone.
+    """
+
+    __slots__ = (
+        "_array",
+        "_cells",
+        "_is_warm",
+        "_view",
+        "_words",
+        "count",
+        "dtype",
+        "in_reach",
+        "itemsize",
+        "ptr",
+        "region",
+        "source",
+    )
+
+    def __init__(
+        self, source: ByteSource, ptr: int, count: int, dtype: npt.DTypeLike, region: Region | None = None
+    ) -> None:
+        self.source = source
+        self.ptr = ptr
+        self.count = count
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.itemsize = self.dtype.itemsize
+        self.region = region or Region(source, ptr, self.nbytes)
+        self.in_reach = self.region.in_reach  # whether the whole table may be viewed for the sake of one row
+        self._is_warm = False  # small, and brought into memory whole
+        self._view: memoryview | None = None
+        self._cells: memoryview | None = None
+        self._array: npt.NDArray[Any] | None = None
+        self._words: npt.NDArray[np.uint64] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole table."""
+        return self.count * self.itemsize
+
+    def view(self) -> memoryview:
+        """The bytes of the whole table, kept."""
+        view = self._view
+        if view is None:
+            if self.in_reach:
+                start = self.ptr - self.region.ptr
+                view = self.region.view()[start : start + self.nbytes]
+            else:
+                view = self.source.view(self.ptr, self.nbytes)
+            self._view = view
+        return view
+
+    def array(self) -> npt.NDArray[Any]:
+        """The whole table, (count,) of `dtype`, read-only; no copy of a mapping."""
+        array = self._array
+        if array is None:
+            array = self._array = np.frombuffer(self.view(), self.dtype)
+        return array
+
+    def words(self) -> npt.NDArray[np.uint64]:
+        """The whole table as `array` gives it, rows that are multiples of 8 bytes as numbers: (count, words)."""
+        words = self._words
+        if words is None:
+            words = self._words = self.array().view(np.uint64).reshape(self.count, self.itemsize // 8)
+        return words
+
+    def column(self) -> npt.NDArray[Any]:
+        """The whole table as `array` gives it, about to be read from end to end."""
+        if isinstance(self.source, MappedFile):
+            self.source.expect(self.ptr, self.nbytes)
+        return self.array()
+
+    def fetch(self, ids: npt.NDArray[np.int64]) -> None:
+        """Has rows `ids`, if the table is of a mapped file, brought into memory where they are not."""
+        source = self.source
+        if self._is_warm or not isinstance(source, MappedFile):
+            return
+        if source.warm(self.ptr, self.nbytes):
+            self._is_warm = True
+        else:
+            starts = ids.astype(np.uint64) * np.uint64(self.itemsize) + np.uint64(self.ptr)
+            source.fetch(starts, starts + np.uint64(self.itemsize))
+
+    def span(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Rows [start, stop), (stop - start,) of `dtype`; nothing is kept unless the table is in reach."""
+        if self.in_reach:
+            return self.column()[start:stop]
+        view = self.source.view_many([(self.ptr + start * self.itemsize, (stop - start) * self.itemsize)])[0]
+        return np.frombuffer(view, self.dtype)
+
+    def row(self, i: int) -> memoryview:
+        """The bytes of row `i`, which the caller has checked."""
+        start = i * self.itemsize
+        if self.in_reach:
+            return self.view()[start : start + self.itemsize]
+        return self.source.view(self.ptr + start, self.itemsize)
+
+    def cell(self, i: int) -> int:
+        """Row `i` of a table of unsigned integers; the fast way to one number."""
+        cells = self._cells
+        if cells is None:
+            if not self.in_reach:
+                return int.from_bytes(self.row(i), "little")
+            cells = self._cells = self.view().cast("Q" if self.itemsize == 8 else "I")
+        value: int = cells[i]
+        return value
+
+    def forget(self) -> None:
+        """Drops what is kept, so that the source can be closed."""
+        self.region.forget()
+        self._view = self._cells = None
+        self._array = self._words = None
+
+
+def gather(tables: Iterable[Table], ids: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+    """Rows `ids` of every table, each (n,) of its dtype.
+
+    Regions in reach that are not kept yet share one request to the source, and so do the rows of tables out of reach.
+    """
+    tables = list(tables)
+    for table in tables:
+        table.fetch(ids)
+    Region.fetch(table.region for table in tables)
+    far = [table for table in tables if not table.in_reach]
+    ranges = [(table.ptr + i * table.itemsize, table.itemsize) for table in far for i in ids.tolist()]
+    views: list[memoryview] = []
+    if ranges:
+        source = far[0].source
+        views = source.look_up(ranges) if isinstance(source, CachingSource) else source.view_many(ranges)
+    result = []
+    for table in tables:
+        if table.in_reach:
+            result.append(table.array()[ids])
+        else:
+            mine, views = views[: len(ids)], views[len(ids) :]
+            result.append(np.frombuffer(b"".join(mine), table.dtype))
+    return result
+
+
+def view_block(source: ByteSource, offset: int, size: int) -> memoryview:
+    """The bytes of one range, all of which the caller will read."""
+    if isinstance(source, MappedFile):
+        source.fetch_one(offset, size)
+    return source.view(offset, size)
+
+
+def drop_pages(source: ByteSource, offset: int, size: int) -> None:
+    """Tells a mapped source that a range is done with; for any other there is nothing to tell."""
+    if isinstance(source, MappedFile):
+        source.drop(offset, size)

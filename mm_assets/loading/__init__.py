@@ -1,0 +1,1 @@
+"""Batches for training out of datasets: order, plan, threads, collation, resuming."""

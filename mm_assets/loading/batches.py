@@ -1,0 +1,344 @@
+"""One batch of a loader: read, stand-ins for damaged samples found, transformed, collated.
+
+Everything here may run in any thread, several batches at a time, and depends on the step alone: which thread made a
+batch, or how many there are, is not to be seen in it. Whatever is raised says which batch it was.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.dataset.decoding import Allocate, Batch, DecodePool
+from mm_assets.dataset.prefetch import BufferPool, arrays_of
+from mm_assets.errors import ConfigError, FormatError, LoaderError, MissingExtraError
+from mm_assets.fields import ValueLayout
+from mm_assets.loading.collate import MultimodalCollator, Ragged, as_tensors
+from mm_assets.loading.order import EpochOrder, derive_key
+from mm_assets.loading.plan import Step
+
+__all__ = ["BatchMaker", "BatchSource", "Collate", "DamagedSample", "Made", "Transform", "check_pinning"]
+
+Collate = Callable[[Any], Any]
+Transform = Callable[..., Any]
+
+# Samples, spread over the epoch, that are tried in place of a batch that is damaged as a whole, before all is given up.
+MAX_STAND_INS = 16
+
+_RUNS_PER_THREAD = 4  # a thread whose values were cheap takes the next run
+
+
+class BatchSource(Protocol):
+    """What a loader reads from: a `Dataset`, or what is like it in this."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The modalities."""
+
+    def __len__(self) -> int:
+        """Samples."""
+
+    def read_batch(
+        self,
+        ids: npt.NDArray[np.int64],
+        modalities: Sequence[str],
+        *,
+        out: Mapping[str, Any] | None = None,
+        threads: int | None = 0,
+    ) -> Mapping[str, Batch]:
+        """As `Dataset.read_batch`; where it has a parameter `verify`, it is given the loader's."""
+
+    def batch_layout(self, n: int, modalities: Sequence[str]) -> Mapping[str, ValueLayout | dict[str, ValueLayout]]:
+        """As `Dataset.batch_layout`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedSample:
+    """A sample that was left out because its bytes are damaged.
+
+    Attributes:
+        index: in the dataset.
+        epoch: in which it was met.
+        error: what is wrong with it.
+    """
+
+    index: int
+    epoch: int
+    error: FormatError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A batch, and what there is to tell of it.
+
+    Attributes:
+        batch: what the collator made; a dict has ``valid`` and ``index`` too.
+        damaged: samples that other ones stand in for.
+        stop: positions of the epoch that all ranks have been given with it.
+    """
+
+    batch: Any
+    damaged: tuple[DamagedSample, ...]
+    stop: int
+
+
+class BatchMaker:
+    """Makes the batches of one epoch.
+
+    Args:
+        source: to read from.
+        names: modalities to read.
+        order: of the epoch.
+        batch_size: samples of the largest batch.
+        collator: makes a batch of columns if it is a `MultimodalCollator`, else of a list of samples.
+        transforms: by modality, applied to each value that is present.
+        threads: that decode and transform a batch; 0 or 1 does both in the calling thread.
+        first_threads: the same of batch 0, for which somebody waits.
+        keep: batches whose arrays are kept to be used again.
+        skip_damaged: whether damaged samples are replaced; else they raise.
+        verify: whether checksums are checked.
+        pin_memory: whether tensors are in pinned memory.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        names: Sequence[str],
+        order: EpochOrder,
+        *,
+        batch_size: int,
+        collator: Collate,
+        transforms: Mapping[str, Transform],
+        threads: int,
+        first_threads: int,
+        keep: int,
+        skip_damaged: bool,
+        verify: bool,
+        pin_memory: bool,
+    ) -> None:
+        self._source = source
+        self._names = tuple(names)
+        self._order = order
+        self._collator = collator
+        self._transforms = dict(transforms)
+        self._seeded = {name for name, transform in self._transforms.items() if _takes_rng(transform)}
+        self._threads = threads if threads > 1 else 0
+        self._first_threads = first_threads if first_threads > 1 else 0
+        self._pool = DecodePool()
+        self._skip_damaged = skip_damaged
+        self._pin_memory = pin_memory
+        self._options: dict[str, Any] = {}
+        if "verify" in inspect.signature(source.read_batch).parameters:
+            self._options["verify"] = verify
+        layouts = source.batch_layout(batch_size, self._names)
+        # Torch's own allocator knows which pinned blocks a device still reads from; ours would not.
+        self._layouts = layouts
+        self._allocate: Allocate = _pinned_memory
+        if not pin_memory:
+            num_arrays = sum(1 if isinstance(one, ValueLayout) else len(one) for one in layouts.values())
+            outputs = collator.outputs if isinstance(collator, MultimodalCollator) else ()
+            self._allocate = BufferPool(keep=keep * max(1, num_arrays, len(outputs))).take
+
+    def make(self, number: int, step: Step) -> Made:
+        """Make a batch.
+
+        Args:
+            number: of the batch, for messages.
+            step: which samples.
+
+        Raises:
+            FormatError: a sample is damaged, and those are not skipped.
+            LoaderError: all samples are damaged, and all that could stand in for them.
+            CollateError: values do not fit the collator's rules.
+        """
+        with _noted(f"batch {number} of this rank, epoch {self._order.epoch}, positions {step.start} to {step.stop}"):
+            return self._make(step, self._threads if number else self._first_threads)
+
+    def _make(self, step: Step, threads: int) -> Made:
+        ids, damaged, columns = self._read(step, threads)
+        valid = step.valid
+        if damaged:
+            lost = {one.index for one in damaged}
+            valid = valid & np.fromiter((index not in lost for index in step.ids.tolist()), np.bool_, len(valid))
+        for name, transform in self._transforms.items():
+            columns[name] = self._transform(name, transform, columns[name], ids, threads)
+        return Made(batch=self._collate(columns, ids, valid), damaged=damaged, stop=step.stop)
+
+    def close(self) -> None:
+        """End the threads that transform; those that decode are the source's."""
+        self._pool.close()
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _read(
+        self, step: Step, threads: int
+    ) -> tuple[npt.NDArray[np.int64], tuple[DamagedSample, ...], dict[str, Batch]]:
+        """The samples that are in the batch, those that should have been, and the values."""
+        options = {**self._options, "threads": threads, "out": arrays_of(self._layouts, self._allocate)}
+        try:
+            return step.ids, (), dict(self._source.read_batch(step.ids, self._names, **options))
+        except FormatError as error:
+            if not self._skip_damaged:
+                raise
+            damaged = self._find_damaged(step.ids)
+            if not damaged:  # nothing is wrong with any one of them
+                raise
+            ids = self._stand_in(step, {one.index for one in damaged}, error)
+        return ids, damaged, dict(self._source.read_batch(ids, self._names, **options))
+
+    def _find_damaged(self, ids: npt.NDArray[np.int64]) -> tuple[DamagedSample, ...]:
+        epoch = self._order.epoch
+        found = ((index, self._damage(index)) for index in dict.fromkeys(ids.tolist()))
+        return tuple(DamagedSample(index=index, epoch=epoch, error=error) for index, error in found if error)
+
+    def _damage(self, index: int) -> FormatError | None:
+        """What is wrong with a sample."""
+        options = {**self._options, "threads": 0}
+        try:
+            self._source.read_batch(np.array([index], np.int64), self._names, **options)
+        except FormatError as error:
+            return error
+        return None
+
+    def _stand_in(self, step: Step, lost: set[int], error: FormatError) -> npt.NDArray[np.int64]:
+        """The samples of a step, others in the rows of those that are lost."""
+        good = [index for index in step.ids.tolist() if index not in lost]
+        if not good:
+            # A shard that cannot be opened, say, and an order that takes its samples together.
+            count = self._order.num_samples
+            far = (step.start + np.arange(1, MAX_STAND_INS + 1) * max(1, count // MAX_STAND_INS)) % count
+            candidates = self._order.at(far).tolist()
+            good = [next((index for index in candidates if index not in lost and self._damage(index) is None), -1)]
+            if good[0] < 0:
+                detail = f"all {len(step.ids)} samples of a batch are damaged, and so are {MAX_STAND_INS} others"
+                raise LoaderError(f"{detail}; the first: {error}") from error
+        ids = step.ids.copy()
+        rows = [row for row, index in enumerate(ids.tolist()) if index in lost]
+        ids[rows] = [good[number % len(good)] for number in range(len(rows))]
+        return ids
+
+    # --- transforming -------------------------------------------------------------------------------------------------
+
+    def _transform(
+        self, name: str, transform: Transform, column: Batch, ids: npt.NDArray[np.int64], threads: int
+    ) -> Batch:
+        """Each value that is present transformed; None makes it absent."""
+        values, present = rows_of(column), column.present.tolist()
+
+        def run(start: int, stop: int) -> list[Any]:
+            found: list[Any] = []
+            for row in range(start, stop):
+                index = int(ids[row])
+                if not present[row]:
+                    found.append(None)
+                    continue
+                with _noted(f"transform of {name!r}, sample {index}"):
+                    found.append(transform(values[row], **self._random(name, index)))
+            return found
+
+        if not threads or len(values) < 2:
+            made = run(0, len(values))
+        else:
+            size = -(-len(values) // (_RUNS_PER_THREAD * threads))
+            runs = [partial(run, start, min(start + size, len(values))) for start in range(0, len(values), size)]
+            made = [value for future in self._pool.start(threads, runs) for value in future.result()]
+        return Batch(made, np.fromiter((value is not None for value in made), np.bool_, len(made)))
+
+    def _random(self, name: str, index: int) -> dict[str, Any]:
+        """A transform's own randomness, the same wherever and whenever the sample is read in this epoch."""
+        if name not in self._seeded:
+            return {}
+        key = derive_key(self._order.seed, self._order.epoch, index, int.from_bytes(name.encode(), "little"))
+        return {"rng": np.random.Generator(np.random.Philox(key=key))}
+
+    # --- collating ----------------------------------------------------------------------------------------------------
+
+    def _collate(self, columns: dict[str, Batch], ids: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]) -> Any:
+        extra: dict[str, Any] = {"valid": valid, "index": ids}
+        if isinstance(self._collator, MultimodalCollator):
+            batch = self._collator(columns, allocate=self._allocate)
+            if self._collator.return_tensors == "pt":
+                extra = as_tensors(extra)
+        else:
+            rows = {name: rows_of(column) for name, column in columns.items()}
+            batch = self._collator([{name: values[row] for name, values in rows.items()} for row in range(len(ids))])
+            if not isinstance(batch, dict):
+                return batch
+        for name, value in extra.items():
+            batch.setdefault(name, value)
+        return _pinned(batch) if self._pin_memory else batch
+
+
+def rows_of(column: Batch) -> list[Any]:
+    """The values of a column one by one, None where absent; rows of arrays are views."""
+    count = len(column.present)
+    if isinstance(column.values, Mapping):
+        rows: list[Any] = [{part: array[row] for part, array in column.values.items()} for row in range(count)]
+    else:
+        rows = list(column.values)
+    return [value if ok else None for value, ok in zip(rows, column.present.tolist(), strict=True)]
+
+
+def _takes_rng(transform: Transform) -> bool:
+    """Whether a transform has a parameter `rng`."""
+    try:
+        return "rng" in inspect.signature(transform).parameters
+    except ValueError:  # some callables of C have no signature
+        return False
+
+
+@contextmanager
+def _noted(note: str) -> Iterator[None]:
+    """Adds a line to whatever is raised."""
+    try:
+        yield
+    except BaseException as raised:
+        raised.add_note(note)
+        raise
+
+
+# --- pinned memory ----------------------------------------------------------------------------------------------------
+
+
+def check_pinning(collator: Collate) -> None:
+    """Refuse to pin what cannot be pinned.
+
+    Raises:
+        ConfigError: the collator makes no tensors, or torch finds no device to pin memory for.
+        MissingExtraError: torch is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError("pin_memory=True", "torch") from error
+    if not isinstance(collator, MultimodalCollator) or collator.return_tensors != "pt":
+        raise ConfigError("arguments", "pin_memory", "needs a MultimodalCollator with return_tensors='pt'")
+    if not torch.accelerator.is_available():
+        raise ConfigError("arguments", "pin_memory", "torch finds no accelerator to pin memory for")
+
+
+def _pinned_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """New memory that devices copy from directly, out of torch's allocator."""
+    import torch
+
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    array: npt.NDArray[Any] = torch.empty(shape, dtype=kind, pin_memory=True).numpy()
+    return array
+
+
+def _pinned(value: Any) -> Any:
+    """Tensors in pinned memory, those that are not there yet copied."""
+    if isinstance(value, dict):
+        return {name: _pinned(item) for name, item in value.items()}
+    if isinstance(value, Ragged):
+        return Ragged(_pinned(value.values), _pinned(value.offsets))
+    if hasattr(value, "is_pinned"):
+        return value if value.is_pinned() else value.pin_memory()
+    return value

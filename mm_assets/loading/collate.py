@@ -1,0 +1,354 @@
+"""Batches out of decoded values: stacked, padded, ragged or listed, one rule for each output.
+
+Every row of a batch stays: what a sample does not have is zero (or the pad value) in its row, and false in `present`.
+So row i of every output belongs to sample i. Nothing here reads files; values come as samples (a list of dicts) or as
+columns (what `Dataset.read_batch` gives).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.dataset.decoding import Allocate
+from mm_assets.errors import CollateError, ConfigError, MissingExtraError
+from mm_assets.fields.base import describe
+from mm_assets.loading.rules import Rule, parse_rules
+
+__all__ = ["MultimodalCollator", "Ragged", "as_tensors"]
+
+Array = npt.NDArray[Any]
+Lengths = dict[str, Array]
+
+
+class Ragged:
+    """Arrays of different lengths, one after the other.
+
+    Attributes:
+        values: (total, …): all rows' elements along the first axis.
+        offsets: (n + 1,) int64: row i is ``values[offsets[i]:offsets[i + 1]]``; an absent row is empty.
+    """
+
+    __slots__ = ("offsets", "values")
+
+    def __init__(self, values: Any, offsets: Any) -> None:
+        self.values = values
+        self.offsets = offsets
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Any:
+        """One row, a view; negative counts from the end."""
+        rows = len(self)
+        if not -rows <= row < rows:
+            raise IndexError(f"row {row} of {rows}")
+        row %= rows
+        return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
+
+    def __repr__(self) -> str:
+        return f"Ragged({len(self)} rows, {len(self.values)} elements)"
+
+
+class MultimodalCollator:
+    """Makes a batch, a dict of arrays, of decoded samples.
+
+    Besides an entry for each rule a batch has ``present``: output to (n,) bool; and, where a rule pads, ``lengths``:
+    output to (n,) int64, the length of the first axis before padding and after cutting, 0 where absent. A rule with
+    a ``max_length`` of several axes has (n, axes) lengths.
+
+    Args:
+        modality_configs: output name to its rule, a mapping with
+
+            ``type``: ``stack`` (one shape for all), ``pad`` (to the longest, or to ``max_length``, in every axis),
+            ``ragged`` (a `Ragged`), or ``list`` (default: values as they are, None where absent). ``{"stack": True}``
+            and a mapping with a ``pad_value`` mean stack and pad too.
+
+            ``pad_value`` (0), ``max_length`` (an integer for the first axis, or a list with one for each of several
+            axes, None for a free one; longer values are cut at their ends, shorter batches are padded up to it),
+            ``pad_to_multiple_of`` (of the first axis): for ``pad``.
+
+            ``dtype``: of the output, for all but ``list``; by default the values'. It also decides what a batch is in
+            which no sample has a value, float32 else.
+
+            ``source``: the modality, by default the output's name; with dots, a part of its value:
+            ``clip.audio``, ``pair.input_ids``.
+
+            Without any rule every modality is given as it comes: columns as they are, samples as lists.
+        return_tensors: ``np``, or ``pt`` for torch tensors over the same memory. Lists stay what they are. An array
+            that is read-only, such as a view into a file, is copied, because torch knows no such memory.
+
+    Raises:
+        ConfigError: a rule is wrong.
+        MissingExtraError: ``pt``, and torch is not installed.
+    """
+
+    def __init__(
+        self,
+        modality_configs: Mapping[str, Mapping[str, Any]] | None = None,
+        return_tensors: str = "np",
+    ) -> None:
+        if return_tensors not in ("np", "pt"):
+            raise ConfigError("arguments", "return_tensors", f"found {return_tensors!r}, expected np or pt")
+        self._rules = parse_rules(modality_configs or {})
+        self.configs = {name: dict(config) for name, config in (modality_configs or {}).items()}
+        self.return_tensors = return_tensors
+        if return_tensors == "pt":
+            _torch()
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """The modalities that the rules read; () without rules, which means all that there are."""
+        return tuple(dict.fromkeys(rule.source[0] for rule in self._rules))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the outputs; () without rules."""
+        return tuple(rule.name for rule in self._rules)
+
+    def __call__(
+        self, samples: Sequence[Mapping[str, Any]] | Mapping[str, Any], *, allocate: Allocate = np.empty
+    ) -> dict[str, Any]:
+        """Make a batch.
+
+        Args:
+            samples: n samples, each value by modality name (None or missing: absent); or columns, each with ``values``
+                (an array, a dict of arrays, or a list) and ``present``, (n,) bool, by modality name.
+            allocate: makes the arrays to stack and pad in, such as in pinned memory: shape and dtype to an array of
+                whatever content.
+
+        Raises:
+            CollateError: values do not fit their rule: the message names output and row.
+        """
+        rules = self._rules or [Rule(name=name, source=(name,)) for name in _names(samples)]
+        batch: dict[str, Any] = {}
+        present: dict[str, Any] = {}
+        lengths: Lengths = {}
+        for rule in rules:
+            column = _Column.of(samples, rule)
+            present[rule.name] = column.present
+            make = _MAKE[rule.type]
+            # Without rules nothing was said of lists, and a column that is an array already is the better form.
+            batch[rule.name] = (
+                make(rule, column, lengths, allocate) if self._rules or column.whole is None else column.whole
+            )
+        batch["present"] = present
+        if lengths:
+            batch["lengths"] = lengths
+        return as_tensors(batch) if self.return_tensors == "pt" else batch
+
+
+# --- taking values ----------------------------------------------------------------------------------------------------
+
+
+def _names(samples: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> list[str]:
+    names = list(samples) if isinstance(samples, Mapping) else [name for sample in samples for name in sample]
+    for name in ("present", "lengths"):
+        if name in names:
+            detail = "is a name that every batch has; give the output another by a rule with a source"
+            raise CollateError(name, detail)
+    return list(dict.fromkeys(names))
+
+
+class _Column:
+    """The values of one output.
+
+    Attributes:
+        present: (n,) bool.
+        whole: all rows in an array or a dict of arrays, where they are that already.
+    """
+
+    def __init__(self, rows: list[Any] | None, whole: Any, present: npt.NDArray[np.bool_]) -> None:
+        self._rows = rows
+        self.whole = whole
+        self.present = present
+
+    @classmethod
+    def of(cls, samples: Sequence[Mapping[str, Any]] | Mapping[str, Any], rule: Rule) -> _Column:
+        name, path = rule.source[0], rule.source[1:]
+        if not isinstance(samples, Mapping):
+            return cls._of_rows([sample.get(name) for sample in samples], path, rule)
+        if name not in samples:
+            raise CollateError(rule.name, f"no modality {name!r}; there are {', '.join(samples) or 'none'}")
+        values, present = samples[name].values, samples[name].present
+        if isinstance(values, Mapping) and path:
+            values, path = _part(values, path[0], rule, None), path[1:]
+        if isinstance(values, np.ndarray | Mapping) and not path:
+            return cls(None, values, present)
+        rows = [value if ok else None for value, ok in zip(values, present.tolist(), strict=True)]
+        return cls._of_rows(rows, path, rule)
+
+    @classmethod
+    def _of_rows(cls, rows: list[Any], path: tuple[str, ...], rule: Rule) -> _Column:
+        for key in path:
+            rows = [None if value is None else _part(value, key, rule, row) for row, value in enumerate(rows)]
+        return cls(rows, None, np.fromiter((value is not None for value in rows), np.bool_, len(rows)))
+
+    def __len__(self) -> int:
+        return len(self.present)
+
+    @property
+    def rows(self) -> list[Any]:
+        """The values one by one, None where absent."""
+        if self._rows is None:
+            count = len(self.present)
+            if isinstance(self.whole, Mapping):
+                every = [{key: array[row] for key, array in self.whole.items()} for row in range(count)]
+            else:
+                every = list(self.whole)
+            self._rows = [value if ok else None for value, ok in zip(every, self.present.tolist(), strict=True)]
+        return self._rows
+
+
+def _part(value: Any, key: str, rule: Rule, row: int | None) -> Any:
+    """One entry or attribute of a value."""
+    if isinstance(value, Mapping):
+        if key in value:
+            return value[key]
+        found = f"{', '.join(map(str, value)) or 'nothing'} in it"
+    elif hasattr(value, key):
+        return getattr(value, key)
+    else:
+        found = describe(value)
+    raise CollateError(rule.name, f"found {found}, and its source {'.'.join(rule.source)} asks for {key!r}", row=row)
+
+
+# --- making outputs ---------------------------------------------------------------------------------------------------
+
+
+def _arrays(rule: Rule, column: _Column) -> tuple[list[tuple[int, Array]], np.dtype[Any]]:
+    """The rows that are present, as arrays of one number of axes, and the dtype of the output."""
+    found: list[tuple[int, Array]] = []
+    for row, value in enumerate(column.rows):
+        if value is None:
+            continue
+        if isinstance(value, Mapping):
+            parts = ", ".join(f"{'.'.join(rule.source)}.{key}" for key in value)
+            raise CollateError(rule.name, f"its source is several values: give one of them, such as {parts}", row=row)
+        array = np.asarray(value)
+        if array.dtype.kind not in "biufc":
+            raise CollateError(rule.name, f"found {describe(value)}, expected numbers for {rule.type}", row=row)
+        if found:
+            _check_like(rule, row, array, found[0])
+        found.append((row, array))
+    if rule.dtype is not None:
+        for row, array in found:
+            if not np.can_cast(array.dtype, rule.dtype, "same_kind"):
+                raise CollateError(rule.name, f"found {array.dtype}, which is no {rule.dtype}", row=row)
+        return found, rule.dtype
+    if not found:
+        return found, np.dtype(np.float32)
+    return found, np.result_type(*{array.dtype for _, array in found})
+
+
+def _check_like(rule: Rule, row: int, array: Array, first: tuple[int, Array]) -> None:
+    """Refuses a row of another kind than the first one; single numbers may differ, as 1 and 2.5 do in JSON."""
+    like = first[1]
+    same = array.ndim == like.ndim and (array.ndim == 0 or array.dtype == like.dtype or rule.dtype is not None)
+    if not same:
+        expected = f"{like.dtype} with {like.ndim} axes as in row {first[0]}"
+        raise CollateError(rule.name, f"found {array.dtype} with {array.ndim} axes, expected {expected}", row=row)
+
+
+def _stack(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -> Array:
+    if isinstance(column.whole, np.ndarray) and rule.dtype in (None, column.whole.dtype):
+        return column.whole
+    arrays, dtype = _arrays(rule, column)
+    shape = arrays[0][1].shape if arrays else (0,)
+    for row, array in arrays:
+        if array.shape != shape:
+            expected = f"{shape} as in row {arrays[0][0]}; values of different shapes are for pad or ragged"
+            raise CollateError(rule.name, f"found shape {array.shape}, expected {expected}", row=row)
+    stacked = allocate((len(column), *shape), dtype)
+    if len(arrays) < len(column):
+        stacked[~column.present] = 0
+    for row, array in arrays:
+        stacked[row] = array
+    return stacked
+
+
+def _pad(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -> Array:
+    arrays, dtype = _arrays(rule, column)
+    num_axes = arrays[0][1].ndim if arrays else max(1, len(rule.max_length))
+    if num_axes == 0:
+        raise CollateError(rule.name, "found single numbers, which have no axis to pad: stack them", row=arrays[0][0])
+    if len(rule.max_length) > num_axes:
+        raise CollateError(rule.name, f"found {num_axes} axes, expected {len(rule.max_length)} as in max_length")
+    extents = np.zeros((len(column), num_axes), np.int64)
+    for row, array in arrays:
+        extents[row] = array.shape
+    for axis, limit in enumerate(rule.max_length):
+        if limit is not None:
+            np.minimum(extents[:, axis], limit, out=extents[:, axis])
+    target = extents.max(axis=0, initial=0).tolist()
+    for axis, limit in enumerate(rule.max_length):
+        target[axis] = target[axis] if limit is None else limit
+    target[0] = -(-target[0] // rule.multiple) * rule.multiple
+    fill = np.array(rule.pad_value)
+    if dtype.kind in "biu" and not np.array_equal(fill.astype(dtype), fill):
+        raise CollateError(rule.name, f"pad_value {rule.pad_value!r} is no {dtype}, which the values are")
+    padded = allocate((len(column), *target), dtype)
+    padded[...] = rule.pad_value
+    for row, array in arrays:
+        inside = tuple(slice(0, extent) for extent in extents[row].tolist())
+        padded[row][inside] = array[inside]
+    # By the rule alone, so that every batch has lengths of one shape.
+    num_told = max(1, len(rule.max_length))
+    lengths[rule.name] = extents[:, :num_told].copy() if num_told > 1 else extents[:, 0].copy()
+    return padded
+
+
+def _ragged(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -> Ragged:
+    arrays, dtype = _arrays(rule, column)
+    offsets = np.zeros(len(column) + 1, np.int64)
+    if not arrays:
+        return Ragged(np.zeros(0, dtype), offsets)
+    inner = arrays[0][1].shape[1:]
+    for row, array in arrays:
+        if array.ndim == 0 or array.shape[1:] != inner:
+            expected = f"one that differs from {arrays[0][1].shape} in its first axis alone"
+            raise CollateError(rule.name, f"found shape {array.shape}, expected {expected}", row=row)
+        offsets[row + 1] = len(array)
+    np.cumsum(offsets, out=offsets)
+    return Ragged(np.concatenate([array for _, array in arrays], dtype=dtype, casting="same_kind"), offsets)
+
+
+def _list(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -> list[Any]:
+    return list(column.rows)
+
+
+_MAKE: Mapping[str, Callable[[Rule, _Column, Lengths, Allocate], Any]] = {
+    "stack": _stack,
+    "pad": _pad,
+    "ragged": _ragged,
+    "list": _list,
+}
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError("return_tensors='pt'", "torch") from error
+    return torch
+
+
+def as_tensors(value: Any) -> Any:
+    """The arrays in a batch as torch tensors over the same memory; everything else, lists too, as it is."""
+    if isinstance(value, dict):
+        return {name: as_tensors(item) for name, item in value.items()}
+    if isinstance(value, Ragged):
+        return Ragged(as_tensors(value.values), as_tensors(value.offsets))
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        # torch takes no read-only memory (a tensor that writes through to a mapped file would end the process), no
+        # strides that run backwards, and no foreign byte order.
+        plain = value.flags.writeable and value.dtype.isnative and all(stride >= 0 for stride in value.strides)
+        return _torch().from_numpy(value if plain else value.astype(value.dtype.newbyteorder("=")))
+    return value

@@ -1,0 +1,368 @@
+"""Batches for training: shuffled, the same on any number of ranks, read ahead by threads, resumable at any batch.
+
+Each sample is given exactly once an epoch over all ranks. What a batch holds depends on dataset, seed, epoch and place
+in the epoch alone, never on threads or timing. A loader has one place, which its iterations move: one that is left
+early is continued by the next. No thread outlives its iteration.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Any, Self
+
+from mm_assets.dataset.decoding import count_threads
+from mm_assets.dataset.prefetch import ReadAhead
+from mm_assets.errors import ConfigError, LoaderError
+from mm_assets.loading.batches import BatchMaker, BatchSource, Collate, DamagedSample, Made, Transform, check_pinning
+from mm_assets.loading.collate import MultimodalCollator
+from mm_assets.loading.order import SHUFFLES, EpochOrder
+from mm_assets.loading.plan import EpochPlan, find_rank
+from mm_assets.loading.state import LoaderState, fingerprint
+
+__all__ = ["BatchIterator", "MultimodalLoader"]
+
+MAX_REPORTED = 10_000  # damaged samples that are kept: a lost shard must not fill the memory
+
+
+class MultimodalLoader:
+    """Batches of a dataset.
+
+    Iterating gives the batches of an epoch, from the loader's place on; an epoch that has been given to its end is
+    followed by the next, another order of the same samples. A batch is what the collator makes, by default a dict of
+    arrays and lists by modality, with ``present`` (modality to (n,) bool), ``valid``, (n,) bool, and ``index``, (n,)
+    int64, the samples in the dataset. Rows that are not valid repeat another sample.
+
+    Arrays of a batch are the caller's for as long as it holds them or a view of them.
+
+    Args:
+        reader: the dataset.
+        modalities: names to read; by default those of the collator's rules, or all. Nothing else is touched.
+        batch_size: samples of a batch, on each rank.
+        shuffle: True or ``"full"``, a permutation of all samples; ``"block"``, runs of neighbours permuted and mixed
+            within windows, for storage where random access is dear; False, the dataset's order.
+        num_workers: threads, each of which makes a batch, or, where they are more than `prefetch_batches`, parts of
+            those batches; 0 makes every batch when it is asked for, without any thread.
+        collator: a `MultimodalCollator`, or any callable that makes something of a list of samples. Where that is a
+            dict, ``valid`` and ``index`` are put into it.
+        drop_last: leave out what is too little at the end for a whole batch on each rank.
+        seed: of the order, and of the transforms' randomness.
+        epoch: to begin with.
+        rank: of this process; with `world_size` found from torch.distributed, where it is initialised, or the
+            environment's ``RANK`` and ``WORLD_SIZE``, where not given.
+        world_size: number of ranks.
+        even_batches: give every rank the same number of batches, of the same sizes: the last batch is shared equally,
+            and a few samples are repeated, not valid, where it does not divide.
+        prefetch_batches: batches that wait to be taken, while at most as many are being made.
+        pin_memory: tensors in pinned memory; needs a `MultimodalCollator` for torch.
+        transforms: by modality, a function of a value to a value (None: absent), called in the threads. It comes
+            before the collator; arrays come as rows. One with a parameter ``rng`` is given a `numpy.random.Generator`
+            that depends on seed, epoch and sample alone.
+        on_damaged: ``"raise"``, or ``"skip"``: another sample of the batch stands in, not valid, and the damaged one is
+            reported in `damaged`.
+        verify: check the checksum of every payload.
+        block_size: samples of a run of ``"block"``.
+        window_blocks: runs of a window of ``"block"``.
+
+    Attributes:
+        reader: the dataset.
+        modalities: names of what is read.
+        batch_size: samples of a batch, on each rank.
+        shuffle: as given.
+        num_workers: as given.
+        collator: makes the batches.
+        damaged: the first 10,000 samples that were left out.
+        num_damaged: how many there were.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        KeyError: no such modality.
+        TypeError: a path instead of a dataset.
+        MissingExtraError: `pin_memory` without torch.
+    """
+
+    def __init__(
+        self,
+        reader: BatchSource,
+        modalities: Sequence[str] | None = None,
+        batch_size: int = 32,
+        shuffle: bool | str = True,
+        num_workers: int = 4,
+        collator: Collate | None = None,
+        *,
+        drop_last: bool = False,
+        seed: int = 0,
+        epoch: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        even_batches: bool = True,
+        prefetch_batches: int = 2,
+        pin_memory: bool = False,
+        transforms: Mapping[str, Transform] | None = None,
+        on_damaged: str = "raise",
+        verify: bool = True,
+        block_size: int = 256,
+        window_blocks: int = 16,
+    ) -> None:
+        if isinstance(reader, str | os.PathLike):
+            raise TypeError(f"found the path {os.fspath(reader)!r}, expected what mm_assets.open gives for it")
+        self.damaged: list[DamagedSample] = []
+        self.num_damaged = 0
+        self.reader = reader
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.num_workers = num_workers
+        self.collator: Collate = MultimodalCollator() if collator is None else collator
+        self.modalities = _choose_names(reader, modalities, self.collator)
+        self._transforms = dict(transforms or {})
+        for name in self._transforms:
+            if name not in self.modalities:
+                raise ConfigError("arguments", f"transforms.{name}", f"is not read: {', '.join(self.modalities)}")
+        try:
+            self._threads = count_threads(num_workers)
+        except ValueError as error:
+            raise ConfigError("arguments", "num_workers", str(error)) from error
+        _check_number("batch_size", batch_size, 1)
+        _check_number("prefetch_batches", prefetch_batches, 1)
+        if on_damaged not in ("raise", "skip"):
+            raise ConfigError("arguments", "on_damaged", f"found {on_damaged!r}, expected raise or skip")
+        self._prefetch = prefetch_batches
+        self._skip_damaged = on_damaged == "skip"
+        self._verify = verify
+        self._pin_memory = pin_memory
+        if pin_memory:
+            check_pinning(self.collator)
+        if not isinstance(shuffle, bool) and shuffle not in SHUFFLES:
+            raise ConfigError("arguments", "shuffle", f"found {shuffle!r}, expected True, False, 'full' or 'block'")
+        found_rank, found_world_size = find_rank(rank, world_size)
+        order = EpochOrder(
+            num_samples=len(reader),
+            shuffle=("full" if shuffle else "none") if isinstance(shuffle, bool) else shuffle,
+            seed=seed,
+            epoch=epoch,
+            block_size=block_size,
+            window_blocks=window_blocks,
+        )
+        self._plan = EpochPlan(
+            order=order,
+            batch_size=batch_size,
+            rank=found_rank,
+            world_size=found_world_size,
+            drop_last=drop_last,
+            even_batches=even_batches,
+        )
+        self._delivered = 0
+        self._fingerprint: str | None = None
+        self._current: weakref.ref[BatchIterator] | None = None
+
+    # --- the epoch ----------------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> EpochPlan:
+        """How the epoch is divided: its order, the batch size, and the rank."""
+        return self._plan
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch is of."""
+        return self._plan.order.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; nothing is done where the loader is in that epoch already.
+
+        So a training loop may call it before every epoch, and goes on within one after `load_state_dict`.
+        """
+        if epoch != self.epoch:
+            self._move(replace(self._plan.order, epoch=epoch), 0)
+
+    def rewind(self) -> None:
+        """Go back to the start of the epoch."""
+        self._move(self._plan.order, 0)
+
+    def _move(self, order: EpochOrder, delivered: int) -> None:
+        """Go to a place; an iteration that is under way has ended."""
+        current = self._current() if self._current is not None else None
+        if current is not None:
+            current.supersede()
+        self._current = None
+        self._plan = replace(self._plan, order=order)
+        self._delivered = delivered
+
+    def __len__(self) -> int:
+        """Batches of this rank in a whole epoch."""
+        return self._plan.count()
+
+    def __iter__(self) -> BatchIterator:
+        """The batches of the epoch from the loader's place on; an iteration that is under way ends."""
+        self._move(self._plan.order, self._delivered)
+        iterator = BatchIterator(self)
+        self._current = weakref.ref(iterator)
+        return iterator
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place, as plain values for a checkpoint: behind the batch that was delivered last.
+
+        It is the same on every rank that has been given as many batches.
+        """
+        state = LoaderState.of(self._plan.order, delivered=self._delivered, fingerprint=self._told_by())
+        return state.to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a place that `state_dict` told, also one of other ranks and another batch size.
+
+        Raises:
+            LoaderError: it is of another dataset or another order; nothing is changed then.
+        """
+        found = self.check_state(state)
+        self._move(replace(self._plan.order, epoch=found.epoch), found.delivered)
+
+    def check_state(self, state: Mapping[str, Any]) -> LoaderState:
+        """What a state says, if it is one of this dataset and this order.
+
+        Raises:
+            LoaderError: it is not.
+        """
+        found = LoaderState.from_json(state)
+        found.check(self._plan.order, fingerprint=self._told_by())
+        return found
+
+    def _told_by(self) -> str:
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(self.reader)
+        return self._fingerprint
+
+    # --- what iterations use ------------------------------------------------------------------------------------------
+
+    def _start(self) -> ReadAhead[Made]:
+        """Begin to read from the loader's place on."""
+        # With an own pool of threads, which end with the iteration; the files are shared.
+        share: Callable[[Mapping[str, Any]], Any] | None = getattr(self.reader, "with_settings", None)
+        own = None if share is None else share({})
+        # A thread that makes a whole batch hands nothing over, and waits for nobody's last sample. Where fewer batches
+        # are read ahead than there are threads, all of these share them.
+        readers = min(self._threads, self._prefetch)
+        maker = BatchMaker(
+            self.reader if own is None else own,
+            self.modalities,
+            self._plan.order,
+            batch_size=self._plan.batch_size,
+            collator=self.collator,
+            transforms=self._transforms,
+            threads=self._threads if self._threads > readers else 0,
+            first_threads=self._threads,
+            keep=self._prefetch + readers + 2,  # one that the caller holds, and one that it has just let go
+            skip_damaged=self._skip_damaged,
+            verify=self._verify,
+            pin_memory=self._pin_memory,
+        )
+
+        def end() -> None:
+            maker.close()
+            if own is not None:
+                own.close()
+
+        steps = zip(count(), self._plan.steps(self._delivered))
+        tasks = (partial(maker.make, number, step) for number, step in steps)
+        return ReadAhead(tasks, threads=readers, depth=self._prefetch + readers, on_end=end)
+
+    def _deliver(self, made: Made) -> None:
+        """Take note that a batch is handed out."""
+        self._delivered = made.stop
+        self.num_damaged += len(made.damaged)
+        self.damaged.extend(made.damaged[: MAX_REPORTED - len(self.damaged)])
+
+    def _finish(self) -> None:
+        """Go on to the next epoch."""
+        self._current = None
+        self._move(replace(self._plan.order, epoch=self.epoch + 1), 0)
+
+
+class BatchIterator(Iterator[Any]):
+    """The batches of what is left of an epoch; made by iterating over a loader.
+
+    Its threads start with the first batch, and end with the last one, with an error, with `close`, or when nobody holds
+    it any more, such as after a ``break``.
+    """
+
+    def __init__(self, loader: MultimodalLoader) -> None:
+        self._loader = loader
+        self._ahead: ReadAhead[Made] | None = None
+        self._closed = False
+        self._superseded = False
+
+    def __next__(self) -> Any:
+        """The next batch.
+
+        Raises:
+            FormatError: a sample is damaged, and those are not skipped; notes say which batch it is in.
+            LoaderError: the loader was iterated over again or moved since; or there is nothing left but damage.
+            CollateError: values do not fit the collator's rules.
+        """
+        if self._superseded:
+            raise LoaderError("this iteration has ended: the loader was iterated over again, or moved")
+        if self._closed:
+            raise StopIteration
+        if self._ahead is None:
+            self._ahead = self._loader._start()
+        done = False
+        try:
+            made = next(self._ahead, None)
+            done = made is not None
+        finally:
+            if not done:
+                self.close()
+        if made is None:
+            self._loader._finish()
+            raise StopIteration
+        self._loader._deliver(made)
+        return made.batch
+
+    def supersede(self) -> None:
+        """End it, as another one is begun; its next batch is an error, rather than one of the other's."""
+        self._superseded = not self._closed
+        self.close()
+
+    def close(self) -> None:
+        """End the reading ahead and wait for its threads; the loader stays at its place. Fine twice."""
+        self._closed = True
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _choose_names(reader: BatchSource, modalities: Sequence[str] | None, collator: Collate) -> tuple[str, ...]:
+    """The modalities to read, all of them there, and no output of the name of what a batch has besides."""
+    known = tuple(reader.names)
+    asked = collator.modalities if isinstance(collator, MultimodalCollator) else ()
+    if isinstance(modalities, str):
+        raise ConfigError("arguments", "modalities", f"found {modalities!r}, expected a list of names")
+    names = tuple(dict.fromkeys(modalities)) if modalities is not None else asked or known
+    for name in names:
+        if name not in known:
+            raise KeyError(f"no modality {name!r}; there are {', '.join(known) or 'none'}")
+    for name in asked:
+        if name not in names:
+            detail = f"the collator makes something of {name!r}, which is not among them"
+            raise ConfigError("arguments", "modalities", detail)
+    if isinstance(collator, MultimodalCollator):
+        for output in collator.outputs or names:
+            if output in ("valid", "index", "present", "lengths"):
+                detail = "is a name that every batch has: give the output another by a collator's rule with a source"
+                raise ConfigError("arguments", output, detail)
+    return names
+
+
+def _check_number(name: str, value: int, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ConfigError("arguments", name, f"found {value!r}, expected an integer from {low}")

@@ -1,0 +1,146 @@
+"""How far a loader has come, as JSON, and whether it is a state of this dataset and this order.
+
+A state counts what was delivered, not what was read ahead, in positions of the epoch that all ranks have been given
+together. So one rank's state is every rank's, and says nothing of their number or of the batch size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import FormatError, LoaderError
+from mm_assets.formats import crc32c
+from mm_assets.loading.order import EpochOrder
+
+__all__ = ["LoaderState", "fingerprint"]
+
+VERSION = 1
+
+# Samples that are looked at for a fingerprint where there is no manifest: enough to tell datasets apart, few enough to
+# be read from a bucket.
+NUM_PROBES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderState:
+    """A place in an epoch.
+
+    Attributes:
+        version: of the state.
+        fingerprint: of the dataset.
+        num_samples: of the dataset.
+        shuffle: ``full``, ``block`` or ``none``.
+        seed: of the order.
+        block_size: of the order.
+        window_blocks: of the order.
+        epoch: of the order.
+        delivered: positions that all ranks have been given.
+    """
+
+    version: int = VERSION
+    fingerprint: str
+    num_samples: int
+    shuffle: str
+    seed: int
+    block_size: int
+    window_blocks: int
+    epoch: int
+    delivered: int
+
+    @classmethod
+    def of(cls, order: EpochOrder, *, delivered: int, fingerprint: str) -> Self:
+        """The state of a loader."""
+        return cls(fingerprint=fingerprint, delivered=delivered, **asdict(order))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Self:
+        """A state out of a checkpoint.
+
+        Raises:
+            LoaderError: it is none, or one of a later release.
+        """
+        kinds: dict[str, type] = {"fingerprint": str, "shuffle": str}
+        expected = {field.name: kinds.get(field.name, int) for field in fields(cls)}
+        if not isinstance(state, Mapping) or "version" not in state:
+            raise LoaderError("this is not a loader's state: it has no version")
+        if state["version"] != VERSION:
+            raise LoaderError(f"this state is of version {state['version']!r}, expected {VERSION}")
+        for name, kind in expected.items():
+            value = state.get(name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise LoaderError(f"this is not a loader's state: {name} is {value!r}, expected {kind.__name__}")
+        if not 0 <= state["delivered"] <= state["num_samples"]:
+            detail = f"found {state['delivered']}, expected 0 to {state['num_samples']}"
+            raise LoaderError(f"this is not a loader's state: delivered: {detail}")
+        return cls(**{name: state[name] for name in expected})
+
+    def check(self, order: EpochOrder, *, fingerprint: str) -> None:
+        """Refuse a loader of other samples, or of another order of them.
+
+        Args:
+            order: the loader's.
+            fingerprint: of its dataset.
+
+        Raises:
+            LoaderError: they differ; says in what.
+        """
+        own = {**asdict(order), "fingerprint": fingerprint}
+        names = ["num_samples", "fingerprint", "shuffle", "seed"]
+        if order.shuffle == "block":
+            names += ["block_size", "window_blocks"]
+        for name in names:
+            found = getattr(self, name)
+            if found != own[name]:
+                what = "another dataset" if name in ("num_samples", "fingerprint") else "another order"
+                raise LoaderError(f"the state is of {what}: its {name} is {found!r}, here it is {own[name]!r}")
+
+
+def fingerprint(source: Any) -> str:
+    """What a dataset is told by, wherever its files lie and in whichever format they are: 64 hexadecimal digits.
+
+    A source's own `fingerprint` attribute is taken where it has one. Else what counts is which samples are selected,
+    and the manifest with the digests of its files or, without one, the ids and stored bytes of a few samples. Which
+    modalities a loader reads, and with what settings, does not count: a run may go on with others.
+
+    Args:
+        source: the dataset.
+    """
+    own = getattr(source, "fingerprint", None)
+    if own is not None:
+        return str(own)
+    facts: dict[str, Any] = {"num_samples": len(source)}
+    manifest = getattr(source, "manifest", None)
+    if manifest is not None:
+        facts["files"] = [(file.partition, file.num_samples, file.size, file.sha256) for file in manifest.files]
+    elif len(source):
+        probes = np.unique(np.linspace(0, len(source) - 1, NUM_PROBES).astype(np.int64))
+        facts["ids"] = [source.sample_ids[probe] for probe in probes.tolist()]
+        facts["bytes"] = {name: _checksums(source, probes, name) for name in source.names}
+    selection = getattr(source, "selection", None)
+    if selection is not None:
+        facts["selection"] = hashlib.sha256(np.asarray(selection, "<i8").tobytes()).hexdigest()
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _checksums(source: Any, probes: npt.NDArray[np.int64], name: str) -> list[int | str | None]:
+    """Checksums of stored bytes; damage is told by the word, so that a loader that skips it has states too."""
+    found: list[int | str | None] = []
+    for probe in probes.tolist():
+        try:
+            raw = source.read_raw(probe, name)
+        except FormatError:
+            found.append("damaged")
+            continue
+        found.append(None if raw is None else crc32c(raw))
+    return found

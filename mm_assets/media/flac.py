@@ -1,0 +1,165 @@
+"""FLAC files whose header does not tell their length: an encoder that writes to a pipe cannot go back to fill it in.
+
+The last frame tells it: its header holds its place in the stream and its size. libsndfile neither looks there nor
+reads such a file, so its header is completed for it. Section numbers are those of RFC 9639.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from mm_assets.errors import MediaError
+from mm_assets.media.content_types import Buffer
+
+__all__ = ["StreamInfo", "count_frames", "read_stream_info", "with_length"]
+
+_STREAMINFO_SIZE: Final = 34  # section 8.2
+_PACKED_OFFSET: Final = 4 + 4 + 10  # marker, block header, block and frame sizes; then rate, channels, bits, length
+_LENGTH_BITS: Final = 36
+_SEARCHED = 256 << 10  # bytes from the end in which the last frame must start; usual frames have 5 to 40 KB
+_MAX_CANDIDATES = 16  # headers whose CRC-8 fits by chance: one in 2**23 places, so more are hostile
+
+_BLOCK_SIZES = {1: 192, **{code: 144 << code for code in range(2, 6)}, **{code: 1 << code for code in range(8, 16)}}
+_RATES = (0, 88_200, 176_400, 192_000, 8000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000)
+_BITS = {1: 8, 2: 12, 4: 16, 5: 20, 6: 24, 7: 32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamInfo:
+    """The STREAMINFO block, which opens every FLAC file.
+
+    Attributes:
+        sample_rate: Hz.
+        channels: 1 to 8.
+        bits: of one sample, 4 to 32.
+        max_block_size: samples per channel of the largest frame; of all but the last, where they do not vary.
+        num_frames: samples per channel of the whole file; 0 where the encoder did not know.
+    """
+
+    sample_rate: int
+    channels: int
+    bits: int
+    max_block_size: int
+    num_frames: int
+
+
+def read_stream_info(data: memoryview, start: int, name: str) -> StreamInfo:
+    """Read the header of the FLAC stream that begins at `start`.
+
+    Raises:
+        MediaError: it is cut off or does not begin with a STREAMINFO block.
+    """
+    end = start + 8 + _STREAMINFO_SIZE
+    block = bytes(data[start + 4 : end])
+    if len(block) != 4 + _STREAMINFO_SIZE:
+        raise MediaError(name, f"FLAC STREAMINFO is cut off: needs {end} bytes, there are {len(data)}")
+    if block[0] & 0x7F != 0 or int.from_bytes(block[1:4], "big") != _STREAMINFO_SIZE:
+        raise MediaError(name, "FLAC does not start with its STREAMINFO block")
+    packed = int.from_bytes(block[14:22], "big")
+    return StreamInfo(
+        sample_rate=packed >> 44,
+        channels=(packed >> 41 & 7) + 1,
+        bits=(packed >> 36 & 31) + 1,
+        max_block_size=int.from_bytes(block[6:8], "big"),
+        num_frames=packed & (1 << _LENGTH_BITS) - 1,
+    )
+
+
+def with_length(data: Buffer, start: int, num_frames: int) -> bytes:
+    """A copy of a file in which the FLAC header at `start` tells this length."""
+    copy = bytearray(data)
+    at = start + _PACKED_OFFSET
+    packed = int.from_bytes(copy[at : at + 8], "big")
+    length = (1 << _LENGTH_BITS) - 1
+    copy[at : at + 8] = (packed & ~length | num_frames & length).to_bytes(8, "big")
+    return bytes(copy)
+
+
+def count_frames(data: memoryview, info: StreamInfo) -> int | None:
+    """Samples per channel by the last frame; None where the file does not end with a whole frame of this stream."""
+    tail = bytes(data[-_SEARCHED:])
+    at, candidates = len(tail), 0
+    while candidates < _MAX_CANDIDATES:
+        at = tail.rfind(b"\xff", 0, at)
+        if at < 0:
+            return None
+        end = _end_of_frame_header(tail, at, info)
+        if end is None:
+            continue
+        candidates += 1
+        if _crc(tail[at:-2], 16) == int.from_bytes(tail[-2:], "big"):  # section 9.3
+            return end
+    return None
+
+
+def _end_of_frame_header(tail: bytes, at: int, info: StreamInfo) -> int | None:
+    """Where the frame at `at` ends, in samples per channel from the start; None if there is no frame (section 9.1)."""
+    head = tail[at : at + 16]  # the longest frame header
+    if len(head) < 6 or head[1] & 0xFE != 0xF8 or head[3] & 1:
+        return None
+    block_code, rate_code = head[2] >> 4, head[2] & 15
+    channel_code, bits_code = head[3] >> 4, head[3] >> 1 & 7
+    num_channels = channel_code + 1 if channel_code < 8 else 2
+    if channel_code > 10 or num_channels != info.channels or (bits_code and _BITS.get(bits_code) != info.bits):
+        return None
+    number, pos = _coded_number(head, 4)
+    if number is None:
+        return None
+    extra = {6: 1, 7: 2}.get(block_code, 0)
+    block_size = int.from_bytes(head[pos : pos + extra], "big") + 1 if extra else _BLOCK_SIZES.get(block_code)
+    pos += extra
+    extra = {12: 1, 13: 2, 14: 2}.get(rate_code, 0)
+    value = int.from_bytes(head[pos : pos + extra], "big")
+    rate = {12: value * 1000, 13: value, 14: value * 10, 15: -1}.get(rate_code) if extra or rate_code == 15 else None
+    if rate is None:
+        rate = _RATES[rate_code] or info.sample_rate
+    pos += extra
+    if block_size is None or block_size > info.max_block_size or rate != info.sample_rate or pos >= len(head):
+        return None
+    if _crc(head[:pos], 8) != head[pos]:
+        return None
+    first = number if head[1] & 1 else number * info.max_block_size
+    return first + block_size
+
+
+def _coded_number(head: bytes, at: int) -> tuple[int | None, int]:
+    """The number at `at`, in the manner of UTF-8 but up to 36 bits, and where it ends (section 9.1.5)."""
+    lead = head[at]
+    if lead < 0x80:
+        return lead, at + 1
+    if lead < 0xC0 or lead == 0xFF:
+        return None, at
+    num_following = 7 - (lead ^ 0xFF).bit_length()  # ones at the front, less the first
+    value = lead & (1 << (6 - num_following)) - 1 if num_following < 6 else 0
+    following = head[at + 1 : at + 1 + num_following]
+    if len(following) != num_following:
+        return None, at
+    for byte in following:
+        if byte & 0xC0 != 0x80:
+            return None, at
+        value = value << 6 | byte & 0x3F
+    return value, at + 1 + num_following
+
+
+def _crc(data: bytes, width: int) -> int:
+    """Cyclic redundancy check, highest bit first, from zero: the two of FLAC, which the standard library lacks."""
+    table = _CRC_TABLES[width]
+    shift, mask, crc = width - 8, (1 << width) - 1, 0
+    for byte in data:
+        crc = (crc << 8 & mask) ^ table[crc >> shift ^ byte]
+    return crc
+
+
+def _table(polynomial: int, width: int) -> list[int]:
+    top, mask = 1 << (width - 1), (1 << width) - 1
+    table = []
+    for byte in range(256):
+        crc = byte << (width - 8)
+        for _ in range(8):
+            crc = (crc << 1 ^ polynomial if crc & top else crc << 1) & mask
+        table.append(crc)
+    return table
+
+
+_CRC_TABLES = {8: _table(0x07, 8), 16: _table(0x8005, 16)}

@@ -1,0 +1,543 @@
+"""What media bytes are and how large, told from their headers: nothing here decodes a pixel or a sample.
+
+Every number is bounds-checked; whatever bytes arrive, a function answers or raises `MediaError`, in time bounded by
+the headers that are there. Ogg, MP3 and the rarer WAV codecs are left to libsndfile.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from mm_assets.errors import MediaError
+from mm_assets.media import flac
+from mm_assets.media.content_types import Buffer, content_type_of_name, sniff_content_type
+
+__all__ = [
+    "AudioInfo",
+    "ImageInfo",
+    "content_type_of_name",
+    "probe_audio",
+    "probe_image",
+    "size_of_id3",
+    "sniff_content_type",
+]
+
+MAX_SEGMENTS = 65_536  # segments, chunks, blocks or directories of one header; past it the bytes are hostile
+_MAX_JUNK = 65_536  # bytes that may stand between two JPEG segments, as libjpeg tolerates them
+_STREAMED_SIZES = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # data sizes that programs write when they cannot seek back
+
+_EXIF = b"Exif\0\0"
+
+_U16_BE = struct.Struct(">H")
+_JPEG_FRAME = struct.Struct(">BHHB")
+_U32_BE = struct.Struct(">I")
+_U32_LE = struct.Struct("<I")
+_CHUNK_LE = struct.Struct("<4sI")
+_CHUNK_BE = struct.Struct(">I4s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageInfo:
+    """An image as its header describes it.
+
+    Attributes:
+        codec: ``jpeg``, ``png``, ``gif``, ``webp``, ``bmp`` or ``tiff``.
+        content_type: MIME type.
+        width: columns as stored, before any EXIF rotation, at least 1.
+        height: rows as stored, at least 1.
+        channels: of the image decoded to 8 bits: 1 grey, 3 colour, 4 colour with alpha. A palette is colour, CMYK is
+            3, grey with alpha is 4, and a transparent colour counts as alpha.
+        bit_depth: bits of one stored sample (of a palette's index).
+        has_8bit_form: whether there is one way to turn it into 8-bit grey or RGB. False for floating-point, signed or
+            wider than 16-bit samples, for Lab and the like (TIFF), and for 12-bit JPEG.
+        num_frames: frames (TIFF pages, animation frames) whose headers stand in the bytes, at least 1; the other
+            attributes describe the first.
+        orientation: EXIF orientation, 1 to 8; 1, as stored, where there is none.
+    """
+
+    codec: str
+    content_type: str
+    width: int
+    height: int
+    channels: int
+    bit_depth: int
+    has_8bit_form: bool = True
+    num_frames: int = 1
+    orientation: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioInfo:
+    """A sound file as its header describes it.
+
+    Attributes:
+        codec: ``wav``, ``flac``, ``ogg`` or ``mp3``.
+        content_type: MIME type.
+        sample_rate: Hz, at least 1.
+        channels: at least 1.
+        num_frames: samples per channel.
+        subtype: how samples are stored, in libsndfile's names: ``PCM_16``, ``FLOAT``, ``VORBIS``, and so on.
+    """
+
+    codec: str
+    content_type: str
+    sample_rate: int
+    channels: int
+    num_frames: int
+    subtype: str
+
+    @property
+    def duration_seconds(self) -> float:
+        """Length in seconds."""
+        return self.num_frames / self.sample_rate
+
+
+class _Head:
+    """Bytes read by position; a read past the end is a `MediaError`, never a short slice."""
+
+    __slots__ = ("name", "size", "view")
+
+    def __init__(self, data: Buffer, name: str) -> None:
+        self.view = memoryview(data).cast("B")
+        self.size = len(self.view)
+        self.name = name
+
+    def fail(self, reason: str) -> MediaError:
+        return MediaError(self.name, reason)
+
+    def has(self, offset: int, size: int) -> bool:
+        return offset >= 0 and offset + size <= self.size
+
+    def starts(self, offset: int, magic: bytes) -> bool:
+        return bytes(self.view[offset : offset + len(magic)]) == magic
+
+    def piece(self, offset: int, size: int, what: str) -> bytes:
+        if not self.has(offset, size):
+            raise self.fail(f"{what} is cut off: needs {size} bytes at {offset}, there are {self.size}")
+        return bytes(self.view[offset : offset + size])
+
+    def take(self, record: struct.Struct, offset: int, what: str) -> tuple[Any, ...]:
+        if not self.has(offset, record.size):
+            raise self.fail(f"{what} is cut off: needs {record.size} bytes at {offset}, there are {self.size}")
+        return record.unpack_from(self.view, offset)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def probe_image(data: Buffer, *, name: str = "<image>") -> ImageInfo:
+    """Read an image's header without decoding it.
+
+    The head of a file is enough for JPEG, PNG, BMP and WebP: the size stands in front (in JPEG behind EXIF and the
+    like); transparency, orientation and frames count as far as the head shows them. A TIFF needs the bytes up to its
+    first directory, which may stand at the end.
+
+    Args:
+        data: the file's bytes.
+        name: what messages call it.
+
+    Raises:
+        MediaError: no JPEG, PNG, GIF, WebP, BMP or TIFF, or a header that is damaged or cut off.
+    """
+    head = _Head(data, name)
+    content_type = sniff_content_type(head.view)
+    parse = _IMAGE_PARSERS.get(content_type or "")
+    if parse is None:
+        found = content_type or f"unknown bytes {bytes(head.view[:8])!r}"
+        raise head.fail(f"is no image that can be read: found {found}, expected JPEG, PNG, GIF, WebP, BMP or TIFF")
+    info = parse(head)
+    if info.width < 1 or info.height < 1:
+        raise head.fail(f"{info.codec} image has no pixels: {info.width} x {info.height}")
+    return info
+
+
+def _probe_jpeg(head: _Head) -> ImageInfo:
+    pos, orientation = 2, 1
+    for _ in range(MAX_SEGMENTS):
+        if head.starts(pos, b"\xff") and head.has(pos, 2) and head.view[pos + 1] != 0xFF:
+            marker = head.view[pos + 1]  # nothing amiss, as nearly always
+            pos += 2
+        else:
+            junk = bytes(head.view[pos : pos + _MAX_JUNK])
+            start = junk.find(b"\xff")
+            filled = junk[start:].lstrip(b"\xff") if start >= 0 else b""
+            if not filled:
+                raise head.fail(f"JPEG header is cut off or damaged: no marker after byte {pos}")
+            pos += len(junk) - len(filled) + 1
+            marker = filled[0]
+        if marker == 0x00 or marker == 0x01 or 0xD0 <= marker <= 0xD8:
+            continue  # markers without a segment, and a stuffed byte amid junk
+        if marker in (0xD9, 0xDA):
+            raise head.fail("JPEG has no frame header before its data")
+        (length,) = head.take(_U16_BE, pos, "JPEG segment")
+        if length < 2:
+            raise head.fail(f"JPEG segment {marker:#04x} has length {length}, expected at least 2")
+        if marker == 0xE1 and orientation == 1 and head.starts(pos + 2, _EXIF):
+            orientation = _exif_orientation(head.view[pos + 8 : pos + length])
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            depth, height, width, components = head.take(_JPEG_FRAME, pos + 2, "JPEG frame header")
+            if components not in (1, 3, 4):
+                raise head.fail(f"JPEG has {components} components, expected 1, 3 or 4")
+            return ImageInfo(
+                codec="jpeg",
+                content_type="image/jpeg",
+                width=width,
+                height=height,
+                channels=1 if components == 1 else 3,
+                bit_depth=depth,
+                has_8bit_form=depth == 8,
+                orientation=orientation,
+            )
+        pos += length
+    raise head.fail(f"JPEG has more than {MAX_SEGMENTS} segments before its frame header")
+
+
+def _exif_orientation(tiff: memoryview) -> int:
+    """Orientation in an EXIF block; damage there is no damage of the image, so it reads as 1, upright."""
+    try:
+        tags, _ = _read_directory(_Head(tiff, "EXIF"))
+    except MediaError:
+        return 1
+    return _orientation(tags)
+
+
+def _orientation(tags: dict[int, list[int]]) -> int:
+    value = tags.get(274, [1])[0]
+    return value if 1 <= value <= 8 else 1
+
+
+def _probe_png(head: _Head) -> ImageInfo:
+    length, kind = head.take(_CHUNK_BE, 8, "PNG header")
+    if length != 13 or kind != b"IHDR":
+        raise head.fail(f"PNG starts with chunk {kind!r} of {length} bytes, expected IHDR of 13")
+    width, height, depth, colour = head.take(struct.Struct(">IIBB"), 16, "PNG header")
+    channels = {0: 1, 2: 3, 3: 3, 4: 4, 6: 4}.get(colour)
+    if channels is None or depth not in (1, 2, 4, 8, 16):
+        raise head.fail(f"PNG has colour type {colour} at {depth} bits, which does not exist")
+    num_frames, orientation, pos = 1, 1, 33
+    for _ in range(MAX_SEGMENTS):
+        if not head.has(pos, 8):
+            break  # a head that ends before the pixels
+        length, kind = head.take(_CHUNK_BE, pos, "PNG chunk")
+        if kind in (b"IDAT", b"IEND"):
+            break
+        if kind == b"tRNS":
+            channels = 4
+        elif kind == b"acTL" and head.has(pos + 8, 4):
+            num_frames = max(1, head.take(_U32_BE, pos + 8, "PNG acTL")[0])
+        elif kind == b"eXIf":
+            orientation = _exif_orientation(head.view[pos + 8 : pos + 8 + length])
+        pos += 12 + length
+    return ImageInfo(
+        codec="png",
+        content_type="image/png",
+        width=width,
+        height=height,
+        channels=channels,
+        bit_depth=depth,
+        num_frames=num_frames,
+        orientation=orientation,
+    )
+
+
+def _probe_gif(head: _Head) -> ImageInfo:
+    width, height, flags = head.take(struct.Struct("<HHB"), 6, "GIF header")
+    pos = 13 + (3 << ((flags & 7) + 1) if flags & 0x80 else 0)
+    num_frames, transparent = 0, False
+    for _ in range(MAX_SEGMENTS):
+        if not head.has(pos, 1) or head.view[pos] == 0x3B:
+            break
+        introducer = head.view[pos]
+        if introducer == 0x21:
+            if num_frames == 0 and head.has(pos, 4) and head.view[pos + 1] == 0xF9:
+                transparent = bool(head.view[pos + 3] & 1)
+            pos += 2
+        elif introducer == 0x2C:
+            left, top, columns, rows, local = head.take(struct.Struct("<HHHHB"), pos + 1, "GIF frame")
+            if num_frames == 0:  # the first frame may be larger than the screen; decoders enlarge the screen
+                width, height = max(width, left + columns), max(height, top + rows)
+            num_frames += 1
+            pos += 11 + (3 << ((local & 7) + 1) if local & 0x80 else 0)
+        else:
+            break
+        while head.has(pos, 1) and (block := head.view[pos]) != 0:  # at most one turn per byte of the file
+            pos += 1 + block
+        pos += 1
+    return ImageInfo(
+        codec="gif",
+        content_type="image/gif",
+        width=width,
+        height=height,
+        channels=4 if transparent else 3,
+        bit_depth=8,
+        num_frames=max(1, num_frames),
+    )
+
+
+def _probe_webp(head: _Head) -> ImageInfo:
+    width = height = num_frames = 0
+    alpha, orientation, pos = False, 1, 12
+    for _ in range(MAX_SEGMENTS):
+        if not head.has(pos, 8):
+            break
+        kind, length = head.take(_CHUNK_LE, pos, "WebP chunk")
+        body = pos + 8
+        if kind == b"VP8X" and not width:
+            flags, sizes = head.take(struct.Struct("<B3x6s"), body, "WebP VP8X")
+            width, height = 1 + int.from_bytes(sizes[:3], "little"), 1 + int.from_bytes(sizes[3:], "little")
+            alpha = bool(flags & 0x10)
+        elif kind == b"VP8L" and not width:
+            signature, bits = head.take(struct.Struct("<BI"), body, "WebP VP8L")
+            if signature != 0x2F:
+                raise head.fail(f"WebP lossless header has signature {signature:#04x}, expected 0x2f")
+            width, height, alpha = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), bool(bits >> 28 & 1)
+        elif kind == b"VP8 " and not width:
+            if head.piece(body + 3, 3, "WebP VP8") != b"\x9d\x01\x2a":
+                raise head.fail("WebP lossy header lacks its start code")
+            width, height = (side & 0x3FFF for side in head.take(struct.Struct("<HH"), body + 6, "WebP VP8"))
+        elif kind == b"ANMF":
+            num_frames += 1
+        elif kind == b"EXIF":
+            start = body + 6 if head.starts(body, _EXIF) else body
+            orientation = _exif_orientation(head.view[start : body + length])
+        pos = body + length + (length & 1)
+    return ImageInfo(
+        codec="webp",
+        content_type="image/webp",
+        width=width,
+        height=height,
+        channels=4 if alpha else 3,
+        bit_depth=8,
+        num_frames=max(1, num_frames),
+        orientation=orientation,
+    )
+
+
+def _probe_bmp(head: _Head) -> ImageInfo:
+    (size,) = head.take(_U32_LE, 14, "BMP header")
+    if size == 12:
+        width, height, _, bits = head.take(struct.Struct("<HHHH"), 18, "BMP header")
+        compression = 0
+    else:
+        width, height, _, bits, compression = head.take(struct.Struct("<iiHHI"), 18, "BMP header")
+    # The alpha mask counts only where masks are in use, as decoders have it.
+    alpha = compression in (3, 6) and size >= 56 and head.take(_U32_LE, 66, "BMP masks")[0] != 0
+    return ImageInfo(
+        codec="bmp",
+        content_type="image/bmp",
+        width=width,
+        height=abs(height),
+        channels=4 if alpha and bits == 32 else 3,
+        bit_depth=bits if bits <= 8 else 8,
+    )
+
+
+_TIFF_SIZES = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q"}  # types of the whole numbers that we read
+_TIFF_TAGS = frozenset((256, 257, 258, 262, 274, 277, 338, 339))
+
+
+def _read_directory(head: _Head) -> tuple[dict[int, list[int]], int]:
+    """The tags we use of the first directory of a TIFF or BigTIFF, and the length of the chain of directories."""
+    order = {b"II": "<", b"MM": ">"}.get(head.piece(0, 2, "TIFF header"))
+    if order is None:
+        raise head.fail("TIFF header has no byte order")
+    (version,) = head.take(struct.Struct(order + "H"), 2, "TIFF header")
+    if version not in (42, 43):
+        raise head.fail(f"TIFF header has version {version}, expected 42 or 43")
+    big = version == 43
+    count_of = struct.Struct(order + ("Q" if big else "H"))
+    pointer_of = struct.Struct(order + ("Q" if big else "I"))
+    entry_of = struct.Struct(order + ("HHQ8s" if big else "HHI4s"))
+    (pos,) = head.take(pointer_of, 8 if big else 4, "TIFF header")
+    tags: dict[int, list[int]] = {}
+    (entries,) = head.take(count_of, pos, "TIFF directory")
+    if not head.has(pos + count_of.size, entries * entry_of.size):
+        raise head.fail(f"TIFF directory at {pos} is cut off: {entries} entries, there are {head.size} bytes")
+    for index in range(min(entries, MAX_SEGMENTS)):
+        at = pos + count_of.size + index * entry_of.size
+        tag, kind, count, _ = head.take(entry_of, at, "TIFF entry")
+        if tag not in _TIFF_TAGS or kind not in _TIFF_SIZES or not 1 <= count <= 64:
+            continue
+        values = struct.Struct(f"{order}{count}{_TIFF_SIZES[kind]}")
+        where = at + entry_of.size - pointer_of.size
+        if values.size > pointer_of.size:
+            (where,) = head.take(pointer_of, where, "TIFF entry")
+        tags[tag] = list(head.take(values, where, f"TIFF tag {tag}"))
+    seen = {pos}
+    while len(seen) < MAX_SEGMENTS:
+        at = pos + count_of.size + entries * entry_of.size
+        if not head.has(at, pointer_of.size):
+            break
+        (pos,) = head.take(pointer_of, at, "TIFF chain")
+        if pos == 0 or pos in seen or not head.has(pos, count_of.size):
+            break  # the end, a loop, or a directory that is not there
+        seen.add(pos)
+        (entries,) = head.take(count_of, pos, "TIFF directory")
+    return tags, len(seen)
+
+
+def _probe_tiff(head: _Head) -> ImageInfo:
+    tags, num_frames = _read_directory(head)
+    if 256 not in tags or 257 not in tags:
+        raise head.fail("TIFF directory tells no width and height")
+    samples, photometric = tags.get(277, [1])[0], tags.get(262, [1])[0]
+    alpha = any(kind in (1, 2) for kind in tags.get(338, ()))
+    if photometric in (0, 1):
+        channels = 4 if samples > 1 and alpha else 1
+    else:
+        channels = 4 if photometric == 2 and samples > 3 and alpha else 3
+    depth, unsigned = tags.get(258, [1])[0], all(kind in (1, 4) for kind in tags.get(339, ()))
+    return ImageInfo(
+        codec="tiff",
+        content_type="image/tiff",
+        width=tags[256][0],
+        height=tags[257][0],
+        channels=channels,
+        bit_depth=depth,
+        has_8bit_form=unsigned and 1 <= depth <= 16 and photometric in (0, 1, 2, 3, 5, 6),
+        num_frames=num_frames,
+        orientation=_orientation(tags),
+    )
+
+
+_IMAGE_PARSERS = {
+    "image/jpeg": _probe_jpeg,
+    "image/png": _probe_png,
+    "image/gif": _probe_gif,
+    "image/webp": _probe_webp,
+    "image/bmp": _probe_bmp,
+    "image/tiff": _probe_tiff,
+}
+
+
+# --- audio ------------------------------------------------------------------------------------------------------------
+
+_WAV_SUBTYPES = {  # (format, bits) -> (libsndfile's name)
+    (1, 8): "PCM_U8",
+    (1, 16): "PCM_16",
+    (1, 24): "PCM_24",
+    (1, 32): "PCM_32",
+    (3, 32): "FLOAT",
+    (3, 64): "DOUBLE",
+    (6, 8): "ALAW",
+    (7, 8): "ULAW",
+}
+
+
+def probe_audio(data: Buffer, *, name: str = "<audio>", size: int | None = None) -> AudioInfo:
+    """Read a sound file's header without decoding it.
+
+    Args:
+        data: the file's bytes. Its head is enough for WAV and for a FLAC that tells its length; Ogg and MP3 keep
+            theirs at the end or nowhere, so libsndfile walks the whole file.
+        name: what messages call it.
+        size: bytes of the whole file, where `data` is only its head. A WAV that is shorter than its header says has
+            the frames that are there.
+
+    Raises:
+        MediaError: no WAV, FLAC, Ogg or MP3, or a header that is damaged or cut off.
+    """
+    head = _Head(data, name)
+    content_type = sniff_content_type(head.view)
+    file_size = head.size if size is None else size
+    start = size_of_id3(head.view)
+    if start and head.starts(start, b"fLaC"):
+        content_type = "audio/flac"
+    if content_type == "audio/wav":
+        info = _probe_wav(head, file_size)
+    elif content_type == "audio/flac":
+        info = _probe_flac(head, start, file_size)
+    elif content_type in ("audio/ogg", "audio/mpeg"):
+        info = _probe_sndfile(head, "ogg" if content_type == "audio/ogg" else "mp3", content_type)
+    else:
+        found = content_type or f"unknown bytes {bytes(head.view[:8])!r}"
+        raise head.fail(f"is no sound that can be read: found {found}, expected WAV, FLAC, Ogg or MP3")
+    if info.sample_rate < 1 or info.channels < 1:
+        raise head.fail(f"{info.codec} header has {info.sample_rate} Hz and {info.channels} channels")
+    return info
+
+
+def size_of_id3(data: Buffer) -> int:
+    """Bytes of the ID3v2 tag at the start, which some programs put before FLAC; 0 where there is none."""
+    head = bytes(memoryview(data).cast("B")[:10])
+    if len(head) < 10 or not head.startswith(b"ID3"):
+        return 0
+    a, b, c, d = head[6:10]
+    return 10 + ((a & 127) << 21 | (b & 127) << 14 | (c & 127) << 7 | d & 127)
+
+
+def _probe_wav(head: _Head, file_size: int) -> AudioInfo:
+    pos = 12
+    layout: tuple[int, ...] | None = None
+    declared64: int | None = None
+    for _ in range(MAX_SEGMENTS):
+        kind, length = head.take(_CHUNK_LE, pos, "WAV header")
+        body = pos + 8
+        if kind == b"fmt ":
+            layout = head.take(struct.Struct("<HHIIHH"), body, "WAV fmt chunk")
+            if layout[0] == 0xFFFE and length >= 26:  # extensible: the real format opens the sub-format GUID
+                layout = (*head.take(struct.Struct("<H"), body + 24, "WAV fmt chunk"), *layout[1:])
+        elif kind == b"ds64":
+            _, declared64 = head.take(struct.Struct("<QQ"), body, "RF64 ds64 chunk")
+        elif kind == b"data":
+            if layout is None:
+                raise head.fail("WAV has no fmt chunk before its data")
+            code, channels, rate, _, block, bits = layout
+            subtype = _WAV_SUBTYPES.get((code, bits))
+            if subtype is None:
+                return _probe_sndfile(head, "wav", "audio/wav")
+            if block == 0 or block != channels * bits // 8:
+                raise head.fail(f"WAV has blocks of {block} bytes for {channels} channels of {bits} bits")
+            there = max(0, file_size - body)
+            if declared64 is not None and length == 0xFFFFFFFF:
+                there = min(there, declared64)
+            elif length not in _STREAMED_SIZES or (length == 0 and there < block):
+                there = min(there, length)
+            return AudioInfo(
+                codec="wav",
+                content_type="audio/wav",
+                sample_rate=rate,
+                channels=channels,
+                num_frames=there // block,
+                subtype=subtype,
+            )
+        pos = body + length + (length & 1)
+    raise head.fail(f"WAV has more than {MAX_SEGMENTS} chunks before its data")
+
+
+def _probe_flac(head: _Head, start: int, file_size: int) -> AudioInfo:
+    info = flac.read_stream_info(head.view, start, head.name)
+    num_frames = info.num_frames
+    if num_frames == 0:  # the encoder did not know
+        counted = flac.count_frames(head.view, info) if head.size == file_size else None
+        if counted is None:
+            raise head.fail("FLAC tells no length in its header, and does not end with a whole frame that would")
+        num_frames = counted
+    return AudioInfo(
+        codec="flac",
+        content_type="audio/flac",
+        sample_rate=info.sample_rate,
+        channels=info.channels,
+        num_frames=num_frames,
+        subtype="PCM_S8" if info.bits == 8 else f"PCM_{info.bits}",
+    )
+
+
+def _probe_sndfile(head: _Head, codec: str, content_type: str) -> AudioInfo:
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(io.BytesIO(head.view)) as sound:
+            return AudioInfo(
+                codec=codec,
+                content_type=content_type,
+                sample_rate=int(sound.samplerate),
+                channels=int(sound.channels),
+                num_frames=max(0, int(sound.frames)),
+                subtype=str(sound.subtype),
+            )
+    except (soundfile.SoundFileError, OSError, ValueError, TypeError) as error:
+        raise head.fail(f"{codec} header cannot be read: {error}") from error

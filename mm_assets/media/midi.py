@@ -1,0 +1,415 @@
+"""Notes, tempo and beats of a Standard MIDI File, with times in seconds.
+
+Times are counted in integers and become float64 seconds by one division, so each is the nearest float64 to the true
+time, after an hour as after a second. Whatever bytes arrive, a function answers or raises `MediaError`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import MediaError
+from mm_assets.media.content_types import Buffer
+from mm_assets.media.smf import SMPTE_RATES, Events, Score, Track, read_tracks
+from mm_assets.summaries import summary_repr
+
+__all__ = [
+    "DEFAULT_MAX_BYTES",
+    "DEFAULT_MAX_DURATION_SECONDS",
+    "DEFAULT_MAX_NOTES",
+    "MAX_DURATION_SECONDS",
+    "Beats",
+    "MIDIFile",
+    "NoteTable",
+    "TempoMap",
+    "beats",
+    "parse_midi",
+    "tempo_map",
+]
+
+# With the longest time and the finest division (32,767 ticks) a time is below 2**53 units, which float64 holds exactly.
+MAX_DURATION_SECONDS = 259_200
+
+DEFAULT_MAX_BYTES = 8 * 2**20  # long symphonies take one; past that it is system-exclusive data, or hostile
+DEFAULT_MAX_NOTES = 1_000_000
+DEFAULT_MAX_DURATION_SECONDS = 86_400
+DEFAULT_MAX_BEATS = 1_000_000
+
+_DEFAULT_TEMPO = 500_000  # microseconds per quarter note where the file says nothing: 120 per minute
+_MICROSECONDS = 1_000_000
+_PEDAL_DOWN = 64  # controller values from this on are "down"
+
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NoteTable:
+    """Notes in order of onset, then pitch, channel and track.
+
+    Attributes:
+        onset_seconds: (N,) float64, not decreasing.
+        duration_seconds: (N,) float64, at least 0.
+        pitch: (N,) uint8, 0..127, 60 is middle C.
+        velocity: (N,) uint8, 1..127.
+        channel: (N,) uint8, 0..15; 9 is percussion in General MIDI.
+        program: (N,) uint8, 0..127, the instrument of the channel when the note starts.
+        track: (N,) uint16, from 0.
+    """
+
+    onset_seconds: npt.NDArray[np.float64]
+    duration_seconds: npt.NDArray[np.float64]
+    pitch: npt.NDArray[np.uint8]
+    velocity: npt.NDArray[np.uint8]
+    channel: npt.NDArray[np.uint8]
+    program: npt.NDArray[np.uint8]
+    track: npt.NDArray[np.uint16]
+
+    __repr__ = summary_repr
+
+    def __len__(self) -> int:
+        return len(self.onset_seconds)
+
+    @property
+    def end_seconds(self) -> npt.NDArray[np.float64]:
+        """Where each note ends, (N,) float64."""
+        return self.onset_seconds + self.duration_seconds
+
+    def select(self, chosen: npt.NDArray[Any]) -> NoteTable:
+        """The notes of a boolean mask or of indices."""
+        return NoteTable(*(column[chosen] for column in self.columns()))
+
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """All arrays, in the order of the attributes."""
+        return (
+            self.onset_seconds,
+            self.duration_seconds,
+            self.pitch,
+            self.velocity,
+            self.channel,
+            self.program,
+            self.track,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NoteTable):
+            return NotImplemented
+        return all(np.array_equal(mine, theirs) for mine, theirs in zip(self.columns(), other.columns(), strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TempoMap:
+    """Where the tempo is set; the first entry is at tick 0.
+
+    Attributes:
+        ticks: (n,) int64, increasing.
+        seconds: (n,) float64, the time of each.
+        microseconds_per_beat: (n,) int64, length of a quarter note from there on.
+    """
+
+    ticks: npt.NDArray[np.int64]
+    seconds: npt.NDArray[np.float64]
+    microseconds_per_beat: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beats:
+    """The beats from the start up to the end of the last track.
+
+    A beat is the time signature's own unit: 6/8 has six. A change of signature starts a measure.
+
+    Attributes:
+        seconds: (B,) float64, increasing.
+        number: (B,) int64, place in the measure, 1 is the downbeat.
+        measure: (B,) int64, from 0.
+    """
+
+    seconds: npt.NDArray[np.float64]
+    number: npt.NDArray[np.int64]
+    measure: npt.NDArray[np.int64]
+
+
+def _joined(parts: list[Any], dtype: str) -> npt.NDArray[Any]:
+    """Buffers of one type, one after the other; the type is the memory's own."""
+    arrays = [np.frombuffer(part, dtype=dtype) for part in parts if len(part)]
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
+
+
+class _Timed:
+    """Events of tracks that share a time, in order of time, and at one tick of the tracks."""
+
+    def __init__(self, parts: list[Events]) -> None:
+        ticks = _joined([part.ticks for part in parts], "q")
+        order = np.argsort(ticks, kind="stable")
+        self.ticks: _Ints = ticks[order]
+        self.keys: _Ints = _joined([part.keys for part in parts], "B")[order].astype(np.int64)
+        self.values: _Ints = _joined([part.values for part in parts], "i")[order].astype(np.int64)
+
+    def last_of_each_tick(self) -> npt.NDArray[np.bool_]:
+        """(n,) bool: of several at one tick, the last one holds."""
+        return np.append(self.ticks[1:] != self.ticks[:-1], True)[: len(self.ticks)]
+
+
+class _Clock:
+    """Ticks to seconds, for tracks that share a time: `units` of a tick are whole, and a second has `per_second`.
+
+    Attributes:
+        ticks: (n,) int64, where a tick's length changes; the first is 0.
+        lengths: (n,) int64, units of a tick from there on.
+        starts: (n,) int64, units up to there.
+        end: tick where the last track ends.
+        end_units: units up to there, below 2**53.
+    """
+
+    def __init__(self, division: int, tracks: list[Track], max_seconds: int, name: str) -> None:
+        self.end = max((track.end for track in tracks), default=0)
+        if division & 0x8000:  # a tick has one length, whatever the tempo
+            numerator, denominator = SMPTE_RATES[256 - (division >> 8)]
+            self.ticks, self.lengths = np.zeros(1, np.int64), np.full(1, denominator, np.int64)
+            self.per_second = numerator * (division & 0xFF)
+        else:
+            tempos = _Timed([track.tempos for track in tracks])
+            chosen = tempos.last_of_each_tick()
+            has_first = len(tempos.ticks) > 0 and tempos.ticks[0] == 0
+            start = 0 if has_first else 1  # the default holds up to the first tempo
+            self.ticks = np.append(np.zeros(start, np.int64), tempos.ticks[chosen])
+            self.lengths = np.append(np.full(start, _DEFAULT_TEMPO, np.int64), tempos.values[chosen])
+            self.per_second = division * _MICROSECONDS
+        spans = np.diff(self.ticks, append=self.end)
+        # In floating point first: the product of hostile ticks and tempos does not fit an int64.
+        seconds = float((spans.astype(np.float64) * self.lengths).sum()) / self.per_second
+        if seconds <= max_seconds + 1:
+            units = np.cumsum(spans * self.lengths)
+            self.starts: _Ints = np.append(np.zeros(1, np.int64), units[:-1])
+            self.end_units = int(units[-1])
+        if seconds > max_seconds + 1 or self.end_units > max_seconds * self.per_second:
+            raise MediaError(name, f"is {seconds:.6g} seconds long, expected at most {max_seconds}")
+
+    def units(self, ticks: _Ints) -> _Ints:
+        """Of ticks from 0 to the end."""
+        index = np.searchsorted(self.ticks, ticks, side="right") - 1
+        return np.asarray(self.starts[index] + (ticks - self.ticks[index]) * self.lengths[index], dtype=np.int64)
+
+    def seconds(self, ticks: _Ints) -> npt.NDArray[np.float64]:
+        """Of ticks from 0 to the end."""
+        return np.asarray(self.units(ticks) / self.per_second, dtype=np.float64)
+
+
+class MIDIFile:
+    """A Standard MIDI File, read; `parse_midi` makes it.
+
+    In formats 0 and 1 all tracks share one time: tempo and time signature count wherever they stand, at one tick the
+    last in the order of tracks. In format 2 each track is a piece of its own, with its own tempo, and starts at 0.
+
+    Attributes:
+        format: 0, 1 or 2.
+        num_tracks: tracks.
+        division: as in the file: below 0x8000 ticks per quarter note; else SMPTE, minus the frames per second (24,
+            25, 29 for 30000/1001, 30) in the upper byte and ticks per frame in the lower.
+        num_notes: notes.
+        duration_seconds: where the last track ends.
+    """
+
+    def __init__(self, score: Score, *, max_seconds: int, name: str) -> None:
+        self.format = score.format
+        self.num_tracks = len(score.tracks)
+        self.division = score.division
+        self.num_notes = sum(len(track.onset) for track in score.tracks)
+        self._name = name
+        is_apart = score.format == 2 and score.tracks
+        self._groups = [[track] for track in score.tracks] if is_apart else [score.tracks]  # those that share a time
+        self._clocks = [_Clock(score.division, group, max_seconds, name) for group in self._groups]
+        self.duration_seconds = max(clock.end_units / clock.per_second for clock in self._clocks)
+
+    @property
+    def ticks_per_beat(self) -> int | None:
+        """Ticks of a quarter note; None in a file that counts SMPTE frames."""
+        return None if self.division & 0x8000 else self.division
+
+    def notes(self, *, sustain: bool = False) -> NoteTable:
+        """The notes with their times.
+
+        A note's program is the last that its track has set for its channel; where it has set none, the last that any
+        track has set by then; else 0.
+
+        Args:
+            sustain: let the sustain pedal hold notes: a note that is released while its channel's pedal is down ends
+                when the pedal comes up, or where its pitch starts anew on its channel, or at the end of the tracks.
+        """
+        tables: list[NoteTable] = []
+        first = 0
+        for group, clock in zip(self._groups, self._clocks, strict=True):
+            if not tables or any(track.onset for track in group):
+                tables.append(_notes_of(group, clock, first, sustain=sustain))
+            first += len(group)
+        columns = zip(*(table.columns() for table in tables), strict=True)
+        table = NoteTable(*(np.concatenate(parts) for parts in columns))
+        # Stable: notes alike in all of these stay in the file's order.
+        return table.select(np.lexsort((table.track, table.channel, table.pitch, table.onset_seconds)))
+
+    def tempo_map(self, *, track: int = 0) -> TempoMap:
+        """Where the tempo is set; `track` chooses one in a file of format 2.
+
+        Raises:
+            MediaError: the file counts SMPTE frames, or has no such track.
+        """
+        clock, _ = self._beat_clock(track)
+        return TempoMap(clock.ticks, clock.seconds(clock.ticks), clock.lengths)
+
+    def beats(self, *, track: int = 0, max_beats: int = DEFAULT_MAX_BEATS) -> Beats:
+        """The beats by tempo and time signature (4/4 until one is set); `track` chooses one in format 2.
+
+        Raises:
+            MediaError: the file counts SMPTE frames, has no such track, or has more than `max_beats`.
+        """
+        clock, group = self._beat_clock(track)
+        changes = _Timed([part.signatures for part in group])
+        chosen = changes.last_of_each_tick() & (changes.ticks < clock.end)
+        found = (changes.ticks[chosen], changes.keys[chosen], changes.values[chosen])
+        signatures = list(zip(*(column.tolist() for column in found), strict=True))
+        if not signatures or signatures[0][0] > 0:
+            signatures.insert(0, (0, 4, 4))
+        stops = [start for start, _, _ in signatures[1:]] + [clock.end]
+        # A beat is quarters / denominator ticks, not always a whole number.
+        quarters = 4 * self.division
+        counts = [
+            -(-(stop - start) * denominator // quarters)
+            for (start, _, denominator), stop in zip(signatures, stops, strict=True)
+        ]
+        if sum(counts) > max_beats:
+            raise MediaError(self._name, f"has {sum(counts)} beats, expected at most {max_beats} (max_beats)")
+        seconds: list[float] = []
+        number: list[int] = []
+        measure: list[int] = []
+        measures = 0
+        for (start, numerator, denominator), count in zip(signatures, counts, strict=True):
+            seconds += _beat_times(clock, start, count, quarters, denominator)
+            number += [k % numerator + 1 for k in range(count)]
+            measure += [measures + k // numerator for k in range(count)]
+            measures += -(-count // numerator)
+        return Beats(np.array(seconds, np.float64), np.array(number, np.int64), np.array(measure, np.int64))
+
+    def _beat_clock(self, track: int) -> tuple[_Clock, list[Track]]:
+        if self.ticks_per_beat is None:
+            raise MediaError(self._name, "counts SMPTE frames, expected ticks per quarter note: it has no beats")
+        index = track if self.format == 2 else 0
+        if not 0 <= index < len(self._groups):
+            raise MediaError(self._name, f"has {len(self._groups)} tracks, expected a track {track}")
+        return self._clocks[index], self._groups[index]
+
+
+def _beat_times(clock: _Clock, start: int, count: int, quarters: int, denominator: int) -> list[float]:
+    """Seconds of beats 0..count-1 from tick `start` on, each by one division of Python's unbounded integers."""
+    at = [(start * denominator + k * quarters) // denominator for k in range(count)]
+    segments = np.searchsorted(clock.ticks, np.array(at, np.int64), side="right") - 1
+    times = []
+    for k, segment in enumerate(segments.tolist()):
+        past = start * denominator + k * quarters - int(clock.ticks[segment]) * denominator
+        units = int(clock.starts[segment]) * denominator + past * int(clock.lengths[segment])
+        times.append(units / (clock.per_second * denominator))
+    return times
+
+
+def _notes_of(group: list[Track], clock: _Clock, first: int, *, sustain: bool) -> NoteTable:
+    """The notes of tracks that share a time, track by track; `first` is the number of the first track."""
+    onset = _joined([track.onset for track in group], "q")
+    release = _joined([track.release for track in group], "q")
+    pitch = _joined([track.pitch for track in group], "B")
+    channel = _joined([track.channel for track in group], "B")
+    program = _joined([track.program for track in group], "h").copy()
+    changes = _Timed([track.programs for track in group])
+    for number in np.unique(channel[program < 0]):
+        of_channel = changes.keys == number
+        ticks, values = changes.ticks[of_channel], np.append(changes.values[of_channel], 0)
+        unset = (channel == number) & (program < 0)
+        # Index -1, no program by then, finds the 0 at the end.
+        program[unset] = values[np.searchsorted(ticks, onset[unset], side="right") - 1]
+    if sustain:
+        pedals = _Timed([track.pedals for track in group])
+        for number in np.unique(channel):
+            of_channel = pedals.keys == number
+            is_down = pedals.values[of_channel] >= _PEDAL_DOWN
+            ours = channel == number
+            parts = (onset[ours], release[ours], pitch[ours], pedals.ticks[of_channel], is_down)
+            release = release.copy()
+            release[ours] = _sustained(*parts, clock.end)
+    onset_units = clock.units(onset)
+    tracks = np.repeat(np.arange(first, first + len(group)), [len(track.onset) for track in group])
+    return NoteTable(
+        onset_units / clock.per_second,
+        (clock.units(release) - onset_units) / clock.per_second,
+        pitch,
+        _joined([track.velocity for track in group], "B"),
+        channel,
+        program.astype(np.uint8),
+        tracks.astype(np.uint16),
+    )
+
+
+def _sustained(
+    onset: _Ints,
+    release: _Ints,
+    pitch: npt.NDArray[np.uint8],
+    ticks: _Ints,
+    is_down: npt.NDArray[np.bool_],
+    end: int,
+) -> _Ints:
+    """Where the notes of one channel end with its pedal, whose states `is_down` start at `ticks`."""
+    # Index -1, no pedal yet, finds the False at the end.
+    is_held = np.append(is_down, False)[np.searchsorted(ticks, release, side="right") - 1]
+    lifts = np.append(ticks[~is_down], end)
+    lift = lifts[np.minimum(np.searchsorted(lifts, release, side="right"), len(lifts) - 1)]
+    # Pitch above tick in one number (a tick is below 2**53) finds the next onset of a pitch by one search. A note that
+    # is struck and released at one tick finds itself, and is not held.
+    shifted = pitch.astype(np.int64) << 54
+    onsets = np.append(np.sort(shifted | onset), np.iinfo(np.int64).max)
+    following = onsets[np.searchsorted(onsets, shifted | release, side="left")]
+    again = np.where(following >> 54 == pitch, following & (2**54 - 1), end)
+    return np.asarray(np.where(is_held, np.maximum(release, np.minimum(lift, again)), release), dtype=np.int64)
+
+
+def parse_midi(
+    data: Buffer,
+    *,
+    name: str = "<midi>",
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_notes: int = DEFAULT_MAX_NOTES,
+    max_duration_seconds: int = DEFAULT_MAX_DURATION_SECONDS,
+) -> MIDIFile:
+    """Read a Standard MIDI File, as `mm_assets.media.smf.read_tracks` says.
+
+    Args:
+        data: the file.
+        name: what stands for it in an error.
+        max_bytes: of the file.
+        max_notes: of all tracks together.
+        max_duration_seconds: of the longest track, at most `MAX_DURATION_SECONDS`.
+
+    Raises:
+        MediaError: not a MIDI file, a damaged one, or one past a limit.
+    """
+    score = read_tracks(data, name=name, max_bytes=max_bytes, max_notes=max_notes)
+    return MIDIFile(score, max_seconds=min(max_duration_seconds, MAX_DURATION_SECONDS), name=name)
+
+
+def tempo_map(data: Buffer, *, track: int = 0) -> TempoMap:
+    """Where a MIDI file sets its tempo.
+
+    Raises:
+        MediaError: not a MIDI file, a damaged one, or one without beats.
+    """
+    return parse_midi(data).tempo_map(track=track)
+
+
+def beats(data: Buffer, *, track: int = 0, max_beats: int = DEFAULT_MAX_BEATS) -> Beats:
+    """The beats of a MIDI file, for alignment with audio.
+
+    Raises:
+        MediaError: not a MIDI file, a damaged one, or one without beats or with too many.
+    """
+    return parse_midi(data).beats(track=track, max_beats=max_beats)

@@ -1,0 +1,140 @@
+"""How much of a sound is silence: the share of it, and how long it is silent at both ends.
+
+A sound is cut into windows of equal length, the last one shorter. A window is silent when the level of every channel is
+below a threshold. Sounds are decoded in blocks, never whole, so memory does not grow with their length. docs/filters.md
+states the measure, which these functions follow.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import MediaError
+from mm_assets.media import flac
+from mm_assets.media.content_types import Buffer
+from mm_assets.media.images import AudioInfo, probe_audio, size_of_id3
+
+__all__ = ["LEVELS", "MAX_SAMPLES", "Silence", "measure_silence"]
+
+LEVELS = ("rms", "peak")
+MAX_SAMPLES = 4 * 3600 * 48_000 * 2  # of all channels: four hours of stereo, as a small file may promise any length
+_BLOCK_SAMPLES = 1 << 17  # of all channels that are decoded at a time: half a megabyte, and one as squares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """The silence in one sound.
+
+    Attributes:
+        share: of the sound that lies in silent windows, 0 to 1. A sound without samples is all silence: 1.
+        leading_seconds: length of the silent windows before the first that is not.
+        trailing_seconds: length of the silent windows after the last that is not; of a sound that is all silence,
+            both are its whole length.
+    """
+
+    share: float
+    leading_seconds: float
+    trailing_seconds: float
+
+
+def measure_silence(data: memoryview, *, threshold_dbfs: float, level: str, window_seconds: float) -> Silence:
+    """The silence in one encoded sound.
+
+    Args:
+        data: a WAV, FLAC, Ogg or MP3 file.
+        threshold_dbfs: level below which a channel is silent, in decibels relative to a level of 1.0.
+        level: ``rms``, the root of the mean square over the window, or ``peak``, the largest magnitude in it.
+        window_seconds: length of a window, rounded to a whole number of samples, at least one.
+
+    Raises:
+        MediaError: it cannot be decoded, ends before its length, or has more than `MAX_SAMPLES` samples.
+    """
+    info = probe_audio(data)
+    if info.num_frames * info.channels > MAX_SAMPLES:
+        detail = f"has {info.num_frames} samples in each of {info.channels} channels, expected at most {MAX_SAMPLES}"
+        raise MediaError("<audio>", f"{detail} of them all")
+    if info.num_frames == 0:
+        return Silence(share=1.0, leading_seconds=0.0, trailing_seconds=0.0)
+    # Squares are compared: that needs no roots, and no logarithm of zero.
+    limit = 10.0 ** (threshold_dbfs / 10)
+    window = max(1, round(min(info.sample_rate * window_seconds, float(info.num_frames))))
+    silent = leading = trailing = 0  # samples a channel
+    heard = False
+    for squares, length in _windows(_blocks(data, info), window, mean=level == "rms"):
+        loud = np.flatnonzero(~(squares < limit))  # so that NaN, which is below nothing, is no silence
+        silent += (len(squares) - len(loud)) * length
+        if not len(loud):
+            trailing += len(squares) * length
+            continue
+        if not heard:
+            leading = trailing + int(loud[0]) * length
+            heard = True
+        trailing = (len(squares) - 1 - int(loud[-1])) * length
+    return Silence(
+        share=silent / info.num_frames,
+        leading_seconds=(leading if heard else trailing) / info.sample_rate,
+        trailing_seconds=trailing / info.sample_rate,
+    )
+
+
+def _blocks(data: memoryview, info: AudioInfo) -> Iterator[npt.NDArray[np.float32]]:
+    """The samples in pieces of (up to `_BLOCK_SAMPLES` // channels, channels); each is overwritten by the next."""
+    import soundfile
+
+    buffer = np.empty((max(1, _BLOCK_SAMPLES // info.channels), info.channels), dtype=np.float32)
+    left = info.num_frames
+    try:
+        with soundfile.SoundFile(io.BytesIO(_readable(data, info))) as sound:
+            found = (sound.channels, sound.samplerate)
+            if found != (info.channels, info.sample_rate):
+                raise MediaError("<audio>", f"decodes to {found} channels and Hz, its header says otherwise")
+            while left:
+                block = sound.read(dtype="float32", always_2d=True, out=buffer[:left])
+                if not len(block):
+                    break
+                left -= len(block)
+                yield block
+    except (soundfile.SoundFileError, OSError, TypeError, RuntimeError, MemoryError) as error:
+        raise MediaError("<audio>", f"cannot be decoded: {error}") from error
+    if left:
+        raise MediaError("<audio>", f"ends {left} samples before its length of {info.num_frames}")
+
+
+def _readable(data: memoryview, info: AudioInfo) -> Buffer:
+    """The file itself, or where its header does not tell the length, a copy in which it does."""
+    if info.codec != "flac":
+        return data
+    start = size_of_id3(data)
+    told = flac.read_stream_info(data, start, "<audio>").num_frames
+    return data if told else flac.with_length(data, start, info.num_frames)
+
+
+def _windows(
+    blocks: Iterator[npt.NDArray[np.float32]], window: int, *, mean: bool
+) -> Iterator[tuple[npt.NDArray[np.float64], int]]:
+    """Squared levels of consecutive windows, of the loudest channel: (num_windows,), and the windows' length.
+
+    A window may be longer than a block: what is known of it is carried on, and memory does not grow with it.
+    """
+    combine: np.ufunc = np.add if mean else np.maximum
+    carried: npt.NDArray[np.float64] | None = None  # (channels,)
+    held = 0  # samples of the window that `carried` stands for
+    for block in blocks:
+        squares = np.square(block, dtype=np.float64)
+        edges = np.arange(window - held, len(squares), window) if held else np.arange(0, len(squares), window)
+        starts = np.concatenate([[0], edges]) if held else edges
+        levels = combine.reduceat(squares, starts, axis=0)
+        if carried is not None:
+            levels[0] = combine(levels[0], carried)
+        held = (held + len(squares)) % window
+        carried = levels[-1].copy() if held else None
+        whole = levels[:-1] if held else levels
+        if len(whole):
+            yield whole.max(axis=1) / (window if mean else 1), window
+    if carried is not None:
+        yield carried.max(keepdims=True) / (held if mean else 1), held

@@ -1,0 +1,215 @@
+"""Sound of video and sound files by PyAV, laid out by presentation time; resampled by soxr; mixed.
+
+Whatever bytes arrive, a function answers or raises `MediaError`; without the packages of the extra ``video`` it raises
+`MissingExtraError`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import MediaError, MissingExtraError
+from mm_assets.media.content_types import Buffer
+from mm_assets.media.video import audio_stream_of, open_media, seconds_of, time_base_of
+
+if TYPE_CHECKING:
+    from av.audio.frame import AudioFrame
+
+__all__ = [
+    "MAX_SOUND_CHANNELS",
+    "MAX_SOUND_RATE",
+    "SoundIndex",
+    "index_sound",
+    "mix",
+    "mixes",
+    "read_sound",
+    "resample",
+    "resampled_length",
+]
+
+MAX_SOUND_CHANNELS = 64
+MAX_SOUND_RATE = 768_000  # Hz
+_MAX_SILENCE = 1000  # times the sound there is: beyond it a few bytes would become gigabytes of zeros
+_LONG_PACKET = 8192  # samples: the longest that a packet of few bytes is believed to have
+_SAMPLES_PER_BYTE = 8  # of sound that is not compressed by more than its bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoundIndex:
+    """Extent of a file's sound, from its packets.
+
+    Attributes:
+        start: seconds, presentation time of the first sample.
+        num_samples: per channel, from the first sample to the end of the last packet.
+        sample_rate: Hz.
+        channels: at least 1.
+    """
+
+    start: Fraction
+    num_samples: int
+    sample_rate: int
+    channels: int
+
+
+def index_sound(data: Buffer, *, name: str = "<video>") -> SoundIndex | None:
+    """Extent of the file's sound; None where there is none. Only its first packets are decoded.
+
+    Raises:
+        MediaError: the file is damaged, or its packets are so far apart that it is silence but for a thousandth.
+        MissingExtraError: PyAV is not installed.
+    """
+    with open_media(data, name=name) as (container, _):
+        stream = audio_stream_of(container)
+        if stream is None:
+            return None
+        time_base = time_base_of(stream.time_base, name)
+        start: Fraction | None = None
+        end: int | None = None
+        rate, channels, usual, told = stream.codec_context.sample_rate, 0, 1024, 0
+        for packet in container.demux(stream):
+            if start is None:
+                for frame in packet.decode():
+                    if frame.pts is not None and frame.samples:
+                        start = seconds_of(frame.pts, frame.time_base or time_base, name)
+                        rate, channels, usual = frame.sample_rate, frame.layout.nb_channels, frame.samples
+                        break
+            if packet.size and packet.pts is not None:
+                end = max(end or packet.pts, packet.pts + (packet.duration or 0))
+                # A duration is only a claim: what few bytes can hold is more than most sound and less than hostile one.
+                claimed = int(packet.duration * time_base * max(rate, 1)) + 1 if packet.duration else usual
+                told += min(claimed, max(_LONG_PACKET, 4 * usual, _SAMPLES_PER_BYTE * packet.size))
+        if start is None or end is None:
+            raise MediaError(name, "found a sound stream without samples, expected at least one")
+        if not 1 <= rate <= MAX_SOUND_RATE or not 1 <= channels <= MAX_SOUND_CHANNELS:
+            raise MediaError(name, f"found sound of {channels} channels at {rate} Hz")
+        # One tick is the most that a container's rounding takes; a sample or two do not make a sound longer.
+        length = max(seconds_of(end, time_base, name) - start, Fraction(0))
+        num_samples = round(length * rate)
+        if num_samples > _MAX_SILENCE * told:
+            expected = f"at most {_MAX_SILENCE} times the {told} that its packets can hold"
+            raise MediaError(name, f"found sound of {num_samples} samples, expected {expected}")
+        return SoundIndex(start=start, num_samples=num_samples, sample_rate=rate, channels=channels)
+
+
+def read_sound(
+    data: Buffer, index: SoundIndex, *, stop: int | None = None, name: str = "<video>"
+) -> npt.NDArray[np.float32]:
+    """Decode the sound, each packet at its presentation time: silence where the file has none.
+
+    Args:
+        data: the file's bytes.
+        index: of the same bytes.
+        stop: sample to stop before, at the file's own rate; None for all.
+        name: what messages call it.
+
+    Returns:
+        (min(stop, num_samples), channels) float32 in [-1, 1]; what a lossy codec overshoots is clipped.
+
+    Raises:
+        MediaError: the file is damaged, or changes its rate or channels midway.
+        MissingExtraError: PyAV is not installed.
+    """
+    count = index.num_samples if stop is None else min(stop, index.num_samples)
+    sound = np.zeros((count, index.channels), dtype=np.float32)
+    with open_media(data, name=name) as (container, _):
+        stream = audio_stream_of(container)
+        if stream is None:
+            raise MediaError(name, "found no sound stream, expected the one that was indexed")
+        tick = time_base_of(stream.time_base, name)
+        # Times are rounded to ticks, so sound runs on without a gap until it is off by more than rounding explains.
+        tolerance = max(2 * tick, Fraction(1, 200)) * index.sample_rate
+        at = 0
+        for frame in container.decode(stream):
+            if (frame.sample_rate, frame.layout.nb_channels) != (index.sample_rate, index.channels):
+                found = f"{frame.layout.nb_channels} channels at {frame.sample_rate} Hz"
+                raise MediaError(name, f"found {found} midway, expected {index.channels} at {index.sample_rate} Hz")
+            if frame.pts is not None:
+                due = (seconds_of(frame.pts, frame.time_base or tick, name) - index.start) * index.sample_rate
+                if abs(due - at) > tolerance:
+                    at = round(due)
+            if at >= count:
+                break
+            samples = _samples_of(frame, name)
+            first, last = max(at, 0), min(at + len(samples), count)
+            if first < last:
+                sound[first:last] = samples[first - at : last - at]
+            at += len(samples)
+    if not np.isfinite(sound).all():
+        raise MediaError(name, "found samples that are infinite or NaN, expected finite ones")
+    np.clip(sound, -1.0, 1.0, out=sound)
+    return sound
+
+
+def _samples_of(frame: AudioFrame, name: str) -> npt.NDArray[np.float32]:
+    """(samples, channels) float32 of a frame of any layout."""
+    raw: npt.NDArray[Any] = frame.to_ndarray()
+    packed = raw.T if frame.format.is_planar else raw.reshape(-1, frame.layout.nb_channels)
+    kind = frame.format.packed.name
+    scales = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "flt": 1.0, "dbl": 1.0}
+    if kind not in scales:
+        raise MediaError(name, f"found samples of format {kind}, expected one of {', '.join(scales)}")
+    values: npt.NDArray[Any] = packed.astype(np.float64 if kind in ("s32", "dbl") else np.float32)
+    scaled: npt.NDArray[np.float32] = ((values - (128 if kind == "u8" else 0)) / scales[kind]).astype(np.float32)
+    return scaled
+
+
+def resample(samples: npt.NDArray[np.float32], rate: int, target: int) -> npt.NDArray[np.float32]:
+    """Bring (n, channels) samples to another rate by soxr: (n * target / rate rounded up at a half, channels).
+
+    Raises:
+        MissingExtraError: soxr is not installed.
+    """
+    if rate == target:
+        return samples
+    count = resampled_length(len(samples), rate, target)
+    if count == 0:
+        return np.zeros((0, samples.shape[1]), dtype=np.float32)
+    try:
+        import soxr
+    except ImportError as error:
+        raise MissingExtraError("resampling sound", "video") from error
+    found = soxr.resample(samples, rate, target, quality="HQ")[:count]
+    result = np.zeros((count, samples.shape[1]), dtype=np.float32)
+    result[: len(found)] = found
+    np.clip(result, -1.0, 1.0, out=result)
+    return result
+
+
+def resampled_length(count: int, rate: int, target: int) -> int:
+    """Samples that `resample` makes of `count`."""
+    return (2 * count * target + rate) // (2 * rate)
+
+
+def mixes(channels: int, target: int) -> bool:
+    """Whether `mix` knows how to bring sound of so many channels to `target`."""
+    return channels == target or 1 in (channels, target) or (channels, target) == (6, 2)
+
+
+def mix(samples: npt.NDArray[np.float32], target: int) -> npt.NDArray[np.float32]:
+    """Bring (n, channels) samples to another number of channels.
+
+    To one: the mean of all. From one: copies. From 5.1 (left, right, centre, low, back left, back right) to stereo:
+    each side with its back and the centre at -3 dB, scaled so that nothing overshoots.
+
+    Raises:
+        ValueError: any other change.
+    """
+    channels = samples.shape[1]
+    if channels == target:
+        return samples
+    if target == 1:
+        mean: npt.NDArray[np.float32] = samples.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+        return mean
+    if channels == 1:
+        return np.repeat(samples, target, axis=1)
+    if not mixes(channels, target):
+        raise ValueError(f"found {channels} channels, expected 1, 6 for stereo, or {target}")
+    part = 0.5**0.5
+    weights = np.array([[1, 0], [0, 1], [part, part], [0, 0], [part, 0], [0, part]]) / (1 + 2 * part)
+    stereo: npt.NDArray[np.float32] = (samples @ weights).astype(np.float32)
+    return stereo

@@ -1,0 +1,465 @@
+"""Video files by PyAV: what they hold, when each frame is shown, and the frames themselves.
+
+The demuxer is chosen from the first bytes, out of a list without playlists: bytes never make this module open a file
+or an address. Limits are given to the decoders before they see a byte. Whatever bytes arrive, a function answers or
+raises `MediaError`; without the packages of the extra ``video`` it raises `MissingExtraError`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import MediaError, MissingExtraError
+from mm_assets.media.content_types import Buffer, sniff_content_type
+from mm_assets.media.mp4 import check_sample_tables
+from mm_assets.media.timing import FrameIndex, nominal_rate
+
+if TYPE_CHECKING:
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+__all__ = [
+    "DEFAULT_MAX_PIXELS",
+    "VideoInfo",
+    "audio_stream_of",
+    "index_frames",
+    "open_media",
+    "probe_video",
+    "read_frames",
+    "seconds_of",
+    "time_base_of",
+]
+
+DEFAULT_MAX_PIXELS = 8192 * 8192  # of one frame: 8K is half of it
+_MAX_TICKS = 2**53  # a presentation time beyond it is hostile: sums and products of times stay within 64 bits
+_MAX_STREAMS = 64
+_NEAR = 8  # frames: as near a keyframe ahead is reached sooner by decoding on than by a seek
+
+_DEMUXERS = {  # MIME type to FFmpeg's name; playlists, manifests and image sequences are none of them
+    "video/mp4": "mov",
+    "video/quicktime": "mov",
+    "video/3gpp": "mov",
+    "audio/mp4": "mov",
+    "video/webm": "matroska",
+    "video/x-matroska": "matroska",
+    "video/x-msvideo": "avi",
+    "video/ogg": "ogg",
+    "audio/ogg": "ogg",
+    "video/mpeg": "mpeg",
+    "video/mp2t": "mpegts",
+    "video/x-flv": "flv",
+    "video/x-ms-asf": "asf",
+    "audio/wav": "wav",
+    "audio/flac": "flac",
+    "audio/mpeg": "mp3",
+    "audio/aac": "aac",
+    "audio/aiff": "aiff",
+}
+_MAX_SAMPLES = str(2**20)  # per channel, of what one packet decodes to
+_ID3_HEADER = 10  # bytes
+_ASF_INDEX = bytes.fromhex("90080033b1e5cf1189f400a0c90349cb")  # identifier of an object
+_ASF_COUNT_AT = 52  # bytes into it
+_TS_PACKET = 188  # bytes; each starts with 0x47
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoInfo:
+    """A video or sound file as its header describes it.
+
+    Attributes:
+        content_type: MIME type.
+        container: FFmpeg's name of the demuxer: ``mov``, ``matroska``, ``avi``, and so on.
+        duration_seconds: of the longest stream, as the header tells; None where it does not.
+        has_video: whether there is a video stream; a cover picture is none.
+        width: columns of a frame as stored; 0 without video, or where only the frames tell.
+        height: rows.
+        frame_rate: frames a second, nominal; None without video or where the header tells none.
+        num_frames: as the header tells; None where it does not.
+        video_codec: FFmpeg's name, such as ``h264``; None without video.
+        has_audio: whether there is a sound stream.
+        sample_rate: Hz; 0 without sound.
+        channels: 0 without sound.
+        audio_codec: FFmpeg's name, such as ``aac``; None without sound.
+    """
+
+    content_type: str
+    container: str
+    duration_seconds: float | None
+    has_video: bool
+    width: int
+    height: int
+    frame_rate: Fraction | None
+    num_frames: int | None
+    video_codec: str | None
+    has_audio: bool
+    sample_rate: int
+    channels: int
+    audio_codec: str | None
+
+
+class _Reader(io.RawIOBase):
+    """A file over a buffer, of which a read copies only what is asked for."""
+
+    def __init__(self, data: Buffer) -> None:
+        self._view = memoryview(data).cast("B")
+        self._at = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        end = len(self._view) if size is None or size < 0 else self._at + size
+        piece = bytes(self._view[self._at : end])
+        self._at += len(piece)
+        return piece
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        base = {0: 0, 1: self._at, 2: len(self._view)}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+
+def _refuse(url: str, flags: int, options: dict[str, Any]) -> Any:
+    raise ValueError(f"the file refers to another one, {url[:80]!r}")
+
+
+def _sniff(data: Buffer, name: str) -> tuple[str, str]:
+    """MIME type and demuxer of the bytes."""
+    view = memoryview(data).cast("B")
+    content_type = sniff_content_type(view)
+    if content_type is None and len(view) > 2 * _TS_PACKET:
+        starts = (view[0], view[_TS_PACKET], view[2 * _TS_PACKET])
+        content_type = "video/mp2t" if starts == (0x47, 0x47, 0x47) else None
+    if content_type not in _DEMUXERS:
+        found = content_type or "bytes of no known container"
+        raise MediaError(name, f"found {found}, expected a video or sound file of one container")
+    return content_type, _DEMUXERS[content_type]
+
+
+def _without_tags(data: Buffer) -> memoryview:
+    """The bytes after ID3 tags, whose compressed texts FFmpeg would expand without a limit."""
+    view = memoryview(data).cast("B")
+    while bytes(view[:3]) == b"ID3" and len(view) >= _ID3_HEADER:
+        size = 0
+        for byte in view[6:10]:
+            size = size << 7 | (byte & 0x7F)
+        view = view[_ID3_HEADER + size + (_ID3_HEADER if view[5] & 0x10 else 0) :]  # the flag tells of a footer
+    return view
+
+
+def _check_index(data: Buffer, name: str) -> None:
+    """Compare an ASF index's count with the bytes there are: FFmpeg reads on behind the end."""
+    view = memoryview(data).cast("B")
+    for match in re.finditer(re.escape(_ASF_INDEX), view):
+        at = match.start() + _ASF_COUNT_AT
+        if at + 4 <= len(view):
+            count, room = int.from_bytes(view[at : at + 4], "little"), (len(view) - at - 4) // 6
+            if count > room:
+                raise MediaError(name, f"found an index of {count} entries, expected at most {room}")
+
+
+@contextmanager
+def open_media(
+    data: Buffer, *, name: str = "<video>", max_pixels: int = DEFAULT_MAX_PIXELS
+) -> Iterator[tuple[InputContainer, str]]:
+    """Open bytes with the demuxer of their type; what FFmpeg raises within is a `MediaError`.
+
+    Yields:
+        The container and its MIME type.
+
+    Raises:
+        MediaError: the bytes are no such file or are damaged.
+        MissingExtraError: PyAV is not installed.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise MissingExtraError("reading video files", "video") from error
+    content_type, demuxer = _sniff(data, name)
+    if demuxer == "mov":
+        check_sample_tables(data, name)
+    elif demuxer == "asf":
+        _check_index(data, name)
+    options = {
+        "max_pixels": str(max_pixels),
+        "max_samples": _MAX_SAMPLES,
+        "threads": "1",
+    }  # the decoders' own: FFmpeg decodes while it opens
+    limits = {"max_streams": str(_MAX_STREAMS), "protocol_whitelist": "none"}
+    if demuxer == "avi":
+        limits["use_odml"] = "0"  # its indices may name one another, and so have entries without end
+    try:
+        with av.open(
+            _Reader(_without_tags(data)),
+            "r",
+            format=demuxer,
+            options=options,
+            container_options=limits,
+            io_open=_refuse,
+        ) as container:
+            yield container, content_type
+    except MediaError:
+        raise
+    except (av.FFmpegError, ValueError, OverflowError, IndexError, MemoryError, EOFError, OSError) as error:
+        # PyAV's own errors and those of Python's kinds that its bindings raise on numbers out of range
+        raise MediaError(name, f"{demuxer} file cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _video_stream(container: InputContainer, max_pixels: int = DEFAULT_MAX_PIXELS) -> VideoStream | None:
+    """The first video stream that is not a cover picture, its decoder bounded."""
+    from av.stream import Disposition
+
+    for stream in container.streams.video:
+        if not stream.disposition & Disposition.attached_pic and stream.codec_context is not None:
+            # What `open_media` told FFmpeg is for its own look at the file; this is the decoder that PyAV opens.
+            stream.codec_context.options = {"max_pixels": str(max_pixels)}
+            stream.codec_context.thread_count = 1
+            return stream
+    return None
+
+
+def audio_stream_of(container: InputContainer) -> AudioStream | None:
+    """The first sound stream that has a decoder."""
+    for stream in container.streams.audio:
+        if stream.codec_context is not None:
+            stream.codec_context.options = {"max_samples": _MAX_SAMPLES}
+            return stream
+    return None
+
+
+def probe_video(data: Buffer, *, name: str = "<video>") -> VideoInfo:
+    """Read the header of a video or sound file; no frame is given out.
+
+    Args:
+        data: the file's bytes, all of them: some containers have their header at the end.
+        name: what messages call it.
+
+    Raises:
+        MediaError: the bytes are no video or sound file, or its header is damaged.
+        MissingExtraError: PyAV is not installed.
+    """
+    with open_media(data, name=name) as (container, content_type):
+        video, sound = _video_stream(container), audio_stream_of(container)
+        if video is None and sound is None:
+            raise MediaError(name, "found neither a video nor a sound stream, expected one of them")
+        durations = [
+            float(stream.duration * stream.time_base)
+            for stream in (video, sound)
+            if stream is not None and stream.duration and stream.time_base
+        ]
+        if not durations and container.duration:
+            durations = [container.duration / 1_000_000]  # AV_TIME_BASE
+        rate = (video.guessed_rate or video.average_rate) if video is not None else None
+        return VideoInfo(
+            content_type=content_type,
+            container=_DEMUXERS[content_type],
+            duration_seconds=max(durations) if durations and max(durations) > 0 else None,
+            has_video=video is not None,
+            width=video.codec_context.width if video is not None else 0,
+            height=video.codec_context.height if video is not None else 0,
+            frame_rate=rate if rate else None,
+            num_frames=(video.frames or None) if video is not None else None,
+            video_codec=video.codec_context.name if video is not None else None,
+            has_audio=sound is not None,
+            sample_rate=sound.codec_context.sample_rate if sound is not None else 0,
+            channels=sound.codec_context.channels if sound is not None else 0,
+            audio_codec=sound.codec_context.name if sound is not None else None,
+        )
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def index_frames(
+    data: Buffer, *, name: str = "<video>", max_pixels: int = DEFAULT_MAX_PIXELS
+) -> tuple[FrameIndex, int, int] | None:
+    """When each frame is shown, its keyframes, and the frames' height and width; None where there is no video.
+
+    The packets are listed and not decoded, except where a container gives them no presentation times of their own
+    (MPEG program streams, some AVI).
+
+    Raises:
+        MediaError: the file is damaged or larger than the limit.
+        MissingExtraError: PyAV is not installed.
+    """
+    with open_media(data, name=name, max_pixels=max_pixels) as (container, content_type):
+        stream = _video_stream(container, max_pixels)
+        if stream is None:
+            return None
+        height, width = stream.codec_context.height, stream.codec_context.width
+        if not 1 <= height * width <= max_pixels or min(height, width) < 1:
+            raise MediaError(name, f"found frames of {height} x {width}, expected 1 to {max_pixels} pixels")
+        time_base = time_base_of(stream.time_base, name)
+        hints = [rate for rate in (stream.guessed_rate, stream.average_rate, stream.base_rate) if rate]
+        pts, keys = array("q"), array("q")  # a file may have as many frames as bytes
+        end = None
+        # MPEG program streams give times to some packets only, and FFmpeg's guesses at the others do not hold.
+        is_timed = content_type != "video/mpeg"
+        for packet in container.demux(stream):
+            if packet.size == 0 or packet.is_discard:
+                continue
+            if packet.pts is None or not is_timed:
+                is_timed = False
+                break
+            if packet.is_keyframe:
+                keys.append(packet.pts)
+            pts.append(packet.pts)
+            end = max(end or packet.pts, packet.pts + (packet.duration or 0))
+    if not is_timed or len(set(pts)) < len(pts):
+        pts, keys, end = _decoded_times(data, name, max_pixels), array("q"), None
+    return _frame_index(pts, keys, end, time_base, hints, name), height, width
+
+
+def seconds_of(ticks: int, time_base: Fraction, name: str) -> Fraction:
+    """Ticks in seconds; a `MediaError` where they are hostile."""
+    if abs(ticks) > _MAX_TICKS:
+        raise MediaError(name, f"found presentation time {ticks}, expected at most {_MAX_TICKS} ticks")
+    return ticks * time_base
+
+
+def time_base_of(time_base: Fraction | None, name: str) -> Fraction:
+    """Seconds of a tick; a `MediaError` where they are hostile."""
+    if not time_base or not 0 < time_base <= 3600 or max(time_base.as_integer_ratio()) >= 2**31:
+        raise MediaError(name, f"found time base {time_base}, expected a positive fraction of a second")
+    return time_base
+
+
+def _decoded_times(data: Buffer, name: str, max_pixels: int) -> array[int]:
+    times = array("q")
+    with open_media(data, name=name, max_pixels=max_pixels) as (container, _):
+        for frame in container.decode(_video_stream(container, max_pixels)):
+            if frame.pts is None:
+                raise MediaError(name, "found frames without a presentation time, expected one for each")
+            times.append(frame.pts)
+    return times
+
+
+def _frame_index(
+    pts: array[int], keys: array[int], end: int | None, time_base: Fraction, hints: Sequence[Fraction], name: str
+) -> FrameIndex:
+    if not pts:
+        raise MediaError(name, "found a video stream without frames, expected at least one")
+    if max(abs(min(pts)), abs(max(pts)), abs(end or 0)) > _MAX_TICKS:
+        raise MediaError(name, f"found presentation times beyond {_MAX_TICKS} ticks")
+    times = np.unique(np.array(pts, dtype=np.int64))
+    rate, is_constant = nominal_rate(times, time_base, hints)
+    last = int(times[-1])
+    # A last packet without a duration, or with one that its muxer left at a tick, is shown for one nominal frame.
+    length = max((end or last) - last, 0) * time_base
+    if is_constant or length * rate < Fraction(1, 2):
+        length = 1 / rate
+    return FrameIndex(
+        pts=times,
+        keyframe_pts=np.unique(np.array(keys, dtype=np.int64)),
+        time_base=time_base,
+        rate=rate,
+        is_constant=is_constant,
+        duration=(last - int(times[0])) * time_base + length,
+    )
+
+
+def read_frames(
+    data: Buffer,
+    index: FrameIndex,
+    positions: Sequence[int] | npt.NDArray[np.int64],
+    *,
+    name: str = "<video>",
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Decode chosen frames: for each its group of pictures up to it, and nothing of the others.
+
+    Args:
+        data: the file's bytes.
+        index: of the same bytes.
+        positions: in `index.pts`, never decreasing.
+        name: what messages call it.
+        max_pixels: of a frame; FFmpeg refuses more.
+
+    Yields:
+        (H, W, 3) uint8 RGB per position; the same array again where a position comes again.
+
+    Raises:
+        MediaError: the file is damaged, or ends before a frame that its index tells of.
+        MissingExtraError: PyAV is not installed.
+    """
+    with open_media(data, name=name, max_pixels=max_pixels) as (container, _):
+        stream = _video_stream(container, max_pixels)
+        if stream is None:
+            raise MediaError(name, "found no video stream, expected the one that was indexed")
+        cursor = _Cursor(container, stream, index, name)
+        last, pixels = -1, None
+        for position in positions:
+            if position != last or pixels is None:
+                pixels = np.asarray(cursor.frame_at(int(position)).to_ndarray(format="rgb24"), dtype=np.uint8)
+                last = position
+            yield pixels
+
+
+class _Cursor:
+    """Walks forward through a stream's frames, jumping over groups of pictures that nobody asks for."""
+
+    def __init__(self, container: InputContainer, stream: VideoStream, index: FrameIndex, name: str) -> None:
+        self.container, self.stream, self.index, self.name = container, stream, index, name
+        self.frames: Iterator[VideoFrame] = container.decode(stream)
+        self.held: tuple[int, VideoFrame] | None = None  # the latest frame, with its presentation time
+        self.ahead: tuple[int, VideoFrame] | None = None  # the one after it, where it had to be looked at
+
+    def frame_at(self, position: int) -> VideoFrame:
+        """The last frame shown at or before that of `position`: a packet may hold a frame that is never shown."""
+        wanted = int(self.index.pts[position])
+        self._jump(position)
+        while self.held is None or self.held[0] < wanted:
+            if self.ahead is None:
+                self.ahead = self._next()
+            if self.ahead is None or (self.ahead[0] > wanted and self.held is not None):
+                break
+            self.held, self.ahead = self.ahead, None
+        if self.held is None:
+            raise MediaError(self.name, f"found no frame for tick {wanted}, expected one")
+        return self.held[1]
+
+    def _next(self) -> tuple[int, VideoFrame] | None:
+        for frame in self.frames:
+            if frame.pts is not None:
+                return frame.pts, frame
+        return None
+
+    def _jump(self, position: int) -> None:
+        """Seek where a keyframe ahead, at or before the wanted frame, is worth it."""
+        wanted, keys = self.index.pts[position], self.index.keyframe_pts
+        k = int(np.searchsorted(keys, wanted, side="right")) - 1
+        here = -1 if self.held is None else int(np.searchsorted(self.index.pts, self.held[0]))
+        if k <= 0 or int(np.searchsorted(self.index.pts, keys[k])) <= here + _NEAR:
+            return
+        step = 1
+        while k > 0:
+            self._seek(int(keys[k]))
+            self.ahead = self._next()
+            if self.ahead is not None and self.ahead[0] <= wanted:
+                return
+            k -= step  # the container seeks by decoding times: it went too far
+            step *= 2
+        self._seek(int(self.index.pts[0]))
+
+    def _seek(self, pts: int) -> None:
+        self.container.seek(pts, stream=self.stream, backward=True)
+        self.frames = self.container.decode(self.stream)
+        self.held, self.ahead = None, None

@@ -1,0 +1,502 @@
+"""Where each row of a block goes in a packed sample.
+
+Packing, the filter before it and the checks after it all ask here, so that they agree. Placing looks at names and, by
+`Field.check`, at content; it decodes and copies nothing. The rule: packed modalities in the plan's order take, of the
+rows that are left, those which their selector names and their field accepts; a "one" takes the first by preference and
+position. A composite takes a row for each of its parts, all or none. Content that nobody took goes to the plan's rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.errors import EncodeError, SchemaMismatchError
+from mm_assets.fields import BytesField, Field, NDArrayField, ScalarField, SequenceField, TextField
+from mm_assets.packing.plan import PackPlan, Selector
+from mm_assets.rows.schema import MULTIMODAL_SCHEMA
+from mm_assets.rows.source_ref import with_parsed_source_ref_columns
+from mm_assets.sources.tar import split_member_name
+
+__all__ = ["BlockRows", "Placed", "Placement", "Placer", "inner_field"]
+
+MAX_REMEMBERED = 10_000  # kinds of row whose takers are remembered; names with dots in them may make every row its own
+
+
+def inner_field(made: Field) -> Field:
+    """The field of one item: a sequence's inner field, any other field itself."""
+    return made.inner if isinstance(made, SequenceField) else made
+
+
+class _Views:
+    """The values of a string or binary column as views of Arrow's own memory."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self._bounds: list[tuple[int, int]] = []
+        self._buffers: list[memoryview] = []
+        self._chunk: list[int] = np.repeat(
+            np.arange(column.num_chunks), [len(chunk) for chunk in column.chunks]
+        ).tolist()
+        self._valid = pc.is_valid(column).to_pylist()
+        for chunk in column.chunks:
+            kind = np.int64 if pa.types.is_large_binary(chunk.type) else np.int32
+            _, offsets, data = chunk.buffers()
+            bounds = np.zeros(len(chunk) + 1, kind)
+            if len(chunk) and offsets is not None:
+                bounds = np.frombuffer(offsets, kind, len(chunk) + 1, chunk.offset * np.dtype(kind).itemsize)
+            self._bounds += zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+            self._buffers.append(memoryview(b"") if data is None else memoryview(data).cast("B"))
+
+    def __getitem__(self, row: int) -> memoryview | None:
+        if not self._valid[row]:
+            return None
+        start, end = self._bounds[row]
+        view: memoryview = self._buffers[self._chunk[row]][start:end]
+        return view
+
+
+class BlockRows:
+    """A block of whole samples, its small columns as lists and its content as views.
+
+    Args:
+        table: columns of `MULTIMODAL_SCHEMA` at least; rows of a sample contiguous.
+
+    Attributes:
+        sample_id, position, modality, content_type: the columns as lists.
+        member: name of the member that a row comes from; None where it has none.
+        frame: number of the frame in that member, or None.
+        failed: whether a row has a `materialize_error`.
+
+    Raises:
+        SchemaMismatchError: a reserved column is missing.
+        SourceError: a `source_ref` is not valid.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        missing = [name for name in MULTIMODAL_SCHEMA.names if name not in table.schema.names]
+        if missing:
+            raise SchemaMismatchError(f"rows to pack have no column {', '.join(missing)}")
+        self.num_rows: int = table.num_rows
+        self.sample_id: list[str] = table.column("sample_id").to_pylist()
+        self.position: list[int] = table.column("position").to_pylist()
+        self.modality: list[str] = table.column("modality").to_pylist()
+        self.content_type: list[str | None] = table.column("content_type").to_pylist()
+        refs = with_parsed_source_ref_columns(table.select(["source_ref"]))
+        self.member: list[str | None] = refs.column("_src_member").to_pylist()
+        self.frame: list[int | None] = refs.column("_src_frame_index").to_pylist()
+        self.failed: list[bool] = table.column("materialize_error").is_valid().to_pylist()
+        self._text = _Views(table.column("text_content"))
+        self._binary = _Views(table.column("binary_content"))
+        self._json = _Views(table.column("metadata_json"))
+
+    def samples(self) -> Iterator[tuple[int, int]]:
+        """First row of each sample and the row behind its last."""
+        start = 0
+        for row in range(1, self.num_rows + 1):
+            if row == self.num_rows or self.sample_id[row] != self.sample_id[start]:
+                yield start, row
+                start = row
+
+    def content(self, row: int) -> memoryview | None:
+        """The bytes of a content row, or its text as UTF-8; None where it has neither."""
+        found = self._binary[row]
+        return self._text[row] if found is None else found
+
+    def metadata(self, row: int) -> memoryview | None:
+        """The sample's JSON text on its metadata row, as UTF-8."""
+        return self._json[row]
+
+    def is_metadata(self, row: int) -> bool:
+        """Whether the row is a sample's metadata row."""
+        return self.modality[row] == "metadata"
+
+
+class Placed(NamedTuple):
+    """A row in a packed modality.
+
+    Attributes:
+        row: the row in its block.
+        position: of its item among those of the modality or part.
+        part: name of the part of a composite field that it fills; "" in any other.
+    """
+
+    row: int
+    position: int
+    part: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where the rows of one sample go.
+
+    Attributes:
+        start: its first row in the block.
+        stop: the row behind its last.
+        items: for each modality of the plan by number, its rows; a modality without rows is missing. The metadata row
+            stands under the plan's metadata, if it has JSON.
+        values: for each modality that is made of the sample's JSON, or that is a composite: its value.
+        refused: rows that go nowhere, with the reason. A refused metadata row stands for its sample.
+        unfit: rows that a field refused, wherever they went then, with the name of its modality and what it said.
+        without: modalities that lack a value of the JSON which their field refused, and whose plan allows that, with
+            what it said.
+    """
+
+    start: int
+    stop: int
+    items: dict[int, list[Placed]] = dataclass_field(default_factory=dict)
+    values: dict[int, Any] = dataclass_field(default_factory=dict)
+    refused: dict[int, str] = dataclass_field(default_factory=dict)
+    unfit: dict[int, tuple[str, str]] = dataclass_field(default_factory=dict)
+    without: dict[int, str] = dataclass_field(default_factory=dict)
+
+    @property
+    def present(self) -> list[int]:
+        """Numbers of the modalities that the sample has, in the plan's order; without its listing."""
+        return sorted({*self.items, *self.values})
+
+
+class Placer:
+    """Places the rows of blocks by one plan.
+
+    Args:
+        plan: the pack plan.
+    """
+
+    def __init__(self, plan: PackPlan) -> None:
+        self.plan = plan
+        self.fields: list[Field] = list(plan.fields().values())
+        self.names: list[str] = [modality.name for modality in plan.modalities]
+        self.metadata = plan.special("metadata")
+        self.rest = plan.special("rest")
+        self.listing = plan.special("listing")
+        self._inner = [inner_field(made) for made in self.fields]
+        self._is_composite = [modality.selector.take == "parts" for modality in plan.modalities]
+        self._selectors = [
+            (number, part, selector)
+            for number, modality in enumerate(plan.modalities)
+            for part, selector in modality.selectors.items()
+        ]
+        self._reads_json = any(modality.reads_json for modality in plan.modalities)
+        self._ranks: dict[tuple[str, str, str], list[tuple[int, str, int]]] = {}
+
+    def place(self, rows: BlockRows) -> Iterator[Placement]:
+        """Where the rows of each sample go, sample by sample."""
+        for start, stop in rows.samples():
+            yield self._place_sample(rows, start, stop)
+
+    def settle(self, rows: BlockRows) -> Iterator[Placement]:
+        """As `place`, with what is refused once what was refused is gone: a composite may be incomplete without it."""
+        for start, stop in rows.samples():
+            placement = self._place_sample(rows, start, stop)
+            while any(self._is_composite) and placement.refused:
+                left = self._place_sample(rows, start, stop, without=frozenset(placement.refused))
+                if not left.refused:
+                    break
+                placement.refused.update(left.refused)
+                placement.unfit.update(left.unfit)
+            yield placement
+
+    def value(self, number: int, modality: str, content: memoryview) -> Any:
+        """What the field of packed modality `number` is given for a row's content.
+
+        Raises:
+            EncodeError: a number is wanted and the text is none.
+        """
+        if isinstance(self._inner[number], ScalarField) and modality == "text":
+            text = str(content, "utf-8").strip()
+            try:
+                value = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise EncodeError(f"found the text {text[:40]!r}, expected a number") from error
+            if not isinstance(value, int | float):
+                raise EncodeError(f"found the text {text[:40]!r}, expected a number")
+            return value
+        return content
+
+    def keeps(self, number: int, part: str) -> bool:
+        """Whether the content of a row is stored as it is, byte for byte."""
+        if part:
+            return self.fields[number].keeps_part(part)
+        return self._inner[number].keeps_bytes and not isinstance(self._inner[number], ScalarField)
+
+    def row_parts(self, number: int) -> frozenset[str]:
+        """The parts that take rows; {""} in a modality without parts, none in one that is made of the JSON alone."""
+        selectors = self.plan.modalities[number].selectors
+        return frozenset(part for part, selector in selectors.items() if selector.take not in ("json", "shared"))
+
+    def _place_sample(self, rows: BlockRows, start: int, stop: int, without: frozenset[int] = frozenset()) -> Placement:
+        placement = Placement(start=start, stop=stop)
+        refused = placement.refused
+        open_rows: dict[int, int] = {}  # content row -> its number among the sample's
+        # modality -> part -> (rank, position, row)
+        candidates: dict[int, dict[str, list[tuple[int, int, int]]]] = {}
+        head: int | None = None
+        number = 0
+        for row in range(start, stop):
+            if row in without:
+                number += not rows.is_metadata(row)
+                continue
+            if rows.is_metadata(row):
+                head = row
+                continue
+            if rows.content(row) is None:
+                refused[row] = "not_materialized" if rows.failed[row] else "no_content"
+            else:
+                open_rows[row] = number
+                for taker, part, rank in self._takers(rows, row):
+                    of_part = candidates.setdefault(taker, {}).setdefault(part, [])
+                    of_part.append((rank, rows.position[row], row))
+            number += 1
+        sample_json = self._place_metadata(rows, head, placement)
+        failed: dict[int, str] = {}
+        for taker, modality in enumerate(self.plan.modalities):
+            if modality.selector.take == "parts":
+                self._place_parts(rows, taker, candidates.get(taker, {}), open_rows, sample_json, failed, placement)
+            elif modality.selector.take == "json":
+                self._place_json(taker, modality.selector, sample_json, head, placement)
+            elif taker in candidates:
+                self._place_rows(rows, taker, candidates[taker][""], open_rows, failed, placement)
+        if open_rows and self.rest is not None:
+            placement.items[self.rest] = [Placed(row, place) for row, place in open_rows.items()]
+        elif open_rows:
+            for row in open_rows:
+                refused[row] = failed.get(row, "not_selected")
+        return placement
+
+    def _place_metadata(self, rows: BlockRows, row: int | None, placement: Placement) -> Any:
+        """Places a sample's JSON, and gives it parsed where the plan asks for values in it."""
+        content = None if row is None else rows.metadata(row)
+        if row is None or content is None:
+            return None
+        if self.metadata is not None:
+            try:
+                self.fields[self.metadata].check(content)
+            except EncodeError as error:
+                placement.refused[row] = "unpackable_metadata"
+                placement.unfit[row] = (self.names[self.metadata], str(error))
+                return None
+            placement.items[self.metadata] = [Placed(row, 0)]
+        if not self._reads_json:
+            return None
+        try:
+            return json.loads(bytes(content))
+        except (ValueError, RecursionError) as error:
+            placement.refused[row] = "unpackable_metadata"
+            placement.unfit[row] = ("metadata", f"the JSON cannot be read: {error}")
+            return None
+
+    def _place_rows(
+        self,
+        rows: BlockRows,
+        taker: int,
+        candidates: list[tuple[int, int, int]],
+        open_rows: dict[int, int],
+        failed: dict[int, str],
+        placement: Placement,
+    ) -> None:
+        selector = self.plan.modalities[taker].selector
+        one = selector.take == "one"
+        ordinal = selector.modality == "*"
+        taken = []
+        for _, position, row in sorted(candidates, key=None if one else _by_position):
+            if row not in open_rows:
+                continue
+            refusal = self._refusal(taker, rows, row)
+            if refusal is not None:
+                failed[row] = f"unpackable_{rows.modality[row]}"
+                placement.unfit[row] = (self.names[taker], refusal)
+                continue
+            # Rows of different kinds may share a position, the items of one sequence may not.
+            taken.append(Placed(row, 0 if one else open_rows[row] if ordinal else position))
+            del open_rows[row]
+            if one:
+                break
+        if taken:
+            placement.items[taker] = taken
+
+    def _place_parts(
+        self,
+        rows: BlockRows,
+        taker: int,
+        candidates: dict[str, list[tuple[int, int, int]]],
+        open_rows: dict[int, int],
+        sample_json: Any,
+        failed: dict[int, str],
+        placement: Placement,
+    ) -> None:
+        made, name = self.fields[taker], self.names[taker]
+        contents: dict[str, Any] = {}
+        taken: list[Placed] = []
+        shared: set[str] = set()
+        for part, selector in self.plan.modalities[taker].parts.items():
+            if selector.take == "json":
+                value = selector.value_in(sample_json)
+                if value is not None:
+                    contents[part] = value
+                continue
+            if selector.take == "shared":
+                if candidates.get(part):
+                    contents[part] = rows.content(min(candidates[part])[2])
+                    shared.add(part)
+                continue
+            one = selector.take == "one"
+            ordinal = selector.modality == "*"
+            spoken_for = {placed.row for placed in taken}
+            found = [
+                Placed(row, 0 if one else open_rows[row] if ordinal else position, part)
+                for _, position, row in sorted(candidates.get(part, ()), key=None if one else _by_position)
+                if row in open_rows and row not in spoken_for
+            ][: 1 if one else None]
+            if found:
+                taken += found
+                pairs = [(placed.position, rows.content(placed.row)) for placed in found]
+                contents[part] = pairs[0][1] if one else pairs
+        if contents.keys() <= shared:
+            return  # what is another's makes no value alone
+        reason = f"unpackable_{name}"
+        missing = [key for key, part in made.PARTS.items() if part.needed and key not in contents]
+        if missing:
+            if not taken:
+                return  # what the JSON has of it is no value yet
+            reason, detail = f"incomplete_{name}", f"there is no {' and no '.join(missing)}"
+        else:
+            value, detail = self._assembled(taker, contents, placement)
+            if value is not None:
+                placement.values[taker] = value
+                if taken:
+                    placement.items[taker] = taken
+                for placed in taken:
+                    del open_rows[placed.row]
+                return
+        for placed in taken:
+            failed[placed.row] = reason
+            placement.unfit[placed.row] = (name, detail)
+        # A whole JSON may say nothing of this modality; what stands at a key that the plan names is meant for it.
+        if not taken and any(self.plan.modalities[taker].parts[part].key for part in contents):
+            self._refuse_sample(placement, rows, reason, (name, detail))
+
+    def _assembled(self, taker: int, contents: dict[str, Any], placement: Placement) -> tuple[Any, str]:
+        """The value of a composite, or None and why; without what the plan lets it lack, where that is refused."""
+        made = self.fields[taker]
+        lenient = [
+            part
+            for part, selector in self.plan.modalities[taker].parts.items()
+            if selector.on_refused == "absent" and part in contents and not made.PARTS[part].needed
+        ]
+        tries = [contents]
+        if lenient and len(lenient) < len(contents):
+            tries.append({part: content for part, content in contents.items() if part not in lenient})
+        said = ""
+        for given in tries:
+            try:
+                value = made.assemble(given)
+                made.check(value)
+            except EncodeError as error:
+                said = said or str(error)
+                continue
+            if said:
+                placement.without[taker] = said
+            return value, ""
+        return None, said
+
+    def _place_json(
+        self, taker: int, selector: Selector, sample_json: Any, head: int | None, placement: Placement
+    ) -> None:
+        found = selector.value_in(sample_json)
+        if found is None or head is None:
+            return
+        try:
+            value = self._json_value(taker, found)
+            self.fields[taker].check(value)
+        except EncodeError as error:
+            if selector.on_refused == "absent":
+                placement.without[taker] = str(error)
+            else:
+                placement.refused.setdefault(head, f"unpackable_{self.names[taker]}")
+                placement.unfit.setdefault(head, (self.names[taker], str(error)))
+        else:
+            placement.values[taker] = value
+
+    def _json_value(self, taker: int, found: Any) -> Any:
+        """What a field is given for a value of the sample's JSON."""
+        made = self.fields[taker]
+        if not isinstance(made, SequenceField):
+            return _field_value(made, found)
+        if not isinstance(found, list):
+            raise EncodeError(f"found {type(found).__name__}, expected a list for a sequence")
+        return [(place, _field_value(made.inner, item)) for place, item in enumerate(found) if item is not None]
+
+    def _refuse_sample(self, placement: Placement, rows: BlockRows, reason: str, unfit: tuple[str, str]) -> None:
+        for row in range(placement.start, placement.stop):
+            if rows.is_metadata(row):
+                placement.refused.setdefault(row, reason)
+                placement.unfit.setdefault(row, unfit)
+
+    def _takers(self, rows: BlockRows, row: int) -> list[tuple[int, str, int]]:
+        """The modalities and parts whose selector takes a row, with the rank of its extension."""
+        member = rows.member[row]
+        _, role, extension = split_member_name(member) if member else ("", "", "")
+        key = (rows.modality[row], role, extension)
+        found = self._ranks.get(key)
+        if found is None:
+            if len(self._ranks) >= MAX_REMEMBERED:
+                self._ranks.clear()
+            ranked = ((number, part, selector.rank(*key)) for number, part, selector in self._selectors)
+            found = self._ranks[key] = [(number, part, rank) for number, part, rank in ranked if rank is not None]
+        return found
+
+    def _refusal(self, taker: int, rows: BlockRows, row: int) -> str | None:
+        """What a field has against a row's content, or None."""
+        made = self._inner[taker]
+        modality = rows.modality[row]
+        if type(made) is BytesField or (type(made) is TextField and modality == "text"):
+            return None  # Arrow's strings are UTF-8: there is nothing to check
+        content = rows.content(row)
+        if content is None:
+            return "there is no content"
+        try:
+            made.check(self.value(taker, modality, content))
+        except EncodeError as error:
+            return str(error)
+        return None
+
+
+def _field_value(made: Field, found: Any) -> Any:
+    if isinstance(made, NDArrayField) and isinstance(found, list | int | float):
+        return _array_of(made, found)
+    return found
+
+
+def _array_of(made: NDArrayField, found: Any) -> npt.NDArray[Any]:
+    """A JSON list as an array of the field's dtype, or of the numbers' own; nothing is cut, wrapped or guessed."""
+    try:
+        given = np.asarray(found)
+    except (ValueError, OverflowError) as error:
+        raise EncodeError(f"found a list that is no array ({error}), expected one of numbers") from error
+    if given.dtype.kind not in "biuf" or (given.dtype.kind != "b" and _has_bool(found)):
+        raise EncodeError(f"found a list of {given.dtype}, expected one of numbers, or of true and false")
+    if made.dtype is None:
+        return given
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = given.astype(made.dtype)
+    is_float = array.dtype.kind in "fc"
+    wrong = np.isinf(array) & ~np.isinf(given) if is_float else array.astype(np.float64) != given.astype(np.float64)
+    if (given.dtype.kind == "b") != (array.dtype.kind == "b") or wrong.any():
+        raise EncodeError(f"found numbers of {given.dtype} that are no {made.dtype}, expected such")
+    return array
+
+
+def _has_bool(found: Any) -> bool:
+    return isinstance(found, bool) or (isinstance(found, list) and any(map(_has_bool, found)))
+
+
+def _by_position(candidate: tuple[int, int, int]) -> tuple[int, int]:
+    return candidate[1:]

@@ -1,0 +1,219 @@
+"""Presets: pack plans for the usual kinds of sample, and the choice between them.
+
+Most are fixed. `generic` and `robotics` are discovered from rows, one packed modality for each row modality and role
+seen; `speech` looks where its word timings are. A preset with `rest` loses no row of the dataset, whatever it is: rows
+that a later shard brings beyond its modalities, and content that their fields cannot read, go there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.errors import ConfigError
+from mm_assets.fields import (
+    AudioField,
+    BytesField,
+    DocumentField,
+    Field,
+    ImageField,
+    ImageTextPairField,
+    JSONField,
+    MIDIField,
+    SequenceField,
+    SyncedVideoAudioField,
+    TextField,
+    TimedTextField,
+)
+from mm_assets.packing.plan import (
+    PackedModality,
+    PackPlan,
+    Selector,
+    check_modalities,
+    parse_fields,
+)
+from mm_assets.packing.survey import SUBTITLES, TIMED_KEYS, Survey
+
+__all__ = ["PRESETS", "check_pack_config", "choose_plan"]
+
+
+def _of(
+    name: str, field: Field, modality: str, *extension: str, role: str = "*", sequence: bool = False
+) -> PackedModality:
+    selector = Selector(
+        modality=modality, role=role, extension=extension or ("*",), take="sequence" if sequence else "one"
+    )
+    return PackedModality.of(name, field, selector)
+
+
+_METADATA = PackedModality.of("metadata", JSONField(), Selector(modality="metadata", take="metadata"))
+_REST = PackedModality.of("rest", SequenceField(BytesField()), Selector(take="rest"))
+_ROWS = PackedModality.of("rows", JSONField(), Selector(take="listing"))
+_EVERYTHING = (_REST, _ROWS, _METADATA)
+_PLAIN_TEXT = ("txt", "caption", "*")
+_TEXT = _of("text", TextField(), "text", *_PLAIN_TEXT)
+
+_FIXED: Mapping[str, tuple[PackedModality, ...]] = {
+    "interleaved": (
+        _of("text", SequenceField(TextField()), "text", sequence=True),
+        _of("image", SequenceField(ImageField()), "image", sequence=True),
+        _METADATA,
+    ),
+    "image_text": (_of("image", ImageField(), "image"), _TEXT, _METADATA),
+    "image_text_pair": (
+        PackedModality.of(
+            "pair",
+            ImageTextPairField(image_size=(224, 224), encoding="jpeg"),
+            parts={
+                "image": Selector(modality="image"),
+                "text": Selector(modality="text", extension=_PLAIN_TEXT),
+                "clip_score": Selector(take="json", key=("clip_score",), on_refused="absent"),
+            },
+        ),
+        _METADATA,
+    ),
+    "speech": (
+        _of("audio", AudioField(), "audio"),
+        _of("words", TimedTextField(), "text", *SUBTITLES),
+        _TEXT,
+        _METADATA,
+    ),
+    "video": (
+        PackedModality.of(
+            "clip",
+            SyncedVideoAudioField(),
+            parts={"video": Selector(modality="video"), "audio": Selector(modality="audio")},
+        ),
+        _of("subtitles", TimedTextField(), "text", *SUBTITLES),
+        _of("text", TextField(), "text", "txt", "caption"),
+        *_EVERYTHING,
+    ),
+    "document": (
+        PackedModality.of(
+            "document",
+            DocumentField(),
+            parts={"pages": Selector(modality="image", take="sequence"), "layout": Selector(take="json")},
+        ),
+        *_EVERYTHING,
+    ),
+    "music": (
+        _of("audio", AudioField(), "audio"),
+        _of("midi", MIDIField(), "midi"),
+        _of("timed_lyrics", TimedTextField(), "text", *SUBTITLES),
+        _of("lyrics", TextField(), "text", "txt", role="*lyrics*"),
+        _of("text", TextField(), "text", "txt", "caption"),
+        _of("score", SequenceField(ImageField()), "image", sequence=True),
+        *_EVERYTHING,
+    ),
+}
+_DISCOVERED = ("robotics", "generic")
+_ASKS_ROWS = ("speech", *_DISCOVERED)
+
+PRESETS: tuple[str, ...] = (*_FIXED, *_DISCOVERED)
+"""Names that ``pack`` may have in a declaration."""
+
+
+def check_pack_config(pack: str | Mapping[str, Any] | None, *, where: object) -> None:
+    """Checks the ``pack`` of a declaration as far as that is possible without rows.
+
+    Raises:
+        ConfigError: an unknown preset or key, a wrong value, or packed modalities that exclude each other.
+    """
+    preset, fields = _read_config(pack, where)
+    if preset in _FIXED or (preset is None and isinstance(pack, Mapping)):
+        _joined(preset, fields, _FIXED.get(preset or "", ()), where)
+
+
+def choose_plan(rows: Iterable[pa.RecordBatch], *, pack: str | Mapping[str, Any] | None, where: object) -> PackPlan:
+    """Decides how a dataset is packed.
+
+    Args:
+        rows: row batches of the first shard; samples contiguous, content not needed. Read only where the plan depends
+            on them.
+        pack: a preset; or a mapping with ``fields`` (see `parse_fields`) and optionally the ``preset`` that they add to
+            or, by name, replace; or None, to choose the preset that loses none of `rows`.
+        where: the file of the declaration, for messages.
+
+    Raises:
+        ConfigError: `pack` is wrong, or more fields are asked for than a packed file holds.
+    """
+    preset, fields = _read_config(pack, where)
+    survey = Survey(fields)
+    if pack is None or preset in _ASKS_ROWS:
+        survey.read(rows)
+    if pack is None:
+        preset = survey.preset()
+    return PackPlan(preset=preset or "", modalities=_joined(preset, fields, _base(preset, survey), where))
+
+
+def _base(preset: str | None, survey: Survey) -> tuple[PackedModality, ...]:
+    """The packed modalities that a preset brings."""
+    if preset == "generic":
+        return (*survey.generic(), *_EVERYTHING)
+    if preset == "robotics":
+        return (*survey.robotics(), *_EVERYTHING)
+    fixed = _FIXED.get(preset or "", ())
+    timed = survey.json_key(TIMED_KEYS, "timed") if preset == "speech" else None
+    if timed is None:
+        return fixed
+    selector = Selector(take="json", key=(timed,), on_refused="absent")
+    words = PackedModality.of("words", TimedTextField(untimed="drop"), selector)
+    return tuple(words if modality.name == "words" else modality for modality in fixed)
+
+
+def _read_config(pack: str | Mapping[str, Any] | None, where: object) -> tuple[str | None, tuple[PackedModality, ...]]:
+    if pack is None:
+        return None, ()
+    if isinstance(pack, str):
+        return _preset(pack, where, "pack"), ()
+    if not isinstance(pack, Mapping):
+        raise ConfigError(where, "pack", f"is {pack!r}, expected a preset ({', '.join(PRESETS)}) or keys and values")
+    for key in pack:
+        if key not in ("preset", "fields"):
+            raise ConfigError(where, f"pack.{key}", "is not a key of pack; allowed: preset, fields")
+    if not pack:
+        raise ConfigError(where, "pack", "is empty, expected preset, fields or both")
+    preset = _preset(pack["preset"], where, "pack.preset") if "preset" in pack else None
+    if "fields" not in pack:
+        return preset, ()
+    fields = pack["fields"]
+    if isinstance(fields, list):
+        fields = [_inherited(item, _FIXED.get(preset or "", ())) for item in fields]
+    return preset, parse_fields(fields, where=where, key="pack.fields")
+
+
+def _inherited(item: Any, base: tuple[PackedModality, ...]) -> Any:
+    """A declared field that names a modality of the preset and says nothing of rows: the preset's, with settings."""
+    same = next((m for m in base if isinstance(item, Mapping) and m.name == item.get("name")), None)
+    if same is None or item.get("field", same.field_type) != same.field_type or set(item) - {"name", "field", "config"}:
+        return item
+    stored = same.to_json()
+    config = item.get("config")
+    given = dict(config) if isinstance(config, Mapping) else {}
+    return {**stored, "config": {**stored["config"], **given} if config is None or given else config}
+
+
+def _preset(value: object, where: object, key: str) -> str:
+    if not isinstance(value, str) or value not in PRESETS:
+        raise ConfigError(where, key, f"is {value!r}, allowed: {', '.join(PRESETS)}")
+    return value
+
+
+def _joined(
+    preset: str | None, fields: tuple[PackedModality, ...], base: tuple[PackedModality, ...], where: object
+) -> tuple[PackedModality, ...]:
+    """The declared fields, which select first, then those of the preset that they do not replace, then the metadata."""
+    names = {modality.name for modality in fields}
+    takes = {modality.selector.take for modality in fields} & {"metadata", "rest", "listing"}
+    kept = [m for m in base if m.name not in names and m.selector.take not in takes]
+    if not any(m.selector.take == "metadata" for m in (*fields, *kept)):
+        if "metadata" in names:
+            raise ConfigError(
+                where, "pack.fields", "'metadata' is the sample's JSON: give it take: metadata or another name"
+            )
+        kept.append(_METADATA)
+    if preset is None and all(m.selector.take not in ("one", "sequence", "parts", "json") for m in fields):
+        raise ConfigError(where, "pack.fields", "take no content rows, expected at least one field that does")
+    return check_modalities((*fields, *kept), where=where, key="pack.fields")

@@ -1,0 +1,1 @@
+"""The stages over storage: what a dataset is, what is run, recorded and published."""

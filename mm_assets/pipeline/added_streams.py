@@ -1,0 +1,241 @@
+"""Modalities added to the MSTR files of a published dataset: kept in the partitions' markers, listed by the manifest.
+
+A packed file never changes. The stream is added to a copy (a clone, where the file system can), which has the name of
+its own digest and stands in the marker beside the file that was packed. Records stay what the pipeline made and
+checked, and manifests of before stay what they were. A manifest lists the copies only where all its partitions have the
+same added streams, so that its files are always alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mm_assets.dataset.add_stream import Values, add_stream, encoded
+from mm_assets.dataset.writer import spec_of
+from mm_assets.errors import EncodeError, SourceError
+from mm_assets.fields import Field
+from mm_assets.formats import MstrReader, crc32c
+from mm_assets.formats.output import splice
+from mm_assets.pipeline.store import DatasetStore, canonical_json
+from mm_assets.storage.store import PublishedFile
+
+__all__ = ["AddedStreams", "PartitionAdded", "add_to_dataset", "added_streams", "carried_over"]
+
+FORMAT = "mstr"  # the packed format that streams can be added to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedStreams:
+    """The added streams of the partitions of one manifest.
+
+    Attributes:
+        streams: name, field and config of those that all partitions have; none where they differ.
+        files: the file with them, as markers list files, by partition; empty where there are none.
+        missing: name of a stream to the partitions that do not have it, where others do or they themselves had it; also
+            to those that have it with another field or other settings than the first.
+    """
+
+    streams: tuple[Mapping[str, Any], ...]
+    files: Mapping[str, Mapping[str, Any]]
+    missing: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionAdded:
+    """What adding a stream did to one partition.
+
+    Attributes:
+        partition: its key.
+        num_samples: samples in it.
+        num_present: those that have the new modality.
+        added: False where it had the very same stream before.
+    """
+
+    partition: str
+    num_samples: int
+    num_present: int
+    added: bool
+
+
+def added_streams(markers: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, int]) -> AddedStreams:
+    """What can be listed of the streams that were added to partitions.
+
+    Args:
+        markers: by partition.
+        sizes: bytes of the packed files that there are, by name.
+    """
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    known: set[str] = set()
+    for key, marker in markers.items():
+        added = marker.get("added")
+        streams: list[Mapping[str, Any]] = added["streams"] if added else []
+        known |= {stream["name"] for stream in streams} | set(marker.get("lost_streams", ()))
+        if added and sizes.get(added["file"]["path"]) != added["file"]["size"]:
+            streams = []  # the file is gone or cut: the one without them is still there
+        found[key] = {stream["name"]: stream for stream in streams}
+    missing = {
+        name: tuple(sorted(key for key, streams in found.items() if name not in streams)) for name in sorted(known)
+    }
+    missing = {name: keys for name, keys in missing.items() if keys}
+    first = next(iter(found.values()), {})
+    if not first or any(streams != first for streams in found.values()):
+        for name in known - set(missing):  # all have it, with other fields or settings
+            if any(streams[name] != first[name] for streams in found.values()):
+                missing[name] = tuple(sorted(key for key, streams in found.items() if streams[name] != first[name]))
+        return AddedStreams(streams=(), files={}, missing=missing)
+    files = {key: markers[key]["added"]["file"] for key in found}
+    return AddedStreams(streams=tuple(first[name] for name in sorted(first)), files=files, missing=missing)
+
+
+def carried_over(old: Mapping[str, Any] | None, marker: Mapping[str, Any]) -> dict[str, Any]:
+    """A new marker with what the one before it says of added streams.
+
+    Where the same MSTR file was made again, byte for byte, they are kept. Where another was, they are lost, and the new
+    marker says which.
+
+    Args:
+        old: the marker that is replaced.
+        marker: the new one, without added streams.
+    """
+    if old is None:
+        return dict(marker)
+    added, lost = old.get("added"), set(old.get("lost_streams", ()))
+    if added and old["files"].get(FORMAT) == marker["files"][FORMAT]:
+        kept = {**marker, "added": added}
+        return {**kept, "lost_streams": sorted(lost)} if lost else kept
+    if added:
+        lost |= {stream["name"] for stream in added["streams"]}
+    return {**marker, "lost_streams": sorted(lost)} if lost else dict(marker)
+
+
+def add_to_dataset(
+    dataset: DatasetStore,
+    name: str,
+    field: Field,
+    values: Values,
+    *,
+    keys: Collection[str] = (),
+    ignore_unknown: bool = False,
+) -> Iterator[PartitionAdded]:
+    """Adds a modality to the MSTR file of every published partition, one after the other.
+
+    Interrupted, it can be started again: a partition that has the very same stream is passed over. The manifest has to
+    be made anew afterwards.
+
+    Args:
+        dataset: the dataset's folder, in the local file system.
+        name: the new modality.
+        field: how its values are encoded.
+        values: by sample id; samples that are not among them do not have the modality.
+        keys: the partitions to add to; all by default.
+        ignore_unknown: pass over ids that no sample has.
+
+    Yields:
+        What was done, as each partition is done.
+
+    Raises:
+        SourceError: the dataset is in an object store, nothing or not such a partition is published, or a file is not
+            what its marker says.
+        EncodeError: an id is of no sample, a value does not fit, or a modality of that name is there.
+    """
+    if not dataset.store.is_local:
+        detail = "streams can be added in a local file system only: put the column into the shards, or copy the dataset"
+        raise SourceError(dataset.store.url, detail)
+    registered = dataset.partitions()
+    markers = {key: marker for key, marker in dataset.markers().items() if key in registered}
+    if not markers:
+        raise SourceError(dataset.store.url_of("published"), "no partition is published yet")
+    absent = sorted(set(keys) - set(markers))
+    if absent:
+        raise SourceError(dataset.store.url_of("published"), f"partition {absent[0]!r} is not published")
+    if not ignore_unknown:
+        values.check_ids(_sample_ids(dataset, key, marker) for key, marker in sorted(markers.items()))
+    for key, marker in sorted(markers.items()):
+        if keys and key not in keys:
+            continue
+        yield _add_to_partition(dataset, key, marker, name, field, values)
+
+
+def _sample_ids(dataset: DatasetStore, key: str, marker: Mapping[str, Any]) -> list[str]:
+    with MstrReader(_path(dataset, key, marker["files"][FORMAT])) as reader:
+        return list(reader.sample_ids)
+
+
+def _path(dataset: DatasetStore, key: str, file: Mapping[str, Any]) -> Path:
+    """Where a file of a marker is.
+
+    Raises:
+        SourceError: it is not as the marker says.
+    """
+    found = dataset.store.size(file["path"])
+    if found != file["size"]:
+        shown = "gone" if found is None else f"{found} bytes"
+        detail = f"is {shown}, published with {file['size']} bytes: run partition {key!r} again"
+        raise SourceError(dataset.store.url_of(file["path"]), detail)
+    return Path(dataset.store.path_of(file["path"]))
+
+
+def _add_to_partition(
+    dataset: DatasetStore, key: str, marker: Mapping[str, Any], name: str, field: Field, values: Values
+) -> PartitionAdded:
+    added = marker.get("added")
+    if added and dataset.store.size(added["file"]["path"]) != added["file"]["size"]:
+        added = None  # gone or cut: begin with the file without added streams
+    source = _path(dataset, key, added["file"] if added else marker["files"][FORMAT])
+    with MstrReader(source) as reader:
+        if added and name in reader.names:
+            return _had_before(reader, key, name, field, values)
+        # The lock of the draft also keeps a run from packing this partition meanwhile.
+        with dataset.store.draft(f"packed/{key}.{FORMAT}") as draft:
+            with source.open("rb") as old, draft.path.open("wb") as new:
+                splice(old, new, marker["files"][FORMAT]["size"] if not added else added["file"]["size"])
+            # Not waited for: publishing the draft waits for the whole file.
+            summary = add_stream(draft.path, name, field, values.of(reader.sample_ids), fsync=False)
+            draft.name = f"packed/{key}.{draft.digest()[:8]}.{FORMAT}"
+    stream = {"name": name, "field": type(field).__name__, "config": field.config}
+    _write_marker(dataset, key, marker, draft.result(), [*(added["streams"] if added else []), stream])
+    return PartitionAdded(
+        partition=key, num_samples=summary.num_samples, num_present=summary.num_present[name], added=True
+    )
+
+
+def _write_marker(
+    dataset: DatasetStore,
+    key: str,
+    marker: Mapping[str, Any],
+    file: PublishedFile,
+    streams: list[dict[str, Any]],
+) -> None:
+    if dataset.marker(key) != marker:
+        detail = f"partition {key!r} was published again while a stream was added to it: add it again"
+        raise SourceError(dataset.store.url_of(dataset.marker_name(key)), detail)
+    lost = [name for name in marker.get("lost_streams", ()) if name not in {stream["name"] for stream in streams}]
+    changed = {**marker, "added": {"file": file.to_json(), "streams": streams}, "lost_streams": lost}
+    if not lost:
+        del changed["lost_streams"]
+    dataset.store.write_bytes(dataset.marker_name(key), canonical_json(changed, indent=1))
+
+
+def _had_before(reader: MstrReader, key: str, name: str, field: Field, values: Values) -> PartitionAdded:
+    """A partition that has a stream of that name: fine if it is the same to the byte.
+
+    Raises:
+        EncodeError: it is another.
+    """
+    spec = spec_of(name, field)
+    same = reader.modalities[reader.names.index(name)] == spec
+    if same:
+        checksums, present = reader.checksums(name), reader.presence(name)
+        payloads = encoded(reader.path, name, field, values.of(reader.sample_ids))
+        for payload, checksum, there in zip(payloads, checksums.tolist(), present.tolist(), strict=True):
+            if (payload is not None) != there or (payload is not None and crc32c(*payload) != checksum):
+                same = False
+                break
+    if not same:
+        detail = f"partition {key!r} has a stream {name!r} already, with another field or other values"
+        raise EncodeError(f"{reader.path}: {detail}: give the new one another name, or choose other partitions")
+    count = int(reader.presence(name).sum())
+    return PartitionAdded(partition=key, num_samples=len(reader), num_present=count, added=False)

@@ -1,0 +1,387 @@
+"""Publication: markers, versioned manifests, the catalog of views, and cleaning up.
+
+A marker is a partition's last file: it is written only when every stage's record is there, made from one another, with
+the present configuration, and with every check passed. A manifest lists the partitions whose marker still matches their
+records and files. Neither ever names a file that is not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mm_assets.errors import SchemaMismatchError, SourceError
+from mm_assets.pipeline.added_streams import FORMAT as GROWING_FORMAT
+from mm_assets.pipeline.added_streams import added_streams, carried_over
+from mm_assets.pipeline.stages import PACKED_FORMATS
+from mm_assets.pipeline.store import TABLES, DatasetStore, Partition, StageRecord, canonical_json
+from mm_assets.storage.store import Store, is_local
+
+__all__ = [
+    "CleanReport",
+    "ManifestReport",
+    "build_manifest",
+    "clean",
+    "missing_streams",
+    "pending_partitions",
+    "publish",
+    "sql_connection",
+]
+
+_STAGES = ("raw_shards", "rows", "materialized_rows", "filtered_rows", "packed_mult", "packed_mstr")
+_UPSTREAM = {
+    "rows": ("raw_shards", "raw_shards"),
+    "materialized_rows": ("rows", "rows"),
+    "filtered_rows": ("materialized_rows", "materialized_rows"),
+    "packed_mult": ("filtered_rows", "filtered_rows"),
+    "packed_mstr": ("filtered_rows", "filtered_rows"),
+}
+_PACKED_NAME = re.compile(r"packed/[A-Za-z0-9._-]+\.[0-9a-f]{8}\.(mult|mstr)")
+
+
+def _config_stage(stage: str) -> str:
+    return "packed" if stage.startswith("packed") else stage
+
+
+def _chain_faults(dataset: DatasetStore, records: Mapping[str, StageRecord]) -> list[str]:
+    """Why the records of a partition are no whole: empty when they are."""
+    faults = []
+    schema = dataset.schema().digest
+    if dict(records["raw_shards"].inputs) != fingerprints_of(dataset.partition(records["raw_shards"].partition)):
+        faults.append("its shards are not those that are registered")
+    for stage, record in records.items():
+        failed = [outcome.name for outcome in record.outcomes if outcome.blocking and not outcome.passed]
+        if failed:
+            faults.append(f"{stage} failed its check {', '.join(failed)}")
+        if record.config_digest != dataset.spec.digest(_config_stage(stage)):
+            faults.append(f"{stage} was made with another configuration")
+        if record.schema_digest != schema:
+            faults.append(f"{stage} was made with another dataset schema")
+        for file in record.files.values():
+            found = dataset.store.size(file.path)
+            if found != file.size:
+                faults.append(f"{file.path} is {'gone' if found is None else f'{found} bytes'}, made with {file.size}")
+        if stage in _UPSTREAM:
+            above, table = _UPSTREAM[stage]
+            if record.inputs.get(table) != records[above].files[table].sha256:
+                faults.append(f"{stage} was made from another {table}")
+    return faults
+
+
+def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
+    """Writes a partition's marker.
+
+    Returns:
+        The marker.
+
+    Raises:
+        SourceError: a stage has not run, a check failed, or the partition's files do not belong together.
+    """
+    records = {stage: dataset.record(stage, key) for stage in _STAGES}
+    faults = _chain_faults(dataset, records)
+    if faults:
+        where = dataset.store.url_of(dataset.marker_name(key))
+        raise SourceError(where, f"partition {key!r} is not fit to be published: {'; '.join(faults)}")
+    marker = {
+        "version": 1,
+        "dataset": dataset.spec.name,
+        "partition": key,
+        "shards": dict(records["raw_shards"].inputs),
+        "config_digest": dataset.spec.digest("packed"),
+        "schema_digest": records["packed_mult"].schema_digest,
+        "num_samples": records["packed_mult"].counts["samples"],
+        "counts": {
+            "members": records["raw_shards"].counts["members"],
+            "rows": records["materialized_rows"].counts["rows"],
+        },
+        "files": {name: file.to_json() for record in records.values() for name, file in sorted(record.files.items())},
+    }
+    marker = carried_over(_marker_before(dataset, key), marker)
+    dataset.store.write_bytes(dataset.marker_name(key), canonical_json(marker, indent=1))
+    return marker
+
+
+def _marker_before(dataset: DatasetStore, key: str) -> dict[str, Any] | None:
+    try:
+        return dataset.marker(key)
+    except (SchemaMismatchError, SourceError):
+        return None  # a damaged marker is no reason not to write a good one
+
+
+def fingerprints_of(partition: Partition) -> dict[str, str]:
+    """The fingerprint of each shard of a partition, as registered."""
+    return {shard.url: shard.fingerprint for shard in partition.shards}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Present:
+    """The dataset as it is now, which markers are held against."""
+
+    partitions: Mapping[str, Partition]
+    config: str
+    schema: str
+    packed: Mapping[str, int]
+
+    @classmethod
+    def of(cls, dataset: DatasetStore) -> _Present:
+        return cls(
+            partitions=dataset.partitions(),
+            config=dataset.spec.digest("packed"),
+            schema=dataset.schema().digest,
+            packed=dataset.store.sizes("packed"),
+        )
+
+    def fault(self, key: str, marker: Mapping[str, Any] | None) -> str | None:
+        """Why a partition is not up to date, or None."""
+        partition = self.partitions.get(key)
+        if partition is None:
+            return "its shards are gone"
+        if marker is None:
+            return "it is not published"
+        if marker.get("shards") != fingerprints_of(partition):
+            return "its shards changed"
+        if marker.get("config_digest") != self.config:
+            return "it was made with another configuration"
+        if marker.get("schema_digest") != self.schema:
+            return "it was made with another dataset schema"
+        for form in PACKED_FORMATS:
+            file = marker["files"][form]
+            found = self.packed.get(file["path"])
+            if found != file["size"]:
+                return f"{file['path']} is {'gone' if found is None else f'{found} bytes'}, not {file['size']} bytes"
+        return None
+
+
+def pending_partitions(dataset: DatasetStore) -> list[str]:
+    """Registered partitions without an up-to-date marker and its packed files, sorted."""
+    if not dataset.partitions():
+        return []
+    present, markers = _Present.of(dataset), dataset.markers()
+    return sorted(key for key in present.partitions if present.fault(key, markers.get(key)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestReport:
+    """A dataset version as built.
+
+    Attributes:
+        digest: SHA-256 of the manifest, hexadecimal: its name below ``manifests/``.
+        manifest: its content.
+        url: where the copy of the newest stands.
+        left_out: partitions that are not in it, with the reason.
+        missing_streams: added stream to the partitions in it that lack or lost it. Where partitions differ in added
+            streams, it lists the files without any.
+    """
+
+    digest: str
+    manifest: Mapping[str, Any]
+    url: str
+    left_out: Mapping[str, str]
+    missing_streams: Mapping[str, tuple[str, ...]]
+
+
+def build_manifest(dataset: DatasetStore) -> ManifestReport:
+    """Lists the published partitions whose marker matches their shards, records and files, as a new dataset version.
+
+    Raises:
+        SourceError: the dataset is not registered, or the storage could not be read.
+    """
+    store = dataset.store
+    schema = dataset.schema()
+    present, markers = _Present.of(dataset), dataset.markers()
+    sizes = {name: size for folder in TABLES for name, size in store.sizes(folder).items()} | dict(present.packed)
+    listed: dict[str, Mapping[str, Any]] = {}
+    left_out: dict[str, str] = {}
+    for key in sorted(set(present.partitions) | set(markers)):
+        marker = markers.get(key)
+        fault = present.fault(key, marker)
+        if fault is None and marker is not None:
+            fault = _made_again(dataset, key, marker, sizes)
+        if fault is not None or marker is None:
+            left_out[key] = fault or "it is not published"
+            continue
+        listed[key] = marker
+    added = added_streams(listed, present.packed)
+    shards: list[dict[str, Any]] = []
+    for key, published in listed.items():
+        files = {form: published["files"][form] for form in PACKED_FORMATS}
+        if added.files:
+            files[GROWING_FORMAT] = added.files[key]
+        shards.append({"partition": key, "num_samples": published["num_samples"], "files": files})
+    manifest = {
+        "version": 1,
+        "dataset": dataset.spec.name,
+        "schema": schema.to_json(),
+        "num_samples": sum(shard["num_samples"] for shard in shards),
+        "shards": shards,
+    }
+    if added.streams:
+        manifest["added_streams"] = list(added.streams)
+    content = canonical_json(manifest, indent=1)
+    digest = hashlib.sha256(content).hexdigest()
+    if not store.exists(f"manifests/{digest}.json"):
+        store.write_bytes(f"manifests/{digest}.json", content)
+    store.write_bytes("catalog.sql", _catalog(dataset).encode())
+    store.write_bytes("manifest.json", content)
+    return ManifestReport(
+        digest=digest,
+        manifest=manifest,
+        url=store.url_of("manifest.json"),
+        left_out=left_out,
+        missing_streams=added.missing,
+    )
+
+
+def missing_streams(dataset: DatasetStore) -> Mapping[str, tuple[str, ...]]:
+    """Added streams that published partitions lack or lost, with these partitions; the manifest does not list them.
+
+    Raises:
+        SourceError: the storage could not be read.
+    """
+    return added_streams(dataset.markers(), dataset.store.sizes("packed")).missing
+
+
+def _made_again(dataset: DatasetStore, key: str, marker: Mapping[str, Any], sizes: Mapping[str, int]) -> str | None:
+    """What has been done to a partition's files since its marker was written, or None."""
+    records: dict[str, StageRecord] = {}
+    for name, file in marker["files"].items():
+        found = sizes.get(file["path"])
+        if found != file["size"]:
+            return f"{file['path']} is {'gone' if found is None else f'{found} bytes'}, published with {file['size']}"
+        stage = _stage_of(name)
+        if stage not in records:
+            records[stage] = dataset.record(stage, key)
+        if records[stage].files[name].sha256 != file["sha256"]:
+            return f"{stage} has been made again since it was published"
+    return None
+
+
+def _stage_of(file_name: str) -> str:
+    if file_name in PACKED_FORMATS:
+        return f"packed_{file_name}"
+    return {"rejects": "rows", "dropped": "filtered_rows"}.get(file_name, file_name)
+
+
+def _catalog(dataset: DatasetStore) -> str:
+    lines = [
+        "-- Views over every partition of this dataset. Say first where this file stands, without a final slash:",
+        f"-- set variable root = '{dataset.spec.name}';",
+    ]
+    for table in TABLES:
+        lines.append(
+            f"create or replace view {table} as select *, parse_filename(filename, true) as partition "
+            f"from read_parquet(getvariable('root') || '/{table}/*.parquet', filename = true);"
+        )
+    lines.append(
+        "create or replace view published as select partition, num_samples "
+        "from read_json(getvariable('root') || '/published/*.json', "
+        "columns = {partition: 'varchar', num_samples: 'bigint'});"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def sql_connection(dataset: DatasetStore) -> Any:
+    """A DuckDB connection with the catalog's views open.
+
+    Raises:
+        SourceError: no partition has been made yet.
+    """
+    import duckdb
+
+    connection = duckdb.connect()
+    root = dataset.store.path_of("")
+    if not is_local(dataset.store.url):
+        connection.register_filesystem(dataset.store.fs)
+        root = dataset.store.url
+    connection.execute("set variable root = ?", [root])
+    for statement in _catalog(dataset).split(";\n"):
+        view = re.search(r"create or replace view (\w+)", statement)
+        if view and dataset.store.sizes(view[1]):
+            connection.execute(statement)
+    return connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanReport:
+    """What cleaning removed.
+
+    Attributes:
+        files: names relative to the dataset's folder.
+        num_bytes: their size.
+        manifests: digests of the manifests that were kept.
+    """
+
+    files: tuple[str, ...]
+    num_bytes: int
+    manifests: tuple[str, ...]
+
+
+def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = False) -> CleanReport:
+    """Removes packed files and manifests that nothing needs, and tables and markers of partitions that are gone.
+
+    A packed file is needed by a kept manifest, by the marker of a registered partition, and by the partition's records.
+
+    Args:
+        dataset: the dataset's folder.
+        keep: manifests to keep, the newest among them; None takes the declaration's.
+        dry_run: report only.
+
+    Raises:
+        SourceError: the storage could not be read.
+    """
+    store = dataset.store
+    keep = dataset.spec.keep_manifests if keep is None else keep
+    names = sorted(_newest_first(store, "manifests"))
+    newest = store.read_bytes("manifest.json") if store.exists("manifest.json") else b""
+    current = f"manifests/{hashlib.sha256(newest).hexdigest()}.json"
+    ordered = [current] if current in {name for _, name in names} else []
+    ordered += [name for _, name in names if name != current]
+    kept = ordered[: max(keep, 1)]
+    registered = dataset.partitions()
+    needed = {path for name in kept for path in _packed_of(store, name)}
+    for key, marker in dataset.markers().items():
+        if key in registered:
+            needed |= {file["path"] for file in marker["files"].values()}
+            if marker.get("added"):
+                needed.add(marker["added"]["file"]["path"])
+    sizes = {**store.sizes("packed"), **store.sizes("manifests")}
+    for key in registered:  # packed and not published yet: a run may be between the two
+        for name in store.sizes(f"records/{key}"):
+            if name.rsplit("/", 1)[-1].startswith("packed_"):
+                stage = name.rsplit("/", 1)[-1].removesuffix(".json")
+                needed |= {file.path for file in dataset.record(stage, key).files.values()}
+    doomed = [name for name in sizes if _PACKED_NAME.fullmatch(name) and name not in needed]
+    doomed += ordered[max(keep, 1) :]
+    for folder in (*TABLES, "published"):
+        for name, size in store.sizes(folder).items():
+            if name.rsplit("/", 1)[-1].rsplit(".", 1)[0] not in registered:
+                doomed.append(name)
+                sizes[name] = size
+    if not dry_run:
+        for name in doomed:
+            store.delete(name)
+    return CleanReport(
+        files=tuple(doomed),
+        num_bytes=sum(sizes[name] for name in doomed),
+        manifests=tuple(name.rsplit("/", 1)[-1].removesuffix(".json") for name in kept),
+    )
+
+
+def _newest_first(store: Any, folder: str) -> Iterable[tuple[float, str]]:
+    for name in store.sizes(folder):
+        info = store.fs.info(store.path_of(name))
+        when = info.get("mtime") or info.get("LastModified") or info.get("created") or 0
+        yield -(when.timestamp() if hasattr(when, "timestamp") else float(when)), name
+
+
+def _packed_of(store: Store, name: str) -> list[str]:
+    try:
+        manifest = json.loads(store.read_bytes(name))
+        return [file["path"] for shard in manifest["shards"] for file in shard["files"].values()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        # What it needs is not known, so nothing may go.
+        raise SchemaMismatchError(f"{store.url_of(name)}: not a manifest: {error!r}") from error

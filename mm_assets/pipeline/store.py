@@ -1,0 +1,286 @@
+"""A dataset's folder: where each partition's files stand, what registration decided, and what each stage left behind.
+
+Every stage writes its tables first and its `StageRecord` last. A record names the files it made and the files it read
+by digest, with the outcomes of its checks, so that the records of a partition form a chain which shows at any time,
+also in another run, whether the files belong together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mm_assets.errors import SchemaMismatchError, SourceError
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.rows.schema import DatasetSchema
+from mm_assets.storage.store import PublishedFile, ShardFile, SourceFile, Store
+
+__all__ = ["TABLES", "DatasetStore", "Outcome", "Partition", "StageRecord", "canonical_json"]
+
+TABLES = ("raw_shards", "rows", "rejects", "materialized_rows", "filtered_rows", "dropped")
+"""Folders of Parquet tables, one file per partition."""
+
+
+def canonical_json(value: object, *, indent: int | None = None) -> bytes:
+    """JSON with sorted keys, the same bytes for the same value."""
+    separators = (",", ":") if indent is None else (",", ": ")
+    return (json.dumps(value, sort_keys=True, indent=indent, separators=separators, ensure_ascii=False) + "\n").encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """A partition as registered: one shard, or a named group of shards.
+
+    Attributes:
+        key: the partition key.
+        shards: its shards as last listed, sorted by URL.
+    """
+
+    key: str
+    shards: tuple[ShardFile, ...]
+
+    @property
+    def mark(self) -> str:
+        """Changes whenever a shard of the partition does."""
+        return "+".join(f"{shard.url.rsplit('/', 1)[-1]}@{shard.fingerprint}" for shard in self.shards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of one check, as a record keeps it; one that does not block is a warning."""
+
+    name: str
+    passed: bool
+    num_violations: int
+    blocking: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRecord:
+    """What one stage did to one partition.
+
+    Attributes:
+        stage: the asset's name.
+        partition: the partition key.
+        config_digest: `DatasetSpec.digest` of the stage at the time.
+        schema_digest: `DatasetSchema.digest` at the time.
+        inputs: digest of each input by name; for shards their fingerprints.
+        files: each file made, by name.
+        counts: rows, bytes, rejects and the like.
+        outcomes: results of the checks on these files.
+        notes: what a person should know of the stage's work, one sentence each.
+    """
+
+    stage: str
+    partition: str
+    config_digest: str
+    schema_digest: str
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, PublishedFile] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    outcomes: tuple[Outcome, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as it is stored."""
+        value = {name: getattr(self, name) for name in ("stage", "partition", "config_digest", "schema_digest")}
+        value["inputs"] = dict(self.inputs)
+        value["counts"] = dict(self.counts)
+        value["files"] = {name: file.to_json() for name, file in self.files.items()}
+        value["outcomes"] = [asdict(o) for o in self.outcomes]
+        if self.notes:
+            value["notes"] = list(self.notes)
+        return value
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], *, where: str) -> StageRecord:
+        """Reads a stored record.
+
+        Raises:
+            SchemaMismatchError: the value does not have a record's shape.
+        """
+        try:
+            return cls(
+                stage=value["stage"],
+                partition=value["partition"],
+                config_digest=value["config_digest"],
+                schema_digest=value["schema_digest"],
+                inputs=dict(value["inputs"]),
+                counts=dict(value["counts"]),
+                files={name: PublishedFile(**file) for name, file in value["files"].items()},
+                outcomes=tuple(Outcome(**o) for o in value["outcomes"]),
+                notes=tuple(value.get("notes", ())),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SchemaMismatchError(f"{where}: not a stage record: {error!r}") from error
+
+
+class DatasetStore:
+    """The dataset's folder below the storage root.
+
+    Args:
+        spec: the dataset's declaration.
+    """
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self.spec = spec
+        self.store = Store(spec.root, spec.root_options).child(spec.name)
+
+    # -- names
+
+    @staticmethod
+    def table(table: str, partition: str) -> str:
+        """Name of a partition's file of one table."""
+        return f"{table}/{partition}.parquet"
+
+    @staticmethod
+    def record_name(stage: str, partition: str) -> str:
+        """Name of a stage's record."""
+        return f"records/{partition}/{stage}.json"
+
+    @staticmethod
+    def marker_name(partition: str) -> str:
+        """Name of a partition's publication marker."""
+        return f"published/{partition}.json"
+
+    # -- JSON files
+
+    def _read_json(self, name: str) -> Any:
+        content = self.store.read_bytes(name)
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            raise SourceError(self.store.url_of(name), f"is no JSON: {error}") from error
+
+    def schema(self) -> DatasetSchema:
+        """The dataset's schema as registered.
+
+        Raises:
+            SourceError: the dataset has not been registered.
+        """
+        if not self.store.exists("schema.json"):
+            detail = f"the dataset is not registered yet: run `mm-assets register --dataset {self.spec.name}`"
+            raise SourceError(self.store.url_of("schema.json"), detail)
+        return DatasetSchema.from_json(self._read_json("schema.json"), where=self.store.url_of("schema.json"))
+
+    def declared(self) -> Any:
+        """The settings that the stored schema was decided with, or None where there is no schema."""
+        return self._read_json("schema.json").get("declared") if self.store.exists("schema.json") else None
+
+    def schema_is_provisional(self) -> bool:
+        """Whether the stored schema was decided without any sample, so that there are no rows that conform to it."""
+        return self.store.exists("schema.json") and self._read_json("schema.json").get("decided_by", "") is None
+
+    def write_schema(self, schema: DatasetSchema, *, decided_by: str | None) -> None:
+        """Stores the schema with the settings and the shard that it was decided with."""
+        value = {**schema.to_json(), "declared": self.spec.declared, "decided_by": decided_by}
+        self.store.write_bytes("schema.json", canonical_json(value, indent=1))
+
+    def partitions(self) -> dict[str, Partition]:
+        """Every registered partition by key; empty before the first registration."""
+        if not self.store.exists("shards.json"):
+            return {}
+        value = self._read_json("shards.json")
+        where = self.store.url_of("shards.json")
+        try:
+            return {
+                key: Partition(key=key, shards=tuple(ShardFile(**shard) for shard in shards))
+                for key, shards in value["partitions"].items()
+            }
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SchemaMismatchError(f"{where}: not a list of partitions: {error!r}") from error
+
+    def registered_source(self) -> str | None:
+        """The `shards` that the registered partitions come from, or None before the first registration."""
+        if not self.store.exists("shards.json"):
+            return None
+        source = self._read_json("shards.json").get("shards")
+        return source if isinstance(source, str) else None
+
+    def write_partitions(self, partitions: Iterable[Partition]) -> None:
+        """Replaces the list of registered partitions."""
+        listed = {p.key: [asdict(shard) for shard in p.shards] for p in partitions}
+        value = {"version": 1, "shards": self.spec.shards, "partitions": listed}
+        self.store.write_bytes("shards.json", canonical_json(value, indent=1))
+
+    def partition(self, key: str) -> Partition:
+        """One registered partition.
+
+        Raises:
+            SourceError: there is none of that key.
+        """
+        known = self.partitions()
+        if key not in known:
+            detail = f"partition {key!r} is not registered; {len(known)} are: {_some(known)}"
+            raise SourceError(self.store.url_of("shards.json"), detail)
+        return known[key]
+
+    def record(self, stage: str, partition: str) -> StageRecord:
+        """What a stage last did to a partition.
+
+        Raises:
+            SourceError: it has not run.
+        """
+        name = self.record_name(stage, partition)
+        if not self.store.exists(name):
+            detail = f"{stage} of partition {partition!r} has not been made: materialize it first"
+            raise SourceError(self.store.url_of(name), detail)
+        return StageRecord.from_json(self._read_json(name), where=self.store.url_of(name))
+
+    def write_record(self, record: StageRecord) -> None:
+        """Stores what a stage did; the last act of a stage."""
+        name = self.record_name(record.stage, record.partition)
+        self.store.write_bytes(name, canonical_json(record.to_json(), indent=1))
+
+    def markers(self) -> dict[str, dict[str, Any]]:
+        """Every publication marker by partition key."""
+        names = [name for name in self.store.sizes("published") if name.endswith(".json")]
+        return {name.rsplit("/", 1)[-1].removesuffix(".json"): self._marker(name) for name in names}
+
+    def _marker(self, name: str) -> dict[str, Any]:
+        value = self._read_json(name)
+        if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
+            raise SchemaMismatchError(f"{self.store.url_of(name)}: not a publication marker")
+        return value
+
+    def marker(self, partition: str) -> dict[str, Any] | None:
+        """A partition's marker, or None."""
+        name = self.marker_name(partition)
+        return self._marker(name) if self.store.exists(name) else None
+
+    # -- shards
+
+    def open_shards(self, partition: Partition, *, fingerprints: Mapping[str, str] | None = None) -> list[SourceFile]:
+        """Opens a partition's shards.
+
+        Args:
+            partition: the partition.
+            fingerprints: by URL, as they were when the member index was made; None takes those of the registration.
+
+        Raises:
+            SourceError: a shard is gone, or it is not the one that was registered or indexed.
+        """
+        opened: list[SourceFile] = []
+        for shard in partition.shards:
+            source = SourceFile(shard.url, self.spec.storage_options)
+            opened.append(source)
+            expected = shard.fingerprint if fingerprints is None else fingerprints.get(source.url)
+            if source.fingerprint != expected:
+                for other in opened:
+                    other.close()
+                if fingerprints is None:
+                    # What has settled was registered; what is there now may be half of an upload.
+                    since, then = "registered", f"run `mm-assets register --dataset {self.spec.name}`"
+                else:
+                    since, then = "indexed", "materialize raw_shards again"
+                detail = f"changed since it was {since} (found {source.fingerprint}, expected {expected}): {then}"
+                raise SourceError(shard.url, detail)
+        return opened
+
+
+def _some(names: Iterable[str], limit: int = 5) -> str:
+    listed = sorted(names)
+    shown = ", ".join(listed[:limit])
+    return (shown + ", …" if len(listed) > limit else shown) or "none"

@@ -1,0 +1,1 @@
+"""The row table: its schema, rows made from a source, content filled in."""

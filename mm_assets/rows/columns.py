@@ -1,0 +1,144 @@
+"""Rows as growing Arrow columns, and the list of what became no row.
+
+A row costs a few list appends and never a dictionary. Batches are bounded by the bytes that are in them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.rows.schema import MULTIMODAL_SCHEMA, REJECTS_SCHEMA, DatasetSchema
+
+__all__ = ["Rejects", "RowColumns"]
+
+ROW_BYTES = 64  # rough cost of a row beside its text: identities, offsets, validity
+MAX_ROWS = 64 << 10  # rows of one batch
+MAX_BATCH = 512 << 20  # a string column of one batch has to stay below 2 GiB, whatever one sample holds
+FLUSH_REJECTS = 8 << 10
+
+_FILLED = [name for name in MULTIMODAL_SCHEMA.names if name != "binary_content"]
+
+
+class RowColumns:
+    """Collects rows and hands them out as batches of the dataset's row schema.
+
+    Args:
+        schema: the dataset's schema.
+        batch_bytes: content of one batch.
+    """
+
+    def __init__(self, schema: DatasetSchema, batch_bytes: int) -> None:
+        self._schema = schema.row_schema()
+        self._user_names = [column.name for column in schema.user_columns]
+        self._batch_bytes = batch_bytes
+        self._done: list[pa.RecordBatch] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self._columns: dict[str, list[Any]] = {name: [] for name in _FILLED}
+        self._appends = [self._columns[name].append for name in _FILLED]
+        self._user: dict[str, tuple[list[int], list[Any]]] = {name: ([], []) for name in self._user_names}
+        self.num_rows = 0
+        self._size = 0
+
+    def append(
+        self,
+        sample_id: str,
+        position: int,
+        modality: str,
+        *,
+        content_type: str | None = None,
+        text: str | None = None,
+        source_ref: str | None = None,
+        metadata_json: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Adds one row; its user columns are null until `set_user` fills them."""
+        if self._size >= MAX_BATCH:
+            self._flush()
+        values = (sample_id, position, modality, content_type, text, source_ref, metadata_json, error)
+        for append, value in zip(self._appends, values, strict=True):
+            append(value)
+        self.num_rows += 1
+        self._size += ROW_BYTES + len(sample_id)
+        for content in (text, source_ref, metadata_json, error):
+            if content is not None:
+                self._size += len(content)
+
+    def set_user(self, name: str, value: object) -> None:
+        """Fills a user column of the last row."""
+        rows, values = self._user[name]
+        rows.append(self.num_rows - 1)
+        values.append(value)
+        if isinstance(value, str | list):
+            self._size += len(value)
+
+    @property
+    def full(self) -> bool:
+        """Whether the rows should be handed out now."""
+        return bool(self._done) or self._size >= self._batch_bytes or self.num_rows >= MAX_ROWS
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        """The rows so far as a batch; none if there are none, and several only of a sample that one cannot hold."""
+        if self.num_rows:
+            self._flush()
+        done, self._done = self._done, []
+        yield from done
+
+    def _flush(self) -> None:
+        count = self.num_rows
+        arrays = []
+        for field in self._schema:
+            if field.name in self._user:
+                rows, values = self._user[field.name]
+                spread: list[Any] = [None] * count
+                for row, value in zip(rows, values, strict=True):
+                    spread[row] = value
+                arrays.append(pa.array(spread, field.type))
+            elif field.name in self._columns:
+                arrays.append(pa.array(self._columns[field.name], field.type))
+            else:
+                arrays.append(pa.nulls(count, field.type))
+        self._clear()
+        self._done.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+
+class Rejects:
+    """The list of what was not turned into a row."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[str, str | None, str | None, str, str, str]] = []
+        self._batches: list[pa.RecordBatch] = []
+        self.reasons: Counter[str] = Counter()
+
+    def add(
+        self,
+        shard: str,
+        *,
+        reason: str,
+        detail: str,
+        sample_id: str | None = None,
+        member: str | None = None,
+        stage: str = "rows",
+    ) -> None:
+        """Adds one entry."""
+        self._pending.append((shard, sample_id, member, stage, reason, detail))
+        self.reasons[reason] += 1
+        if len(self._pending) >= FLUSH_REJECTS:
+            self._flush()
+
+    def _flush(self) -> None:
+        columns = list(zip(*self._pending, strict=True))
+        arrays = [pa.array(list(c), f.type) for c, f in zip(columns, REJECTS_SCHEMA, strict=True)]
+        self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=REJECTS_SCHEMA))
+        self._pending = []
+
+    def table(self) -> pa.Table:
+        """The entries so far as a table of `REJECTS_SCHEMA`."""
+        if self._pending:
+            self._flush()
+        return pa.Table.from_batches(self._batches, schema=REJECTS_SCHEMA)

@@ -1,0 +1,354 @@
+"""A list of files as a source: a Parquet or JSONL table with a row per item, beside the media that it names.
+
+Columns: `sample_id`; `source_ref` or `path` (relative to the list's folder); and, where wanted, `modality`, `position`,
+`text_content`, `metadata_json`; all further columns are user columns. The rows of a sample stand together. The list is
+not trusted: what it names must stand in its folder or below an allowed prefix, and every row of it becomes a row or is
+named in the rejects.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import posixpath
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mm_assets.errors import MissingColumnError, SourceError
+from mm_assets.media.content_types import content_type_of_name
+from mm_assets.rows.columns import Rejects, RowColumns
+from mm_assets.rows.from_members import RowStream
+from mm_assets.rows.references import is_allowed_reference, is_reference
+from mm_assets.rows.schema import (
+    METADATA_POSITION,
+    MODALITIES,
+    RESERVED_COLUMNS,
+    DatasetSchema,
+    SampleLayout,
+    UserColumn,
+)
+from mm_assets.rows.source_ref import SourceRef, parse_source_ref
+from mm_assets.rows.user_columns import UNFIT, columns_of, converter
+from mm_assets.sources.json_members import parse_object
+from mm_assets.sources.samples import MODALITY_OF_EXTENSION
+from mm_assets.sources.tar import split_member_name
+from mm_assets.sources.text_members import BadTextError
+from mm_assets.storage.store import SourceFile
+
+__all__ = ["LISTING_SUFFIXES", "infer_listing_columns", "is_listing", "rows_from_listing"]
+
+LISTING_SUFFIXES = (".parquet", ".jsonl", ".ndjson")
+
+_OWN = frozenset({"path"}) | RESERVED_COLUMNS
+_PARQUET = b"PAR1"
+BATCH_ROWS = 1024
+MAX_POSITION = 2**31 - 1  # positions are int32
+
+Line = Mapping[str, Any] | BadTextError
+
+
+class _RandomAccess(io.RawIOBase):
+    """A source as a seekable file, for the Parquet reader."""
+
+    def __init__(self, source: SourceFile) -> None:
+        self._source = source
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at}.get(whence, self._source.size), 0)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        size = max(min(len(target), self._source.size - self._at), 0)
+        target[:size] = self._source.read(self._at, size) if size else b""
+        self._at += size
+        return size
+
+
+def _lines(source: SourceFile, layout: SampleLayout) -> Iterator[Line]:
+    """Each row of the list as keys and values, or why it is none."""
+    if source.size >= 4 and source.read(0, 4) == _PARQUET:
+        try:
+            file = pq.ParquetFile(_RandomAccess(source))
+            for batch in file.iter_batches(batch_size=BATCH_ROWS):
+                yield from _as_json_knows(batch).to_pylist()
+        except pa.ArrowException as error:
+            raise SourceError(source.url, f"is no readable Parquet list: {str(error).splitlines()[0]}") from error
+        return
+    limit = layout.max_text_bytes
+    with source.stream() as stream:
+        while line := stream.readline(limit + 1):
+            if len(line) > limit:
+                while line and not line.endswith(b"\n"):
+                    line = stream.readline(limit)
+                yield BadTextError("too_large", f"the line holds more than {limit} bytes")
+            elif line.strip():
+                yield _json_line(line)
+
+
+def _as_json_knows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Columns of times as text, of durations as seconds and of decimals as numbers: user columns have JSON's types."""
+    arrays = []
+    for column in batch.columns:
+        if pa.types.is_duration(column.type):
+            column = pc.divide(column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
+        elif pa.types.is_temporal(column.type):
+            column = column.cast(pa.string())
+        elif pa.types.is_decimal(column.type):
+            column = column.cast(pa.float64())
+        arrays.append(column)
+    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+
+def _json_line(line: bytes) -> Line:
+    try:
+        return parse_object(line.decode("utf-8-sig")).value
+    except UnicodeDecodeError as error:
+        return BadTextError("not_utf8", f"the line is no UTF-8 at byte {error.start}")
+    except BadTextError as error:
+        return error
+
+
+def is_listing(url: str) -> bool:
+    """Whether a source is a list of files and not a tar shard, by its name."""
+    return url.lower().endswith(LISTING_SUFFIXES)
+
+
+def infer_listing_columns(source: SourceFile, *, layout: SampleLayout) -> tuple[UserColumn, ...]:
+    """The user columns of a list: every column that the pipeline does not know, on any row.
+
+    Raises:
+        MissingColumnError: the list lacks a column that was asked for.
+        SourceError: the list cannot be read.
+        ConfigError: a column that was asked for has a reserved name.
+    """
+    objects = (line for line in _lines(source, layout) if not isinstance(line, BadTextError))
+    columns = columns_of(objects, layout, shown=source.url, skip=_OWN)
+    return tuple(UserColumn(name=c.name, source=c.source, type=c.type, rows="", required=c.required) for c in columns)
+
+
+def rows_from_listing(
+    source: SourceFile,
+    *,
+    layout: SampleLayout,
+    schema: DatasetSchema,
+    allowed_prefixes: Sequence[str] = (),
+    batch_bytes: int = 16 << 20,
+) -> RowStream:
+    """Turns a list of files into rows of the dataset's row schema.
+
+    A sample's metadata row carries the `metadata_json` of its list rows, the first that has one. A user column is
+    filled on the row that has the value.
+
+    Args:
+        source: the list.
+        layout: extensions and limits.
+        schema: the columns to fill.
+        allowed_prefixes: URLs or folders outside the list's own that it may point to.
+        batch_bytes: content of one batch.
+
+    Returns:
+        The rows, which are made while they are read.
+
+    Raises:
+        SourceError: while reading: the list cannot be read, or a required column is in none of its rows.
+    """
+    builder = _ListingBuilder(source, layout, schema, allowed_prefixes, batch_bytes)
+    return RowStream(builder.batches(), builder.rejects, builder.counts)
+
+
+class _ListingBuilder:
+    def __init__(
+        self,
+        source: SourceFile,
+        layout: SampleLayout,
+        schema: DatasetSchema,
+        allowed_prefixes: Sequence[str],
+        batch_bytes: int,
+    ) -> None:
+        self.source = source
+        self.layout = layout
+        self.folder = source.url.rsplit("/", 1)[0] + "/"
+        self.allowed = (self.folder, *allowed_prefixes)
+        self.modalities = MODALITIES.union(layout.extensions.values())
+        self.columns = RowColumns(schema, batch_bytes)
+        self.rejects = Rejects()
+        self.counts: Counter[str] = Counter(dict.fromkeys(("members", "samples", "rows", "rejects"), 0))
+        self.user = [(c, converter(c.type)) for c in schema.user_columns if c.source]
+        self.known = _OWN.union(c.source for c, _ in self.user)
+        self.missing = {c.source for c, _ in self.user if c.required}
+        self.seen: set[str] = set()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for sample_id, group in groupby(self._checked(), key=lambda entry: entry[1]["sample_id"]):
+            self._sample(sample_id, list(group))
+            if self.columns.full:
+                yield from self._take()
+        yield from self._take()
+        self.counts["rejects"] = self.rejects.reasons.total()
+        if self.missing and self.counts["rows"]:
+            detail = f"no row has the column {min(self.missing)!r}, which is required"
+            raise MissingColumnError(self.source.url, detail)
+
+    def _take(self) -> Iterator[pa.RecordBatch]:
+        for batch in self.columns.take():
+            self.counts["rows"] += batch.num_rows
+            yield batch
+
+    def _reject(self, number: int, reason: str, detail: str, row: Mapping[str, Any] | None = None) -> None:
+        sample_id = row.get("sample_id") if row is not None else None
+        path = row.get("path") if row is not None else None
+        self.rejects.add(
+            self.source.url,
+            reason=reason,
+            detail=f"row {number} of the list: {detail}",
+            sample_id=sample_id if isinstance(sample_id, str) else None,
+            member=path if isinstance(path, str) else None,
+        )
+
+    def _checked(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """The list's rows that name a sample, numbered from 0."""
+        for number, line in enumerate(_lines(self.source, self.layout)):
+            self.counts["members"] += 1
+            if isinstance(line, BadTextError):
+                self._reject(number, line.reason, line.detail)
+            elif not isinstance(line.get("sample_id"), str) or not line["sample_id"]:
+                self._reject(number, "no_sample_id", "its sample_id is no text, or empty", line)
+            else:
+                self.missing -= line.keys()
+                yield number, line
+
+    def _sample(self, sample_id: str, entries: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+        if sample_id in self.seen:
+            for number, row in entries:
+                detail = "its sample stands further up already; the rows of a sample must stand together"
+                self._reject(number, "duplicate_sample_id", detail, row)
+            return
+        self.seen.add(sample_id)
+        items: list[tuple[int, str, SourceRef, str | None, Mapping[str, Any]]] = []
+        metadata: tuple[str | None, Mapping[str, Any]] | None = None
+        places: set[tuple[int, str]] = set()
+        for number, row in entries:
+            try:
+                metadata_json = self._metadata(row)
+                if row.get("modality") == "metadata":
+                    if metadata is not None:
+                        raise BadTextError("second_metadata", "the sample has a metadata row already")
+                    metadata = metadata_json, row
+                    continue
+                item = self._item(row, len(items))
+                if item[:2] in places:
+                    raise BadTextError("position_taken", f"position {item[0]} of {item[1]} is taken")
+            except BadTextError as error:
+                self._reject(number, error.reason, error.detail, row)
+                continue
+            places.add(item[:2])
+            items.append(item)
+            if metadata is None and metadata_json is not None:
+                metadata = metadata_json, {}
+        if not items and metadata is None:
+            return
+        self.counts["samples"] += 1
+        text, row = metadata if metadata is not None else (None, {})
+        content_type = None if text is None else "application/json"
+        self.columns.append(sample_id, METADATA_POSITION, "metadata", content_type=content_type, metadata_json=text)
+        self._fill(row)
+        for position, modality, ref, content, row in sorted(items, key=lambda item: item[0]):
+            name = ref.member or ref.path or ""
+            declared = row.get("content_type")
+            guessed = content_type_of_name(name) if name else ("text/plain" if modality == "text" else None)
+            self.columns.append(
+                sample_id,
+                position,
+                modality,
+                content_type=declared if isinstance(declared, str) else guessed,
+                text=content,
+                source_ref=None if ref.path is None else ref.to_json(),
+            )
+            self._fill(row)
+
+    def _fill(self, row: Mapping[str, Any]) -> None:
+        self.counts["unknown_keys"] += len(row.keys() - self.known)
+        for column, fit in self.user:
+            value = row.get(column.source)
+            if value is None:
+                continue
+            fitted = fit(value)
+            if fitted is UNFIT:
+                self.counts["null_casts"] += 1
+            else:
+                self.columns.set_user(column.name, fitted)
+
+    def _metadata(self, row: Mapping[str, Any]) -> str | None:
+        value = row.get("metadata_json")
+        if value is None:
+            return None
+        if isinstance(value, dict):
+            value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        if not isinstance(value, str):
+            raise BadTextError("bad_json", f"metadata_json is {type(value).__name__}, expected JSON text")
+        return parse_object(value).text
+
+    def _item(
+        self, row: Mapping[str, Any], next_position: int
+    ) -> tuple[int, str, SourceRef, str | None, Mapping[str, Any]]:
+        text = row.get("text_content")
+        if text is not None and not isinstance(text, str):
+            raise BadTextError("bad_text", f"text_content is {type(text).__name__}, expected text")
+        ref = self._ref(row)
+        modality = row.get("modality")
+        if modality is None:
+            modality = "text" if text is not None else self._modality(ref)
+        if not isinstance(modality, str) or modality not in self.modalities:
+            detail = f"modality is {modality!a}, expected one of {', '.join(sorted(self.modalities))}"
+            raise BadTextError("bad_modality", detail)
+        if (modality == "text") != (text is not None):
+            detail = "a text row has its text in text_content, and only a text row"
+            raise BadTextError("no_text" if modality == "text" else "bad_text", detail)
+        if modality != "text" and ref.path is None:
+            raise BadTextError("no_source", "it names neither path nor source_ref")
+        position = row.get("position")
+        if position is None:
+            position = next_position
+        if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position <= MAX_POSITION:
+            raise BadTextError("bad_position", f"position is {position!r}, expected 0 to {MAX_POSITION}")
+        return position, modality, ref, text, row
+
+    def _modality(self, ref: SourceRef) -> str:
+        extension = split_member_name(ref.member or ref.path or "")[2]
+        modality = self.layout.extensions.get(extension) or MODALITY_OF_EXTENSION.get(extension, "binary")
+        return "binary" if modality == "text" else modality  # its text is not in the list, and nothing reads it
+
+    def _ref(self, row: Mapping[str, Any]) -> SourceRef:
+        path = row.get("path")
+        if path is not None and not isinstance(path, str):
+            raise BadTextError("bad_source", f"path is {type(path).__name__}, expected text")
+        try:
+            given = row.get("source_ref")
+            ref = parse_source_ref(json.dumps(given) if isinstance(given, dict) else given)
+            if ref.path is None and path:
+                ref = parse_source_ref(json.dumps({"path": path}))
+        except SourceError as error:
+            raise BadTextError("bad_source", error.detail) from error
+        if ref.path is None:
+            return ref
+        target = ref.path if is_reference(ref.path) else posixpath.join(self.folder, ref.path)
+        if not is_allowed_reference(target, self.allowed):
+            raise BadTextError("outside", f"{ref.path!a} is outside the list's folder and the allowed prefixes")
+        return SourceRef(target, ref.member, ref.byte_offset, ref.byte_size, ref.frame_index)

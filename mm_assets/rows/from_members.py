@@ -1,0 +1,424 @@
+"""Samples as rows: one metadata row each, then a row per text and per media member, none of whose bytes are read.
+
+Every member of the index is referenced by a row's `source_ref` or named in the rejects. One bad sample never costs its
+neighbours. Payloads of JSON and text members are read in windows of bounded size; what is held of a shard is its index.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.errors import MissingColumnError
+from mm_assets.media.content_types import content_type_of_name
+from mm_assets.rows.columns import Rejects, RowColumns
+from mm_assets.rows.interleaved import interleaved_items, is_interleaved
+from mm_assets.rows.schema import METADATA_POSITION, DatasetSchema, SampleLayout
+from mm_assets.rows.source_ref import SourceRefWriter, build_source_ref
+from mm_assets.rows.user_columns import UNFIT, converter, infer_user_columns, structural_keys
+from mm_assets.sources.json_members import ParsedObject, parse_object
+from mm_assets.sources.member import Member
+from mm_assets.sources.samples import (
+    Sample,
+    ShardMembers,
+    metadata_member,
+    modality_of,
+    shard_labels,
+    split_by_shard,
+)
+from mm_assets.sources.text_members import BadTextError, TextMembers
+from mm_assets.storage.store import SourceFile
+
+__all__ = ["RowStream", "build_rows", "infer_user_columns"]
+
+MAX_ITEMS = 1 << 20  # entries of one sample's list: its rows are held together
+Texts = Mapping[int, str | BadTextError]
+
+
+class RowStream:
+    """Row batches of one partition; iterate once, then ask for what became no row.
+
+    Attributes:
+        counts: numbers of members, samples, rows, rejects and of each kind of repair, complete once iterated.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], rejects: Rejects, counts: Counter[str]) -> None:
+        self._batches = batches
+        self._rejects = rejects
+        self.counts: dict[str, int] = counts
+        self._done = False
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        yield from self._batches
+        self._done = True
+
+    def rejects(self) -> pa.Table:
+        """Whatever was not turned into a row, of `REJECTS_SCHEMA`.
+
+        Raises:
+            RuntimeError: the stream has not been read to its end.
+        """
+        if not self._done:
+            raise RuntimeError("the rows have not been read to their end yet")
+        return self._rejects.table()
+
+
+def build_rows(
+    shards: Sequence[SourceFile],
+    index: Callable[[], Iterator[pa.RecordBatch]],
+    *,
+    layout: SampleLayout,
+    schema: DatasetSchema,
+    grouped: bool,
+    batch_bytes: int = 16 << 20,
+) -> RowStream:
+    """Turns the members of a partition's shards into rows.
+
+    Samples come in the order of their first member, their rows together: the metadata row, then by position. A batch
+    ends between samples, unless one sample fills many.
+
+    Args:
+        shards: the partition's shards.
+        index: gives their member index, in the order of `shards`.
+        layout: how members become rows.
+        schema: the columns to fill.
+        grouped: the partition has several shards: keys get the shard's name in front.
+        batch_bytes: content of one batch.
+
+    Returns:
+        The rows, which are made while they are read.
+
+    Raises:
+        MissingColumnError: while reading: a required column is missing in every sample of a shard.
+        SourceError: while reading: a shard could not be read or is not the one that was indexed.
+    """
+    builder = _Builder(shards, layout=layout, schema=schema, grouped=grouped, batch_bytes=batch_bytes)
+    return RowStream(builder.batches(index), builder.rejects, builder.counts)
+
+
+class _Builder:
+    """Rows of one partition in the making."""
+
+    def __init__(
+        self,
+        shards: Sequence[SourceFile],
+        *,
+        layout: SampleLayout,
+        schema: DatasetSchema,
+        grouped: bool,
+        batch_bytes: int,
+    ) -> None:
+        self.shards = shards
+        self.layout = layout
+        self.columns = RowColumns(schema, batch_bytes)
+        self.rejects = Rejects()
+        self.counts: Counter[str] = Counter(dict.fromkeys(("members", "samples", "rows", "rejects"), 0))
+        self.labels = shard_labels([s.url for s in shards]) if grouped else {}
+        self.first_of: dict[str, str] = {}  # key of the first sample of each id
+        user = [(c, converter(c.type)) for c in schema.user_columns if c.source]
+        self.sample_columns = [(c, fit) for c, fit in user if c.rows == "metadata"]
+        self.item_columns = {rows: [(c, fit) for c, fit in user if c.rows == rows] for rows in ("image", "text")}
+        self.known_keys = structural_keys(layout).union(c.source for c, _ in user)
+        self.required = {c.source for c, _ in user if c.required}
+
+    # -- a shard
+
+    def batches(self, index: Callable[[], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        sources = {source.url: source for source in self.shards}
+        for members in split_by_shard(index(), [source.url for source in self.shards]):
+            yield from self._shard(sources[members.shard], members)
+        yield from self._take()
+        self.counts["rejects"] = self.rejects.reasons.total()
+
+    def _take(self) -> Iterator[pa.RecordBatch]:
+        for batch in self.columns.take():
+            self.counts["rows"] += batch.num_rows
+            yield batch
+
+    def _shard(self, source: SourceFile, members: ShardMembers) -> Iterator[pa.RecordBatch]:
+        self.shard = members
+        self.ref = SourceRefWriter(source.url)
+        self.present: set[str] = set()
+        self.unreferenced: list[tuple[str | None, Member]] = []
+        self.set_aside: list[Member] = []
+        samples_before = self.counts["samples"]
+        self.claimed: set[int] = set()
+        self.counts["members"] += sum(len(s.members) for s in members.samples)
+        self.counts["members"] += len(members.skipped) + len(members.repeated)
+        for member in members.skipped:
+            self.counts["skipped"] += 1
+            reason, detail = _skipped(member)
+            self._reject_member(member, reason, detail, stage="index")
+        for member in members.repeated:
+            first = members.find(member.member, "")
+            where = "" if first is None or first.byte_offset is None else f" at byte {first.byte_offset}"
+            self._reject_member(member, "repeated_member", f"a member of this name stands before it{where}")
+        texts = TextMembers(source, members, is_text=self._is_text, max_bytes=self.layout.max_text_bytes)
+        try:
+            samples = self._without_claimed(texts)
+            for window in texts.windows(samples):
+                for sample, found in window:
+                    self._sample(sample, found)
+                    if self.columns.full:
+                        yield from self._take()
+        finally:
+            texts.close()
+        self.unreferenced += [(None, member) for member in self.set_aside]
+        for sample_id, member in self.unreferenced:
+            if member.ordinal not in self.claimed:
+                detail = "an interleaved sample's lists do not name it"
+                self._reject_member(member, "unreferenced_member", detail, sample_id=sample_id)
+        missing = sorted(self.required - self.present)
+        num_samples = self.counts["samples"] - samples_before
+        if missing and num_samples:
+            detail = f"none of {num_samples} samples has the key {missing[0]!r}, which is a required column"
+            raise MissingColumnError(source.url, detail)
+
+    def _is_text(self, member: Member) -> bool:
+        if member.extension == "json" and not member.role:
+            return True
+        return modality_of(member, self.layout.extensions) == "text"
+
+    def _without_claimed(self, texts: TextMembers) -> list[Sample]:
+        """The samples, less the members without a JSON of their own that another sample's tokens name.
+
+        Only a shard that has both kinds of keys pays for the second look at its JSON.
+        """
+        every = self.shard.samples
+        orphans = {sample.key for sample in every if metadata_member(sample.members) is None}
+        if not orphans or len(orphans) == len(every):
+            return every
+        claimed: set[int] = set()
+        for window in texts.windows([s for s in every if s.key not in orphans]):
+            for sample, found in window:
+                json_member = metadata_member(sample.members)
+                text = found.get(json_member.ordinal) if json_member is not None else None
+                if json_member is None or not isinstance(text, str):
+                    continue
+                try:
+                    value = parse_object(text).value
+                except BadTextError:
+                    continue  # named in the rejects when its turn comes
+                if not is_interleaved(value, self.layout):
+                    continue
+                for item in interleaved_items(value, sample, json_member, self.shard, self.layout).items:
+                    if item.member is not None and item.member.sample_key in orphans:
+                        claimed.add(item.member.ordinal)
+        if not claimed:
+            return every
+        self.set_aside = [m for sample in every for m in sample.members if m.ordinal in claimed]
+        left = []
+        for sample in every:
+            own = tuple(m for m in sample.members if m.ordinal not in claimed)
+            if own:
+                left.append(sample if len(own) == len(sample.members) else Sample(sample.key, sample.shard, own))
+        return left
+
+    # -- a sample
+
+    def _sample(self, sample: Sample, texts: Texts) -> None:
+        json_member = metadata_member(sample.members)
+        parsed: ParsedObject | None = None
+        problem: BadTextError | None = None
+        if json_member is not None:
+            text = texts[json_member.ordinal]
+            try:
+                if isinstance(text, BadTextError):
+                    raise text
+                parsed = parse_object(text)
+                _check_lists(parsed.value, self.layout)
+            except BadTextError as error:
+                parsed, problem = None, error
+        sample_id = self._sample_id(sample, parsed)
+        if sample_id in self.first_of:
+            detail = f"sample id {sample_id!r} was taken by the sample of key {self.first_of[sample_id]!r} before it"
+            for member in sample.members:
+                self._reject_member(member, "duplicate_sample_id", detail, sample_id=sample_id)
+            return
+        self.first_of[sample_id] = sample.key
+        if json_member is not None and problem is not None:
+            self._reject_member(json_member, problem.reason, problem.detail, sample_id=sample_id)
+            json_member = None
+        if json_member is None or parsed is None:
+            self._paired(sample_id, sample, texts, None, None)
+            return
+        self.counts["repaired_texts"] += parsed.num_repaired
+        self.counts["nonstandard_numbers"] += parsed.num_nonstandard
+        self.counts["unknown_keys"] += len(parsed.value.keys() - self.known_keys)
+        if self.required:
+            self.present.update(self.required & parsed.value.keys())
+        if is_interleaved(parsed.value, self.layout):
+            self._interleaved(sample_id, sample, parsed.value, json_member, parsed.text)
+        else:
+            self._paired(sample_id, sample, texts, json_member, parsed.value, parsed.text)
+
+    def _sample_id(self, sample: Sample, parsed: ParsedObject | None) -> str:
+        field = self.layout.sample_id_field
+        if field is not None:
+            value = parsed.value.get(field) if parsed is not None else None
+            if isinstance(value, str) and value:
+                return value
+            if isinstance(value, int) and not isinstance(value, bool):
+                return str(value)
+            self.counts["missing_sample_ids"] += 1
+        label = self.labels.get(sample.shard)
+        return sample.key if label is None else f"{label}/{sample.key}"
+
+    def _metadata_row(
+        self, sample_id: str, json_member: Member | None, value: Mapping[str, Any] | None, text: str | None
+    ) -> str | None:
+        ref = None if json_member is None else self._ref(json_member)
+        self.counts["samples"] += 1
+        if self.required:
+            self.counts["missing_values"] += len(self.required.difference(value or ()))
+        self.columns.append(
+            sample_id,
+            METADATA_POSITION,
+            "metadata",
+            content_type=None if json_member is None else "application/json",
+            source_ref=ref,
+            metadata_json=text,
+        )
+        if value is not None:
+            for column, fit in self.sample_columns:
+                found = value.get(column.source)
+                if found is not None:
+                    self._set_user(column.name, fit(found))
+        return ref
+
+    def _set_user(self, name: str, value: object) -> None:
+        if value is UNFIT:
+            self.counts["null_casts"] += 1
+        else:
+            self.columns.set_user(name, value)
+
+    def _ref(self, member: Member, frame: int | None = None) -> str:
+        return self.ref(member.member, member.byte_offset, member.byte_size, frame)
+
+    def _reject_member(
+        self, member: Member, reason: str, detail: str, *, sample_id: str | None = None, stage: str = "rows"
+    ) -> None:
+        self.rejects.add(
+            member.shard, reason=reason, detail=detail, sample_id=sample_id, member=member.member, stage=stage
+        )
+
+    # -- the two kinds of samples
+
+    def _interleaved(
+        self, sample_id: str, sample: Sample, value: Mapping[str, Any], json_member: Member, text: str
+    ) -> None:
+        ref = self._metadata_row(sample_id, json_member, value, text)
+        found = interleaved_items(value, sample, json_member, self.shard, self.layout)
+        for reason, detail in found.problems:
+            # The member itself is referenced: it is the entry that is not, so `member` stays null.
+            detail = f"{json_member.member}: {detail}"
+            self.rejects.add(sample.shard, reason=reason, detail=detail, sample_id=sample_id)
+        self.counts["unequal_lists"] += found.unequal
+        per_item = {
+            "image": self._per_item("image", value, found.num_images, self.layout.images_field),
+            "text": self._per_item("text", value, found.num_texts, self.layout.texts_field),
+        }
+        used = {json_member.ordinal}
+        for item in found.items:
+            if item.modality == "text":
+                self.columns.append(
+                    sample_id, item.position, "text", content_type="text/plain", text=item.text, source_ref=ref
+                )
+            else:
+                if item.member is not None:
+                    used.add(item.member.ordinal)
+                    name = item.member.member
+                    source_ref: str | None = self._ref(item.member, item.frame)
+                elif item.url is not None:
+                    name = item.url.split("?", 1)[0].split("#", 1)[0]
+                    source_ref = build_source_ref(path=item.url)
+                else:
+                    name, source_ref = "", None
+                    self.counts["unresolved_tokens"] += 1
+                self.columns.append(
+                    sample_id,
+                    item.position,
+                    "image",
+                    content_type=content_type_of_name(name) if name else None,
+                    source_ref=source_ref,
+                    error=item.error,
+                )
+            for column_name, fit, values, by_position in per_item[item.modality]:
+                at = item.position if by_position else item.number
+                if at < len(values) and values[at] is not None:
+                    self._set_user(column_name, fit(values[at]))
+        self.claimed |= used
+        self.unreferenced += [(sample_id, m) for m in sample.members if m.ordinal not in used]
+
+    def _per_item(
+        self, rows: str, value: Mapping[str, Any], num_items: int, list_field: str
+    ) -> list[tuple[str, Callable[[object], object], list[Any], bool]]:
+        """Columns whose lists go item by item: one value for each entry that is not null, or for each position."""
+        columns: list[tuple[str, Callable[[object], object], list[Any], bool]] = []
+        for column, fit in self.item_columns[rows]:
+            values = value.get(column.source)
+            if values is None:
+                continue
+            if not isinstance(values, list):
+                self.counts["null_casts"] += 1
+                continue
+            entries = value.get(list_field)
+            by_position = len(values) != num_items and isinstance(entries, list) and len(values) == len(entries)
+            self.counts["unequal_fields"] += len(values) != num_items and not by_position
+            columns.append((column.name, fit, values, by_position))
+        return columns
+
+    def _paired(
+        self,
+        sample_id: str,
+        sample: Sample,
+        texts: Texts,
+        json_member: Member | None,
+        value: Mapping[str, Any] | None,
+        json_text: str | None = None,
+    ) -> None:
+        content: list[tuple[Member, str, str | None]] = []
+        for member in sample.members:
+            if member.extension == "json" and not member.role and member is metadata_member(sample.members):
+                continue  # the metadata, or rejected already
+            modality = modality_of(member, self.layout.extensions)
+            text: str | None = None
+            if modality == "text":
+                found = texts[member.ordinal]
+                if isinstance(found, BadTextError):
+                    self._reject_member(member, found.reason, found.detail, sample_id=sample_id)
+                    continue
+                text = found
+            content.append((member, modality, text))
+        if not content and json_member is None:
+            return  # every member is in the rejects
+        self._metadata_row(sample_id, json_member, value, json_text)
+        for position, (member, modality, text) in enumerate(content):
+            self.columns.append(
+                sample_id,
+                position,
+                modality,
+                content_type=content_type_of_name(member.member),
+                text=text,
+                source_ref=self._ref(member),
+            )
+
+
+def _check_lists(value: Mapping[str, Any], layout: SampleLayout) -> None:
+    for key in (layout.texts_field, layout.images_field):
+        found = value.get(key)
+        if isinstance(found, list) and len(found) > MAX_ITEMS:
+            raise BadTextError("too_many_items", f"{key!r} has {len(found)} entries, allowed are {MAX_ITEMS}")
+
+
+def _skipped(member: Member) -> tuple[str, str]:
+    """Why an entry of the index is no part of a sample: a short name that can be counted, and a clause."""
+    reason, _, found = (member.skip_reason or "").partition(": ")
+    if reason == "link outside":
+        return reason, "a hard link is followed only to a member that stands before it in the shard"
+    if reason == "trailing bytes":
+        return reason, f"{member.byte_size} bytes behind the end of the archive are no member"
+    return reason, f"{found}: {member.byte_size} bytes are lost" if found else f"is no part of a sample: {reason}"

@@ -1,0 +1,516 @@
+"""Rows get their bytes: `binary_content` filled, or `materialize_error` set, for every row of media.
+
+Each byte range is fetched once for all rows of a batch that share it, a multi-frame TIFF once for all its frames. A
+`source_ref` is followed only where the caller allows it. What is held in memory is about `batch_bytes` of content and
+one item. Whatever is wrong with one item is an error on its row, which only the policy "fail" raises. A storage that
+fails while a member of an archive is read says nothing of the item: that raises under every policy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.errors import ConfigError, MediaError, ShardReadError, SourceError
+from mm_assets.media.tiff import TiffFrames, is_tiff
+from mm_assets.rows.content_column import REMOTE_REQUESTS, ContentColumn, ReadPool
+from mm_assets.rows.parquet import sample_groups
+from mm_assets.rows.schema import DROPPED_SCHEMA, MATERIALIZE
+from mm_assets.rows.source_ref import SourceRef, parse_source_ref, with_parsed_source_ref_columns
+from mm_assets.sources.tar_extract import Shelf, TarExtract
+from mm_assets.storage.store import SourceFile, is_local
+
+__all__ = ["MaterializeStream", "OnError", "materialize"]
+
+OnError = Literal["keep", "drop_row", "drop_sample", "fail"]
+Buffer = bytes | bytearray | memoryview
+
+REASON = "materialize_error"
+MAX_ERROR = 1000  # characters of an error on a row
+_FRAME_OVERHEAD = 2048  # tags and tables that a frame of a TIFF repeats
+_COUNTS = ("rows", "media_rows", "materialized", "errors", "frames", "content_bytes", "bytes_read", "dropped_rows")
+_WITHOUT_CONTENT = ("metadata", "text")
+
+
+def materialize(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    open_source: Callable[[str], SourceFile],
+    allowed: Callable[[str], bool],
+    on_error: OnError = "keep",
+    batch_bytes: int = 16 << 20,
+    threads: int = 2,
+    max_content_bytes: int = 1 << 30,
+) -> MaterializeStream:
+    """Fetches the content of every media row that has none and no error yet.
+
+    Media rows are those of any modality but metadata and text. A row's locator is read by range (offset and size), by
+    one pass over its shard (a member without range), or whole (a path alone); with `frame_index` a TIFF gives that
+    frame as a TIFF of its own, anything else is given unchanged. `content_type` is then told by the bytes, where they
+    tell it.
+
+    Args:
+        batches: rows with the reserved columns, in order.
+        open_source: opens a file; it owns what it opens, may hand out the same one again, and may close local ones when
+            it is asked for another: they are then opened again.
+        allowed: whether a `source_ref` may point to this path or URL; others are never opened.
+        on_error: "keep" leaves the error on its row, "drop_row" leaves the row out, "drop_sample" its whole sample,
+            "fail" raises. Errors that rows came with count too.
+        batch_bytes: content of one batch that is handed out; a larger item is a batch of its own.
+        threads: parallel reads of local files.
+        max_content_bytes: a larger item is an error.
+
+    Returns:
+        The rows, which are made while they are read; then `ShardReadError` is raised where the storage of an archive
+        fails.
+
+    Raises:
+        ConfigError: a policy or number is not one of those allowed.
+    """
+    if on_error not in get_args(OnError):
+        raise ConfigError("arguments", "on_error", f"is {on_error!r}, allowed are {', '.join(get_args(OnError))}")
+    for name, number in (("batch_bytes", batch_bytes), ("threads", threads), ("max_content_bytes", max_content_bytes)):
+        if number < 1:
+            raise ConfigError("arguments", name, f"is {number}, expected at least 1")
+    fetcher = _Fetcher(
+        open_source, allowed, batch_bytes=batch_bytes, threads=threads, max_content_bytes=max_content_bytes
+    )
+    return MaterializeStream(batches, fetcher, on_error)
+
+
+class MaterializeStream:
+    """Materialized rows of one partition; iterate once.
+
+    Attributes:
+        counts: ``rows`` handed out, ``media_rows`` among those that came in, ``materialized`` and ``errors`` of these,
+            ``frames`` taken out of TIFFs, ``content_bytes`` handed out, ``bytes_read`` by range or whole,
+            ``dropped_rows``. Complete once iterated.
+    """
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], fetcher: _Fetcher, on_error: OnError) -> None:
+        self._batches = batches
+        self._fetcher = fetcher
+        self._on_error = on_error
+        self._dropped: list[pa.RecordBatch] = []
+        self._started = False
+        self.counts: dict[str, int] = fetcher.counts
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._started:
+            raise RuntimeError("a stream of materialized rows can be iterated once")
+        self._started = True
+        filled = self._fetcher.run(self._batches)
+        if self._on_error == "drop_sample":
+            groups = sample_groups(filled, batch_bytes=self._fetcher.batch_bytes)
+            filled = (batch for group in groups for batch in self._without_failed_samples(group))
+        for batch in filled:
+            if self._on_error == "drop_row":
+                batch = self._without(batch, batch.column("materialize_error").is_valid())
+            elif self._on_error == "fail":
+                _raise_first_error(batch)
+            if batch.num_rows:
+                self.counts["rows"] += batch.num_rows
+                self.counts["content_bytes"] += pc.sum(pc.binary_length(batch.column("binary_content"))).as_py() or 0
+                yield batch
+
+    def _without_failed_samples(self, group: pa.Table) -> Iterator[pa.RecordBatch]:
+        failed = group.column("sample_id").filter(group.column("materialize_error").is_valid()).unique()
+        for batch in group.to_batches():
+            yield self._without(batch, pc.is_in(batch.column("sample_id"), value_set=failed)) if len(failed) else batch
+
+    def _without(self, batch: pa.RecordBatch, drop: Any) -> pa.RecordBatch:
+        count = pc.sum(drop).as_py() or 0
+        if not count:
+            return batch
+        self.counts["dropped_rows"] += count
+        lost = batch.select(["sample_id", "position", "modality"]).filter(drop)
+        why = batch.column("materialize_error").filter(drop)
+        told = [pa.repeat(MATERIALIZE, count), pa.repeat(REASON, count), pa.nulls(count, pa.float64()), why]
+        self._dropped.append(pa.RecordBatch.from_arrays([*lost.columns, *told], schema=DROPPED_SCHEMA))
+        return batch.filter(pc.invert(drop))
+
+    def dropped(self) -> pa.Table:
+        """The rows that the policy left out so far, with `DROPPED_SCHEMA`."""
+        return pa.Table.from_batches(self._dropped, schema=DROPPED_SCHEMA)
+
+
+def _raise_first_error(batch: pa.RecordBatch) -> None:
+    errors = batch.column("materialize_error")
+    if errors.null_count == len(errors):
+        return
+    row = int(np.flatnonzero(errors.is_valid().to_numpy(zero_copy_only=False))[0])
+    sample, position = batch.column("sample_id")[row].as_py(), batch.column("position")[row].as_py()
+    raise SourceError(f"sample {sample!r}, position {position}", errors[row].as_py())
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_ERROR else line[:MAX_ERROR] + "..."
+
+
+def _tell(ref: SourceRef | None, error: Exception | str) -> str:
+    """An error as its row carries it: the file, the member, and what was found."""
+    if isinstance(error, SourceError):
+        detail = error.detail if error.byte_offset is None else f"at byte {error.byte_offset}: {error.detail}"
+    elif isinstance(error, MediaError):
+        detail = error.reason
+    else:
+        detail = str(error)
+    if ref is None or ref.path is None:
+        return _one_line(f"source_ref: {detail}")
+    where = ref.path if ref.member is None else f"{ref.path}, member {ref.member!r}"
+    if ref.frame_index is not None:
+        where += f", frame {ref.frame_index}"
+    return _one_line(f"{where}: {detail}")
+
+
+class _Work(NamedTuple):
+    """What is to be done for a row."""
+
+    row: int
+    ref: SourceRef | None
+    problem: str  # with its locator, where `ref` is None
+    kept: memoryview | None  # content that it has already
+
+
+class _Fetcher:
+    """Turns batches without content into batches with content."""
+
+    def __init__(
+        self,
+        open_source: Callable[[str], SourceFile],
+        allowed: Callable[[str], bool],
+        *,
+        batch_bytes: int,
+        threads: int,
+        max_content_bytes: int,
+    ) -> None:
+        self._open_source = open_source
+        self._allowed = allowed
+        self.batch_bytes = batch_bytes
+        self._threads = threads
+        self._max_content_bytes = max_content_bytes
+        self.counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
+        self._sources: dict[str, SourceFile | SourceError] = {}
+        self._extracts: dict[str, TarExtract | SourceError] = {}
+        self._shelf = Shelf(batch_bytes // 4)
+        self._uses: Counter[Hashable] = Counter()  # rows of this batch that are still to come, by item
+        self._shared: set[Hashable] = set()  # items of several rows
+        self._item_key: Hashable = None  # the item whose bytes are at hand
+        self._item: Buffer | SourceError = b""
+        self._frames: TiffFrames | None = None
+        self._item_buffer = bytearray()
+        self._pool: ThreadPoolExecutor | None = None
+        self._out: ContentColumn | None = None  # the batch in the making
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same rows in the same order, cut where their content fills a batch."""
+        with ThreadPoolExecutor(max(self._threads, REMOTE_REQUESTS), thread_name_prefix="materialize") as pool:
+            self._pool = pool
+            reader = ReadPool(pool, self._threads)
+            try:
+                for batch, last in _with_last(batches):
+                    if batch.num_rows:
+                        yield from self._batch(batch, reader, last)
+            finally:
+                for extract in self._extracts.values():
+                    if isinstance(extract, TarExtract):
+                        extract.close()
+                self._shelf.close()
+
+    def _batch(self, batch: pa.RecordBatch, reader: ReadPool, last: bool) -> Iterator[pa.RecordBatch]:
+        work = self._find_work(batch)
+        refs = {item.row: item.ref for item in work if item.ref is not None}
+        if not any(item.kept is None for item in work):
+            yield batch
+            return
+        self._uses = Counter(_key(ref) for ref in refs.values())
+        self._shared = {key for key, uses in self._uses.items() if uses > 1}
+        self._sources.clear()
+        self._begin_extracts(refs.values(), last)
+        ahead = self._bytes_ahead(work)
+        out = ContentColumn(
+            batch,
+            reader,
+            limit=self.batch_bytes,
+            ahead=ahead[0],
+            tell=lambda row, error: _tell(refs.get(row), error),
+        )
+        self._out = out
+        for number, (row, ref, problem, kept) in enumerate(work):
+            if kept is not None:
+                if not out.fits(len(kept)):
+                    yield out.take(row, ahead[number])
+                out.keep(row, kept)
+                continue
+            try:
+                if ref is None:
+                    raise SourceError("source_ref", problem)
+                place = self._place(ref, work, number)
+                content = self._content(ref) if place is None else None
+            except ShardReadError:
+                raise
+            except (SourceError, MediaError) as error:
+                out.fail(row, _tell(ref, error))
+                continue
+            if content is not None:
+                if not out.fits(len(content)):
+                    yield out.take(row, ahead[number])
+                out.put(row, content)
+            elif place is not None:
+                source, offset, size = place
+                if not out.fits(size):
+                    yield out.take(row, ahead[number])
+                out.reserve(row, source, offset, size, member=ref.member)
+                if ref.strategy == "direct_read" and source.is_local:
+                    out.fill()
+            if ref.strategy == "direct_read" and is_local(ref.path or ""):
+                self._sources.pop(ref.path or "", None)  # of a folder of many files no two rows share one
+        yield out.take(batch.num_rows)
+        self._out = None
+        self.counts["materialized"] += out.num_filled
+        self.counts["errors"] += out.num_failed
+        self.counts["bytes_read"] += out.bytes_read
+
+    # -- what is to be fetched
+
+    def _find_work(self, batch: pa.RecordBatch) -> list[_Work]:
+        """The rows that get content or have some, in order."""
+        media = pc.invert(pc.is_in(batch.column("modality"), value_set=pa.array(_WITHOUT_CONTENT)))
+        present = batch.column("binary_content").is_valid()
+        failed = batch.column("materialize_error").is_valid()
+        self.counts["media_rows"] += media.true_count
+        self.counts["errors"] += pc.and_(media, failed).true_count
+        self.counts["materialized"] += pc.and_(media, present).true_count
+        todo = pc.and_not(pc.and_not(media, failed), present)
+        rows = pc.indices_nonzero(todo).to_pylist()
+        work = [
+            _Work(row, ref, problem, None)
+            for row, (ref, problem) in zip(rows, _locators(batch.column("source_ref").filter(todo)), strict=True)
+        ]
+        if present.true_count:
+            content = batch.column("binary_content")
+            for row in pc.indices_nonzero(present).to_pylist():
+                work.append(_Work(row, None, "", memoryview(content[row].as_buffer()).cast("B")))
+            work.sort(key=lambda item: item.row)
+        return work
+
+    def _begin_extracts(self, refs: Iterable[SourceRef], last: bool) -> None:
+        """Tells each shard without ranges what this batch needs of it."""
+        needed: dict[str, set[str]] = {}
+        for ref in refs:
+            if ref.strategy == "tar_extract" and ref.path is not None and ref.member is not None:
+                needed.setdefault(ref.path, set()).add(ref.member)
+        for path, names in needed.items():
+            try:
+                if path not in self._extracts:
+                    self._extracts[path] = TarExtract(
+                        self._source(path), self._shelf, max_bytes=self._max_content_bytes
+                    )
+                extract = self._extracts[path]
+                if isinstance(extract, TarExtract):
+                    extract.begin(names, last=last)
+            except ShardReadError:
+                raise
+            except SourceError as error:
+                self._extracts[path] = error
+
+    def _bytes_ahead(self, work: Sequence[_Work]) -> list[int]:
+        """About how much content there is from each row on; an item without a size counts as a whole batch."""
+        planned = np.zeros(len(work), np.int64)
+        before: Hashable = None
+        for number, (_, ref, _, kept) in enumerate(work):
+            if kept is not None:
+                planned[number] = len(kept)
+            if ref is None:
+                continue
+            size = self.batch_bytes if ref.byte_size is None else min(ref.byte_size, self.batch_bytes)
+            key = _key(ref)
+            if ref.frame_index is not None:
+                size = _FRAME_OVERHEAD + (0 if key == before else size)
+            planned[number] = size
+            before = key
+        ahead: list[int] = np.minimum(planned[::-1].cumsum()[::-1], self.batch_bytes).tolist()
+        return ahead
+
+    # -- fetching
+
+    def _source(self, path: str) -> SourceFile:
+        """Opens a file that may be opened; the answer is remembered for the batch's other rows.
+
+        Raises:
+            SourceError: it is not allowed, not there, or may not be read.
+        """
+        found = self._sources.get(path)
+        if found is None or (isinstance(found, SourceFile) and found.closed):
+            if self._out is not None and is_local(path):
+                # Whoever opens files may close others for it, for there may be more than a process can hold open:
+                # the ranges that wait for these are read first.
+                self._out.fill()
+            found = self._sources[path] = self._open(path)
+        if isinstance(found, SourceError):
+            raise found
+        return found
+
+    def _open(self, path: str) -> SourceFile | SourceError:
+        if not self._allowed(path):
+            return SourceError(path, "is outside the places that the configuration allows, and was not opened")
+        try:
+            return self._open_source(path)
+        except SourceError as error:
+            return error
+
+    def _open_ahead(self, work: Sequence[_Work], number: int) -> None:
+        """Opens the next remote files of rows that are files of their own, at the same time: each is a request."""
+        if self._pool is None:
+            return
+        paths: list[str] = []
+        for item in work[number : number + REMOTE_REQUESTS]:
+            path = None if item.ref is None or item.ref.strategy != "direct_read" else item.ref.path
+            if path is not None and path not in self._sources and path not in paths and not is_local(path):
+                paths.append(path)
+        self._sources.update(zip(paths, self._pool.map(self._open, paths), strict=True))
+
+    def _place(self, ref: SourceRef, work: Sequence[_Work], number: int) -> tuple[SourceFile, int, int] | None:
+        """The range that can be read straight to its place; None where the bytes are shared or have to be worked on.
+
+        Raises:
+            SourceError: the range is empty, too large, or leaves the file; or the file cannot be had.
+        """
+        if ref.path is None or ref.strategy == "tar_extract":
+            return None
+        whole = ref.byte_offset is None
+        if whole and ref.path not in self._sources and not is_local(ref.path):
+            self._open_ahead(work, number)
+        source = self._source(ref.path)
+        size = source.size if whole or ref.byte_size is None else ref.byte_size
+        offset = ref.byte_offset or 0
+        if whole and ref.byte_size is not None and ref.byte_size != size:
+            raise SourceError(source.url, f"holds {size} bytes, the source_ref says {ref.byte_size}")
+        if offset + size > source.size:
+            detail = f"a range of {size} bytes does not lie inside the file's {source.size} bytes"
+            raise SourceError(source.url, detail, byte_offset=offset)
+        self._check_size(source.url, size)
+        if ref.frame_index is not None or _key(ref) in self._shared:
+            return None
+        return source, offset, size
+
+    def _check_size(self, path: str, size: int) -> None:
+        if size == 0:
+            raise SourceError(path, "is empty: found 0 bytes, expected at least 1")
+        if size > self._max_content_bytes:
+            raise SourceError(path, f"holds {size} bytes, allowed are {self._max_content_bytes}")
+
+    def _content(self, ref: SourceRef) -> Buffer:
+        """The bytes of an item that several rows share or that is worked on.
+
+        Raises:
+            SourceError: they cannot be had.
+            MediaError: the frame cannot be had.
+        """
+        key = _key(ref)
+        if key != self._item_key:
+            self._change_item(ref, key)
+        self._uses[key] -= 1
+        if isinstance(self._item, SourceError):
+            raise self._item
+        if ref.frame_index is None or not is_tiff(self._item):
+            return self._item
+        if self._frames is None:
+            self._frames = TiffFrames(self._item)
+        frame = self._frames.extract(ref.frame_index)
+        self.counts["frames"] += 1
+        return frame
+
+    def _change_item(self, ref: SourceRef, key: Hashable) -> None:
+        if self._uses[self._item_key] > 0 and not isinstance(self._item, SourceError):
+            self._shelf.put(self._item_key, self._item)
+        self._item_key, self._item, self._frames = None, b"", None
+        item: Buffer | SourceError | None = self._shelf.get(key)
+        if item is None:
+            try:
+                item = self._extract(ref) if ref.strategy == "tar_extract" else self._read(ref)
+            except ShardReadError:
+                raise
+            except SourceError as error:
+                item = error
+        elif self._uses[key] <= 1:
+            self._shelf.drop(key)
+        self._item_key, self._item = key, item
+
+    def _extract(self, ref: SourceRef) -> bytes:
+        extract = self._extracts.get(ref.path or "")
+        if isinstance(extract, SourceError):
+            raise extract
+        if extract is None or ref.member is None:
+            raise SourceError(ref.path, "no member of it was asked for")
+        content = extract.get(ref.member)
+        self._check_size(extract.url, len(content))
+        if ref.byte_size is not None and len(content) != ref.byte_size:
+            raise SourceError(extract.url, f"holds {len(content)} bytes, the source_ref says {ref.byte_size}")
+        return content
+
+    def _read(self, ref: SourceRef) -> memoryview:
+        """One item, into the buffer that all items of this kind use, one after the other."""
+        source = self._source(ref.path or "")
+        size = source.size if ref.byte_size is None else ref.byte_size
+        if not size <= len(self._item_buffer) <= max(size, self.batch_bytes):
+            self._item_buffer = bytearray()  # gone before the next one comes
+            self._item_buffer = bytearray(size)
+        view = memoryview(self._item_buffer)[:size]
+        try:
+            source.read_into([(ref.byte_offset or 0, size)], view, [0])
+        except SourceError as error:
+            if ref.member is None:
+                raise
+            raise ShardReadError(error.path, error.detail, member=ref.member, byte_offset=error.byte_offset) from error
+        self.counts["bytes_read"] += size
+        return view
+
+
+def _key(ref: SourceRef) -> Hashable:
+    """What rows have in common whose content comes out of the same bytes."""
+    return ref.path, ref.member if ref.byte_offset is None else None, ref.byte_offset, ref.byte_size
+
+
+def _locators(texts: Any) -> list[tuple[SourceRef | None, str]]:
+    """The locator of each row, or None and what is wrong with it."""
+    try:
+        parsed = with_parsed_source_ref_columns(pa.table({"source_ref": texts}), prefix="")
+    except SourceError:
+        return [_parse(text) for text in texts.to_pylist()]  # one of them is wrong: find out which
+    names = ("path", "member", "byte_offset", "byte_size", "frame_index")
+    columns = [parsed.column(name).to_pylist() for name in names]
+    return [_checked(SourceRef(*parts)) for parts in zip(*columns, strict=True)]
+
+
+def _parse(text: str | None) -> tuple[SourceRef | None, str]:
+    try:
+        return _checked(parse_source_ref(text))
+    except SourceError as error:
+        return None, error.detail
+
+
+def _checked(ref: SourceRef) -> tuple[SourceRef | None, str]:
+    if not ref.path:
+        return None, "is missing or has no path, a media row needs one"
+    if ref.byte_offset is not None and ref.byte_size is None:
+        return None, "byte_offset is given without byte_size"
+    return ref, ""
+
+
+def _with_last(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, bool]]:
+    """Each batch, with whether it is the last."""
+    before: pa.RecordBatch | None = None
+    for batch in batches:
+        if before is not None:
+            yield before, False
+        before = batch
+    if before is not None:
+        yield before, True

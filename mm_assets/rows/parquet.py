@@ -1,0 +1,387 @@
+"""Tables in Parquet: written in row groups of so many bytes, read in batches of so many bytes, grouped by sample.
+
+Sizes are those of the values really there, media included, never a count of rows: one row may hold a gigabyte. Media is
+stored as it is, without codec and without dictionary; text and identities are compressed. The same rows and options
+give the same file. Columns that may not be null are `required` in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mm_assets.errors import EncodeError, SchemaMismatchError, SourceError
+from mm_assets.storage.store import Store
+
+__all__ = ["ParquetSink", "TableFile", "open_table", "read_batches", "row_bytes", "sample_groups"]
+
+ROW_GROUP_BYTES = 32 << 20  # written and read as one: small enough to hold, large enough to scan
+MAX_ROW_GROUP_ROWS = 1 << 20  # rows of text are small, but a reader wants to skip within a table
+MAX_BATCH_ROWS = 1 << 16  # bounds what repeated values of a few bytes in the file become in memory
+MAX_VALUE = (1 << 31) - (1 << 16)  # a Parquet page states its size in an int32, and a value stands within one page
+READ_BUFFER = 1 << 20  # bytes of a local column chunk that are read at a time; a chunk of media is a whole row group
+_MEDIA_BATCH = 64  # values between two looks at the page size: pages of media stay near their 1 MiB
+_TEXT_BATCH = 1024
+_LONG_TEXT = frozenset({"text_content", "metadata_json", "source_ref", "member", "detail"})  # hardly a value twice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFile:
+    """What a `ParquetSink` wrote.
+
+    Attributes:
+        num_rows: rows in the file.
+        num_bytes: bytes of the file.
+        num_row_groups: row groups in the file.
+    """
+
+    num_rows: int
+    num_bytes: int
+    num_row_groups: int
+
+
+def row_bytes(batch: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
+    """Bytes of the values of each row.
+
+    Args:
+        batch: rows of any schema.
+
+    Returns:
+        (num_rows,) int64: text and binary by their length, fixed-width values by their width, lists by their items;
+        null counts as nothing.
+    """
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        at = 0
+        for chunk in chunks:
+            sizes[at : at + len(chunk)] += _value_bytes(chunk)
+            at += len(chunk)
+    return sizes
+
+
+def _value_bytes(values: Any) -> Any:
+    """Bytes of each value of an array, as an array or as one number for all."""
+    kind = values.type
+    if pa.types.is_null(kind):
+        return 0
+    if _is_variable(kind):
+        return pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        items = values.flatten()  # nulls skipped: as many items as the lengths say
+        totals = np.zeros(len(items) + 1, np.int64)
+        np.cumsum(np.broadcast_to(_value_bytes(items), len(items)), out=totals[1:])
+        ends = np.cumsum(lengths)
+        return totals[ends] - totals[ends - lengths]
+    try:
+        return max(kind.bit_width // 8, 1)
+    except ValueError:
+        return -(-values.nbytes // max(len(values), 1))  # another nested type: its mean will do
+
+
+def _is_variable(kind: Any) -> bool:
+    t = pa.types
+    return bool(t.is_binary(kind) or t.is_large_binary(kind) or t.is_string(kind) or t.is_large_string(kind))
+
+
+def _is_media(kind: Any) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _leaf_path(field: Any) -> str:
+    """The column of a field inside the file, where a list's items are its leaf."""
+    kind, path = field.type, field.name
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        path, kind = f"{path}.list.element", kind.value_type
+    return str(path)
+
+
+class ParquetSink:
+    """Writes the batches of one table to a local file.
+
+    Binary columns are media: uncompressed, without dictionary and statistics. A row group closes as soon as its values
+    reach `row_group_bytes`, wherever the batches begin and end; one row never spans two. Leaving the `with` block by an
+    exception removes the file.
+
+    Args:
+        path: the file; an existing one is replaced.
+        schema: names, types and nullability of all batches.
+        compression: codec of all columns that hold no media: zstd, snappy, lz4, gzip or none.
+        row_group_bytes: bytes of values of one row group.
+        metadata: key-value pairs for the file's footer.
+
+    Raises:
+        EncodeError: `row_group_bytes` is not positive.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: pa.Schema,
+        *,
+        compression: str = "zstd",
+        row_group_bytes: int = ROW_GROUP_BYTES,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        if row_group_bytes < 1:
+            raise EncodeError(f"{path}: row_group_bytes is {row_group_bytes}, expected at least 1")
+        self._path = path
+        self._schema = schema
+        self._row_group_bytes = row_group_bytes
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
+        self._held_rows = 0
+        self._num_rows = 0
+        self._num_row_groups = 0
+        self._result: TableFile | None = None
+        media = {f.name for f in schema if _is_media(f.type)}
+        plain = [f for f in schema if f.name not in media]
+        self._required = [i for i, f in enumerate(schema) if not f.nullable]
+        self._media = [i for i, f in enumerate(schema) if f.name in media]
+        self._writer = pq.ParquetWriter(
+            path,
+            schema,
+            compression={_leaf_path(f): "NONE" if f.name in media else compression.upper() for f in schema},
+            use_dictionary=[_leaf_path(f) for f in plain if f.name not in _LONG_TEXT] or False,
+            write_statistics=[_leaf_path(f) for f in plain] or False,
+            write_batch_size=_MEDIA_BATCH if media else _TEXT_BATCH,
+            use_compliant_nested_type=True,
+        )
+        if metadata:
+            self._writer.add_key_value_metadata(dict(metadata))
+
+    def __enter__(self) -> ParquetSink:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        self._held.clear()
+        self._writer.close()
+        self._path.unlink(missing_ok=True)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Adds rows; they are in the file once `close` has returned.
+
+        Raises:
+            SchemaMismatchError: the batch has other columns, or a null where none may be.
+            EncodeError: a value is larger than a Parquet page may be.
+        """
+        self._check(batch)
+        if not batch.num_rows:
+            return
+        ends = np.cumsum(row_bytes(batch))
+        start = taken = 0
+        while start < batch.num_rows:
+            # The row that reaches the limit is the row group's last.
+            left = self._row_group_bytes - self._held_bytes
+            stop = int(np.searchsorted(ends, taken + left)) + 1
+            stop = min(stop, batch.num_rows, start + MAX_ROW_GROUP_ROWS - self._held_rows)
+            self._held.append(batch.slice(start, stop - start))
+            self._held_bytes += int(ends[stop - 1]) - taken
+            self._held_rows += stop - start
+            taken, start = int(ends[stop - 1]), stop
+            if self._held_bytes >= self._row_group_bytes or self._held_rows >= MAX_ROW_GROUP_ROWS:
+                self._flush()
+
+    def _check(self, batch: pa.RecordBatch) -> None:
+        if not batch.schema.equals(self._schema):
+            found = ", ".join(f"{f.name} {f.type}{'' if f.nullable else '!'}" for f in batch.schema)
+            expected = ", ".join(f"{f.name} {f.type}{'' if f.nullable else '!'}" for f in self._schema)
+            raise SchemaMismatchError(f"{self._path.name}: a batch has columns {found}, expected {expected}")
+        for index in self._required:
+            if batch.column(index).null_count:
+                row = int(np.flatnonzero(batch.column(index).is_null().to_numpy(zero_copy_only=False))[0])
+                raise SchemaMismatchError(
+                    f"{self._path.name}: column {self._schema[index].name!r} is null in row {self._num_rows + row}, "
+                    "expected a value in every row"
+                )
+        for index in self._media:
+            largest = pc.max(pc.binary_length(batch.column(index))).as_py() or 0
+            if largest > MAX_VALUE:
+                raise EncodeError(
+                    f"{self._path.name}: a value of column {self._schema[index].name!r} has {largest} bytes, "
+                    f"a Parquet page holds at most {MAX_VALUE}"
+                )
+        self._num_rows += batch.num_rows
+
+    def _flush(self) -> None:
+        if not self._held_rows:
+            return
+        self._writer.write_table(pa.Table.from_batches(self._held, self._schema), row_group_size=self._held_rows)
+        self._held, self._held_bytes, self._held_rows = [], 0, 0
+        self._num_row_groups += 1
+
+    def close(self) -> TableFile:
+        """Ends the file; calling it again only answers again.
+
+        Returns:
+            What is in the file.
+        """
+        if self._result is None:
+            self._flush()
+            self._writer.close()
+            self._result = TableFile(
+                num_rows=self._num_rows,
+                num_bytes=self._path.stat().st_size,
+                num_row_groups=self._num_row_groups,
+            )
+        return self._result
+
+
+def open_table(store: Store, name: str) -> pq.ParquetFile:
+    """Opens a table of a store; close it with ``close(force=True)``.
+
+    Raises:
+        SourceError: it is not there, cannot be read, or is no Parquet file.
+    """
+    try:
+        if store.is_local:
+            # By its path, so that Python takes no part in reading, and a piece of a column chunk at a time.
+            return pq.ParquetFile(store.path_of(name), buffer_size=READ_BUFFER, pre_buffer=False)
+        return pq.ParquetFile(store.open(name), pre_buffer=True)  # whole row groups: each piece would be a request
+    except pa.ArrowException as error:
+        raise SourceError(store.url_of(name), f"is no Parquet file: {error}") from error
+    except OSError as error:
+        raise SourceError(store.url_of(name), f"cannot be opened: {error.strerror or error}") from error
+
+
+def read_batches(
+    parquet_file: pq.ParquetFile,
+    *,
+    batch_bytes: int,
+    columns: Sequence[str] | None = None,
+    name: str = "the table",
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file in order, in batches of about `batch_bytes` of values.
+
+    One row group is read at a time, and of a large one only so many rows as its mean row allows; what is held at once
+    is at most a row group. A row larger than `batch_bytes` is a batch of its own.
+
+    Args:
+        parquet_file: an open file.
+        batch_bytes: bytes of values of one batch.
+        columns: names to read; None reads all.
+        name: what messages call the file.
+
+    Raises:
+        SourceError: the file is damaged or cannot be read.
+        SchemaMismatchError: a column is not in the file.
+        EncodeError: `batch_bytes` is not positive.
+    """
+    if batch_bytes < 1:
+        raise EncodeError(f"batch_bytes is {batch_bytes}, expected at least 1")
+    missing = [c for c in columns or () if c not in parquet_file.schema_arrow.names]
+    if missing:
+        raise SchemaMismatchError(f"{name}: no column {missing[0]!r}, there are {parquet_file.schema_arrow.names}")
+    return _read_batches(parquet_file, batch_bytes, columns, name)
+
+
+def _read_batches(
+    parquet_file: pq.ParquetFile, batch_bytes: int, columns: Sequence[str] | None, name: str
+) -> Iterator[pa.RecordBatch]:
+    for group in range(parquet_file.num_row_groups):
+        described = parquet_file.metadata.row_group(group)
+        # Uncompressed bytes as the file states them; a wrong figure costs memory or speed, not correctness.
+        mean = max(described.total_byte_size // max(described.num_rows, 1), 1)
+        rows = min(max(batch_bytes // mean, 1), MAX_BATCH_ROWS)
+        batches = parquet_file.iter_batches(
+            batch_size=rows, row_groups=[group], columns=None if columns is None else list(columns), use_threads=False
+        )
+        while True:
+            try:
+                batch = next(batches, None)
+            except (pa.ArrowException, OSError) as error:
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise SourceError(name, f"row group {group} cannot be read: {reason}") from error
+            if batch is None:
+                break
+            yield from _cut(batch, batch_bytes)
+
+
+def _cut(batch: pa.RecordBatch, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Slices of at most `batch_bytes`, or of one row."""
+    ends = np.cumsum(row_bytes(batch))
+    start = taken = 0
+    while start < batch.num_rows:
+        stop = max(int(np.searchsorted(ends, taken + batch_bytes, side="right")), start + 1)
+        yield batch.slice(start, stop - start)
+        taken, start = int(ends[stop - 1]), stop
+
+
+def sample_groups(batches: Iterable[pa.RecordBatch], *, batch_bytes: int = 16 << 20) -> Iterator[pa.Table]:
+    """Regroups rows so that no table splits a sample.
+
+    Rows of one sample must follow each other, as in every row table. No value is copied.
+
+    Args:
+        batches: rows with a column `sample_id`, all of one schema.
+        batch_bytes: a table takes whole samples up to so many bytes of values, and at least one sample.
+
+    Raises:
+        SchemaMismatchError: there is no column `sample_id`.
+    """
+    ready = _Pieces()  # whole samples
+    newest = _Pieces()  # the sample that the next batch may go on with
+    newest_id: str | None = None
+    for batch in batches:
+        if "sample_id" not in batch.schema.names:
+            raise SchemaMismatchError(f"rows have no column 'sample_id', there are {batch.schema.names}")
+        if not batch.num_rows:
+            continue
+        ids = batch.column("sample_id")
+        starts = _run_starts(ids)
+        sizes = np.add.reduceat(row_bytes(batch), starts).tolist()
+        for start, stop, size in zip(starts, [*starts[1:], batch.num_rows], sizes, strict=True):
+            if start > 0 or ids[0].as_py() != newest_id:
+                if ready.num_bytes and ready.num_bytes + newest.num_bytes > batch_bytes:
+                    yield ready.take()
+                ready.join(newest)
+            newest.add(batch, start, stop, size)
+        newest_id = ids[batch.num_rows - 1].as_py()
+    if ready.num_bytes and ready.num_bytes + newest.num_bytes > batch_bytes:
+        yield ready.take()
+    ready.join(newest)
+    if ready.parts:
+        yield ready.take()
+
+
+class _Pieces:
+    """Consecutive rows, as ranges of the batches that they stand in."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[pa.RecordBatch, int, int]] = []
+        self.num_bytes = 0
+
+    def add(self, batch: pa.RecordBatch, start: int, stop: int, num_bytes: int) -> None:
+        if self.parts and self.parts[-1][0] is batch:
+            start = self.parts.pop()[1]
+        self.parts.append((batch, start, stop))
+        self.num_bytes += num_bytes
+
+    def join(self, following: _Pieces) -> None:
+        for batch, start, stop in following.parts:
+            self.add(batch, start, stop, 0)
+        self.num_bytes += following.num_bytes
+        following.parts, following.num_bytes = [], 0
+
+    def take(self) -> pa.Table:
+        table = pa.Table.from_batches([batch.slice(start, stop - start) for batch, start, stop in self.parts])
+        self.parts, self.num_bytes = [], 0
+        return table
+
+
+def _run_starts(ids: Any) -> list[int]:
+    """The first row of each run of equal values of an array that is not empty."""
+    changes = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1))
+    return [0, *(np.flatnonzero(changes.to_numpy(zero_copy_only=False)) + 1).tolist()]

@@ -1,0 +1,271 @@
+"""The tables of the pipeline: their columns, and what a dataset's declaration and first shard decide about them.
+
+`MULTIMODAL_SCHEMA` is the contract of every row table; a `DatasetSchema` adds the dataset's user columns and is decided
+once, at registration. Not-null columns are `required` in the Parquet files too. Nothing here reads or writes data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import pyarrow as pa
+
+from mm_assets.errors import SchemaMismatchError
+
+__all__ = [
+    "COLUMN_TYPES",
+    "DROPPED_SCHEMA",
+    "EMPTY_SAMPLE",
+    "MATERIALIZE",
+    "METADATA_POSITION",
+    "MISALIGNED",
+    "MODALITIES",
+    "MULTIMODAL_SCHEMA",
+    "PACKABLE",
+    "PIPELINE_FILTERS",
+    "REJECTS_SCHEMA",
+    "REQUIRED_COLUMNS",
+    "RESERVED_COLUMNS",
+    "DatasetSchema",
+    "Drop",
+    "SampleLayout",
+    "UserColumn",
+]
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+MULTIMODAL_SCHEMA: pa.Schema = pa.schema(
+    [
+        _required("sample_id", pa.string()),
+        _required("position", pa.int32()),
+        _required("modality", pa.string()),
+        pa.field("content_type", pa.string()),
+        pa.field("text_content", pa.string()),
+        pa.field("binary_content", pa.large_binary()),
+        pa.field("source_ref", pa.string()),
+        pa.field("metadata_json", pa.string()),
+        pa.field("materialize_error", pa.string()),
+    ]
+)
+"""The reserved columns of every row table, in order (docs/pipeline.md, "Row schema")."""
+
+RESERVED_COLUMNS: frozenset[str] = frozenset(MULTIMODAL_SCHEMA.names)
+REQUIRED_COLUMNS: frozenset[str] = frozenset(f.name for f in MULTIMODAL_SCHEMA if not f.nullable)
+METADATA_POSITION = -1  # position of a sample's one metadata row; content rows count from 0
+
+MODALITIES: frozenset[str] = frozenset({"metadata", "text", "image", "audio", "video", "array", "midi", "binary"})
+"""Row modalities that the pipeline itself produces; `SampleLayout.extensions` may name more."""
+
+REJECTS_SCHEMA: pa.Schema = pa.schema(
+    [
+        _required("shard", pa.string()),
+        pa.field("sample_id", pa.string()),
+        pa.field("member", pa.string()),
+        _required("stage", pa.string()),
+        _required("reason", pa.string()),
+        _required("detail", pa.string()),
+    ]
+)
+"""Whatever was not turned into a row, and why."""
+
+DROPPED_SCHEMA: pa.Schema = pa.schema(
+    [
+        _required("sample_id", pa.string()),
+        _required("position", pa.int32()),
+        _required("modality", pa.string()),
+        _required("filter", pa.string()),
+        _required("reason", pa.string()),
+        pa.field("value", pa.float64()),
+        pa.field("detail", pa.string()),
+    ]
+)
+"""One row per row that a filter or an error policy took out."""
+
+_SCALARS: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int64": pa.int64(),
+    "double": pa.float64(),
+    "string": pa.string(),
+}
+
+COLUMN_TYPES: dict[str, pa.DataType] = {
+    **_SCALARS,
+    "json": pa.string(),  # any other JSON value, as its JSON text
+    **{f"list<{name}>": pa.list_(kind) for name, kind in _SCALARS.items()},
+}
+"""Type names of user columns and the Arrow type of each."""
+
+_NAME = re.compile(r"[^\x00-\x1f]+")
+
+MATERIALIZE, PACKABLE, MISALIGNED, EMPTY_SAMPLE = "materialize", "packable", "misaligned", "empty_sample"
+PIPELINE_FILTERS: frozenset[str] = frozenset({MATERIALIZE, PACKABLE, MISALIGNED, EMPTY_SAMPLE})
+"""Values of the ``filter`` column that the pipeline itself writes; no declared filter may take such a name."""
+
+
+class Drop(NamedTuple):
+    """One row that a filter takes out.
+
+    Attributes:
+        row: index of the row in the block that was judged.
+        reason: short slug that is counted, such as ``below_min``.
+        value: the measure that decided, in the unit that the filter documents; None where there is none.
+        detail: why, in words, where the reason does not say it all.
+    """
+
+    row: int
+    reason: str
+    value: float | None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserColumn:
+    """One column beside the reserved ones.
+
+    Attributes:
+        name: column name; never a reserved one.
+        source: key in the sample's JSON that fills it; empty for a column that an annotator fills.
+        type: a name of `COLUMN_TYPES`.
+        rows: the row modality that carries it: "metadata", or "image" and "text" for per-item lists; "" for any row.
+        required: named explicitly in the declaration: missing in a whole shard fails the partition.
+    """
+
+    name: str
+    source: str
+    type: str
+    rows: str = "metadata"
+    required: bool = False
+
+    def __post_init__(self) -> None:
+        if self.type not in COLUMN_TYPES:
+            raise SchemaMismatchError(f"column {self.name!r}: type {self.type!r} is none of {sorted(COLUMN_TYPES)}")
+        if self.name in RESERVED_COLUMNS:
+            raise SchemaMismatchError(f"column {self.name!r} has a reserved name")
+        if not _NAME.fullmatch(self.name):
+            raise SchemaMismatchError(f"column name {self.name!r} is empty or holds control characters")
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The Arrow type that `type` names."""
+        return COLUMN_TYPES[self.type]
+
+    def to_json(self) -> dict[str, Any]:
+        """The column as it stands in `schema.json`."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "type": self.type,
+            "rows": self.rows,
+            "required": self.required,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleLayout:
+    """How the members of one key become the rows of one sample.
+
+    Attributes:
+        sample_id_field: key of the JSON that names the sample; None takes the member key.
+        texts_field: key of an interleaved sample's list of texts.
+        images_field: key of an interleaved sample's list of image tokens.
+        image_member_field: key of the JSON that names the member holding an interleaved sample's images where its
+            tokens do not.
+        user_columns: keys of the JSON that become columns; None takes every key that is seen in the first shard.
+        per_image_fields: keys whose lists go, item by item, to the image rows.
+        per_text_fields: keys whose lists go, item by item, to the text rows.
+        extensions: extension (lower case, no dot) to row modality, beside and above the built-in table.
+        allow_references: image tokens may be URLs or paths below `allowed_references`.
+        allowed_references: URL or path prefixes that references may point to.
+        max_text_bytes: larger JSON and text members are rejected.
+    """
+
+    sample_id_field: str | None = None
+    texts_field: str = "texts"
+    images_field: str = "images"
+    image_member_field: str | None = None
+    user_columns: tuple[str, ...] | None = None
+    per_image_fields: tuple[str, ...] = ()
+    per_text_fields: tuple[str, ...] = ()
+    extensions: Mapping[str, str] = field(default_factory=dict)
+    allow_references: bool = False
+    allowed_references: tuple[str, ...] = ()
+    max_text_bytes: int = 16 << 20
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The prefixes that references may point to: none while they are not allowed at all."""
+        return self.allowed_references if self.allow_references else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSchema:
+    """What registration decided about a dataset; every partition conforms to it, so that a manifest joins them.
+
+    Attributes:
+        user_columns: columns of the row tables beside the reserved ones, in order.
+        annotator_columns: columns that annotators add to the filtered rows, in order.
+        pack: the pack plan as JSON (see `mm_assets.packing.pack.PackPlan`).
+    """
+
+    user_columns: tuple[UserColumn, ...] = ()
+    annotator_columns: tuple[UserColumn, ...] = ()
+    pack: Mapping[str, Any] = field(default_factory=dict)
+
+    VERSION: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for column in (*self.user_columns, *self.annotator_columns):
+            if column.name in seen:
+                raise SchemaMismatchError(f"two columns are named {column.name!r}")
+            seen.add(column.name)
+
+    def row_schema(self) -> pa.Schema:
+        """Columns of `rows` and `materialized_rows`: the reserved ones, then the user's."""
+        return pa.schema([*MULTIMODAL_SCHEMA, *(pa.field(c.name, c.arrow_type) for c in self.user_columns)])
+
+    def filtered_schema(self) -> pa.Schema:
+        """Columns of `filtered_rows`: those of the rows, then the annotators'."""
+        return pa.schema([*self.row_schema(), *(pa.field(c.name, c.arrow_type) for c in self.annotator_columns)])
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `schema.json`."""
+        return {
+            "version": self.VERSION,
+            "user_columns": [c.to_json() for c in self.user_columns],
+            "annotator_columns": [c.to_json() for c in self.annotator_columns],
+            "pack": dict(self.pack),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], *, where: str) -> DatasetSchema:
+        """Reads `schema.json` back.
+
+        Raises:
+            SchemaMismatchError: `value` was written by another version or does not have the expected shape.
+        """
+        version = value.get("version")
+        if version != cls.VERSION:
+            raise SchemaMismatchError(f"{where}: version {version!r}, this release reads {cls.VERSION}")
+        try:
+            return cls(
+                user_columns=tuple(UserColumn(**c) for c in value["user_columns"]),
+                annotator_columns=tuple(UserColumn(**c) for c in value["annotator_columns"]),
+                pack=dict(value["pack"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise SchemaMismatchError(f"{where}: not a dataset schema: {error}") from error
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the canonical JSON, hexadecimal."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()

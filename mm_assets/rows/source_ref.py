@@ -1,0 +1,341 @@
+"""`source_ref`: the JSON locator on each row that says where its content stands.
+
+What `build_source_ref` writes is one compact line with all five keys in a fixed order, so equal locators are equal
+text. What `parse_source_ref` reads is never trusted: types, signs and bounds are checked and anything else is a
+`SourceError`. Parsing opens nothing; whether a locator may be followed is decided where it is followed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.errors import EncodeError, MissingExtraError, SchemaMismatchError, SourceError
+from mm_assets.rows.schema import MULTIMODAL_SCHEMA
+
+__all__ = [
+    "SourceRef",
+    "SourceRefWriter",
+    "build_source_ref",
+    "from_pandas",
+    "parse_source_ref",
+    "to_pandas",
+    "with_parsed_source_ref_columns",
+]
+
+Strategy = Literal["range_read", "tar_extract", "direct_read"]
+
+MAX_OFFSET = 2**63 - 1  # byte positions are int64 in every table
+MAX_FRAME = 2**31 - 1  # frame numbers are int32
+MAX_SHOWN = 120  # characters of a wrong locator that a message repeats
+
+_OLDER_NAMES = (("path", "content_path"), ("member", "content_key"))
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_COLUMNS: dict[str, pa.DataType] = {
+    "path": pa.string(),
+    "member": pa.string(),
+    "byte_offset": pa.int64(),
+    "byte_size": pa.int64(),
+    "frame_index": pa.int32(),
+}
+
+# The form that `build_source_ref` writes, where no string needs an escape: these are parsed in bulk.
+_PLAIN_TEXT = r'"[^"\\\x00-\x1f]+"'
+_PLAIN_NUMBER = r"0|[1-9][0-9]{0,17}"
+_PLAIN = (
+    rf'^\{{"path":(?P<path>null|{_PLAIN_TEXT}),"member":(?P<member>null|{_PLAIN_TEXT}),'
+    rf'"byte_offset":(?P<byte_offset>null|{_PLAIN_NUMBER}),"byte_size":(?P<byte_size>null|{_PLAIN_NUMBER}),'
+    r'"frame_index":(?P<frame_index>null|0|[1-9][0-9]{0,8})\}$'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRef:
+    """Where the content of a row stands.
+
+    Attributes:
+        path: file path or URL; None where the row has no source.
+        member: archive member, as the member index names it; None for a file that is no archive.
+        byte_offset: first byte of the content in the file, or None.
+        byte_size: bytes of the content, or None.
+        frame_index: frame of a multi-frame TIFF, from 0, or None for the whole content.
+    """
+
+    path: str | None
+    member: str | None = None
+    byte_offset: int | None = None
+    byte_size: int | None = None
+    frame_index: int | None = None
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """How the content is fetched, or None where there is no path."""
+        if self.path is None:
+            return None
+        if self.byte_offset is not None and self.byte_size is not None:
+            return "range_read"
+        return "direct_read" if self.member is None else "tar_extract"
+
+    def to_json(self) -> str:
+        """The locator as rows carry it."""
+        return build_source_ref(
+            path=self.path,
+            member=self.member,
+            byte_offset=self.byte_offset,
+            byte_size=self.byte_size,
+            frame_index=self.frame_index,
+        )
+
+
+def build_source_ref(
+    *,
+    path: str | None,
+    member: str | None = None,
+    byte_offset: int | None = None,
+    byte_size: int | None = None,
+    frame_index: int | None = None,
+) -> str:
+    """Writes a locator as compact JSON: all five keys, always in the same order.
+
+    Args:
+        path: file path or URL.
+        member: archive member.
+        byte_offset: first byte of the content in the file.
+        byte_size: bytes of the content.
+        frame_index: frame of a multi-frame TIFF, from 0.
+
+    Raises:
+        EncodeError: a value has the wrong type or sign, or `parse_source_ref` would refuse it.
+    """
+    values = (path, member, byte_offset, byte_size, frame_index)
+    problem = _problem(*values)
+    if problem is not None:
+        raise EncodeError(f"source_ref: {problem}")
+    pairs = dict(zip(_COLUMNS, values, strict=True))
+    return json.dumps(pairs, ensure_ascii=False, separators=(",", ":"))
+
+
+class SourceRefWriter:
+    """Writes many locators into one file; what `build_source_ref` writes, without checking the path each time.
+
+    Members, offsets and sizes must come from a member index, which has checked them.
+
+    Args:
+        path: file path or URL of the shard.
+
+    Raises:
+        EncodeError: the path is not one that a locator may hold.
+    """
+
+    def __init__(self, path: str) -> None:
+        problem = _problem(path, None, None, None, None)
+        if problem is not None:
+            raise EncodeError(f"source_ref: {problem}")
+        self._head = f'{{"path":{json.dumps(path, ensure_ascii=False)},"member":'
+
+    def __call__(
+        self, member: str, byte_offset: int | None, byte_size: int | None, frame_index: int | None = None
+    ) -> str:
+        """The locator of one member; `byte_size` is left out where there is no `byte_offset`."""
+        name = json.dumps(member, ensure_ascii=False)
+        span = (
+            '"byte_offset":null,"byte_size":null'
+            if byte_offset is None
+            else f'"byte_offset":{byte_offset},"byte_size":{byte_size}'
+        )
+        frame = "null" if frame_index is None else frame_index
+        return f'{self._head}{name},{span},"frame_index":{frame}}}'
+
+
+def parse_source_ref(value: str | None) -> SourceRef:
+    """Reads a locator, also in its older forms.
+
+    Older forms call path and member `content_path` and `content_key`, and may leave keys out or set them to null. Keys
+    that are not known are ignored. A null or empty value is a locator without a path.
+
+    Raises:
+        SourceError: the value is no JSON object, or holds a value of a wrong type, sign or size.
+    """
+    if value is None or value == "":
+        return SourceRef(None)
+    if not isinstance(value, str):
+        raise SourceError("source_ref", f"is {type(value).__name__}, expected text")
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise SourceError("source_ref", f"is no JSON ({_first_line(error)}): {_shown(value)}") from error
+    if not isinstance(found, dict):
+        raise SourceError("source_ref", f"is a JSON {type(found).__name__}, expected an object: {_shown(value)}")
+    for name, older in _OLDER_NAMES:
+        if found.get(name) is None and older in found:
+            found[name] = found[older]
+    values = tuple(found.get(name) for name in _COLUMNS)
+    problem = _problem(*values)
+    if problem is not None:
+        raise SourceError("source_ref", f"{problem}: {_shown(value)}")
+    return SourceRef(*values)
+
+
+def _problem(path: object, member: object, byte_offset: object, byte_size: object, frame_index: object) -> str | None:
+    """What is wrong with the five values, or None."""
+    for name, text in (("path", path), ("member", member)):
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            return f"{name} is {type(text).__name__}, expected text or null"
+        if not text or "\0" in text or _SURROGATE.search(text):
+            return f"{name} is empty or holds characters that no file name can have"
+    limits = (("byte_offset", byte_offset, MAX_OFFSET), ("byte_size", byte_size, MAX_OFFSET))
+    for name, number, limit in (*limits, ("frame_index", frame_index, MAX_FRAME)):
+        if number is None:
+            continue
+        if isinstance(number, bool) or not isinstance(number, int):
+            return f"{name} is {type(number).__name__}, expected a whole number or null"
+        if not 0 <= number <= limit:
+            return f"{name} is out of range, expected 0 to {limit}"
+    if isinstance(byte_offset, int):
+        if not isinstance(byte_size, int):
+            return "byte_offset is given without byte_size"
+        if byte_offset + byte_size > MAX_OFFSET:
+            return "byte_offset and byte_size together leave the range of 64 bits"
+    return None if path is not None or (member, byte_offset) == (None, None) else "path is null, expected text"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _shown(value: str) -> str:
+    text = value.encode("ascii", "backslashreplace").decode("ascii")
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+
+
+def with_parsed_source_ref_columns(table: Any, prefix: str = "_src_") -> Any:
+    """Adds the five parts of `source_ref` as columns.
+
+    Args:
+        table: a `pa.Table` or a pandas DataFrame with a column `source_ref`.
+        prefix: put before ``path``, ``member``, ``byte_offset``, ``byte_size`` and ``frame_index``; columns that have
+            these names already are replaced.
+
+    Returns:
+        The same kind of table with path and member (string), offset and size (int64) and frame (int32); null where the
+        locator has no such part.
+
+    Raises:
+        SourceError: a locator is not valid; the message names its row.
+        SchemaMismatchError: there is no column `source_ref`.
+    """
+    if isinstance(table, pa.Table | pa.RecordBatch):
+        if "source_ref" not in table.schema.names:
+            raise SchemaMismatchError("the table has no column 'source_ref'")
+        column = table.column("source_ref")
+        parsed = _parse_column(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
+        names = {prefix + name for name in parsed}
+        kept = [name for name in table.schema.names if name not in names]
+        result = (table if isinstance(table, pa.Table) else pa.Table.from_batches([table])).select(kept)
+        for name, values in parsed.items():
+            result = result.append_column(prefix + name, values)
+        return result
+    pandas = _pandas()
+    if "source_ref" not in table.columns:
+        raise SchemaMismatchError("the table has no column 'source_ref'")
+    parsed = _parse_column(pa.array(table["source_ref"], type=pa.string(), from_pandas=True))
+    columns = {
+        prefix + name: pandas.Series(pandas.arrays.ArrowExtensionArray(pa.chunked_array([values])), index=table.index)
+        for name, values in parsed.items()
+    }
+    return table.assign(**columns)
+
+
+def _parse_column(refs: Any) -> dict[str, Any]:
+    """The five parts of each locator of a string array."""
+    if isinstance(refs, pa.ChunkedArray):
+        refs = pa.concat_arrays(refs.chunks) if refs.num_chunks else pa.array([], pa.string())
+    plain = pc.extract_regex(refs, pattern=_PLAIN)
+    parts = dict(zip(_COLUMNS, plain.flatten(), strict=True))
+    given = {name: pc.fill_null(pc.not_equal(part, "null"), False) for name, part in parts.items()}
+    # A null locator gives null parts in bulk too; what is left is escaped, older, or wrong.
+    odd_rows = pc.and_(pc.is_valid(refs), pc.is_null(plain))
+    odd_rows = pc.or_(odd_rows, pc.and_not(given["byte_offset"], given["byte_size"]))
+    odd_rows = pc.or_(odd_rows, pc.and_not(pc.or_(given["member"], given["byte_offset"]), given["path"]))
+    left = pc.indices_nonzero(odd_rows).to_pylist()
+    columns: dict[str, Any] = {}
+    for name, kind in _COLUMNS.items():
+        part = parts[name]
+        null = pc.invert(given[name])
+        if kind == pa.string():
+            columns[name] = pc.if_else(null, None, pc.utf8_slice_codeunits(part, 1, -1))
+        else:
+            columns[name] = pc.if_else(null, None, part).cast(kind)
+    if not left:
+        return columns
+    odd: list[SourceRef] = []
+    for row in left:
+        try:
+            odd.append(parse_source_ref(refs[row].as_py()))
+        except SourceError as error:
+            raise SourceError("source_ref", f"row {row}: {error.detail}") from error
+    mask_list = [False] * len(refs)
+    for row in left:
+        mask_list[row] = True
+    mask = pa.array(mask_list, pa.bool_())
+    for name, kind in _COLUMNS.items():
+        columns[name] = pc.replace_with_mask(columns[name], mask, pa.array([getattr(r, name) for r in odd], kind))
+    return columns
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError("converting tables to pandas", "pandas") from error
+    return pandas
+
+
+def to_pandas(table: pa.Table) -> Any:
+    """The table as a DataFrame whose columns keep their Arrow types, so that `from_pandas` loses nothing.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    pandas = _pandas()
+    return table.to_pandas(types_mapper=pandas.ArrowDtype)
+
+
+def from_pandas(frame: Any) -> pa.Table:
+    """A DataFrame as a table: reserved columns get the types and nullability of `MULTIMODAL_SCHEMA`.
+
+    Args:
+        frame: what `to_pandas` gave, or any DataFrame; missing values (None, NaN, NaT, NA) become null. Its
+            index is left out.
+
+    Raises:
+        SchemaMismatchError: a reserved column does not hold what it must, or a required one holds a null.
+        MissingExtraError: pandas is not installed.
+    """
+    _pandas()
+    arrays: list[Any] = []
+    fields: list[Any] = []
+    for name in frame.columns:
+        known = MULTIMODAL_SCHEMA.field(name) if name in MULTIMODAL_SCHEMA.names else None
+        try:
+            values = pa.array(frame[name], type=None if known is None else known.type, from_pandas=True)
+            if known is not None and values.type != known.type:
+                values = values.cast(known.type)
+        except (pa.ArrowException, OverflowError) as error:
+            expected = "" if known is None else f", expected {known.type}"
+            raise SchemaMismatchError(f"column {name!r}: {_first_line(error)}{expected}") from error
+        if isinstance(values, pa.ChunkedArray):
+            values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+        if known is not None and not known.nullable and values.null_count:
+            raise SchemaMismatchError(f"column {name!r}: {values.null_count} values are missing, expected none")
+        arrays.append(values)
+        fields.append(known if known is not None else pa.field(str(name), values.type))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))

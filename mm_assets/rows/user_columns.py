@@ -1,0 +1,283 @@
+"""Keys of the samples' JSON as columns: which there are, of what type, and values made to fit.
+
+Types are decided once, from the first shard; a value that does not fit its column's type later on is null there and
+stays in `metadata_json`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from mm_assets.errors import ConfigError, MissingColumnError
+from mm_assets.rows.schema import RESERVED_COLUMNS, SampleLayout, UserColumn
+from mm_assets.sources.json_members import dump_json, parse_object
+from mm_assets.sources.samples import ShardMembers, metadata_member, split_by_shard
+from mm_assets.sources.tar import index_shard
+from mm_assets.sources.tar_walk import OnDamage
+from mm_assets.sources.text_members import BadTextError, TextMembers
+from mm_assets.storage.store import SourceFile
+
+__all__ = ["UNFIT", "column_name", "columns_of", "converter", "infer_user_columns", "structural_keys"]
+
+MAX_COLUMNS = 512  # JSON whose keys are data would make a column of each; further keys stay in `metadata_json`
+MAX_NAME = 256  # characters of a column's name
+
+UNFIT = object()
+"""What a converter answers for a value that does not fit."""
+
+_NAME = re.compile(r"[^\x00-\x1f\x7f]+")
+_INT64 = range(-(2**63), 2**63)
+
+
+def structural_keys(layout: SampleLayout) -> set[str]:
+    """Keys that make up rows and are no columns unless named as such."""
+    keys = {layout.texts_field, layout.images_field, *layout.per_image_fields, *layout.per_text_fields}
+    keys.update(key for key in (layout.sample_id_field, layout.image_member_field) if key is not None)
+    return keys
+
+
+def column_name(key: str, taken: Iterable[str]) -> str | None:
+    """The column that a key becomes: itself, ``user_<key>`` where that is reserved or taken; None where none can."""
+    if not _NAME.fullmatch(key) or len(key) > MAX_NAME:
+        return None
+    used = RESERVED_COLUMNS.union(taken)
+    name, number = key, 1
+    while name in used:
+        name = f"user_{key}" if number == 1 else f"user_{key}_{number}"
+        number += 1
+    return name
+
+
+class _Kind:
+    """The narrowest column type that every value seen so far fits."""
+
+    def __init__(self) -> None:
+        self.type: str | None = None
+
+    def see(self, value: object) -> None:
+        kind = _kind_of(value)
+        if kind is None or self.type == kind:
+            return
+        self.type = kind if self.type is None else _widest(self.type, kind)
+
+
+def _scalar_kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int64" if value in _INT64 else "json"
+    if isinstance(value, float):
+        return "double"
+    return "string" if isinstance(value, str) else "json"
+
+
+def _kind_of(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        return _scalar_kind(value)
+    inner: str | None = None
+    for item in value:
+        if item is not None:
+            kind = _scalar_kind(item)
+            inner = kind if inner is None else _widest(inner, kind)
+            if inner == "json":
+                return "json"
+    return "list<>" if inner is None else f"list<{inner}>"
+
+
+def _widest(one: str, other: str) -> str:
+    if one == other:
+        return one
+    if one.startswith("list<") and other.startswith("list<"):
+        if "list<>" in (one, other):  # a list without items fits any list
+            return other if one == "list<>" else one
+        inner = _widest(one[5:-1], other[5:-1])
+        return "json" if inner == "json" else f"list<{inner}>"
+    return "double" if {one, other} == {"int64", "double"} else "json"
+
+
+def columns_of(
+    objects: Iterable[Mapping[str, Any]], layout: SampleLayout, *, shown: str, skip: Iterable[str] = ()
+) -> tuple[UserColumn, ...]:
+    """The columns that JSON objects give, in order of first appearance.
+
+    Args:
+        objects: the JSON of each sample, empty where it has none.
+        layout: which keys are asked for.
+        shown: where the objects come from, for messages.
+        skip: further keys that are no columns unless asked for.
+
+    Raises:
+        ConfigError: a key that was asked for has a reserved name.
+        MissingColumnError: a key that was asked for is in none of the objects.
+    """
+    asked = layout.user_columns
+    for key in asked or ():
+        if key in RESERVED_COLUMNS:
+            detail = f"{key!r} is a reserved column; not allowed: {', '.join(sorted(RESERVED_COLUMNS))}"
+            raise ConfigError("arguments", "user_columns", detail)
+    excluded = structural_keys(layout).union(skip) if asked is None else set()
+    kinds: dict[str, _Kind] = {key: _Kind() for key in asked or ()}
+    per_item: dict[tuple[str, str], _Kind] = {}
+    for key in layout.per_image_fields:
+        per_item[key, "image"] = _Kind()
+    for key in layout.per_text_fields:
+        per_item[key, "text"] = _Kind()
+    seen: set[str] = set()
+    num_objects = 0
+    for found in objects:
+        num_objects += 1
+        for key, value in found.items():
+            if asked is None and key not in excluded and (key in kinds or len(kinds) < MAX_COLUMNS):
+                kinds.setdefault(key, _Kind()).see(value)
+            elif key in kinds:
+                seen.add(key)
+                kinds[key].see(value)
+        for (key, _), kind in per_item.items():
+            values = found.get(key)
+            for item in values if isinstance(values, list) else ():
+                kind.see(item)
+    missing = [key for key in asked or () if key not in seen]
+    if missing and num_objects:
+        detail = f"none of {num_objects} samples has the key {missing[0]!r}, which is to be a column"
+        raise MissingColumnError(shown, detail)
+    columns: list[UserColumn] = []
+    taken: list[str] = []
+    every = [(key, "metadata", kind) for key, kind in kinds.items()]
+    every += [(key, rows, kind) for (key, rows), kind in per_item.items()]
+    for key, rows, kind in every:
+        name = column_name(key, taken)
+        if name is None:
+            continue  # no column can have such a name; the value stays in `metadata_json` and is counted there
+        taken.append(name)
+        type_name = "json" if kind.type in (None, "list<>") else str(kind.type)
+        required = asked is not None and rows == "metadata"
+        columns.append(UserColumn(name=name, source=key, type=type_name, rows=rows, required=required))
+    return tuple(columns)
+
+
+def infer_user_columns(
+    shards: Sequence[SourceFile],
+    *,
+    layout: SampleLayout,
+    max_samples: int | None = None,
+    on_damaged_shard: OnDamage = "fail",
+) -> tuple[UserColumn, ...]:
+    """The columns that the samples of some shards give: scalars and lists of one scalar kind as such, all else as JSON.
+
+    Args:
+        shards: usually the first shard of a dataset.
+        layout: how members become rows.
+        max_samples: look at no more samples than this.
+        on_damaged_shard: as for `iter_members`.
+
+    Returns:
+        Columns in order of first appearance, those of `per_image_fields` and `per_text_fields` last.
+
+    Raises:
+        ConfigError: a column that was asked for has a reserved name.
+        MissingColumnError: a column that was asked for is in no sample.
+        SourceError: a shard could not be read.
+    """
+
+    def objects() -> Iterable[dict[str, Any]]:
+        left = max_samples
+        for source in shards:
+            index = index_shard(source, on_damaged_shard=on_damaged_shard)
+            for members in split_by_shard(index, [source.url]):
+                for found in _objects(source, members, layout):
+                    if left is not None:
+                        if left <= 0:
+                            return
+                        left -= 1
+                    yield found
+
+    shown = shards[0].url if shards else "no shard"
+    return columns_of(objects(), layout, shown=shown)
+
+
+def _objects(source: SourceFile, members: ShardMembers, layout: SampleLayout) -> Iterable[dict[str, Any]]:
+    ordinals = {json_member.ordinal for s in members.samples if (json_member := metadata_member(s.members)) is not None}
+    texts = TextMembers(source, members, is_text=lambda m: m.ordinal in ordinals, max_bytes=layout.max_text_bytes)
+    try:
+        for window in texts.windows(members.samples):
+            for sample, found in window:
+                value = _parsed(found)
+                # A sample whose JSON is damaged, which `build_rows` rejects, is one by its other members.
+                if value is not None or len(sample.members) > len(found):
+                    yield value or {}
+    finally:
+        texts.close()
+
+
+def _parsed(found: Mapping[int, str | BadTextError]) -> dict[str, Any] | None:
+    """The JSON of a sample, or None where it has none that can be read."""
+    for text in found.values():
+        if isinstance(text, str):
+            try:
+                return parse_object(text).value
+            except BadTextError:
+                return None
+    return None
+
+
+def _bool(value: object) -> object:
+    return value if isinstance(value, bool) else UNFIT
+
+
+def _int(value: object) -> object:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value in _INT64 else UNFIT
+
+
+def _double(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return UNFIT
+    try:
+        return float(value)
+    except OverflowError:
+        return UNFIT
+
+
+def _string(value: object) -> object:
+    return value if isinstance(value, str) else UNFIT
+
+
+def _json(value: object) -> object:
+    try:
+        return dump_json(value)
+    except (RecursionError, TypeError, ValueError):
+        return UNFIT  # deep enough to be parsed but not to be written, or a Parquet value that JSON does not know
+
+
+_SCALAR_CONVERTERS: dict[str, Callable[[object], object]] = {
+    "bool": _bool,
+    "int64": _int,
+    "double": _double,
+    "string": _string,
+    "json": _json,
+}
+
+
+def converter(type_name: str) -> Callable[[object], object]:
+    """A function that makes a JSON value fit a column's type; null stays null, what does not fit becomes `UNFIT`.
+
+    Args:
+        type_name: a name of `COLUMN_TYPES`.
+    """
+    if not type_name.startswith("list<"):
+        scalar = _SCALAR_CONVERTERS[type_name]
+        return lambda value: None if value is None else scalar(value)
+    inner = _SCALAR_CONVERTERS[type_name[5:-1]]
+
+    def convert(value: object) -> object:
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            return UNFIT
+        items = [None if item is None else inner(item) for item in value]
+        return UNFIT if any(item is UNFIT for item in items) else items
+
+    return convert

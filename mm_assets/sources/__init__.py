@@ -1,0 +1,1 @@
+"""Members of containers: what lies in a shard, where, and its bytes."""

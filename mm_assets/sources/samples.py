@@ -1,0 +1,172 @@
+"""Members that share a key are one sample, wherever they stand in the shard; their extensions say what they are.
+
+Grouping holds the member index of one shard, never a payload. The order of samples is that of their first member.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.errors import SourceError
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member
+
+__all__ = [
+    "MODALITY_OF_EXTENSION",
+    "Sample",
+    "ShardMembers",
+    "metadata_member",
+    "modality_of",
+    "shard_labels",
+    "split_by_shard",
+]
+
+
+def _table(**extensions: str) -> dict[str, str]:
+    return {extension: modality for modality, names in extensions.items() for extension in names.split()}
+
+
+MODALITY_OF_EXTENSION: Mapping[str, str] = _table(
+    image="jpg jpeg jpe jfif png gif webp bmp tif tiff jp2 avif heic heif ppm pgm pbm pnm",
+    text="txt caption cls csv json yaml yml srt vtt",
+    audio="wav flac mp3 ogg oga opus m4a aac aif aiff",
+    video="mp4 m4v mov webm mkv avi ogv mpg mpeg",
+    array="npy",
+    midi="mid midi",
+)
+"""Row modality of each extension in lower case; any other is "binary"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The members of one key.
+
+    Attributes:
+        key: what their names have in common.
+        shard: path or URL of the shard.
+        members: in the order of the shard; no two have one name.
+    """
+
+    key: str
+    shard: str
+    members: tuple[Member, ...]
+
+
+def modality_of(member: Member, extensions: Mapping[str, str]) -> str:
+    """Row modality of a member by its extension: `extensions` first, then the built-in table, then "binary"."""
+    return extensions.get(member.extension) or MODALITY_OF_EXTENSION.get(member.extension, "binary")
+
+
+def metadata_member(members: Iterable[Member]) -> Member | None:
+    """The member that holds the sample's metadata: the first called ``<key>.json``."""
+    return next((m for m in members if m.extension == "json" and not m.role), None)
+
+
+class ShardMembers:
+    """The member index of one shard, grouped.
+
+    Args:
+        shard: path or URL of the shard.
+        members: its entries in order, also those that are no part of a sample.
+
+    Attributes:
+        skipped: entries with a `skip_reason`, in order.
+        repeated: members whose name stood in the shard before.
+        by_name: every other member by its name without a leading ``./``.
+        samples: in order of their first member.
+    """
+
+    def __init__(self, shard: str, members: Iterable[Member]) -> None:
+        self.shard = shard
+        self.skipped: list[Member] = []
+        self.repeated: list[Member] = []
+        self.by_name: dict[str, Member] = {}
+        groups: dict[str, list[Member]] = {}
+        for member in members:
+            if member.skip_reason is not None:
+                self.skipped.append(member)
+                continue
+            name = member.member
+            while name.startswith("./"):
+                name = name[2:]
+            if self.by_name.setdefault(name, member) is not member:
+                self.repeated.append(member)
+                continue
+            groups.setdefault(member.sample_key, []).append(member)
+        self.samples = [Sample(key, shard, tuple(group)) for key, group in groups.items()]
+
+    def find(self, name: str, beside: str) -> Member | None:
+        """The member that a name means: as written, or in the folder of the member `beside`."""
+        if not name:
+            return None
+        while name.startswith("./"):
+            name = name[2:]
+        found = self.by_name.get(name)
+        if found is not None:
+            return found
+        while beside.startswith("./"):
+            beside = beside[2:]
+        folder, slash, _ = beside.rpartition("/")
+        return self.by_name.get(folder + slash + name) if slash else None
+
+
+def split_by_shard(batches: Iterable[pa.RecordBatch], shards: Sequence[str]) -> Iterator[ShardMembers]:
+    """The member index of each shard, in the order of `shards`; one is held at a time.
+
+    Args:
+        batches: of `MEMBER_INDEX_SCHEMA`; the entries of a shard are together, shards in the order of `shards`.
+        shards: paths or URLs; one without entries gives an empty index.
+
+    Raises:
+        SourceError: the index names another shard, or one out of order.
+    """
+    waiting = iter(shards)
+    current: str | None = None
+    held: list[Member] = []
+    names = [name for name in MEMBER_INDEX_SCHEMA.names if name != "shard"]
+    for batch in batches:
+        shard_column = _shared(batch.column("shard"))
+        columns = [_shared(batch.column(name)) for name in names]
+        for shard, *values in zip(shard_column, *columns, strict=True):
+            while shard != current:
+                if current is not None:
+                    yield ShardMembers(current, held)
+                    held = []
+                current = next(waiting, None)
+                if current is None:
+                    raise SourceError(shard, f"stands in the member index, expected only {', '.join(shards)}, in order")
+            held.append(Member(shard=shard, **dict(zip(names, values, strict=True))))
+    if current is not None:
+        yield ShardMembers(current, held)
+    for shard in waiting:
+        yield ShardMembers(shard, [])
+
+
+def _shared(column: pa.Array) -> list[Any]:
+    """The values of a column of which equal texts are one object: a shard may have a million members."""
+    values: list[Any] = column.to_pylist()
+    return (
+        [sys.intern(value) for value in values] if pa.types.is_string(column.type) and not column.null_count else values
+    )
+
+
+def shard_labels(shards: Sequence[str]) -> dict[str, str]:
+    """A short name for each shard of a group, which no two share.
+
+    It is the base name without suffix, with as many of its folders in front as it takes to tell the shards apart.
+    """
+    paths = [shard.rstrip("/").split("/") for shard in shards]
+    depth = 1
+    while True:
+        labels = ["/".join(path[-depth:]) for path in paths]
+        labels = [label[: dot if (dot := label.find(".", label.rfind("/") + 2)) > 0 else None] for label in labels]
+        if len(set(labels)) == len(set(shards)) or depth > max(map(len, paths), default=0):
+            break
+        depth += 1
+    if len(set(labels)) < len(set(shards)):
+        labels = list(shards)  # the suffix alone tells them apart
+    return dict(zip(shards, labels, strict=True))

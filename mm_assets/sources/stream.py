@@ -1,0 +1,253 @@
+"""The bytes of a shard at increasing positions, whatever it is compressed with.
+
+A cursor gives bytes by their position in the archive. `RangeCursor` fetches only what is asked for, with a read-ahead
+that the walk over the headers sets; `StreamCursor` decompresses once from start to end and cannot go back. What a
+shard is compressed with is told by its first bytes, never by its name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Any, BinaryIO, Protocol
+
+from mm_assets.errors import ShardError
+from mm_assets.sources.tar_header import BLOCK
+
+__all__ = ["Cursor", "RangeCursor", "RangeSource", "StreamCursor", "compression_of", "open_cursor"]
+
+READ_AHEAD = 64 << 10  # bytes of one look where headers are dense
+DENSE_STRIDE = 2 << 10  # members nearer than this: a quarter and more of what is read are headers
+SMALL_STRIDE = 16 << 10  # members nearer than this have small ones among them, whose next headers a short look covers
+MAX_LONE_READ = 4 << 10  # a header with its extended headers rarely takes more; payload bytes are fetched again later
+SKIP_CHUNK = 1 << 20
+
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_UNSUPPORTED = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x04\x22\x4d\x18": "LZ4", b"PK\x03\x04": "a zip archive"}
+
+
+class RangeSource(Protocol):
+    """What a shard is read from; `mm_assets.storage.store.SourceFile` is one."""
+
+    @property
+    def url(self) -> str:
+        """Path or URL."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`."""
+
+    def stream(self) -> BinaryIO:
+        """The whole file from its start."""
+
+
+class Cursor(Protocol):
+    """Bytes of an archive by position."""
+
+    ranged: bool
+    failure: str | None
+
+    @property
+    def earliest(self) -> int:
+        """The first position that can still be read."""
+
+    @property
+    def end(self) -> int:
+        """How far the archive is known to reach."""
+
+    def read(self, at: int, size: int) -> bytes:
+        """The bytes from `at`, fewer than `size` only where the archive ends."""
+
+    def reach(self, end: int) -> bool:
+        """Whether the archive has `end` bytes."""
+
+    def note_stride(self, stride: int, span: int) -> None:
+        """Takes note that a member took `stride` bytes, of which its headers `span`."""
+
+    def close(self) -> None:
+        """Gives back what the cursor holds."""
+
+
+class RangeCursor:
+    """Reads an uncompressed shard by ranges; payloads that nobody asks for are not read.
+
+    Args:
+        source: the shard.
+    """
+
+    ranged = True
+
+    def __init__(self, source: RangeSource) -> None:
+        self._source = source
+        self._start = 0
+        self._window = b""
+        self._mean_stride = 0
+        self._ahead = BLOCK
+        self.failure: str | None = None
+
+    @property
+    def earliest(self) -> int:
+        """The first position that can still be read."""
+        return 0
+
+    @property
+    def end(self) -> int:
+        """How far the archive is known to reach."""
+        return self._source.size
+
+    def read(self, at: int, size: int) -> bytes:
+        """The bytes from `at`, fewer than `size` only where the archive ends."""
+        offset = at - self._start
+        if not 0 <= offset <= len(self._window) - size:
+            length = min(max(size, self._ahead), max(self._source.size - at, 0))
+            self._window = self._source.read(at, length) if length else b""
+            self._start = at
+            offset = 0
+        return self._window[offset : offset + size]
+
+    def reach(self, end: int) -> bool:
+        """Whether the archive has `end` bytes."""
+        return end <= self._source.size
+
+    def note_stride(self, stride: int, span: int) -> None:
+        """Widens the read-ahead among small members and narrows it to the headers among large ones."""
+        self._mean_stride = stride if self._mean_stride == 0 else (3 * self._mean_stride + stride) // 4
+        if self._mean_stride <= DENSE_STRIDE:
+            self._ahead = READ_AHEAD
+        elif self._mean_stride <= SMALL_STRIDE:
+            self._ahead = MAX_LONE_READ
+        else:
+            self._ahead = min(span, MAX_LONE_READ)
+
+    def close(self) -> None:
+        """Forgets the window; the source stays open."""
+        self._window = b""
+
+
+class StreamCursor:
+    """Reads a compressed shard once from start to end.
+
+    Where decompression fails the archive ends, and `failure` says why.
+
+    Args:
+        source: the shard.
+        compression: "gzip" or "zstd".
+    """
+
+    ranged = False
+
+    def __init__(self, source: RangeSource, compression: str) -> None:
+        self._raw = source.stream()
+        self._stream = _decompressed(self._raw, compression)
+        self._errors = _errors_of(compression)
+        self._start = 0
+        self._window = b""
+        self._end = 0  # position behind the last byte that came out of the stream
+        self.failure: str | None = None
+
+    @property
+    def earliest(self) -> int:
+        """The first position that can still be read."""
+        return self._start
+
+    @property
+    def end(self) -> int:
+        """How far the archive is known to reach."""
+        return self._end
+
+    def _more(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size > 0 and self.failure is None:
+            try:
+                part = self._stream.read(min(size, SKIP_CHUNK))
+            except self._errors as error:
+                self.failure = f"decompression failed: {str(error) or type(error).__name__}"
+                break
+            if not part:
+                break
+            parts.append(part)
+            size -= len(part)
+            self._end += len(part)
+        return b"".join(parts)
+
+    def read(self, at: int, size: int) -> bytes:
+        """The bytes from `at`, fewer than `size` only where the archive ends.
+
+        Raises:
+            ValueError: `at` stands before what the last call gave: a bug of the caller.
+        """
+        if at < self._start:
+            raise ValueError(f"position {at} has passed, the stream stands at {self._start}")
+        if at > self._end and not self.reach(at):
+            return b""
+        held = self._window[at - self._start :]
+        if len(held) < size:
+            held += self._more(size - len(held))
+        self._start, self._window = at, held
+        return held[:size]
+
+    def reach(self, end: int) -> bool:
+        """Goes on to `end`; whether the archive has that many bytes."""
+        while self._end < end:
+            passed = self._more(min(end - self._end, SKIP_CHUNK))
+            if not passed:
+                return False
+            self._start, self._window = self._end - len(passed), passed
+        return True
+
+    def note_stride(self, stride: int, span: int) -> None:
+        """A stream is read whole in any case."""
+
+    def close(self) -> None:
+        """Closes the stream."""
+        self._stream.close()
+        self._raw.close()
+
+
+def compression_of(source: RangeSource) -> str | None:
+    """What a shard is compressed with, told by its first bytes: "gzip", "zstd", or None for a plain tar.
+
+    Raises:
+        ShardError: it is of a kind that is not read.
+    """
+    head = source.read(0, min(BLOCK, source.size))
+    if head.startswith(_GZIP):
+        return "gzip"
+    # A skippable frame may stand first: the last three bytes of its magic are fixed.
+    if head.startswith(_ZSTD) or (head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F):
+        return "zstd"
+    for magic, name in _UNSUPPORTED.items():
+        if head.startswith(magic) and head[257:262] != b"ustar":
+            detail = f"is {name}; a shard is a tar, plain or compressed with gzip or zstd"
+            raise ShardError(source.url, detail, byte_offset=0)
+    return None
+
+
+def open_cursor(source: RangeSource) -> Cursor:
+    """A cursor over the archive in a shard.
+
+    Raises:
+        ShardError: the shard is compressed in a way that is not read.
+    """
+    compression = compression_of(source)
+    return RangeCursor(source) if compression is None else StreamCursor(source, compression)
+
+
+def _decompressed(raw: BinaryIO, compression: str) -> Any:
+    if compression == "gzip":
+        return gzip.GzipFile(fileobj=raw, mode="rb")
+    import zstandard
+
+    return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
+
+
+def _errors_of(compression: str) -> tuple[type[Exception], ...]:
+    if compression == "gzip":
+        return (zlib.error, EOFError, gzip.BadGzipFile)
+    import zstandard
+
+    return (zstandard.ZstdError,)

@@ -1,0 +1,227 @@
+"""Members that have no byte range: out of compressed shards and sparse members, in one pass whatever the order asked.
+
+A compressed shard is decompressed once from start to end. Members that the pass meets before they are asked for wait on
+a `Shelf`: in memory up to a budget, then in a scratch file up to another. What the shelf had to let go of costs another
+pass, never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Set
+from typing import IO
+
+from mm_assets.errors import ShardError, ShardReadError, SourceError
+from mm_assets.sources.stream import compression_of
+from mm_assets.sources.tar import Damage, Member, iter_payloads
+from mm_assets.storage.store import SourceFile
+
+__all__ = ["Shelf", "TarExtract"]
+
+MAX_SCRATCH = 4 << 30  # bytes of the scratch file; a partition is one shard, so this is several of them
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Shelf:
+    """Contents that will be asked for again: in memory, beyond that in a scratch file, beyond that forgotten.
+
+    Args:
+        memory_bytes: bytes held in memory.
+        scratch_bytes: bytes held in the scratch file, which has no name and goes with the process.
+    """
+
+    def __init__(self, memory_bytes: int, scratch_bytes: int = MAX_SCRATCH) -> None:
+        self._memory_bytes = memory_bytes
+        self._scratch_bytes = scratch_bytes
+        self._held: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._held_bytes = 0
+        self._spilled: dict[Hashable, tuple[int, int]] = {}
+        self._file: IO[bytes] | None = None
+        self._file_end = 0
+
+    def put(self, key: Hashable, content: Buffer) -> None:
+        """Keeps a copy of `content`, unless both budgets are spent."""
+        if key in self._held or key in self._spilled:
+            return
+        if len(content) > self._memory_bytes:
+            self._spill(key, content)
+            return
+        self._held[key] = bytes(content)
+        self._held_bytes += len(content)
+        while self._held_bytes > self._memory_bytes:
+            oldest, spilled = self._held.popitem(last=False)
+            self._held_bytes -= len(spilled)
+            self._spill(oldest, spilled)
+
+    def _spill(self, key: Hashable, content: Buffer) -> None:
+        if self._file_end + len(content) > self._scratch_bytes:
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="mm-assets-")  # noqa: SIM115 (close() does, with the shelf)
+        self._file.seek(self._file_end)
+        self._file.write(content)
+        self._spilled[key] = (self._file_end, len(content))
+        self._file_end += len(content)
+
+    def get(self, key: Hashable) -> bytes | None:
+        """The content, or None where it was never put, dropped or forgotten."""
+        if key in self._held:
+            return self._held[key]
+        if key not in self._spilled or self._file is None:
+            return None
+        at, size = self._spilled[key]
+        self._file.seek(at)
+        return self._file.read(size)
+
+    def drop(self, key: Hashable) -> None:
+        """Lets go of a content that nobody will ask for again."""
+        self._held_bytes -= len(self._held.pop(key, b""))
+        self._spilled.pop(key, None)
+        if not self._spilled and self._file is not None and self._file_end:
+            self._file.truncate(0)
+            self._file_end = 0
+
+    def close(self) -> None:
+        """Gives back memory and scratch file."""
+        self._held.clear()
+        self._held_bytes = 0
+        self._spilled.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class TarExtract:
+    """Members of one shard by name; of several of one name the first.
+
+    Args:
+        source: the shard.
+        shelf: where members wait that the pass meets too early.
+        max_bytes: a larger member is an error.
+
+    Raises:
+        ShardError: the shard is compressed in a way that is not read.
+        ShardReadError: the storage failed.
+    """
+
+    def __init__(self, source: SourceFile, shelf: Shelf, *, max_bytes: int) -> None:
+        self._source = source
+        self.url = source.url
+        self._shelf = shelf
+        self._max_bytes = max_bytes
+        try:
+            self._ranged = compression_of(source) is None
+        except SourceError as error:
+            raise _fault_of(error) from error
+        self._needed: Set[str] = frozenset()
+        self._keep_all = False
+        self._seen: set[str] = set()
+        self._shelved: set[str] = set()
+        self._errors: dict[str, SourceError] = {}
+        self._damage: list[Damage] = []
+        self._pass: Iterator[tuple[Member, bytes]] | None = None
+        self._ended = False
+
+    def begin(self, needed: Set[str], *, last: bool) -> None:
+        """Says what will be asked for next, so that the pass keeps it.
+
+        Args:
+            needed: names of members.
+            last: nothing else will be asked for afterwards.
+        """
+        self._needed = needed
+        if last:
+            for name in self._shelved - needed:
+                self._shelf.drop((self.url, name))
+        # A stream cannot go back, so what later rows may want has to be kept; ranges can be read when they are wanted.
+        self._keep_all = not last and not self._ranged
+        if self._ranged:
+            self._start()
+
+    def _start(self) -> None:
+        self.close()
+        self._seen = set()
+        self._damage = []
+        self._ended = False
+
+    def _wanted(self, member: Member) -> bool:
+        name = member.member
+        if member.skip_reason is not None or name in self._seen:
+            return False
+        self._seen.add(name)
+        return name in self._needed or self._keep_all
+
+    def _note_error(self, member: Member, error: SourceError) -> None:
+        self._errors[member.member] = error
+
+    def get(self, name: str) -> bytes:
+        """The content of a member.
+
+        Raises:
+            SourceError: the shard has no such member, it is too large, or it stands behind damage.
+            ShardReadError: the storage failed.
+        """
+        if name in self._errors:
+            raise self._errors[name]
+        key = (self.url, name)
+        shelved = self._shelf.get(key)
+        if shelved is not None:
+            self._shelf.drop(key)
+            return shelved
+        content = None if name in self._seen else self._advance(name)
+        if content is None and name in self._seen and name not in self._errors:
+            self._start()  # the pass went by it: once more, for what is still needed
+            content = self._advance(name)
+        if name in self._errors:
+            raise self._errors[name]
+        if content is None:
+            detail = "the shard has no such member"
+            if self._damage:
+                detail += f" that can be read: at byte {self._damage[0].byte_offset} it is damaged"
+                detail += f" ({self._damage[0].detail})"
+            self._errors[name] = SourceError(self.url, detail, member=name)
+            raise self._errors[name]
+        return content
+
+    def _advance(self, name: str) -> bytes | None:
+        """Goes on until the member comes; what comes before it goes to the shelf."""
+        if self._ended:
+            return None
+        if self._pass is None:
+            self._pass = iter_payloads(
+                self._source,
+                wanted=self._wanted,
+                max_bytes=self._max_bytes,
+                on_error=self._note_error,
+                on_damaged_shard="salvage",
+                damage=self._damage,
+            )
+        try:
+            for member, content in self._pass:
+                if member.member == name:
+                    return content
+                self._shelf.put((self.url, member.member), content)
+                self._shelved.add(member.member)
+        except SourceError as error:
+            self._pass = None
+            self._ended = True
+            raise _fault_of(error, name) from error
+        self._pass = None
+        self._ended = True
+        return None
+
+    def close(self) -> None:
+        """Ends the pass; the source stays open."""
+        close = getattr(self._pass, "close", None)
+        if close is not None:
+            close()
+        self._pass = None
+
+
+def _fault_of(error: SourceError, member: str | None = None) -> SourceError:
+    """The error of a pass: as it is where it tells of the archive or of a member, else the storage's."""
+    if isinstance(error, ShardError) or error.member is not None:
+        return error
+    return ShardReadError(error.path, error.detail, member=member, byte_offset=error.byte_offset)

@@ -1,0 +1,173 @@
+"""The text of JSON and text members, read ahead in windows of bounded size.
+
+From a plain tar by merged ranges; members that are no range (compressed shards, sparse members) are copied to a scratch
+file in one pass over the shard, because the members of one sample may stand far apart.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from mm_assets.errors import SourceError
+from mm_assets.sources.member import Member
+from mm_assets.sources.samples import Sample, ShardMembers
+from mm_assets.sources.tar import iter_payloads
+from mm_assets.storage.store import SourceFile
+
+__all__ = ["BadTextError", "TextMembers", "decode_text"]
+
+WINDOW_BYTES = 4 << 20  # payloads held at a time; what is made of them takes several times as much
+WINDOW_SAMPLES = 1024
+MAX_GAP = 4 << 10  # media between two JSON members is not worth reading; requests of a window run side by side
+MAX_TEXT = 1 << 30  # a text column of one batch has to stay below 2 GiB, whatever is configured
+
+_BOM = "\ufeff"
+
+
+class BadTextError(ValueError):
+    """A member is not the text it should be. Becomes an entry of the rejects.
+
+    Args:
+        reason: short name of the kind of error.
+        detail: what was found and expected.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason = reason
+        self.detail = detail
+        super().__init__(detail)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spooled:
+    offset: int
+    size: int
+
+
+def decode_text(payload: bytes | memoryview) -> str:
+    """UTF-8 as text, without a byte order mark.
+
+    Raises:
+        BadTextError: the bytes are no UTF-8.
+    """
+    try:
+        text = str(payload, "utf-8")
+    except UnicodeDecodeError as error:
+        detail = f"is no UTF-8 at byte {error.start} (found 0x{error.object[error.start]:02x})"
+        raise BadTextError("not_utf8", detail) from error
+    return text[1:] if text.startswith(_BOM) else text
+
+
+class TextMembers:
+    """Reads the text members of one shard's samples.
+
+    Args:
+        source: the shard.
+        members: its grouped index.
+        is_text: which members are read.
+        max_bytes: larger members are refused.
+    """
+
+    def __init__(
+        self, source: SourceFile, members: ShardMembers, *, is_text: Callable[[Member], bool], max_bytes: int
+    ) -> None:
+        self._source = source
+        self._is_text = is_text
+        self._max_bytes = min(max_bytes, MAX_TEXT)
+        self._spool: IO[bytes] | None = None
+        self._spooled: dict[int, _Spooled] = {}
+        loose = {
+            m.ordinal
+            for sample in members.samples
+            for m in sample.members
+            if m.byte_offset is None and is_text(m) and m.byte_size <= self._max_bytes
+        }
+        if loose:
+            damaged = any((m.skip_reason or "").startswith("damaged") for m in members.skipped)
+            self._fill_spool(loose, salvage=damaged)
+
+    def _fill_spool(self, ordinals: set[int], *, salvage: bool) -> None:
+        self._spool = tempfile.TemporaryFile(prefix="mm-assets-text-")  # noqa: SIM115 - closed by `close`
+        at = 0
+        payloads = iter_payloads(
+            self._source,
+            wanted=lambda m: m.ordinal in ordinals,
+            max_bytes=self._max_bytes,
+            on_damaged_shard="salvage" if salvage else "fail",
+        )
+        for member, payload in payloads:
+            self._spool.write(payload)
+            self._spooled[member.ordinal] = _Spooled(at, len(payload))
+            at += len(payload)
+
+    def windows(self, samples: Iterable[Sample]) -> Iterator[list[tuple[Sample, dict[int, str | BadTextError]]]]:
+        """The samples in order, each with the text of its text members by ordinal, or why there is none.
+
+        Raises:
+            SourceError: the shard could not be read.
+        """
+        window: list[Sample] = []
+        size = 0
+        for sample in samples:
+            more = sum(m.byte_size for m in sample.members if self._is_text(m) and m.byte_size <= self._max_bytes)
+            if window and (size + more > WINDOW_BYTES or len(window) >= WINDOW_SAMPLES):
+                yield self._read(window)
+                window, size = [], 0
+            window.append(sample)
+            size += more
+        if window:
+            yield self._read(window)
+
+    def _read(self, samples: Sequence[Sample]) -> list[tuple[Sample, dict[int, str | BadTextError]]]:
+        texts: list[dict[int, str | BadTextError]] = []
+        ranges: list[tuple[int, int]] = []
+        places: list[tuple[int, int]] = []  # (sample, ordinal) of each range
+        for number, sample in enumerate(samples):
+            found: dict[int, str | BadTextError] = {}
+            held = 0
+            texts.append(found)
+            for member in sample.members:
+                if not self._is_text(member):
+                    continue
+                if member.byte_size > self._max_bytes:
+                    detail = f"holds {member.byte_size} bytes of text, allowed are {self._max_bytes}"
+                    found[member.ordinal] = BadTextError("too_large", detail)
+                    continue
+                held += member.byte_size
+                if held > MAX_TEXT:
+                    detail = f"the sample's text members hold more than {MAX_TEXT} bytes up to this one"
+                    found[member.ordinal] = BadTextError("too_large", detail)
+                elif member.byte_size == 0:
+                    found[member.ordinal] = ""  # a range of no bytes is no valid request of an object store
+                elif member.byte_offset is not None:
+                    ranges.append((member.byte_offset, member.byte_size))
+                    places.append((number, member.ordinal))
+                else:
+                    found[member.ordinal] = _decoded(self._from_spool(member))
+        for (number, ordinal), payload in zip(places, self._source.read_ranges(ranges, max_gap=MAX_GAP), strict=True):
+            texts[number][ordinal] = _decoded(payload)
+        return list(zip(samples, texts, strict=True))
+
+    def _from_spool(self, member: Member) -> bytes:
+        place = self._spooled.get(member.ordinal)
+        if place is None or self._spool is None:
+            raise SourceError(
+                self._source.url, "is not where the member index says: the shard changed", member=member.member
+            )
+        self._spool.seek(place.offset)
+        return self._spool.read(place.size)
+
+    def close(self) -> None:
+        """Removes the scratch file."""
+        if self._spool is not None:
+            self._spool.close()
+
+
+def _decoded(payload: bytes | memoryview) -> str | BadTextError:
+    try:
+        return decode_text(payload)
+    except BadTextError as error:
+        return error

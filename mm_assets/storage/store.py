@@ -1,0 +1,298 @@
+"""What is published below one root URL: every file appears there whole or not at all.
+
+Content is built in a local file that nobody sees under its final name and appears there by one rename (local) or one
+completed upload (object store). Nothing here knows what the bytes mean. Reading by ranges is `mm_assets.storage.files`,
+whose names are these too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mm_assets.errors import SourceError
+from mm_assets.storage.files import (
+    MAX_GAP,
+    MAX_REQUEST,
+    SHARD_SUFFIXES,
+    Options,
+    RemoteFile,
+    ShardFile,
+    SourceFile,
+    describe_file,
+    expand_shards,
+    filesystem,
+    is_local,
+    local_path,
+    protocols,
+    reason,
+)
+
+__all__ = [
+    "MAX_GAP",
+    "MAX_REQUEST",
+    "SHARD_SUFFIXES",
+    "Draft",
+    "PublishedFile",
+    "RemoteFile",
+    "ShardFile",
+    "SourceFile",
+    "Store",
+    "describe_file",
+    "expand_shards",
+    "is_local",
+    "local_path",
+]
+
+_UPLOAD_PART = 16 << 20  # bytes of one part of a multipart upload
+_UPLOAD_PARTS_AT_ONCE = 2  # parts in memory at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedFile:
+    """A file as it was published.
+
+    Attributes:
+        path: relative to the store's root.
+        size: bytes.
+        sha256: hexadecimal digest of the content.
+    """
+
+    path: str
+    size: int
+    sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The file as markers and manifests list it."""
+        return {"path": self.path, "size": self.size, "sha256": self.sha256}
+
+
+class Draft:
+    """A file under construction: write to `path`, set `name` if it depends on the content, leave the `with` block.
+
+    Attributes:
+        path: local file to write.
+        name: where it will stand, relative to the root.
+        published: set once the file stands there.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self.name = name
+        self.published: PublishedFile | None = None
+        self._digest: tuple[tuple[int, int, int], str] | None = None
+
+    def digest(self) -> str:
+        """SHA-256 of what has been written, hexadecimal; asked for again, it is computed only if the file changed."""
+        status = os.stat(self.path)
+        mark = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if self._digest is None or self._digest[0] != mark:
+            self._digest = mark, _sha256(self.path)
+        return self._digest[1]
+
+    def result(self) -> PublishedFile:
+        """The published file.
+
+        Raises:
+            RuntimeError: the `with` block has not been left yet.
+        """
+        if self.published is None:
+            raise RuntimeError(f"{self.name} is not published yet")
+        return self.published
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Store:
+    """All files below one root URL.
+
+    Args:
+        url: folder path or fsspec URL; made when the first file is published.
+        storage_options: arguments for the file system.
+    """
+
+    def __init__(self, url: str, storage_options: Options | None = None) -> None:
+        self.storage_options = dict(storage_options or {})
+        self.is_local = is_local(url)
+        self._url = str(local_path(url)) if self.is_local else url.rstrip("/")
+        self.fs, self._root = filesystem(self._url, storage_options)
+
+    def __repr__(self) -> str:
+        return f"Store({self._url!r})"
+
+    @property
+    def url(self) -> str:
+        """The root."""
+        return self._url
+
+    def child(self, name: str) -> Store:
+        """The store of a folder below the root."""
+        return Store(self.url_of(name), self.storage_options)
+
+    def url_of(self, name: str) -> str:
+        """Path or URL of a file below the root."""
+        return f"{self._url}/{name}" if name else self._url
+
+    def path_of(self, name: str) -> str:
+        """The same as the file system itself spells it."""
+        return f"{self._root}/{name}" if name else self._root
+
+    def exists(self, name: str) -> bool:
+        """Whether a file stands at `name`."""
+        return bool(self.fs.isfile(self.path_of(name)))
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file, or None where there is none."""
+        try:
+            return int(self.fs.info(self.path_of(name))["size"])
+        except FileNotFoundError:
+            return None
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Name (relative to the root) and bytes of each file directly in a folder, hidden ones left out."""
+        try:
+            listed = self.fs.ls(self.path_of(folder), detail=True)
+        except FileNotFoundError:
+            return {}
+        found = {}
+        for info in listed:
+            base = info["name"].rstrip("/").rsplit("/", 1)[-1]
+            if info["type"] == "file" and base and not base.startswith("."):
+                found[f"{folder}/{base}" if folder else base] = int(info["size"])
+        return dict(sorted(found.items()))
+
+    def read_bytes(self, name: str) -> bytes:
+        """The whole content.
+
+        Raises:
+            SourceError: there is no such file, or it cannot be read.
+        """
+        try:
+            content: bytes = self.fs.cat_file(self.path_of(name))
+        except OSError as error:
+            raise SourceError(self.url_of(name), f"cannot be read: {reason(error)}") from error
+        return content
+
+    def open(self, name: str) -> Any:
+        """A seekable binary file object, as pyarrow reads it.
+
+        Raises:
+            SourceError: there is no such file.
+        """
+        try:
+            if self.is_local:
+                return self.fs.open(self.path_of(name), "rb")
+            # Column chunks are read whole and once: a read-ahead cache would fetch their neighbours.
+            return self.fs.open(self.path_of(name), "rb", cache_type="none")
+        except OSError as error:
+            raise SourceError(self.url_of(name), f"cannot be opened: {reason(error)}") from error
+
+    @contextmanager
+    def draft(self, name: str) -> Iterator[Draft]:
+        """Builds a file out of sight and publishes it when the block ends without an exception.
+
+        Raises:
+            SourceError: another process is building the same file, or the upload failed.
+        """
+        if self.is_local:
+            with self._local_draft(name) as draft:
+                yield draft
+            return
+        with tempfile.TemporaryDirectory(prefix="mm-assets-") as scratch:
+            draft = Draft(Path(scratch) / name.rsplit("/", 1)[-1], name)
+            yield draft
+            digest, size = draft.digest(), draft.path.stat().st_size
+            self._upload(draft.path, draft.name)
+            draft.published = PublishedFile(path=draft.name, size=size, sha256=digest)
+
+    @contextmanager
+    def _local_draft(self, name: str) -> Iterator[Draft]:
+        target = Path(self.path_of(name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path = target.with_name(f".{target.name}.tmp")
+        # Beside the content and not the content: writers that replace their file would lose a lock held on it.
+        guard = target.with_name(f".{target.name}.lock")
+        lock = _lock(guard, target)
+        try:
+            path.unlink(missing_ok=True)  # left over from a run that was killed
+            draft = Draft(path, name)
+            yield draft
+            digest = draft.digest()
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                os.fsync(file.fileno())
+            final = Path(self.path_of(draft.name))
+            final.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, final)
+            _sync_folder(final.parent)
+            draft.published = PublishedFile(path=draft.name, size=size, sha256=digest)
+        finally:
+            path.unlink(missing_ok=True)
+            guard.unlink(missing_ok=True)
+            os.close(lock)
+
+    def _upload(self, path: Path, name: str) -> None:
+        extra: dict[str, Any] = {}
+        if {"s3", "s3a"} & set(protocols(self.fs)):
+            extra = {"chunksize": _UPLOAD_PART, "max_concurrency": _UPLOAD_PARTS_AT_ONCE}
+        try:
+            if not ({"s3", "s3a"} & set(protocols(self.fs))):
+                self.fs.makedirs(self.path_of(name).rsplit("/", 1)[0], exist_ok=True)
+            self.fs.put_file(str(path), self.path_of(name), **extra)
+        except OSError as error:
+            raise SourceError(self.url_of(name), f"cannot be written: {reason(error)}") from error
+
+    def write_bytes(self, name: str, content: bytes) -> PublishedFile:
+        """Publishes a small file.
+
+        Raises:
+            SourceError: another process is writing it, or the upload failed.
+        """
+        with self.draft(name) as draft:
+            draft.path.write_bytes(content)
+        return draft.result()
+
+    def delete(self, name: str) -> None:
+        """Removes a file if it is there."""
+        try:
+            self.fs.rm_file(self.path_of(name))
+        except FileNotFoundError:
+            return
+
+
+def _lock(guard: Path, target: Path) -> int:
+    """Takes the right to build `target`; a process that dies gives it back by dying."""
+    deadline = time.monotonic() + 1.0
+    while True:
+        fd = os.open(guard, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if guard.exists() and os.fstat(fd).st_ino == guard.stat().st_ino:
+                return fd
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(fd)
+                detail = "another process is writing this file: runs of one partition must not overlap"
+                raise SourceError(target, detail) from None
+            time.sleep(0.05)
+        # Its last holder removed the guard between our open and our lock: try the name again.
+        os.close(fd)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

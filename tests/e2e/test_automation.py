@@ -1,0 +1,405 @@
+"""Sensor and schedule ticks: shards become partitions and runs, once, and never two runs of one partition."""
+
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from mm_assets.orchestration.build import build_definitions
+from mm_assets.orchestration.launch import make_manifest, register_dataset, run_partitions
+from mm_assets.orchestration.resources import StorageRoot
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
+
+SpecOf = Callable[..., DatasetSpec]
+Inbox = Callable[..., Path]
+
+
+class Ticker:
+    """Evaluates one sensor of a dataset again and again, as the daemon does."""
+
+    def __init__(self, instance: dg.DagsterInstance, spec: DatasetSpec, name: str) -> None:
+        self.instance = instance
+        self.spec = spec
+        self.definitions = build_definitions(spec)
+        self.sensor = self.definitions.resolve_sensor_def(name)
+        self.cursor: str | None = None
+
+    def tick(self) -> Any:
+        """One evaluation; its cursor and partition requests are carried out."""
+        with dg.build_sensor_context(
+            instance=self.instance,
+            instance_ref=self.instance.get_ref(),
+            cursor=self.cursor,
+            definitions=self.definitions,
+            resources={f"{self.spec.name}_storage": StorageRoot(root=self.spec.root)},
+        ) as context:
+            result = self.sensor.evaluate_tick(context)
+        self.cursor = result.cursor
+        for request in result.dynamic_partitions_requests or []:
+            self.instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
+        return result
+
+
+def keys_of(result: object) -> list[str]:
+    return [request.partition_key for request in result.run_requests or []]  # type: ignore[attr-defined]
+
+
+def test_new_shards_become_partitions_and_runs_in_one_tick(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
+) -> None:
+    """A tick adds the keys and requests the runs; the next one has nothing to do; a further shard comes alone."""
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
+    ticker = Ticker(instance, spec, "docs_shards")
+    assert keys_of(ticker.tick()) == ["docs-00000"]
+    assert instance.get_dynamic_partitions("docs_shards") == ["docs-00000"]
+    assert keys_of(ticker.tick()) == []
+    inbox("docs-00001.tar")
+    assert keys_of(ticker.tick()) == ["docs-00001"]
+
+
+def test_an_empty_place_is_waited_for(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """Before the first shard arrives a tick skips and does not fail."""
+    ticker = Ticker(instance, demo_spec("docs", shards=str(inbox())), "docs_shards")
+    result = ticker.tick()
+    assert keys_of(result) == []
+    assert "0 partitions" in (result.skip_message or "")
+
+
+def test_a_changed_shard_is_a_new_run(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """A replaced shard is requested again, with another run key, because Dagster uses a key up."""
+    folder = inbox("docs-00000.tar")
+    ticker = Ticker(instance, demo_spec("docs", shards=str(folder)), "docs_shards")
+    first = (ticker.tick().run_requests or [])[0].run_key
+    shutil.copyfile(folder / "docs-00000.tar", folder / ".copy")
+    (folder / ".copy").replace(folder / "docs-00000.tar")
+    second = (ticker.tick().run_requests or [])[0].run_key
+    assert first != second
+
+
+def test_a_young_shard_waits_for_its_settle_time(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard is taken only after its fingerprint has stood still for the settle time, whatever its own clock says."""
+    import os
+    import time
+
+    folder = inbox("docs-00000.tar")
+    future = time.time() + 10_000
+    os.utime(folder / "docs-00000.tar", (future, future))
+    from dataclasses import replace
+
+    spec = replace(demo_spec("docs", shards=str(folder)), settle_seconds=60.0)
+    ticker = Ticker(instance, spec, "docs_shards")
+    now = time.time()
+    monkeypatch.setattr("mm_assets.pipeline.register.time.time", lambda: now)
+    assert keys_of(ticker.tick()) == []
+    monkeypatch.setattr("mm_assets.pipeline.register.time.time", lambda: now + 59)
+    assert keys_of(ticker.tick()) == []
+    monkeypatch.setattr("mm_assets.pipeline.register.time.time", lambda: now + 61)
+    assert keys_of(ticker.tick()) == ["docs-00000"]
+
+
+def test_runs_of_a_tick_are_capped(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """A tick requests no more runs than the declaration allows; the rest comes with the next tick."""
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar", "docs-00001.tar")), runs_per_tick=1)
+    ticker = Ticker(instance, spec, "docs_shards")
+    assert keys_of(ticker.tick()) == ["docs-00000"]
+    assert keys_of(ticker.tick()) == ["docs-00001"]
+    assert keys_of(ticker.tick()) == []
+
+
+def test_published_partitions_are_not_run_again(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """A sensor that starts after `mm-assets run` finds nothing to do."""
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    (run,) = run_partitions([(spec, "captions-00000")])
+    assert run.ok
+    assert keys_of(Ticker(instance, spec, "captions_shards").tick()) == []
+
+
+def test_a_partition_that_is_running_is_not_requested(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
+) -> None:
+    """Runs of one partition do not overlap: a run at work keeps sensor and schedule from asking for another."""
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar", "docs-00001.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    job = build_definitions(spec).resolve_job_def("docs_pack")
+    instance.create_run_for_job(
+        job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
+    )
+    assert keys_of(Ticker(instance, spec, "docs_shards").tick()) == ["docs-00001"]
+    assert _schedule_keys(instance, spec) == ["docs-00001"]
+
+
+def _schedule_keys(instance: dg.DagsterInstance, spec: DatasetSpec) -> list[str]:
+    return [request.partition_key for request in _schedule_requests(instance, spec) if request.partition_key]
+
+
+def _schedule_requests(instance: dg.DagsterInstance, spec: DatasetSpec) -> list[dg.RunRequest]:
+    definitions = build_definitions(spec)
+    with dg.build_schedule_context(
+        instance=instance,
+        instance_ref=instance.get_ref(),
+        scheduled_execution_time=datetime(2024, 1, 1, tzinfo=UTC),
+        resources={f"{spec.name}_storage": StorageRoot(root=spec.root)},
+        repository_def=definitions.get_repository_def(),
+    ) as context:
+        result = definitions.resolve_schedule_def(f"{spec.name}_pending").evaluate_tick(context)
+    return list(result.run_requests or [])
+
+
+def test_the_schedule_runs_what_is_pending(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """The schedule requests registered partitions without a marker, capped, and skips when there are none."""
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar", "docs-00001.tar")), runs_per_tick=1)
+    assert _schedule_keys(instance, spec) == []
+    register_dataset(instance, DatasetStore(spec))
+    assert _schedule_keys(instance, spec) == ["docs-00000"]
+    (run,) = run_partitions([(spec, "docs-00000")])
+    assert run.ok
+    assert _schedule_keys(instance, spec) == ["docs-00001"]
+
+
+def test_new_markers_make_a_manifest(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """The marker sensor asks for one manifest per set of markers and for none without markers."""
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    ticker = Ticker(instance, spec, "captions_markers")
+    assert not ticker.tick().run_requests
+    register_dataset(instance, DatasetStore(spec))
+    (run,) = run_partitions([(spec, "captions-00000")])
+    assert run.ok
+    assert len(ticker.tick().run_requests or []) == 1
+    assert not ticker.tick().run_requests
+    assert make_manifest(spec).ok
+
+
+def test_a_changed_declaration_fails_the_tick_with_what_to_do(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
+) -> None:
+    """When settings that decide the schema change, the sensor says so instead of mixing schemas."""
+    from mm_assets.errors import ConfigError
+
+    folder = str(inbox("captions-00000.tar"))
+    Ticker(instance, demo_spec("captions", shards=folder), "captions_shards").tick()
+    changed = demo_spec("captions", shards=folder, pack="generic")
+    with pytest.raises((ConfigError, dg.DagsterError), match=r"captions_shards|--new-schema"):
+        Ticker(instance, changed, "captions_shards").tick()
+
+
+def _failed_run(instance: dg.DagsterInstance, spec: DatasetSpec, key: str, tags: dict[str, str]) -> None:
+    """A run of the partition that has just failed."""
+    job = build_definitions(spec).resolve_job_def(f"{spec.name}_pack")
+    run = instance.create_run_for_job(
+        job_def=job, tags={"dagster/partition": key, **tags}, status=dg.DagsterRunStatus.STARTED
+    )
+    instance.report_run_failed(run, "made to fail")
+
+
+def test_a_state_that_comes_back_is_a_new_run(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """A configuration that goes from A to B and back to A gives three run keys, because Dagster uses each up."""
+    folder = str(inbox("docs-00000.tar"))
+    first = demo_spec("docs", shards=folder)
+    second = demo_spec("docs", shards=folder, renumber=not first.renumber)
+    cursor, keys = None, []
+    for spec in (first, second, first):
+        ticker = Ticker(instance, spec, "docs_shards")
+        ticker.cursor = cursor
+        (request,) = ticker.tick().run_requests or []
+        keys.append(request.run_key)
+        assert not ticker.tick().run_requests
+        cursor = ticker.cursor
+    assert len(set(keys)) == 3
+
+
+def test_a_new_schema_is_a_new_run(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """A schema decided anew makes a partition that was requested before due again, under another key and mark."""
+    folder = str(inbox("captions-00000.tar"))
+    ticker = Ticker(instance, demo_spec("captions", shards=folder), "captions_shards")
+    (first,) = ticker.tick().run_requests
+    dataset = DatasetStore(ticker.spec)
+    changed = dataset.schema().__class__.from_json({**dataset.schema().to_json(), "user_columns": []}, where="test")
+    assert changed.digest != dataset.schema().digest
+    dataset.write_schema(changed, decided_by="test")
+    (second,) = ticker.tick().run_requests
+    assert first.run_key != second.run_key
+    assert first.tags["mm_assets/mark"] != second.tags["mm_assets/mark"]
+
+
+def test_the_cursor_forgets_what_is_published(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """The cursor names a partition from its request to its publication only, so it does not grow with the dataset."""
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    ticker = Ticker(instance, spec, "captions_shards")
+    assert keys_of(ticker.tick()) == ["captions-00000"]
+    assert "captions-00000" in (ticker.cursor or "")
+    (run,) = run_partitions([(spec, "captions-00000")])
+    assert run.ok
+    assert keys_of(ticker.tick()) == []
+    assert "captions-00000" not in (ticker.cursor or "")
+
+
+def test_a_tick_with_nothing_new_reads_no_marker(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sensors list the markers and do not read them while nothing has changed: there may be very many."""
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    tickers = [Ticker(instance, spec, f"captions_{name}") for name in ("shards", "markers")]
+    register_dataset(instance, DatasetStore(spec))
+    (run,) = run_partitions([(spec, "captions-00000")])
+    assert run.ok
+    for ticker in tickers:
+        ticker.tick()
+    read: list[str] = []
+    real = type(DatasetStore(spec).store).read_bytes
+    monkeypatch.setattr(
+        "mm_assets.storage.store.Store.read_bytes", lambda self, name: (read.append(name), real(self, name))[1]
+    )
+    for ticker in tickers:
+        assert not ticker.tick().run_requests
+    assert "shards.json" in read
+    assert not [name for name in read if name.startswith("published/")]
+
+
+def test_failing_partitions_do_not_starve_the_others(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed waits, longer each time; a partition that was never tried is run, and so is one that changed."""
+    import time
+
+    inbox("docs-00000.tar", "docs-00001.tar")
+    spec = demo_spec("docs", shards=str(inbox()), runs_per_tick=1)
+    register_dataset(instance, DatasetStore(spec))
+    tags = _schedule_tags(instance, spec, "docs-00000")
+    assert tags["mm_assets/attempt"] == "1"
+    _failed_run(instance, spec, "docs-00000", tags)
+    assert _schedule_keys(instance, spec) == ["docs-00001"]
+    _failed_run(instance, spec, "docs-00001", {"mm_assets/mark": "of another state"})
+    assert _schedule_keys(instance, spec) == ["docs-00001"]
+    _failed_run(instance, spec, "docs-00001", _schedule_tags(instance, spec, "docs-00001"))
+    assert _schedule_keys(instance, spec) == []
+    now = time.time()
+    monkeypatch.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 700)
+    tags = _schedule_tags(instance, spec, "docs-00000")
+    assert tags["mm_assets/attempt"] == "2"
+    _failed_run(instance, spec, "docs-00000", tags)
+    assert _schedule_keys(instance, spec) == ["docs-00001"]
+    both = demo_spec("docs", shards=str(inbox()), runs_per_tick=2)
+    monkeypatch.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 1800)
+    assert _schedule_keys(instance, both) == ["docs-00001"], "the second pause is twice the first"
+    monkeypatch.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 2000)
+    assert _schedule_keys(instance, both) == ["docs-00001", "docs-00000"]
+
+
+def _schedule_tags(instance: dg.DagsterInstance, spec: DatasetSpec, key: str) -> dict[str, str]:
+    """Tags of the run that the schedule asks for first, which must be this partition's."""
+    (request,) = _schedule_requests(instance, spec)
+    assert request.partition_key == key
+    return {name: value for name, value in request.tags.items() if name.startswith("mm_assets/")}
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_killed_run_does_not_block_its_partition(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, killed: bool
+) -> None:
+    """A started run whose process is gone is failed, and its partition requested; one whose process lives is not."""
+    import subprocess
+    import sys
+
+    from mm_assets.orchestration import processes
+
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    job = build_definitions(spec).resolve_job_def("docs_pack")
+    run = instance.create_run_for_job(
+        job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
+    )
+    code = f"from mm_assets.orchestration.processes import process_tag; print(process_tag({run.run_id!r}), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        tag = child.stdout.readline().strip()
+        if tag == "None":
+            child.kill()
+            pytest.skip("this system has no /proc")
+        instance.add_run_tags(run.run_id, {processes.PROCESS_TAG: tag})
+        if killed:
+            child.kill()
+            child.wait()
+        expected = ["docs-00000"] if killed else []
+        assert _schedule_keys(instance, spec) == expected
+        assert keys_of(Ticker(instance, spec, "docs_shards").tick()) == expected
+        child.kill()
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    assert found.is_finished == killed
+
+
+def test_a_silent_run_is_given_up_after_a_day(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A started run of which nothing is known but its age blocks its partition for a day and no longer."""
+    import time
+
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    job = build_definitions(spec).resolve_job_def("docs_pack")
+    instance.create_run_for_job(
+        job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
+    )
+    now = time.time()
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 80_000)
+    assert _schedule_keys(instance, spec) == []
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 90_000)
+    assert _schedule_keys(instance, spec) == ["docs-00000"]
+
+
+def test_a_dead_manifest_run_does_not_block_the_next(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marker sensor waits for a manifest run that may live, and not for one that cannot."""
+    import time
+
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    dataset.store.write_bytes("published/captions-00000.json", b"{}")
+    job = build_definitions(spec).resolve_job_def("captions_manifest")
+    instance.create_run_for_job(job_def=job, status=dg.DagsterRunStatus.STARTED)
+    ticker = Ticker(instance, spec, "captions_markers")
+    assert not ticker.tick().run_requests
+    now = time.time()
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 90_000)
+    assert len(ticker.tick().run_requests or []) == 1
+
+
+def test_whatever_changes_a_manifest_makes_one(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """Markers, registered shards, the configuration and the schema each ask for a manifest when they change."""
+    folder = inbox("docs-00000.tar", "docs-00001.tar")
+    spec = demo_spec("docs", shards=str(folder))
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    dataset.store.write_bytes("published/docs-00000.json", b"{}")
+    ticker = Ticker(instance, spec, "docs_markers")
+
+    def requests() -> list[int]:
+        return [len(ticker.tick().run_requests or []) for _ in range(2)]
+
+    assert requests() == [1, 0]
+    dataset.store.write_bytes("published/docs-00000.json", b"[]")
+    assert requests() == [1, 0], "a marker was replaced by one of the same size"
+    (folder / "docs-00001.tar").unlink()
+    register_dataset(instance, dataset)
+    assert requests() == [1, 0], "a shard is gone"
+    changed = Ticker(instance, demo_spec("docs", shards=str(folder), renumber=not spec.renumber), "docs_markers")
+    changed.cursor, ticker = ticker.cursor, changed
+    assert requests() == [1, 0], "the configuration changed"
+    schema = dataset.schema()
+    other = schema.__class__.from_json({**schema.to_json(), "user_columns": []}, where="test")
+    dataset.write_schema(other, decided_by="test")
+    assert requests() == [int(other.digest != schema.digest), 0]
+    dataset.store.delete("published/docs-00000.json")
+    assert requests() == [1, 0], "the last marker is gone"

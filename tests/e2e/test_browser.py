@@ -1,0 +1,94 @@
+"""The UI, by a browser: materialize a demo partition, see it succeed and its checks pass. Leaves a screenshot."""
+
+import json
+import shutil
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_assets.orchestration.launch import declared_datasets, open_instance, register_dataset
+from mm_assets.pipeline.store import DatasetStore
+
+from .test_daemon import process_group, wait_for
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts"
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+JOB = "/locations/mm_assets.definitions/jobs/captions_pack"
+RUNS = "{ runsOrError { ... on Runs { results { status } } } }"
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the UI is not looked at")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def query(url: str, text: str) -> Any:
+    """One GraphQL query; None while the server does not answer."""
+    request = urllib.request.Request(
+        f"{url}/graphql", json.dumps({"query": text}).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)["data"]
+    except (urllib.error.URLError, ConnectionError):
+        return None
+
+
+def statuses(url: str) -> list[str]:
+    answer = query(url, RUNS)
+    return [run["status"] for run in answer["runsOrError"]["results"]] if answer else []
+
+
+def test_a_partition_is_materialized_from_the_ui(dagster_home: Path, tmp_path: Path) -> None:
+    """Job page, Materialize all, pick a partition, Launch: the run succeeds and its checks show as passed."""
+    from playwright.sync_api import sync_playwright
+
+    (dagster_home / "dagster.yaml").write_text(
+        "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
+        # No daemon runs here that would take runs from a queue.
+        "run_coordinator:\n  module: dagster._core.run_coordinator\n  class: DefaultRunCoordinator\n"
+    )
+    dataset = DatasetStore(declared_datasets("mm_assets.definitions")["captions"])
+    with open_instance() as instance:
+        register_dataset(instance, dataset)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    log = tmp_path / "webserver.log"
+    command = [sys.executable, "-m", "dagster_webserver", "-m", "mm_assets.definitions", "-h", "127.0.0.1"]
+    with process_group([*command, "-p", str(port)], log, tmp_path) as server:
+        wait_for(lambda: query(url, "{ version }") is not None or server.poll() is not None, 90, log)
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+            page = browser.new_page(viewport={"width": 1400, "height": 800})
+            page.set_default_timeout(60_000)
+            page.goto(url + JOB)
+            page.get_by_role("button", name="Materialize all").first.click()
+            page.get_by_text("Select a partition or create one").click()
+            page.get_by_text("captions-00000", exact=True).first.click()
+            page.keyboard.press("Escape")
+            page.get_by_role("button", name="Launch 1 run").click()
+            wait_for(lambda: bool({"SUCCESS", "FAILURE"} & set(statuses(url))), 120, log)
+            assert statuses(url) == ["SUCCESS"]
+            page.goto(url + "/assets/captions/packed_mult?view=checks")
+            page.get_by_text("This is a blocking asset check").or_(page.get_by_text("blocking")).first.wait_for()
+            page.get_by_text("Succeeded").first.wait_for()
+            time.sleep(1)  # let the page come to rest before it is photographed
+            SCREENSHOTS.mkdir(exist_ok=True)
+            page.screenshot(path=SCREENSHOTS / "checks-in-the-ui.png")
+            succeeded = page.get_by_text("Succeeded", exact=True).count()
+            browser.close()
+    from mm_assets.checks.catalog import checks_of
+
+    assert succeeded >= len(checks_of("packed_mult"))
+    assert dataset.marker("captions-00000") is not None

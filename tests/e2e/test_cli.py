@@ -1,0 +1,175 @@
+"""The `mm-assets` command as a shell sees it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mm_assets.formats import open_reader
+
+
+@pytest.fixture
+def cli(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Runs the command in an empty folder with an instance of its own."""
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("DAGSTER_", "MM_ASSETS_"))}
+    environment["DAGSTER_HOME"] = str(home)
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from mm_assets.cli.main import main; main()", *arguments]
+        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code, (arguments, done.stdout, done.stderr)
+        return done
+
+    run.home, run.work, run.environment = home, work, environment  # type: ignore[attr-defined]
+    return run
+
+
+def test_shards_without_yaml_become_packed_files(cli, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+    """`run --shards` needs no declaration; its packed file can be inspected, verified, converted and queried."""
+    done = cli("run", "--dataset", "talks", "--shards", str(demo_shards / "speech-*.tar"), "--root", "out")
+    assert "done" in done.stdout
+    assert "talks/manifest.json" in done.stdout
+    (mult,) = (cli.work / "out/talks/packed").glob("*.mult")
+    inspected = cli("inspect", str(mult), "--sample", "0").stdout
+    assert re.search(r"audio: AudioField.* present", inspected)
+    assert "Audio(samples=<float32" in inspected
+    assert "ok" in cli("verify", str(mult), "out/talks/manifest.json").stdout
+    cli("convert", str(mult), "x.mstr")
+    cli("convert", "x.mstr", "back.mult")
+    assert (cli.work / "back.mult").read_bytes() == mult.read_bytes()
+    counted = cli("sql", "--root", "out", "-d", "talks", "select count(*) as n from rows", "--csv").stdout
+    assert counted.split() == ["n", "18"] or counted.splitlines()[0] == "n"
+    again = cli("run", "--dataset", "talks", "--shards", str(demo_shards / "speech-*.tar"), "--root", "out")
+    assert "unchanged" in again.stdout
+
+
+def test_one_bad_shard_fails_the_command_and_not_the_others(cli, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+    """With a damaged shard among good ones the good ones are packed, the bad one is named and the exit code is 1."""
+    shards = cli.work / "in"
+    shards.mkdir()
+    shutil.copy(demo_shards / "captions-00000.tar", shards / "a.tar")
+    (shards / "b.tar").write_bytes((demo_shards / "captions-00000.tar").read_bytes()[:100_000])
+    done = cli("run", "--shards", "in", "--root", "out", "--jobs", "2", code=1)
+    assert re.search(r"failed: default/b: .*b\.tar.*at byte \d+", done.stderr)
+    assert [p.name[:2] for p in (cli.work / "out/default/packed").glob("*.mult")] == ["a."]
+    assert '"a"' in (cli.work / "out/default/manifest.json").read_text()
+
+
+def test_job_execute_from_ci(cli, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+    """`dagster job execute` gives 0 for a good partition after `register`, and 1 when a check fails."""
+    shown = cli("register", "--dataset", "captions").stdout
+    assert "captions-00000" in shown
+
+    def execute(code: str = "") -> int:
+        script = f"{code}\nimport sys\nfrom dagster._cli import main\nsys.argv = ['dagster', *sys.argv[1:]]\nmain()"
+        command = [sys.executable, "-W", "ignore", "-c", script, "job", "execute", "-m", "mm_assets.definitions"]
+        command += ["-j", "captions_pack", "--tags", '{"dagster/partition": "captions-00000"}']
+        return subprocess.run(command, cwd=cli.work, env=cli.environment, capture_output=True, check=False).returncode
+
+    assert execute() == 0
+    lossy = (
+        "from mm_assets.etl import stages\n"
+        "real = stages.ParquetSink.write\n"
+        "stages.ParquetSink.write = lambda self, batch: real(self, batch.slice(0, batch.num_rows - 1))"
+    )
+    assert execute(lossy) == 1
+    assert execute() == 0
+
+
+def test_verify_names_damaged_samples(cli, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+    """A flipped bit in a payload is found, with the sample and modality, and the exit code is 1."""
+    cli("run", "--shards", str(demo_shards / "captions-*.tar"), "--root", "out")
+    (mult,) = (cli.work / "out/default/packed").glob("*.mult")
+    with open_reader(str(mult)) as reader:
+        needle = bytes(reader.read_raw(3, "image"))
+        sample_id = reader.sample_ids[3]
+    damaged = bytearray(mult.read_bytes())
+    damaged[damaged.index(needle) + 40] ^= 1
+    (cli.work / "bad.mult").write_bytes(damaged)
+    done = cli("verify", "bad.mult", code=1)
+    assert "DAMAGED" in done.stdout
+    assert f"sample 3 ({sample_id}), image" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("run", "--dataset", "nope"), "'nope' is not declared"),
+        (("run", "--dataset", "captions", "--partition", "x"), "no registered partition"),
+        (("run", "--pack", "generic"), "goes with --shards"),
+        (("convert", "a.mult", "b.zip"), "allowed: .mult, .mstr"),
+        (("sql", "select 1"), "name one dataset"),
+        (("sql", "-d", "captions", "selekt"), "selekt"),
+    ],
+)
+def test_wrong_use_says_what_is_allowed(cli, arguments: tuple[str, ...], says: str) -> None:  # type: ignore[no-untyped-def]
+    """A wrong argument gives one line and exit code 2, without a traceback."""
+    done = cli(*arguments, code=2)
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("run", "--shards", "nowhere/*.tar", "--root", "o"), "no shard was found"),
+        (("inspect", "nowhere.mult"), "nowhere.mult"),
+        (("verify", "nowhere.mult"), "nowhere.mult"),
+    ],
+)
+def test_what_is_not_there_is_named(cli, arguments: tuple[str, ...], says: str) -> None:  # type: ignore[no-untyped-def]
+    """A missing file or folder gives its name and exit code 1."""
+    done = cli(*arguments, code=1)
+    assert says in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+PROJECT = """
+from pathlib import Path
+import dagster as dg
+import theirs.defs
+
+@dg.definitions
+def defs():
+    return dg.ComponentTree.from_module(defs_module=theirs.defs, project_root=Path(__file__).parents[2]).build_defs()
+"""
+
+
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [
+        ("  shards: x\n  shard_size: 3", r"mine/defs\.yaml: shard_size: is not a setting"),
+        ("  shards: x\n  filters: [{type: 'theirs.bad:F'}]", r"filters\[0\]\.type: .*RuntimeError: no licence"),
+        ("  shards: [x", r"theirs\.definitions: module: cannot be loaded: ParserError: .*defs\.yaml.* line"),
+    ],
+)
+def test_a_wrong_declaration_is_one_line(cli, attributes: str, says: str) -> None:  # type: ignore[no-untyped-def]
+    """A wrong declaration of one's own project gives file, key and reason in one line, and exit code 2."""
+    mine = cli.work / "theirs" / "defs" / "mine"
+    mine.mkdir(parents=True)
+    (cli.work / "theirs" / "__init__.py").write_text("")
+    (cli.work / "theirs" / "defs" / "__init__.py").write_text("")
+    (cli.work / "theirs" / "bad.py").write_text("raise RuntimeError('no licence')")
+    (cli.work / "theirs" / "definitions.py").write_text(PROJECT)
+    (mine / "defs.yaml").write_text(
+        f"type: mm_assets.orchestration.ShardDataset\nattributes:\n  name: a\n{attributes}\n"
+    )
+    done = cli("register", "-m", "theirs.definitions", code=2)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert re.search(says, line)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_module_that_is_not_there_is_named(cli) -> None:  # type: ignore[no-untyped-def]
+    """An unimportable definitions module gives one line and exit code 2."""
+    done = cli("register", "-m", "no.such.module", code=2)
+    assert done.stderr.startswith("error: no.such.module: module: cannot be loaded: ModuleNotFoundError")
+    assert "Traceback" not in done.stderr

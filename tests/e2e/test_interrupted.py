@@ -1,0 +1,106 @@
+"""A run that is killed in the middle of a stage leaves nothing half-written in sight, and the next run completes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import mm_assets
+from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
+
+# Runs the stages of one partition and dies of SIGKILL at a chosen moment: inside a write of a stage's table, inside the
+# packed files, or between the content and the record.
+CHILD = """
+import os, pickle, signal, sys
+from mm_assets.pipeline import publish
+from mm_assets.pipeline import stages
+from mm_assets.pipeline.store import DatasetStore
+
+spec, key, victim = pickle.load(sys.stdin.buffer)
+dataset = DatasetStore(spec)
+die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+
+def run(stage, function):
+    if stage == victim and stage != "packed":
+        real = stages.ParquetSink.write
+        def write(self, batch):
+            real(self, batch)
+            self._writer.file_handle.flush() if getattr(getattr(self, "_writer", None), "file_handle", None) else None
+            die()
+        stages.ParquetSink.write = write
+    if stage == victim == "packed":
+        real_pack = stages.pack_rows
+        def pack(blocks, *args, **kwargs):
+            def cut():
+                for block in blocks:
+                    yield block.slice(0, 3)
+                    die()
+            return real_pack(cut(), *args, **kwargs)
+        stages.pack_rows = pack
+    if victim == stage + ".record":
+        DatasetStore.write_record = lambda self, record: die()
+    function(dataset, key)
+
+run("raw_shards", stages.raw_shards)
+run("rows", stages.rows)
+run("materialized_rows", stages.materialized_rows)
+run("filtered_rows", stages.filtered_rows)
+run("packed", stages.packed)
+"""
+
+VICTIMS = ["raw_shards", "rows", "materialized_rows", "filtered_rows", "packed", "rows.record", "packed.record"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def complete(dataset: DatasetStore, key: str) -> None:
+    for stage in (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows):
+        assert stage(dataset, key).passed
+    assert all(result.passed for result in stages.packed(dataset, key).values())
+    publish.publish(dataset, key)
+    publish.build_manifest(dataset)
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_killed_stage_leaves_no_partial_file(
+    demo_spec: Callable[..., DatasetSpec], root: Path, tmp_path: Path, victim: str
+) -> None:
+    """Whatever stage is killed, what is visible is whole, nothing is published, and a new run gives the same bytes."""
+    import pickle
+
+    spec = demo_spec("docs")
+    dataset = DatasetStore(spec)
+    register(dataset)
+    key = "docs-00001"
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], input=pickle.dumps((spec, key, victim)), check=False, capture_output=True
+    )
+    assert done.returncode == -9, done.stderr.decode()
+    for path in (root / "docs").rglob("*"):
+        if path.name.startswith(".") or path.is_dir():
+            continue
+        if path.suffix == ".parquet":
+            pq.read_table(path)
+        elif path.suffix in (".mult", ".mstr"):
+            with mm_assets.open(str(path)) as opened:
+                assert opened.verify().ok
+    assert publish.pending_partitions(dataset) == ["docs-00000", "docs-00001"]
+    complete(dataset, key)
+    assert list((root / "docs").rglob(".*")) == []
+
+    from dataclasses import replace
+
+    fresh = DatasetStore(replace(spec, root=str(tmp_path / "fresh")))
+    register(fresh)
+    complete(fresh, key)
+    assert contents(root) == contents(tmp_path / "fresh")
+    assert os.listdir(root) == ["docs"]

@@ -1,0 +1,228 @@
+"""Runs from the command line's side: processes that die, partitions that are taken, failures that say why."""
+
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from mm_assets.errors import ConfigError
+from mm_assets.filters.registry import build_filter
+from mm_assets.orchestration.build import build_definitions
+from mm_assets.orchestration.launch import declared_datasets, register_dataset, run_partitions
+from mm_assets.orchestration.processes import process_is_gone, process_tag
+from mm_assets.orchestration.runs import partition_lock
+from mm_assets.pipeline import stages
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
+
+SpecOf = Callable[..., DatasetSpec]
+Inbox = Callable[..., Path]
+Module = Callable[[str, str], str]
+
+FILTERS = '''
+import os, signal
+from mm_assets.filters.base import Filter
+
+class Killer(Filter):
+    """Kills the first process that gets here."""
+
+    scope = "row"
+
+    def __init__(self, *, note: str) -> None:
+        self.note = note
+
+    def judge(self, block):
+        try:
+            os.mkdir(self.note)
+        except FileExistsError:
+            return ()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Broken(Filter):
+    """Raises what no library of ours raises."""
+
+    scope = "row"
+
+    def judge(self, block):
+        raise RuntimeError("the moon is in the wrong place")
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module]:
+    """Writes a module that this process and those it starts can import; it answers with the name."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
+    written: list[str] = []
+
+    def write(stem: str, code: str) -> str:
+        name = f"{stem}_{uuid.uuid4().hex[:8]}"
+        (folder / f"{name}.py").write_text(code)
+        written.append(name)
+        return name
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)
+
+
+def runs_of(instance: dg.DagsterInstance, partition: str) -> list[dg.DagsterRun]:
+    return list(instance.get_runs(dg.RunsFilter(tags={"dagster/partition": partition})))
+
+
+def test_a_dead_process_fails_its_own_partition_only(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, module: Module, tmp_path: Path
+) -> None:
+    """When one of several processes is killed, its run is failed in the instance and every other partition is done."""
+    folder = inbox("captions-00000.tar")
+    for name in "abc":
+        shutil.copy(folder / "captions-00000.tar", folder / f"{name}.tar")
+    (folder / "captions-00000.tar").unlink()
+    killer = {"type": f"{module('killing', FILTERS)}:Killer", "note": str(tmp_path / "killed")}
+    spec = demo_spec("captions", shards=str(folder), filters=(killer,))
+    register_dataset(instance, DatasetStore(spec))
+    ended = {run.partition: run for run in run_partitions([(spec, key) for key in "abc"], num_processes=2)}
+    assert sorted(ended) == ["a", "b", "c"]
+    (dead,) = [run for run in ended.values() if not run.ok]
+    assert "its process ended" in dead.failures[0]
+    (found,) = runs_of(instance, dead.partition)
+    assert (found.run_id, found.status) == (dead.run_id, dg.DagsterRunStatus.FAILURE)
+    (again,) = run_partitions([(spec, dead.partition)])
+    assert again.ok
+
+
+def test_a_partition_at_work_is_refused(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """`run` leaves a partition alone that a live run works on, and says which run; one that waits does not count."""
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    job = build_definitions(spec).resolve_job_def("captions_pack")
+    tags = {"dagster/partition": "captions-00000"}
+    other = instance.create_run_for_job(job_def=job, tags=tags, status=dg.DagsterRunStatus.STARTED)
+    (refused,) = run_partitions([(spec, "captions-00000")])
+    assert other.run_id in refused.failures[0]
+    assert len(runs_of(instance, "captions-00000")) == 1
+    instance.report_run_failed(other, "made to fail")
+    instance.create_run_for_job(job_def=job, tags=tags, status=dg.DagsterRunStatus.NOT_STARTED)
+    (run,) = run_partitions([(spec, "captions-00000")])
+    assert run.ok
+
+
+def test_steps_of_two_runs_do_not_overlap(
+    instance: dg.DagsterInstance, dagster_home: Path, demo_spec: SpecOf, inbox: Inbox
+) -> None:
+    """A step that finds its partition locked fails with the reason, touches nothing, and another time succeeds."""
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    with partition_lock(dagster_home, "captions", "captions-00000"):
+        (refused,) = run_partitions([(spec, "captions-00000")])
+        assert "another run is working on partition 'captions-00000'" in refused.failures[0]
+        assert not dataset.store.exists(dataset.record_name("raw_shards", "captions-00000"))
+    (run,) = run_partitions([(spec, "captions-00000")])
+    assert run.ok
+    assert list((dagster_home / "locks").rglob("*.lock")) == []
+
+
+def test_each_step_holds_the_lock_and_names_its_process(
+    instance: dg.DagsterInstance,
+    dagster_home: Path,
+    demo_spec: SpecOf,
+    inbox: Inbox,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While packed files are made nobody else gets the partition, and the run tells which process is at work."""
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    seen: list[bool] = []
+
+    def packed(*args: object, **options: object) -> object:
+        with pytest.raises(dg.Failure), partition_lock(dagster_home, "captions", "captions-00000"):
+            pass
+        (run,) = runs_of(instance, "captions-00000")
+        seen.append(process_is_gone(run.run_id, run.tags.get("mm_assets/process")) is (None if tag is None else False))
+        return real(*args, **options)
+
+    tag = process_tag("any")
+    real = stages.packed
+    monkeypatch.setattr(stages, "packed", packed)
+    job = build_definitions(spec).resolve_job_def("captions_pack")
+    assert job.execute_in_process(instance=instance, partition_key="captions-00000").success
+    assert seen == [True]
+
+
+def test_a_killed_holder_gives_the_lock_back(tmp_path: Path) -> None:
+    """The lock of a process that was killed does not outlive it."""
+    code = (
+        "import sys; from pathlib import Path; from mm_assets.orchestration.runs import partition_lock\n"
+        "with partition_lock(Path(sys.argv[1]), 'd', 'p'):\n    print('held', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().strip() == "held"
+        with pytest.raises(dg.Failure), partition_lock(tmp_path, "d", "p"):
+            pass
+        child.kill()
+        child.wait()
+        with partition_lock(tmp_path, "d", "p"):
+            assert (tmp_path / "locks" / "d" / "p.lock").exists()
+
+
+def test_a_process_tag_speaks_of_its_own_run_only() -> None:
+    """A tag inherited from another run, cut off, or of another host says nothing; a live process is not gone."""
+    tag = process_tag("one")
+    if tag is None:
+        pytest.skip("this system has no /proc")
+    assert process_is_gone("one", tag) is False
+    assert process_is_gone("two", tag) is None
+    assert process_is_gone("one", None) is None
+    assert process_is_gone("one", tag.rpartition(" ")[0]) is None
+    run_id, place, boot, pid, start = tag.split(" ")
+    assert process_is_gone("one", " ".join((run_id, "elsewhere/x", boot, pid, start))) is None
+    assert process_is_gone("one", " ".join((run_id, place, "another-boot", pid, start))) is True
+    assert process_is_gone("one", " ".join((run_id, place, boot, pid, str(int(start) + 1)))) is True
+
+
+def test_a_failure_says_what_was_raised_first(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, module: Module
+) -> None:
+    """What a filter of one's own raises is shown with its class and words, not as Dagster's wrapping of it."""
+    broken = {"type": f"{module('broken', FILTERS)}:Broken"}
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")), filters=(broken,))
+    register_dataset(instance, DatasetStore(spec))
+    (run,) = run_partitions([(spec, "captions-00000")])
+    assert run.failures == ("captions__filtered_rows: RuntimeError: the moon is in the wrong place",)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("raise RuntimeError('no such\\nluck')", "RuntimeError: no such luck"),
+        ("import nothing_of_that_name", "ModuleNotFoundError"),
+        ("x = 1", "holds no Dagster definitions"),
+        ("import dagster as dg\n@dg.definitions\ndef defs():\n    return 1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_module_that_cannot_be_loaded_is_named(module: Module, dagster_home: Path, code: str, says: str) -> None:
+    """Whatever a definitions module raises comes as one error in one line that names the module."""
+    name = module("wrong", code)
+    with pytest.raises(ConfigError, match=says) as caught:
+        declared_datasets(name)
+    assert str(caught.value).startswith(f"{name}: module: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_filter_module_that_fails_at_import_is_named(module: Module) -> None:
+    """A filter's module that raises anything at import is a wrong declaration, with what it raised."""
+    name = module("raising", "raise RuntimeError('no licence')")
+    with pytest.raises(ConfigError, match=r"filters\[0\]\.type: .*cannot be imported: RuntimeError: no licence"):
+        build_filter({"type": f"{name}:Any"}, where="here", key="filters[0]")

@@ -1,0 +1,216 @@
+"""One partition from shard to marker, as Dagster runs it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+import pyarrow.parquet as pq
+import pytest
+
+import mm_assets
+from mm_assets.errors import SourceError
+from mm_assets.orchestration.launch import make_manifest, register_dataset, run_partitions
+from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
+
+SpecOf = Callable[..., DatasetSpec]
+
+
+def run_all(instance: dg.DagsterInstance, spec: DatasetSpec) -> DatasetStore:
+    """Registers and runs every partition; fails where one does."""
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    for run in run_partitions([(spec, key) for key in publish.pending_partitions(dataset)]):
+        assert run.failures == ()
+    return dataset
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("name", "partitions", "modalities"),
+    [
+        ("docs", 2, {"text", "image", "metadata"}),
+        ("captions", 1, {"image", "text", "metadata"}),
+        ("speech", 1, {"audio", "words", "text", "metadata"}),
+        ("video", 1, {"clip", "subtitles", "text", "metadata", "rest", "rows"}),
+    ],
+)
+def test_a_demo_dataset_becomes_packed_files(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, name: str, partitions: int, modalities: set[str]
+) -> None:
+    """Each demo dataset runs from shard to manifest, and the manifest opens as one dataset with every sample."""
+    spec = demo_spec(name)
+    dataset = run_all(instance, spec)
+    assert make_manifest(spec).ok
+    assert publish.pending_partitions(dataset) == []
+    for form in ("mult", "mstr"):
+        with mm_assets.open(dataset.store.url_of("manifest.json"), format=form) as opened:
+            assert set(opened.fields) == modalities
+            kept = sum(dataset.record("packed_mult", key).counts["samples"] for key in dataset.partitions())
+            assert len(opened) == kept > 0
+            assert opened[0]["metadata"] is not None
+            assert opened.find(opened.sample_ids[len(opened) - 1]) == len(opened) - 1
+    assert len(dataset.markers()) == partitions
+
+
+def test_a_second_run_gives_identical_bytes(instance: dg.DagsterInstance, demo_spec: SpecOf, root: Path) -> None:
+    """Running a partition again with the same input and configuration changes no byte of any file."""
+    spec = demo_spec("docs")
+    run_all(instance, spec)
+    before = contents(root)
+    for run in run_partitions([(spec, "docs-00000"), (spec, "docs-00001")]):
+        assert run.ok
+    assert contents(root) == before
+
+
+def test_write_mode_keeps_the_same_rows_as_read_mode(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, tmp_path: Path
+) -> None:
+    """Materializing on write leaves bytes out of materialized_rows and gives the same filtered and packed data."""
+    read = run_all(instance, demo_spec("docs"))
+    write = run_all(instance, demo_spec("docs", materialize="write", name="docs_w"))
+    for key in ("docs-00000", "docs-00001"):
+        bare = pq.read_table(write.store.path_of(f"materialized_rows/{key}.parquet"))
+        assert bare["binary_content"].null_count == bare.num_rows
+        tables = [pq.read_table(d.store.path_of(f"filtered_rows/{key}.parquet")) for d in (read, write)]
+        assert tables[0].equals(tables[1])
+
+
+def test_materializations_carry_metadata_worth_looking_at(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
+    """The event log shows counts, digests, columns, a preview, a contact sheet and content sizes."""
+    run_all(instance, demo_spec("docs"))
+    event = instance.get_latest_materialization_event(dg.AssetKey(["docs", "filtered_rows"]))
+    assert event is not None
+    assert event.asset_materialization is not None
+    metadata = event.asset_materialization.metadata
+    assert {"dagster/column_schema", "dagster/row_count", "preview", "contact_sheet", "content_sizes"} <= set(metadata)
+    assert {"count/kept", "count/dropped", "digest", "throughput_mb_per_s", "uri/filtered_rows"} <= set(metadata)
+    sheet = metadata["contact_sheet"].value
+    assert isinstance(sheet, str)
+    assert sheet.startswith("![contact sheet](data:image/jpeg;base64,")
+    assert len(sheet) < 60_000
+    tags = event.asset_materialization.tags or {}
+    assert tags["dagster/data_version"] == metadata["digest"].value
+
+
+def test_every_check_reports_a_result(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
+    """Every check of the catalog has passed on the partition, with a result of its own."""
+    from mm_assets.checks.catalog import CATALOG
+
+    run_all(instance, demo_spec("captions"))
+    keys = [dg.AssetCheckKey(dg.AssetKey(["captions", c.asset]), c.name) for c in CATALOG]
+    records = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
+    statuses = {str(key): records[key].status.value for key in keys if key in records}
+    assert set(statuses.values()) == {"SUCCEEDED"}
+    assert len(statuses) == len(keys) > 10
+
+
+def test_a_failed_check_blocks_and_is_named(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that go astray make a check fail; nothing downstream runs, and nothing is published."""
+    import pyarrow as pa
+
+    def lossy(self: object, batch: pa.RecordBatch) -> None:
+        real(self, batch.slice(0, batch.num_rows - 1))
+
+    real = stages.ParquetSink.write
+    spec = demo_spec("captions")
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    with monkeypatch.context() as patched:
+        patched.setattr(stages.ParquetSink, "write", lossy)
+        (run,) = run_partitions([(spec, "captions-00000")])
+    assert not run.ok
+    assert any("check" in line and " violation" in line for line in run.failures)
+    assert dataset.markers() == {}
+    with pytest.raises(SourceError, match=r"failed its check|has not been made"):
+        publish.publish(dataset, "captions-00000")
+    (again,) = run_partitions([(spec, "captions-00000")])
+    assert again.ok
+
+
+def test_a_damaged_shard_does_not_stop_the_others(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Callable[..., Path]
+) -> None:
+    """A shard that is cut off fails its own partition, with file and byte offset; the others are published."""
+    folder = inbox("docs-00000.tar", "docs-00001.tar")
+    whole = (folder / "docs-00001.tar").read_bytes()
+    (folder / "docs-00001.tar").write_bytes(whole[: len(whole) // 2])
+    spec = demo_spec("docs", shards=str(folder))
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    runs = {run.partition: run for run in run_partitions([(spec, key) for key in dataset.partitions()])}
+    assert runs["docs-00000"].ok
+    (failure,) = runs["docs-00001"].failures
+    assert "docs-00001.tar" in failure
+    assert "at byte" in failure
+    assert make_manifest(spec).ok
+    manifest = json.loads(dataset.store.read_bytes("manifest.json"))
+    assert [shard["partition"] for shard in manifest["shards"]] == ["docs-00000"]
+
+
+def test_a_changed_shard_is_not_mixed_with_an_old_index(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Callable[..., Path]
+) -> None:
+    """A stage that finds another shard than the one indexed refuses and says what to do."""
+    folder = inbox("captions-00000.tar")
+    spec = demo_spec("captions", shards=str(folder))
+    dataset = DatasetStore(spec)
+    register(dataset)
+    stages.raw_shards(dataset, "captions-00000")
+    shutil.copyfile(folder / "captions-00000.tar", folder / "copy")
+    (folder / "copy").replace(folder / "captions-00000.tar")
+    with pytest.raises(SourceError, match="changed since it was indexed"):
+        stages.rows(dataset, "captions-00000")
+
+
+def test_packed_formats_can_be_materialized_alone(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
+    """The two packed assets are one computation that can be subset; the bytes are the same either way."""
+    from mm_assets.orchestration.build import build_definitions
+
+    spec = demo_spec("captions")
+    dataset = run_all(instance, spec)
+    before = dataset.record("packed_mstr", "captions-00000").files["mstr"]
+    job = build_definitions(spec).resolve_job_def("captions_pack")
+    result = job.execute_in_process(
+        instance=instance,
+        partition_key="captions-00000",
+        asset_selection=[dg.AssetKey(["captions", "packed_mstr"])],
+    )
+    assert result.success
+    assert [e.asset_key.path[-1] for e in result.get_asset_materialization_events() if e.asset_key] == ["packed_mstr"]
+    assert dataset.record("packed_mstr", "captions-00000").files["mstr"] == before
+
+
+def test_checks_of_packed_files_can_be_executed_alone(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
+    """Executing one check judges the file that is there; after the file was damaged it fails."""
+    from mm_assets.orchestration.build import build_definitions
+
+    spec = demo_spec("captions")
+    dataset = run_all(instance, spec)
+    check = dg.AssetCheckKey(dg.AssetKey(["captions", "packed_mult"]), "intact")
+    definitions = build_definitions(spec)
+
+    def execute() -> dg.ExecuteInProcessResult:
+        job = definitions.resolve_job_def("captions_pack")
+        only = job.get_subset(asset_selection=set(), asset_check_selection={check})
+        return only.execute_in_process(
+            instance=instance, tags={"dagster/partition": "captions-00000"}, raise_on_error=False
+        )
+
+    result = execute()
+    assert [(e.check_name, e.passed) for e in result.get_asset_check_evaluations()] == [("intact", True)]
+    assert result.get_asset_materialization_events() == []
+    path = Path(dataset.store.path_of(dataset.record("packed_mult", "captions-00000").files["mult"].path))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert [(e.check_name, e.passed) for e in execute().get_asset_check_evaluations()] == [("intact", False)]

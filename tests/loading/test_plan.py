@@ -1,0 +1,201 @@
+"""Which samples each batch of each rank holds: exactly once, whatever the ranks, sizes and places of resumption."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mm_assets.errors import ConfigError
+from mm_assets.loading import plan as loader_plan
+from mm_assets.loading.order import SHUFFLES, EpochOrder
+from mm_assets.loading.plan import EpochPlan, Step, find_rank
+
+orders = st.builds(
+    EpochOrder,
+    num_samples=st.integers(0, 400),
+    shuffle=st.sampled_from(SHUFFLES),
+    seed=st.integers(0, 9),
+    epoch=st.integers(0, 9),
+    block_size=st.integers(1, 50),
+    window_blocks=st.integers(1, 4),
+)
+divisions = st.fixed_dictionaries({
+    "batch_size": st.integers(1, 40),
+    "world_size": st.integers(1, 7),
+    "drop_last": st.booleans(),
+    "even_batches": st.booleans(),
+})  # fmt: skip
+
+
+def ranks_of(order: EpochOrder, division: dict[str, Any]) -> list[EpochPlan]:
+    return [EpochPlan(order=order, rank=rank, **division) for rank in range(division["world_size"])]
+
+
+def in_step(plans: list[EpochPlan], start: int, limit: int | None = None) -> list[list[Step]]:
+    """The steps of all ranks, rank by rank in each; a rank that has no batch in a step is left out."""
+    runs = [list(plan.steps(start)) for plan in plans]
+    together = [[run[number] for run in runs if number < len(run)] for number in range(max(map(len, runs)))]
+    return together[:limit]
+
+
+@settings(deadline=None, max_examples=150)
+@given(orders, st.lists(divisions, min_size=1, max_size=4), st.data())
+def test_each_sample_comes_exactly_once_an_epoch(
+    order: EpochOrder, divided: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    """Over all ranks, and resumptions with other ranks, batch sizes and ways to end, nothing is lost or doubled."""
+    found: list[int] = []
+    delivered = 0
+    for number, division in enumerate(divided):
+        last = number == len(divided) - 1
+        steps = in_step(ranks_of(order, division), delivered)
+        taken = steps if last else steps[: data.draw(st.integers(0, len(steps)))]
+        for ranks in taken:
+            assert {step.start for step in ranks} == {delivered}
+            assert len({step.stop for step in ranks}) == 1
+            delivered = ranks[0].stop
+            found += [index for step in ranks for index in step.ids[step.valid].tolist()]
+    left = order.num_samples - delivered
+    assert found == order.at(np.arange(delivered)).tolist()  # the order's own sequence, and so each once
+    assert left < divided[-1]["batch_size"] * divided[-1]["world_size"] if divided[-1]["drop_last"] else left == 0
+
+
+@settings(deadline=None, max_examples=100)
+@given(orders, divisions, st.data())
+def test_ranks_are_even_where_they_should_be(order: EpochOrder, division: dict[str, Any], data: st.DataObject) -> None:
+    """Equal batches on all ranks, fewer repeats than ranks and only at the end; or none at all; counts as foretold."""
+    plans = ranks_of(order, division)
+    runs = [list(plan.steps()) for plan in plans]
+    assert [len(run) for run in runs] == [plan.count() for plan in plans]
+    repeats = sum(int((~step.valid).sum()) for run in runs for step in run)
+    assert all(step.valid.all() for run in runs for step in run[:-1])
+    assert all(0 < len(step.ids) <= division["batch_size"] for run in runs for step in run)
+    if division["drop_last"] or division["even_batches"]:
+        assert len({tuple(len(step.ids) for step in run) for run in runs}) == 1
+    else:
+        sizes = [sum(len(step.ids) for step in run) for run in runs]
+        assert max(sizes) - min(sizes) <= 1
+    if division["drop_last"]:
+        assert {len(step.ids) for run in runs for step in run} <= {division["batch_size"]}
+    if not division["even_batches"] or division["drop_last"]:
+        assert repeats == 0
+    assert repeats < division["world_size"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(orders, st.integers(1, 12))
+def test_four_ranks_are_one_of_four_times_the_batch(order: EpochOrder, batch_size: int) -> None:
+    """Put together by rank, the batches of four ranks are those of a single one, so the order is the same."""
+    one = list(EpochPlan(order=order, batch_size=4 * batch_size).steps())
+    four = in_step(ranks_of(order, {"batch_size": batch_size, "world_size": 4}), 0)
+    assert len(one) == len(four)
+    for alone, ranks in zip(one, four, strict=True):
+        assert [i for step in ranks for i in step.ids[step.valid].tolist()] == alone.ids.tolist()
+
+
+def test_steps_do_not_depend_on_how_many_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order is asked in chunks; the seams are not to be seen."""
+    plan = EpochPlan(order=EpochOrder(num_samples=1_000, shuffle="block", block_size=30), batch_size=7)
+    whole = [step.ids.tolist() for step in plan.steps(14)]
+    monkeypatch.setattr(loader_plan, "CHUNK", 20)
+    assert [step.ids.tolist() for step in plan.steps(14)] == whole
+
+
+def test_a_plan_over_ten_billion_samples_starts_anywhere() -> None:
+    """Nothing that grows with the dataset is computed or held."""
+    plan = EpochPlan(order=EpochOrder(num_samples=10**10), batch_size=64, rank=3, world_size=8)
+    first = next(plan.steps(5 * 10**9))
+    assert (first.start, first.stop) == (5 * 10**9, 5 * 10**9 + 512)
+    assert first.ids.tolist() == plan.order.at(5 * 10**9 + 192 + np.arange(64)).tolist()
+    assert plan.count() == 19_531_250
+
+
+def test_ids_are_the_callers_own() -> None:
+    """A batch's samples keep no more memory alive than themselves."""
+    steps = EpochPlan(order=EpochOrder(num_samples=1_000), batch_size=10).steps()
+    assert next(steps).ids.base is None
+
+
+# -- ranks
+
+
+@pytest.fixture
+def no_ranks(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    return monkeypatch
+
+
+def test_ranks_are_found(no_ranks: pytest.MonkeyPatch) -> None:
+    """What is given counts, then torch.distributed once it is initialised, then the environment, then 0 of 1."""
+    assert find_rank(None, None) == (0, 1)
+    no_ranks.setenv("RANK", "1")
+    no_ranks.setenv("WORLD_SIZE", "2")
+    assert find_rank(None, None) == (1, 2)
+    ready = {"is": False}
+    distributed = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: ready["is"], get_rank=lambda: 2, get_world_size=lambda: 4
+    )
+    no_ranks.setitem(sys.modules, "torch.distributed", distributed)
+    assert find_rank(None, None) == (1, 2)
+    ready["is"] = True
+    assert find_rank(None, None) == (2, 4)
+    assert find_rank(5, 8) == (5, 8)
+
+
+def test_ranks_are_those_of_a_real_process_group(tmp_path: Path) -> None:
+    """Two processes that torch.distributed has joined are told apart, also where the environment says otherwise."""
+    pytest.importorskip("torch")
+    program = """
+        import os, sys
+        import torch.distributed as distributed
+        from mm_assets.loading.plan import find_rank
+
+        assert find_rank(None, None) == (0, 1)
+        rank, store = int(sys.argv[1]), distributed.FileStore(sys.argv[2], 2)
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        os.environ.update(RANK="5", WORLD_SIZE="8")
+        print(*find_rank(None, None), *find_rank(3, 4))
+        distributed.barrier()
+        distributed.destroy_process_group()
+        print(*find_rank(None, None))
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    environment["GLOO_SOCKET_IFNAME"] = "lo"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program), str(rank), str(tmp_path / "store")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [process.communicate(timeout=200)[0] for process in processes]
+    assert told == ["0 2 3 4\n5 8\n", "1 2 3 4\n5 8\n"]
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 2), (2, 2), (-1, 2), (True, 2), (0, 0), ("0", "x")])
+def test_half_or_wrong_ranks_are_refused(rank: Any, world_size: Any, no_ranks: pytest.MonkeyPatch) -> None:
+    """One of the two, or a rank that is not below the world size, is a `ConfigError`."""
+    with pytest.raises(ConfigError, match="arguments: rank, world_size"):
+        find_rank(rank, world_size)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [("0", None), (None, "2"), ("2", "2"), ("-1", "2"), ("", "2")])
+def test_a_wrong_environment_is_refused(rank: str | None, world_size: str | None, no_ranks: pytest.MonkeyPatch) -> None:
+    """So it is in the environment, rather than every process taking itself for the only one."""
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
+        if value is not None:
+            no_ranks.setenv(name, value)
+    with pytest.raises(ConfigError, match="environment: RANK, WORLD_SIZE"):
+        find_rank(None, None)

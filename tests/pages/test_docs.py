@@ -1,0 +1,388 @@
+"""What docs/packing.md, docs/files.md and docs/pipeline.md say, held against the code and against files it makes."""
+
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import mm_assets
+from mm_assets.errors import ConfigError
+from mm_assets.fields import SequenceField
+from mm_assets.formats import crc32c, open_reader
+from mm_assets.packing.pack import MAX_SAMPLE_BYTES
+from mm_assets.packing.plan import Take
+from mm_assets.packing.presets import PRESETS, check_pack_config, choose_plan
+from mm_assets.packing.survey import MAX_GROUPS
+from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.register import group_shards, register
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import TABLES, DatasetStore
+from mm_assets.rows.from_listing import rows_from_listing
+from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, SampleLayout, UserColumn
+from mm_assets.rows.source_ref import parse_source_ref
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
+from mm_assets.sources.samples import MODALITY_OF_EXTENSION
+from mm_assets.storage.store import ShardFile, SourceFile
+
+REPO = Path(__file__).resolve().parents[2]
+DOCS = REPO / "docs"
+PACKING, FILES, PIPELINE, FORMAT = (
+    (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("packing", "files", "pipeline", "format")
+)
+
+
+def section(page: str, heading: str) -> str:
+    """The text below a heading, up to the next of its level or above."""
+    level = heading.split(" ")[0]
+    below = page.split(f"\n{heading}\n", 1)[1]
+    return re.split(rf"^#{{2,{len(level)}}} ", below, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def cells(text: str) -> list[list[str]]:
+    """The rows of all tables in a text, without heads and rules."""
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    heads = {number - 1 for number, row in enumerate(rows) if row[0] and set(row[0]) <= {"-", ":"}}
+    return [row for number, row in enumerate(rows) if number not in heads and number - 1 not in heads]
+
+
+def codes(text: str) -> set[str]:
+    """Everything in backticks."""
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+def make(root: Path, name: str, shards: Path, **settings: object) -> DatasetStore:
+    """A dataset of one folder of shards, taken through every stage."""
+    config = {"name": name, "shards": str(shards), "root": str(root), "settle_seconds": 0, **settings}
+    dataset = DatasetStore(DatasetSpec.from_config(config, where="test"))
+    for partition in register(dataset).partitions:
+        for stage in (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows):
+            stage(dataset, partition.key)
+        stages.packed(dataset, partition.key)
+        publish.publish(dataset, partition.key)
+    publish.build_manifest(dataset)
+    return dataset
+
+
+@pytest.fixture(scope="module")
+def captions(tmp_path_factory: pytest.TempPathFactory, demo_shards: Path) -> Path:
+    """The folder of the demo captions as a dataset, in a folder `data`."""
+    root = tmp_path_factory.mktemp("docs") / "data"
+    make(root, "captions", demo_shards / "captions-00000.tar")
+    return root / "captions"
+
+
+# -- packing.md
+
+
+def test_the_complete_pack_example_is_allowed() -> None:
+    """The YAML of docs/packing.md passes the check of declarations and gives the packed modalities it names."""
+    example, composites = blocks(PACKING, "yaml")
+    check_pack_config(yaml.safe_load(composites)["pack"], where="docs/packing.md")
+    spec = DatasetSpec.from_config(yaml.safe_load(example), where="docs/packing.md")
+    check_pack_config(spec.pack, where="docs/packing.md")
+    plan = choose_plan([], pack=spec.pack, where="docs/packing.md")
+    fields = plan.fields()
+    assert list(fields) == ["camera", "state", "reward", "views", "others", "index", "info"]
+    assert isinstance(fields["views"], SequenceField)
+    assert {m.selector.take for m in plan.modalities} | {"json", "parts", "shared"} == set(get_args(Take))
+
+
+def test_the_fixed_presets_are_as_documented() -> None:
+    """The table of presets has the packed modalities of each in order, with their fields."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    preset = ""
+    for first, name, kind, _ in cells(section(PACKING, "## Presets")):
+        preset = first.strip("`") or preset
+        found.setdefault(preset, []).append((name.strip("`"), kind))
+    assert tuple(found) == PRESETS
+    for preset in PRESETS:
+        expected = []
+        for name, value in choose_plan([], pack=preset, where="test").fields().items():
+            kind = type(value).__name__
+            inner = f" of {type(value.inner).__name__}" if isinstance(value, SequenceField) else ""
+            expected.append((name, kind + inner))
+        documented = found[preset][1:] if preset in ("robotics", "generic") else found[preset]  # discovered names
+        assert documented == expected, preset
+
+
+def test_keys_and_takes_of_pack_are_as_documented() -> None:
+    """The tables of `pack` name exactly the keys and values that are taken."""
+    part = section(PACKING, "## The key `pack`")
+    with pytest.raises(ConfigError) as refused:
+        check_pack_config({"fields": [{"no such key": 1}]}, where="test")
+    keys = str(refused.value).split("allowed: ")[1].split(", ")
+    first = [row[0].strip("`") for row in cells(part)]
+    assert first[: 2 + len(keys)] == ["preset", "fields", *keys]
+    assert sorted(first[2 + len(keys) :]) == sorted(get_args(Take))
+
+
+def test_limits_of_packing_are_as_documented() -> None:
+    """The numbers of docs/packing.md are those of the code."""
+    assert f"{MAX_SAMPLE_BYTES:,} bytes" in PACKING
+    assert f"room for {MAX_GROUPS}," in PACKING
+
+
+def test_rest_rows_and_metadata_hold_what_is_documented(tmp_path: Path, demo_shards: Path) -> None:
+    """The listing has the documented keys, equals the printed example, and its entries are numbered as `rest` is."""
+    part = section(PACKING, "## What `rest`, `rows` and `metadata` hold")
+    documented = {row[0].strip("`") for row in cells(part)}
+    make(tmp_path, "video", demo_shards / "video-00000.tar")
+    with mm_assets.open(tmp_path / "video" / "manifest.json") as video:
+        (example,) = blocks(part, "json")
+        assert video[0]["rows"] == json.loads(example)
+        assert video[0]["rest"] is None
+    listing = {"preset": "interleaved", "fields": [
+        {"name": "rows", "field": "JSONField", "take": "listing"},
+        {"name": "first", "field": "TextField", "modality": "text"},
+        {"name": "rest", "field": "SequenceField", "config": {"inner": {"type": "BytesField"}}, "take": "rest"},
+        {"name": "text", "field": "TextField", "modality": "none"},
+        {"name": "image", "field": "TextField", "modality": "none"},
+    ]}  # fmt: skip
+    make(tmp_path, "docs", demo_shards / "docs-00001.tar", pack=listing)
+    with mm_assets.open(tmp_path / "docs" / "manifest.json") as docs:
+        for sample in docs:
+            assert {key for entry in sample["rows"] for key in entry} == documented - {"part", "refused_by"}
+            assert [k for k, _ in sample["rest"]] == [k for k, e in enumerate(sample["rows"]) if e["in"] == "rest"]
+
+
+def test_a_kept_error_is_dropped_as_not_materialized(tmp_path: Path) -> None:
+    """With `on_materialize_error: keep` a row without content is in `dropped` for the documented reason."""
+    (tmp_path / "list.jsonl").write_text(
+        '{"sample_id": "a", "path": "gone.png"}\n{"sample_id": "a", "text_content": "here"}\n'
+    )
+    dataset = make(tmp_path / "out", "listed", tmp_path / "list.jsonl", pack="image_text")
+    (dropped,) = pq.read_table(dataset.store.path_of("dropped/list.parquet")).to_pylist()
+    assert (dropped["modality"], dropped["filter"], dropped["reason"]) == ("image", "packable", "not_materialized")
+    assert "`not_materialized`" in PACKING
+
+
+def test_the_source_digest_is_as_documented(tmp_path: Path, demo_shards: Path) -> None:
+    """The digest made from the filtered rows by the words of docs/packing.md is that in both packed files."""
+    dataset = make(tmp_path, "docs", demo_shards / "docs-00001.tar")
+    lines = []
+    for row in pq.read_table(dataset.store.path_of("filtered_rows/docs-00001.parquet")).to_pylist():
+        content = row["binary_content"]
+        if content is None:
+            text = row["metadata_json"] if row["modality"] == "metadata" else row["text_content"]
+            content = text.encode()
+        ref = parse_source_ref(row["source_ref"])
+        frame = "" if ref.frame_index is None else f"#{ref.frame_index}"
+        lines.append(f"{ref.member or ''}{frame}\t{len(content)}\t{crc32c(content):08x}\n".encode())
+    assert any(b"#" in line for line in lines)
+    expected = hashlib.sha256(b"".join(sorted(lines))).hexdigest()
+    keys = {row[0].strip("`") for row in cells(section(PACKING, "## Provenance"))}
+    for form in ("mult", "mstr"):
+        (packed,) = (tmp_path / "docs" / "packed").glob(f"*.{form}")
+        with open_reader(packed) as reader:
+            provenance = reader.schema["provenance"]
+        assert provenance["source_digest"] == expected
+        assert set(provenance) == keys
+
+
+# -- files.md
+
+
+def json_keys(value: object, name: str) -> Iterator[str]:
+    """Every key below a value, but those that are data: partitions, shards, counts per modality, settings of fields."""
+    if isinstance(value, list):
+        for item in value:
+            yield from json_keys(item, name)
+    elif isinstance(value, dict):
+        data = name in ("partitions", "config") or (name in ("shards", "inputs") and any("/" in key for key in value))
+        for key, inner in value.items():
+            if not data and not key.startswith("present_"):
+                yield key
+            if name != "config":
+                yield from json_keys(inner, key)
+
+
+def test_every_key_of_the_json_files_is_documented(captions: Path) -> None:
+    """Each key in each JSON file of a dataset stands in the section on that file."""
+    common = codes(section(FILES, "## Files and shards")) | {"path", "sha256", "size"}
+    sections = {
+        "manifest.json": ["## manifest.json and manifests/&lt;digest&gt;.json", "## schema.json"],
+        "manifests": ["## manifest.json and manifests/&lt;digest&gt;.json", "## schema.json"],
+        "schema.json": ["## schema.json"],
+        "shards.json": ["## shards.json"],
+        "records": ["## records/&lt;partition&gt;/&lt;asset&gt;.json"],
+        "published": ["## published/&lt;partition&gt;.json"],
+    }
+    seen = set()
+    for path in sorted(captions.rglob("*.json")):
+        kind = path.relative_to(captions).parts[0]
+        seen.add(kind)
+        named = set(common)
+        for heading in sections[kind]:
+            named |= {part for code in codes(section(FILES, heading)) for part in re.split(r"[.\[\]…]+", code)}
+        keys = set(json_keys(json.loads(path.read_bytes()), ""))
+        assert keys, path
+        assert keys - named == set(), path
+    assert seen == set(sections)
+
+
+def test_the_examples_of_the_json_files_have_only_real_keys(captions: Path) -> None:
+    """Each key in a printed example is one that the pipeline writes."""
+    real = {key for path in captions.rglob("*.json") for key in json_keys(json.loads(path.read_bytes()), "")}
+    examples = [json.loads(block) for block in blocks(FILES, "json")]
+    assert len(examples) == 5
+    assert {key for example in examples for key in json_keys(example, "")} - real == {"…"}
+
+
+@pytest.mark.parametrize(
+    ("table", "schema"),
+    [("raw_shards", MEMBER_INDEX_SCHEMA), ("rejects", REJECTS_SCHEMA), ("dropped", DROPPED_SCHEMA)],
+)
+def test_columns_of_tables_are_as_documented(table: str, schema: pa.Schema) -> None:
+    """The tables of columns have those of the code in order, with type and nullability."""
+    rows = [row for row in cells(section(FILES, f"### `{table}`")) if len(row) == 4]
+    expected = [[f"`{f.name}`", str(f.type), "yes" if f.nullable else "no"] for f in schema]
+    assert [row[:3] for row in rows] == expected
+
+
+def test_every_reason_of_a_reject_is_documented() -> None:
+    """Each reason that the code of the stage can give stands in the table of reasons, and no other."""
+    documented = {
+        code for stage, reason, _ in (r for r in cells(section(FILES, "### `rejects`")) if len(r) == 3)
+        for code in codes(reason) if stage == "`rows`"
+    }  # fmt: skip
+    source = "".join((REPO / "mm_assets" / "etl" / name).read_text() for name in (
+        "rows.py", "listing.py", "interleaved.py", "json_members.py", "text_members.py",
+    ))  # fmt: skip
+    found = re.findall(r'BadTextError\("(\w+)"', source)
+    found += re.findall(r'_reject(?:_member)?\((?:number|member|json_member), "(\w+)"', source)
+    found += re.findall(r'problems\.append\(\("(\w+)"', source)
+    found += ["no_text"]  # the one of two that an expression chooses
+    assert documented == set(found)
+
+
+def test_the_catalog_example_runs(
+    captions: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The Python example opens the views of a dataset, and each table has one."""
+    (example,) = blocks(FILES, "python")
+    monkeypatch.chdir(captions.parent.parent)
+    space: dict[str, Any] = {}
+    exec(compile(example, "docs/files.md", "exec"), space)
+    assert "captions-00000" in capsys.readouterr().out
+    for table in (*TABLES, "published"):
+        space["connection"].execute(f"select partition from {table}")
+
+
+def test_packed_files_are_named_by_their_digest(captions: Path) -> None:
+    """The digits in a packed file's name are the first eight of its SHA-256."""
+    packed = sorted((captions / "packed").iterdir())
+    assert len(packed) == 2
+    for path in packed:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert path.name == f"captions-00000.{digest[:8]}{path.suffix}"
+
+
+def _sections(data: bytes, trailer: int) -> dict[int, bytes]:
+    ptr, size = struct.unpack_from("<QQ", data, trailer)
+    entries = (struct.unpack_from("<IIQQ", data, ptr + at) for at in range(8, size, 24))
+    return {kind: data[at : at + length] for kind, _, at, length in entries}
+
+
+def test_a_reader_of_other_making_gets_from_the_manifest_to_payloads(captions: Path) -> None:
+    """The steps for readers in other languages lead from manifest.json to the same checked payloads in both formats."""
+    manifest = json.loads((captions / "manifest.json").read_bytes())
+    (shard,) = manifest["shards"]
+    files = {form: (captions / shard["files"][form]["path"]).read_bytes() for form in ("mult", "mstr")}
+    number = shard["num_samples"]
+    mult, mstr = _sections(files["mult"], len(files["mult"]) - 32), _sections(files["mstr"], 4064)
+    texts: dict[str, list[bytes]] = {"mult": [], "mstr": []}
+    names = [modality["name"] for modality in json.loads(mult[1])["modalities"]]
+    modality = names.index("text")
+    record = json.loads(mult[1])["modalities"][modality]["metadata_size"]
+    column = 16 * number * modality
+    for k in range(number):
+        (at,) = struct.unpack_from("<Q", mult[3], column + 8 * k)
+        (size,) = struct.unpack_from("<I", mult[3], column + 8 * number + 4 * k)
+        (checksum,) = struct.unpack_from("<I", mult[3], column + 12 * number + 4 * k)
+        payload = files["mult"][at : at + size]
+        assert crc32c(payload) == checksum
+        texts["mult"].append(payload[record:])
+        table, width = struct.unpack_from("<QI", files["mstr"], 9 + 40 * modality + 8)
+        at, size, checksum = struct.unpack_from("<QII", files["mstr"], table + width * k)
+        head = files["mstr"][table + width * k + 16 : table + width * (k + 1)]
+        data = files["mstr"][at : at + size]
+        assert crc32c(head + data) == checksum
+        texts["mstr"].append(data)
+    with mm_assets.open(captions / "manifest.json") as docs:
+        expected = [sample["text"].encode() for sample in docs]
+    assert texts == {"mult": expected, "mstr": expected}
+    assert mult[2] == mstr[2]
+
+
+# -- pipeline.md and format.md
+
+
+def test_every_key_of_samples_is_documented() -> None:
+    """The table of the sample layout has every key, and each example is allowed."""
+    rows = [row for row in cells(section(PIPELINE, "## Sample layout").split("### ")[0]) if len(row) == 4]
+    assert [row[0].split("`")[1] for row in rows] == list(SampleLayout.__slots__)
+    for row in rows:
+        samples = yaml.safe_load(row[3].strip("`"))
+        DatasetSpec.from_config({"name": "x", "shards": "s", "root": "r", "samples": samples}, where="docs")
+
+
+def test_the_table_of_extensions_is_that_of_the_code() -> None:
+    """Each extension stands at its row modality."""
+    rows = [row for row in cells(section(PIPELINE, "## Sample layout").split("### ")[0]) if len(row) == 2]
+    found = {extension: row[0].strip("`") for row in rows[:-1] for extension in row[1].split()}
+    assert found == dict(MODALITY_OF_EXTENSION)
+
+
+def test_the_example_of_a_list_gives_its_rows(tmp_path: Path) -> None:
+    """The printed list makes the rows that its columns are said to make, without a reject."""
+    part = section(PIPELINE, "### Lists of files")
+    (example,) = blocks(part, "json")
+    (tmp_path / "list.jsonl").write_text(example)
+    schema = DatasetSchema(user_columns=(UserColumn(name="language", source="language", type="string", rows=""),))
+    with SourceFile(str(tmp_path / "list.jsonl")) as source:
+        stream = rows_from_listing(source, layout=SampleLayout(), schema=schema)
+        rows = [row for batch in stream for row in batch.to_pylist()]
+        assert stream.rejects().num_rows == 0
+    assert [(r["sample_id"], r["position"], r["modality"], r["language"]) for r in rows] == [
+        ("moon", -1, "metadata", None), ("moon", 0, "image", "en"), ("moon", 1, "text", None),
+        ("star", -1, "metadata", None), ("star", 4, "image", None),
+    ]  # fmt: skip
+
+
+def test_the_examples_of_partition_patterns_group_as_printed() -> None:
+    """Both patterns of the page give the keys that stand beside them."""
+    (example,) = blocks(section(PIPELINE, "### Groups of shards"), "yaml")
+    patterns = re.findall(r"partition_pattern: '(.*?)'", example)
+    keys = []
+    for pattern in patterns:
+        config = {**yaml.safe_load(example), "partition_pattern": pattern, "name": "x", "root": "r"}
+        spec = DatasetSpec.from_config(config, where="docs")
+        shard = ShardFile(url="s3://bucket/web/en/part-0001-00.tar", size=1, fingerprint="1", modified=None)
+        keys += [partition.key for partition in group_shards(spec, [shard])]
+    assert keys == ["en", "part-0001"]
+
+
+def test_the_check_value_is_that_of_the_code() -> None:
+    """The check value of CRC-32C in docs/format.md is what the code computes."""
+    (value,) = re.findall(r"`123456789` give 0x([0-9A-F]{8})", FORMAT)
+    assert crc32c(b"123456789") == int(value, 16)
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    """Files that the pages of docs link to are there."""
+    for page in DOCS.glob("*.md"):
+        targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+        assert [t for t in targets if "://" not in t and not (DOCS / t).exists()] == [], page.name

@@ -1,0 +1,47 @@
+"""The examples of docs/loading.md run, and what it says of defaults and limits is what the code has."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from mm_assets import MultimodalLoader
+from mm_assets.loading.batches import MAX_STAND_INS
+from mm_assets.loading.loader import MAX_REPORTED
+from mm_assets.loading.order import EpochOrder
+from mm_assets.loading.rules import KEYS, TYPES
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "loading.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every Python block of the page runs after those before it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    examples = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    assert len(examples) == 7
+    space: dict[str, object] = {}
+    for number, example in enumerate(examples):
+        exec(compile(example, f"docs/loading.md, example {number}", "exec"), space)
+
+
+def test_types_keys_and_numbers_are_those_of_the_code() -> None:
+    """Each rule type and key is told, and the numbers of the page are the code's."""
+    part = PAGE.split("## Collating")[1].split("## Transforms")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", part, flags=re.MULTILINE)) == TYPES
+    assert [key for key in KEYS if f"`{key}`" not in part and f'"{key}"' not in part] == []
+    order = EpochOrder(num_samples=1)
+    assert f"`block_size` ({order.block_size})" in PAGE
+    assert f"`window_blocks` ({order.window_blocks})" in PAGE
+    assert f"after {MAX_REPORTED:,}" in PAGE
+    assert f"when {MAX_STAND_INS} of those" in PAGE
+
+
+def test_every_argument_of_the_loader_is_told() -> None:
+    """Each of its parameters stands on the page or, where its name says it, in the class's docstring."""
+    assert MultimodalLoader.__doc__ is not None
+    for name in list(inspect.signature(MultimodalLoader).parameters)[1:]:
+        assert f"{name}" in PAGE or f"        {name}: " in MultimodalLoader.__doc__, name
+        assert f"        {name}: " in MultimodalLoader.__doc__, name

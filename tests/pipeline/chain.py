@@ -1,0 +1,43 @@
+"""Drives the library's stages over shards, in the order of the assets and without Dagster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.stages import StageResult
+from mm_assets.pipeline.store import DatasetStore
+
+TABLE_STAGES = (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows)
+
+
+def declare(root: Path, shards: object, **settings: Any) -> DatasetSpec:
+    """A dataset as YAML would declare it."""
+    config = {"name": "data", "shards": str(shards), "root": str(root), "settle_seconds": 0, **settings}
+    return DatasetSpec.from_config(config, where="defs.yaml")
+
+
+def run_partition(dataset: DatasetStore, key: str) -> dict[str, StageResult]:
+    """Every stage of one partition, each of whose checks has to pass or to warn; then its marker."""
+    results = {stage.__name__: stage(dataset, key) for stage in TABLE_STAGES}
+    results |= stages.packed(dataset, key)
+    for name, result in results.items():
+        failed = [(o.name, o.violations) for o in result.outcomes if o.stops]
+        assert not failed, f"{key}, {name}: {failed}"
+        assert result.outcomes
+    publish.publish(dataset, key)
+    return results
+
+
+def run_chain(spec: DatasetSpec) -> tuple[DatasetStore, dict[str, dict[str, StageResult]]]:
+    """Registers, runs every partition and makes the manifest, in which all of them are."""
+    dataset = DatasetStore(spec)
+    register(dataset)
+    results = {key: run_partition(dataset, key) for key in dataset.partitions()}
+    report = publish.build_manifest(dataset)
+    assert not report.left_out
+    assert publish.pending_partitions(dataset) == []
+    return dataset, results

@@ -1,0 +1,113 @@
+"""Declarations: what is wrong is refused with file, key and what is allowed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_assets.errors import ConfigError
+from mm_assets.pipeline.spec import STAGES, DatasetSpec
+
+GOOD: dict[str, Any] = {"name": "docs", "shards": "shards/*.tar", "root": "/data"}
+
+
+def spec(**changes: Any) -> DatasetSpec:
+    return DatasetSpec.from_config({**GOOD, **changes}, where="defs.yaml", base=Path("/project"))
+
+
+def test_a_declaration_needs_three_settings() -> None:
+    """Name, shards and root are enough; relative shards count from the declaration's folder."""
+    made = spec()
+    assert (made.name, made.shards, made.root) == ("docs", "/project/shards/*.tar", "/data")
+    assert spec(shards="s3://bucket/x").shards == "s3://bucket/x"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "says"),
+    [
+        ({"shard": 1}, "shard", "is not a setting; allowed here: annotators, batch_bytes"),
+        ({"name": "a b"}, "name", "letters, digits and _"),
+        ({"name": None}, "name", "expected text"),
+        ({"shards": 3}, "shards", "int 3, expected text"),
+        ({"settle_seconds": -1}, "settle_seconds", "at least 0"),
+        ({"settle_seconds": True}, "settle_seconds", "expected a number"),
+        ({"settle_seconds": float("nan")}, "settle_seconds", "at least 0"),
+        ({"materialize": "later"}, "materialize", "allowed: read, write"),
+        ({"on_materialize_error": "x"}, "on_materialize_error", "allowed: keep, drop_row, drop_sample, fail"),
+        ({"on_damaged_shard": "x"}, "on_damaged_shard", "allowed: fail, salvage"),
+        ({"parquet": {"compression": "lzma"}}, "parquet.compression", "allowed: zstd"),
+        ({"parquet": {"row_group_bytes": 3}}, "parquet.row_group_bytes", "at least 65536"),
+        ({"parquet": {"codec": 3}}, "parquet.codec", "allowed here: compression, row_group_bytes"),
+        ({"samples": {"text_field": "x"}}, "samples.text_field", "is not a setting"),
+        ({"samples": {"user_columns": ["position"]}}, "samples.user_columns", "reserved column"),
+        ({"samples": {"fields": ["sample_id"]}}, "samples.fields", "reserved column"),
+        ({"samples": {"fields": ["a"], "user_columns": ["a"]}}, "samples.fields", "give one of them"),
+        ({"samples": {"user_columns": ["a", "a"]}}, "samples.user_columns", "twice"),
+        ({"samples": {"extensions": {".PNG": "image"}}}, "samples.extensions..PNG", "lower case"),
+        ({"samples": {"extensions": {"png": "metadata"}}}, "samples.extensions.png", "row modality"),
+        ({"samples": []}, "samples", "expected keys and values"),
+        ({"partition_pattern": "("}, "partition_pattern", "no regular expression"),
+        ({"partition_pattern": "(a)(b)"}, "partition_pattern", "has 2 groups"),
+        ({"owners": ["me"]}, "owners", "e-mail"),
+        ({"filters": ["blur"]}, "filters[0]", "expected keys and values with a `type`"),
+        ({"filters": [{"type": "blurr"}]}, "filters[0]", "blur"),
+        ({"filters": [{"type": "aspect_ratio", "mim": 1}]}, "filters[0]", "min"),
+        ({"annotators": [{"type": "nope"}]}, "annotators[0]", "nope"),
+        ({"pack": "interleafed"}, "pack", "interleaved"),
+        ({"pack": {"fields": [{"name": "x", "field": "ImagField", "modality": "image"}]}}, "pack", "ImageField"),
+        ({"on_misaligned": "keep"}, "on_misaligned", "drop_sample"),
+        ({"batch_bytes": 1}, "batch_bytes", "at least 65536"),
+        ({"runs_per_tick": 0}, "runs_per_tick", "at least 1"),
+    ],
+)
+def test_a_wrong_setting_is_refused(changes: dict[str, Any], key: str, says: str) -> None:
+    """A wrong key or value gives file, key and what is allowed."""
+    with pytest.raises(ConfigError) as caught:
+        spec(**changes)
+    assert caught.value.where == "defs.yaml"
+    assert caught.value.key.startswith(key)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", ["name", "shards", "root"])
+def test_a_missing_setting_is_named(missing: str) -> None:
+    """A setting that has no default is asked for by name."""
+    config = {key: value for key, value in GOOD.items() if key != missing}
+    with pytest.raises(ConfigError, match=f"{missing}: is missing"):
+        DatasetSpec.from_config(config, where="defs.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({"on_damaged_shard": "salvage"}, "raw_shards"),
+        ({"samples": {"texts_field": "t"}}, "rows"),
+        ({"materialize": "write"}, "materialized_rows"),
+        ({"filters": [{"type": "exact_duplicates"}]}, "filtered_rows"),
+        ({"on_misaligned": "drop_sample"}, "filtered_rows"),
+        ({"on_misaligned": "fail"}, "packed"),
+        ({"pack": "generic"}, "packed"),
+    ],
+)
+def test_a_setting_makes_its_stage_and_the_later_ones_stale(changes: dict[str, Any], first: str) -> None:
+    """The digest of a stage changes with the settings of that stage and of those before it, and with no others."""
+    before, after = spec(), spec(**changes)
+    differs = [stage for stage in STAGES if before.digest(stage) != after.digest(stage)]
+    assert differs == list(STAGES[STAGES.index(first) :])
+
+
+def test_where_files_go_does_not_make_anything_stale() -> None:
+    """Root, settle time and owners change no digest."""
+    before, after = spec(), spec(root="/other", settle_seconds=1, owners=["team:x"], description="d")
+    assert [before.digest(s) for s in STAGES] == [after.digest(s) for s in STAGES]
+
+
+def test_a_tokenizer_s_file_stands_beside_its_declaration(tmp_path: Path) -> None:
+    """A relative path of a tokenizer counts from the declaration's folder, as shards do; nothing else is touched."""
+    field = {"name": "ids", "field": "TokensField", "config": {"tokenizer": {"file": "tok.json"}, "vocab_size": 9}}
+    (tmp_path / "tok.json").write_text(
+        '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}}'
+    )
+    made = DatasetSpec.from_config(GOOD | {"pack": {"fields": [field]}}, where="defs.yaml", base=tmp_path)
+    assert made.pack["fields"][0]["config"]["tokenizer"] == {"file": str(tmp_path / "tok.json")}
+    assert made.pack["fields"][0]["name"] == "ids"

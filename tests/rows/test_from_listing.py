@@ -1,0 +1,185 @@
+"""Tests of lists of files as a source: rows, hostile paths, and rejects."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mm_assets.errors import SourceError
+from mm_assets.rows.from_listing import infer_listing_columns, rows_from_listing
+from mm_assets.rows.from_members import RowStream
+from mm_assets.rows.schema import DatasetSchema, SampleLayout, UserColumn
+from mm_assets.rows.source_ref import parse_source_ref
+from mm_assets.storage.store import SourceFile
+
+
+def read(path: Path, **options: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]], RowStream]:
+    source = SourceFile(str(path))
+    layout = options.pop("layout", SampleLayout())
+    schema = DatasetSchema(user_columns=options.pop("columns", infer_listing_columns(source, layout=layout)))
+    stream = rows_from_listing(source, layout=layout, schema=schema, **options)
+    table = pa.Table.from_batches(list(stream), schema=schema.row_schema())
+    table.validate(full=True)
+    return table.to_pylist(), stream.rejects().to_pylist(), stream
+
+
+def write_lines(path: Path, *lines: object) -> Path:
+    path.write_bytes(b"\n".join(x if isinstance(x, bytes) else json.dumps(x).encode() for x in lines))
+    return path
+
+
+ITEMS = [
+    {"sample_id": "a", "path": "img/a.jpg", "score": 0.5, "metadata_json": '{"k": 1}'},
+    {"sample_id": "a", "text_content": "hello", "score": 1.0},
+    {"sample_id": "b", "position": 4, "source_ref": '{"path": "x.tar", "member": "b.png", "frame_index": 2}'},
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_list_becomes_rows(tmp_path: Path, kind: str) -> None:
+    """A JSONL and a Parquet list give the same rows: metadata first, paths in the list's folder, user columns."""
+    path = tmp_path / f"list.{kind}"
+    if kind == "jsonl":
+        write_lines(path, *ITEMS)
+    else:
+        pq.write_table(
+            pa.Table.from_pylist(
+                ITEMS,
+                schema=pa.schema(
+                    [
+                        ("sample_id", pa.string()),
+                        ("path", pa.string()),
+                        ("score", pa.float64()),
+                        ("metadata_json", pa.string()),
+                        ("text_content", pa.string()),
+                        ("position", pa.int64()),
+                        ("source_ref", pa.string()),
+                    ]
+                ),
+            ),
+            path,
+        )
+    rows, rejects, stream = read(path)
+    assert rejects == []
+    assert [(r["sample_id"], r["position"], r["modality"], r["score"]) for r in rows] == [
+        ("a", -1, "metadata", None),
+        ("a", 0, "image", 0.5),
+        ("a", 1, "text", 1.0),
+        ("b", -1, "metadata", None),
+        ("b", 4, "image", None),
+    ]
+    assert rows[0]["metadata_json"] == '{"k": 1}'
+    assert parse_source_ref(rows[1]["source_ref"]).path == f"{tmp_path}/img/a.jpg"
+    assert parse_source_ref(rows[4]["source_ref"]).member == "b.png"
+    assert parse_source_ref(rows[4]["source_ref"]).frame_index == 2
+    assert (stream.counts["members"], stream.counts["samples"], stream.counts["rows"]) == (3, 2, 5)
+
+
+def test_columns_that_json_does_not_know(tmp_path: Path) -> None:
+    """Times, durations and decimals of a Parquet list come as text and numbers; bytes are neither, and counted."""
+    when = datetime(2024, 1, 2, 3, 4, 5)
+    item = {
+        "sample_id": "a",
+        "path": "a.jpg",
+        "when": when,
+        "zoned": when.replace(tzinfo=UTC),
+        "day": when.date(),
+        "clock": when.time(),
+        "took": timedelta(seconds=1, microseconds=500),
+        "price": Decimal("2.50"),
+        "raw": b"x",
+    }
+    path = tmp_path / "l.parquet"
+    pq.write_table(pa.Table.from_pylist([item, {"sample_id": "b", "path": "b.jpg"}]), path)
+    rows, rejects, stream = read(path)
+    assert rejects == []
+    row = rows[1]
+    assert (row["when"], row["day"], row["clock"]) == (
+        "2024-01-02 03:04:05.000000",
+        "2024-01-02",
+        "03:04:05.000000",
+    )
+    assert row["zoned"] == "2024-01-02 03:04:05.000000Z"
+    assert (row["took"], row["price"], row["raw"]) == (1.0005, 2.5, None)
+    assert stream.counts["null_casts"] == 1
+    assert rows[3]["when"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({"path": "a.jpg"}, "no_sample_id"),
+        ({"sample_id": 3, "path": "a.jpg"}, "no_sample_id"),
+        ({"sample_id": "x"}, "no_source"),
+        ({"sample_id": "x", "path": "../a.jpg"}, "outside"),
+        ({"sample_id": "x", "path": "/etc/passwd"}, "outside"),
+        ({"sample_id": "x", "path": "https://b.org/a.jpg"}, "outside"),
+        ({"sample_id": "x", "path": "a::file:///etc/passwd"}, "outside"),
+        ({"sample_id": "x", "source_ref": '{"path": "/etc/passwd"}'}, "outside"),
+        ({"sample_id": "x", "source_ref": '{"path": 3}'}, "bad_source"),
+        ({"sample_id": "x", "source_ref": 7}, "bad_source"),
+        ({"sample_id": "x", "path": 7}, "bad_source"),
+        ({"sample_id": "x", "path": "a.jpg", "position": -1}, "bad_position"),
+        ({"sample_id": "x", "path": "a.jpg", "position": True}, "bad_position"),
+        ({"sample_id": "x", "path": "a.jpg", "modality": 1}, "bad_modality"),
+        ({"sample_id": "x", "path": "a.jpg", "modality": ["image"]}, "bad_modality"),
+        ({"sample_id": "x", "path": "a.jpg", "modality": "picture"}, "bad_modality"),
+        ({"sample_id": "x", "path": "a.jpg", "modality": "text"}, "no_text"),
+        ({"sample_id": "x", "text_content": 4}, "bad_text"),
+        ({"sample_id": "x", "path": "a.jpg", "metadata_json": "{"}, "bad_json"),
+        ([1], "json_not_an_object"),
+        (b"\xff", "not_utf8"),
+        (b"{", "bad_json"),
+        (b'{"sample_id": "x", "a": "' + b"y" * 2000 + b'"}', "too_large"),
+    ],
+)
+def test_bad_lines_are_rejected(tmp_path: Path, line: object, reason: str) -> None:
+    """A line that cannot be a row is named in the rejects with its number; its neighbours are rows."""
+    good = {"sample_id": "good", "path": "g.jpg"}
+    path = write_lines(tmp_path / "l.jsonl", good, line, {"sample_id": "last", "path": "l.jpg"})
+    rows, rejects, stream = read(path, layout=SampleLayout(max_text_bytes=1000), columns=())
+    assert [r["sample_id"] for r in rows if r["position"] >= 0] == ["good", "last"]
+    assert [r["reason"] for r in rejects] == [reason]
+    assert "row 1 " in rejects[0]["detail"]
+    assert stream.counts["members"] == 3
+
+
+def test_allowed_prefixes(tmp_path: Path) -> None:
+    """What the declaration allows besides the list's folder may be named."""
+    path = write_lines(tmp_path / "l.jsonl", {"sample_id": "x", "path": "https://a.org/i.png"})
+    rows, rejects, _ = read(path, allowed_prefixes=("https://a.org/",))
+    assert rejects == []
+    assert rows[1]["modality"] == "image"
+
+
+def test_samples_and_places_are_unique(tmp_path: Path) -> None:
+    """A sample that comes again, a second metadata row and a taken position are rejected."""
+    path = write_lines(
+        tmp_path / "l.jsonl",
+        {"sample_id": "a", "modality": "metadata", "metadata_json": {"k": 1}},
+        {"sample_id": "a", "modality": "metadata"},
+        {"sample_id": "a", "path": "1.jpg", "position": 3},
+        {"sample_id": "a", "path": "2.jpg", "position": 3},
+        {"sample_id": "b", "path": "3.jpg"},
+        {"sample_id": "a", "path": "4.jpg"},
+    )
+    rows, rejects, _ = read(path)
+    assert [r["reason"] for r in rejects] == ["second_metadata", "position_taken", "duplicate_sample_id"]
+    assert [(r["sample_id"], r["position"]) for r in rows] == [("a", -1), ("a", 3), ("b", -1), ("b", 0)]
+    assert rows[0]["metadata_json"] == '{"k":1}'
+
+
+def test_broken_lists(tmp_path: Path) -> None:
+    """A damaged Parquet list and one without a required column are source errors."""
+    path = tmp_path / "l.parquet"
+    path.write_bytes(b"PAR1" + bytes(100))
+    with pytest.raises(SourceError, match="Parquet"):
+        read(path, columns=())
+    good = write_lines(tmp_path / "l.jsonl", {"sample_id": "x", "path": "i.png"})
+    with pytest.raises(SourceError, match="'p'"):
+        read(good, columns=(UserColumn(name="p", source="p", type="string", rows="", required=True),))
