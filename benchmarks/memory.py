@@ -187,7 +187,7 @@ def measure_stage(shard: str, root: str) -> dict[str, Any]:
     from mm_assets.rows.from_members import build_rows
     from mm_assets.rows.materialize import materialize
     from mm_assets.sources.tar import index_shard
-    from mm_assets.storage.store import SourceFile
+    from mm_assets.storage.files import SourceFile
 
     dataset = dataset_of(shard, root)
     register(dataset, wait=True)

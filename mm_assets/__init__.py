@@ -3,7 +3,8 @@
 `open` and `create` are the two ways into packed files; the pipeline itself is run by `mm-assets` or Dagster.
 """
 
-from mm_assets.dataset.dataset import Dataset, DatasetWriter, create, open
+from mm_assets.dataset.dataset import Dataset, open
+from mm_assets.dataset.writer import DatasetWriter, create
 from mm_assets.errors import (
     CollateError,
     ConfigError,

@@ -1,1 +1,7 @@
-"""Checks: SQL statements over a partition's tables and over what its packed files' own bytes say."""
+"""Checks: SQL statements that select violations, run by DuckDB over the files of one partition."""
+
+from mm_assets.checks.catalog import CATALOG
+from mm_assets.checks.context import CheckContext, Outcome
+from mm_assets.checks.runner import run_checks
+
+__all__ = ["CATALOG", "CheckContext", "Outcome", "run_checks"]

@@ -8,7 +8,8 @@ from typing import Any
 
 from mm_assets.packing.plan import PackPlan
 from mm_assets.rows.schema import DatasetSchema
-from mm_assets.storage.store import SourceFile, Store
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.store import Store
 
 __all__ = ["CheckContext", "Outcome"]
 

@@ -27,9 +27,10 @@ from mm_assets.formats import ModalitySpec, MstrReader, MultReader, Payload, crc
 from mm_assets.packing.pack import listing_json
 from mm_assets.packing.placement import BlockRows, Placement, Placer, inner_field
 from mm_assets.rows.parquet import read_batches, sample_groups
-from mm_assets.storage.store import RemoteFile, SourceFile
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.remote import RemoteFile
 
-__all__ = ["PACKED_VIEWS", "PackedFiles"]
+__all__ = ["PACKED_VIEWS", "PackedRelations"]
 
 MAX_COMPARED = 32  # items of a re-encoding field that are decoded and compared, spread over the partition
 
@@ -102,7 +103,7 @@ _KINDS = {
 Reader = MultReader | MstrReader
 
 
-class PackedFiles:
+class PackedRelations:
     """The packed files of one partition, and the rows they were made of.
 
     Args:
@@ -481,19 +482,19 @@ def _specs_table(specs: tuple[ModalitySpec, ...], kinds: list[str]) -> pa.Table:
     )
 
 
-PACKED_VIEWS: Mapping[str, Callable[[PackedFiles], pa.Table]] = {
-    "expected_modalities": PackedFiles.expected_modalities,
-    "packed_modalities": PackedFiles.packed_modalities,
-    "packed_formats": PackedFiles.packed_formats,
-    "packed_samples": PackedFiles.packed_samples,
-    "packed_presence": PackedFiles.packed_presence,
-    "packed_payloads": PackedFiles.packed_payloads,
-    "packed_damage": PackedFiles.packed_damage,
-    "packed_items": PackedFiles.packed_items,
-    "packed_listing": PackedFiles.packed_listing,
-    "expected_items": PackedFiles.expected_items,
-    "expected_presence": PackedFiles.expected_presence,
-    "decoded_mismatches": PackedFiles.decoded_mismatches,
-    **{view: partial(PackedFiles.facts, view=view) for view in FACT_VIEWS},
+PACKED_VIEWS: Mapping[str, Callable[[PackedRelations], pa.Table]] = {
+    "expected_modalities": PackedRelations.expected_modalities,
+    "packed_modalities": PackedRelations.packed_modalities,
+    "packed_formats": PackedRelations.packed_formats,
+    "packed_samples": PackedRelations.packed_samples,
+    "packed_presence": PackedRelations.packed_presence,
+    "packed_payloads": PackedRelations.packed_payloads,
+    "packed_damage": PackedRelations.packed_damage,
+    "packed_items": PackedRelations.packed_items,
+    "packed_listing": PackedRelations.packed_listing,
+    "expected_items": PackedRelations.expected_items,
+    "expected_presence": PackedRelations.expected_presence,
+    "decoded_mismatches": PackedRelations.decoded_mismatches,
+    **{view: partial(PackedRelations.facts, view=view) for view in FACT_VIEWS},
 }
 """View name to the Arrow table behind it."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from mm_assets.checks.catalog import Check, checks_of
 from mm_assets.checks.context import CheckContext, Outcome
-from mm_assets.checks.packed import PACKED_VIEWS, PackedFiles
+from mm_assets.checks.packed import PACKED_VIEWS, PackedRelations
 from mm_assets.checks.relations import OWN_TABLES, TABLE_VIEWS, Tables
 from mm_assets.errors import SourceError
 
@@ -87,7 +87,7 @@ class _Session:
         if not context.store.is_local:
             self._connection.register_filesystem(context.store.fs)
         self._tables = Tables(context, asset)
-        self._packed = PackedFiles(context, asset, self._tables, self._scratch.name)
+        self._packed = PackedRelations(context, asset, self._tables, self._scratch.name)
         self._provided: set[str] = set()
 
     def __enter__(self) -> _Session:

@@ -101,7 +101,7 @@ def _field(field_name: str, config: str) -> Field:
 
 def _add_to_file(file: str, name: str, field: Field, values: Values, *, ignore_unknown: bool) -> None:
     from mm_assets.dataset.add_stream import add_values
-    from mm_assets.storage.store import is_local, local_path
+    from mm_assets.storage.urls import is_local, local_path
 
     if not is_local(file):
         raise ConfigError("arguments", "FILE", f"found {file!r}, expected a local file: an object cannot grow in place")

@@ -96,7 +96,7 @@ def _adhoc_spec(names: Sequence[str], module: str, shards: str, root: str | None
 
 
 def _absolute(url: str) -> str:
-    from mm_assets.storage.store import is_local, local_path
+    from mm_assets.storage.urls import is_local, local_path
 
     return str(local_path(url)) if is_local(url) else url
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.dataset.decoding import Batch, Rows
-from mm_assets.fields import Field, JSONField, NDArrayField, TextField, TokensField, ValueLayout
+from mm_assets.dataset.decoding import Batch
+from mm_assets.fields import ArraySpec, Field, JSONField, NDArrayField, TextField, TokensField
 from mm_assets.fields.base import as_bytes_view
+from mm_assets.formats import Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,9 +34,9 @@ def make_table(
     fields: Mapping[str, Field | None],
     blocks: Iterable[Positions],
     *,
-    read: Callable[[Positions, Sequence[str]], dict[str, Rows]],
-    decode: Callable[[Positions, str, Rows], list[Any]],
-    decode_batches: Callable[[Positions, dict[str, Rows]], dict[str, Batch]],
+    read: Callable[[Positions, Sequence[str]], dict[str, Column]],
+    decode: Callable[[Positions, str, Column], list[Any]],
+    decode_batches: Callable[[Positions, dict[str, Column]], dict[str, Batch]],
 ) -> pa.Table:
     """A table with a column for each modality.
 
@@ -90,14 +91,14 @@ def _column_type(field: Field | None) -> pa.DataType:
     return pa.large_binary() if layout is None else _tensor_type(layout)
 
 
-def _element(field: Field) -> ValueLayout | None:
+def _element(field: Field) -> ArraySpec | None:
     """Of a field whose value is an array of any length, shape and dtype of what is counted; None for any other."""
     if isinstance(field, TokensField):
-        return ValueLayout((), np.dtype(field.decoded))
+        return ArraySpec((), np.dtype(field.decoded))
     if not isinstance(field, NDArrayField) or field.dtype is None or not field.shape or field.shape[0] is not None:
         return None
     shape = tuple(extent for extent in field.shape[1:] if extent is not None)
-    return ValueLayout(shape, np.dtype(field.dtype)) if len(shape) == len(field.shape) - 1 else None
+    return ArraySpec(shape, np.dtype(field.dtype)) if len(shape) == len(field.shape) - 1 else None
 
 
 def _number_type(dtype: np.dtype[Any]) -> pa.DataType:
@@ -108,7 +109,7 @@ def _number_type(dtype: np.dtype[Any]) -> pa.DataType:
     return pa.from_numpy_dtype(dtype)
 
 
-def _tensor_type(layout: ValueLayout) -> pa.DataType:
+def _tensor_type(layout: ArraySpec) -> pa.DataType:
     import pyarrow as pa
 
     kind = _number_type(layout.dtype)
@@ -134,7 +135,7 @@ def _tensors(values: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None = N
     import pyarrow as pa
 
     values = np.ascontiguousarray(values)
-    kind = _tensor_type(ValueLayout(values.shape[1:], values.dtype))
+    kind = _tensor_type(ArraySpec(values.shape[1:], values.dtype))
     if values.dtype.kind == "c":
         values = values.view(f"f{values.dtype.itemsize // 2}").reshape(*values.shape, 2)
     if values.ndim == 1:
@@ -157,7 +158,7 @@ def _bitmap(present: npt.NDArray[np.bool_]) -> pa.Buffer:
     return pa.py_buffer(np.packbits(present, bitorder="little").tobytes())
 
 
-def _bytes_column(rows: Rows) -> Array:
+def _bytes_column(rows: Column) -> Array:
     """The data bytes of each row, large_binary."""
     import pyarrow as pa
 
@@ -177,7 +178,7 @@ def _text_column(values: list[str | None]) -> list[Array]:
     return array.chunks if isinstance(array, pa.ChunkedArray) else [array]
 
 
-def _value_column(field: Field, rows: Rows, values: list[Any]) -> list[Array]:
+def _value_column(field: Field, rows: Column, values: list[Any]) -> list[Array]:
     """Decoded values as a column, in chunks.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mm_assets.dataset.decoding import change_settings
 from mm_assets.dataset.files import Reader
-from mm_assets.dataset.open_files import Shards
+from mm_assets.dataset.open_files import OpenFiles
 from mm_assets.errors import ConfigError, MissingExtraError, SchemaMismatchError
 from mm_assets.fields import FIELD_TYPES, Field, field_from_config
 from mm_assets.formats import ModalitySpec
@@ -28,7 +28,7 @@ class DatasetFields:
         only: the modalities that are had, in their order; None: all, in the file's order.
     """
 
-    def __init__(self, shards: Shards, *, given: Mapping[str, Field], only: Sequence[str] | None = None) -> None:
+    def __init__(self, shards: OpenFiles, *, given: Mapping[str, Field], only: Sequence[str] | None = None) -> None:
         self.given = dict(given)
         self.only = None if only is None else tuple(only)
         self._shards = shards

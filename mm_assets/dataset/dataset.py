@@ -19,7 +19,7 @@ from mm_assets.dataset.codecs import DatasetFields
 from mm_assets.dataset.decoding import Batch, count_threads
 from mm_assets.dataset.files import PackedFiles
 from mm_assets.dataset.manifest import Manifest
-from mm_assets.dataset.open_files import Ids, ShardedIds, Shards
+from mm_assets.dataset.open_files import Ids, OpenFiles, ShardedIds
 from mm_assets.dataset.reader import SampleReader
 from mm_assets.dataset.writer import DatasetWriter, create, spec_of
 from mm_assets.fields import Field
@@ -81,7 +81,7 @@ def open(
         format=format,
         cache=cache,
     )
-    return Dataset(Shards(files), fields=given)
+    return Dataset(OpenFiles(files), fields=given)
 
 
 class Dataset(SampleReader):
@@ -105,7 +105,7 @@ class Dataset(SampleReader):
 
     def __init__(
         self,
-        shards: Shards,
+        shards: OpenFiles,
         *,
         fields: Mapping[str, Field] | None = None,
         modalities: Sequence[str] | None = None,
@@ -383,4 +383,4 @@ def _reopen(
     fields: Mapping[str, Field],
     modalities: Sequence[str] | None,
 ) -> Dataset:
-    return Dataset(Shards(files, selection), fields=fields, modalities=modalities)
+    return Dataset(OpenFiles(files, selection), fields=fields, modalities=modalities)

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import ConfigError, CorruptError, FormatError
-from mm_assets.fields import Field, ValueLayout
-from mm_assets.fields.base import PAYLOAD, Buffer, Out, describe
+from mm_assets.fields import ArraySpec, Field
+from mm_assets.fields.base import PAYLOAD, Out, describe
+from mm_assets.formats import Column
 from mm_assets.storage.forking import renew_in_children
 
 __all__ = [
@@ -30,7 +31,6 @@ __all__ = [
     "Batch",
     "DecodePool",
     "Place",
-    "Rows",
     "batch_layout",
     "batch_target",
     "change_settings",
@@ -72,22 +72,6 @@ class Batch(NamedTuple):
 
     values: Any
     present: npt.NDArray[np.bool_]
-
-
-class Rows(NamedTuple):
-    """The payloads of one modality of many samples.
-
-    Attributes:
-        records: (n, metadata size) uint8, the metadata records, zero where absent.
-        datas: n data buffers, None where absent.
-    """
-
-    records: npt.NDArray[np.uint8]
-    datas: list[Buffer | None]
-
-    def run(self, start: int, stop: int) -> Rows:
-        """Rows [start, stop)."""
-        return Rows(self.records[start:stop], self.datas[start:stop])
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -163,7 +147,7 @@ def _end(futures: Sequence[Future[Any]]) -> None:
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
-def batch_layout(field: Field, name: str, path: str, count: int) -> ValueLayout | dict[str, ValueLayout] | None:
+def batch_layout(field: Field, name: str, path: str, count: int) -> ArraySpec | dict[str, ArraySpec] | None:
     """Shape, the number of rows first, and dtype of the arrays of a batch; None where it is a list.
 
     Raises:
@@ -172,17 +156,17 @@ def batch_layout(field: Field, name: str, path: str, count: int) -> ValueLayout 
     layout = field.value_layout
     if layout is None:
         return None
-    whole = {"": layout} if isinstance(layout, ValueLayout) else layout
+    whole = {"": layout} if isinstance(layout, ArraySpec) else layout
     for one in whole.values():
         size = math.prod(one.shape) * one.dtype.itemsize
         if size > MAX_ROW_BYTES:
             detail = f"values of shape {one.shape} are too large"
             raise CorruptError(path, detail, modality=name, found=f"{size} bytes", expected=f"up to {MAX_ROW_BYTES}")
-    found = {key: ValueLayout((count, *one.shape), one.dtype) for key, one in whole.items()}
-    return found[""] if isinstance(layout, ValueLayout) else found
+    found = {key: ArraySpec((count, *one.shape), one.dtype) for key, one in whole.items()}
+    return found[""] if isinstance(layout, ArraySpec) else found
 
 
-def batch_target(layout: ValueLayout | Mapping[str, ValueLayout] | None, out: Out | None, name: str) -> Arrays | None:
+def batch_target(layout: ArraySpec | Mapping[str, ArraySpec] | None, out: Out | None, name: str) -> Arrays | None:
     """The arrays to decode into: the first rows of `out` where it is given, else new ones; None for a list.
 
     Args:
@@ -200,7 +184,7 @@ def batch_target(layout: ValueLayout | Mapping[str, ValueLayout] | None, out: Ou
                 f"{where}: values of {name!r} vary in shape or type, they come as a list and go in no array"
             )
         return None
-    if isinstance(layout, ValueLayout):
+    if isinstance(layout, ArraySpec):
         return _first_rows(layout, out, where)
     if out is None:
         return {key: _first_rows(one, None, where) for key, one in layout.items()}
@@ -210,7 +194,7 @@ def batch_target(layout: ValueLayout | Mapping[str, ValueLayout] | None, out: Ou
     return {key: _first_rows(one, out[key], f"{where}[{key!r}]") for key, one in layout.items()}
 
 
-def _first_rows(layout: ValueLayout, out: object, where: str) -> npt.NDArray[Any]:
+def _first_rows(layout: ArraySpec, out: object, where: str) -> npt.NDArray[Any]:
     if out is None:
         return np.empty(layout.shape, dtype=layout.dtype)
     count, *shape = layout.shape
@@ -234,7 +218,7 @@ def _cut(target: Arrays | None, start: int, stop: int) -> Arrays | None:
 
 def decode_batches(
     fields: Mapping[str, Field],
-    rows: Mapping[str, Rows],
+    rows: Mapping[str, Column],
     targets: Mapping[str, Arrays | None],
     *,
     pool: DecodePool,
@@ -283,7 +267,7 @@ def decode_batches(
     return {name: found[name] for name in fields}
 
 
-def _first_damaged(field: Field, name: str, rows: Rows, error: FormatError, place: Place) -> FormatError:
+def _first_damaged(field: Field, name: str, rows: Column, error: FormatError, place: Place) -> FormatError:
     """The error of the first row that is damaged, with its place: decoded singly, the row tells."""
     for row, data in enumerate(rows.datas):
         if data is not None:
@@ -295,7 +279,7 @@ def _first_damaged(field: Field, name: str, rows: Rows, error: FormatError, plac
     return locate(error, name, (PAYLOAD, None))
 
 
-def decode_values(field: Field, name: str, rows: Rows, *, pool: DecodePool, threads: int, place: Place) -> list[Any]:
+def decode_values(field: Field, name: str, rows: Column, *, pool: DecodePool, threads: int, place: Place) -> list[Any]:
     """Decode each payload as a single one would be, whatever the field's batches are; None where absent.
 
     Raises:

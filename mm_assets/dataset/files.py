@@ -295,7 +295,7 @@ class PackedFiles:
         path = _local(location)
         if path is not None:
             return MappedFile(path)
-        from mm_assets.storage.store import RemoteFile
+        from mm_assets.storage.remote import RemoteFile
 
         return RemoteFile(location, self._options, self._cache if cached else None)
 
@@ -339,7 +339,7 @@ def _local(location: str) -> str | None:
     """The path behind a location of the local file system; None of any other."""
     if "://" not in location:
         return location
-    from mm_assets.storage.store import is_local, local_path
+    from mm_assets.storage.urls import is_local, local_path
 
     return str(local_path(location)) if is_local(location) else None
 

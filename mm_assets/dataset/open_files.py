@@ -2,9 +2,9 @@
 
 Readers are opened at first use, and a bounded number stay open; of remote files also as many as a bounded memory holds
 the tables of. One that is put aside is let go, not closed: another thread may be reading from it, and its mapping goes
-with its last user. Several `Shards` may share their open files; the files are closed when the last of them is. Each may
-have its own selection of the samples: an index counts through what is selected, a position through all samples of the
-files.
+with its last user. Several `OpenFiles` may share their open files; the files are closed when the last of them is. Each
+may have its own selection of the samples: an index counts through what is selected, a position through all samples of
+the files.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import numpy.typing as npt
 from mm_assets.dataset.files import MAX_OPEN, PackedFiles, Reader
 from mm_assets.dataset.id_index import IdLookup, RowLookup
 from mm_assets.errors import FormatError, SchemaMismatchError, SourceError
-from mm_assets.formats import Damage, VerifyReport
+from mm_assets.formats import FileDamage, VerifyReport
 from mm_assets.formats.multi_file import JoinedReads
 from mm_assets.storage.forking import renew_in_children
 
-__all__ = ["Ids", "ShardedIds", "Shards", "as_indices"]
+__all__ = ["Ids", "OpenFiles", "ShardedIds", "as_indices"]
 
 Ids = Sequence[int] | npt.NDArray[np.integer]
 """Indices of samples; repeats are fine, negative ones count from the end."""
@@ -58,7 +58,7 @@ class _OpenFiles:
             self._add(number, reader)
         self.joined: JoinedReads | None = None
         self.may_join = not files.any_remote and 0 < len(files.entries) <= MAX_OPEN
-        self.users: weakref.WeakSet[Shards] = weakref.WeakSet()  # weak: one that is dropped unclosed holds no file
+        self.users: weakref.WeakSet[OpenFiles] = weakref.WeakSet()  # weak: one that is dropped unclosed holds no file
         starts = accumulate((file.num_samples for file in files.entries), initial=0)
         self.starts = tuple(starts)[:-1]
         self.lookup = IdLookup()
@@ -123,7 +123,7 @@ class _OpenFiles:
         return len(reader) * sum(16 + spec.metadata_size for spec in reader.modalities)
 
 
-class Shards:
+class OpenFiles:
     """The files of one dataset, in order, and which of their samples it has.
 
     Args:
@@ -164,7 +164,7 @@ class Shards:
         """The dataset's, for messages."""
         return self.files.name
 
-    def share(self, selection: npt.NDArray[np.int64] | None = None) -> Shards:
+    def share(self, selection: npt.NDArray[np.int64] | None = None) -> OpenFiles:
         """Another one on the same open files, closed on its own.
 
         Args:
@@ -175,7 +175,7 @@ class Shards:
         """
         with self._files.lock:
             self._check_open()
-            other = Shards.__new__(Shards)
+            other = OpenFiles.__new__(OpenFiles)
             other._join(self._files, self.selection if selection is None else selection)
         return other
 
@@ -341,7 +341,7 @@ class Shards:
                 return self[0].verify()
             with files.open(0, cached=False) as reader:  # the other reads a copy, if there is a cache
                 return reader.verify()
-        damage: list[Damage] = []
+        damage: list[FileDamage] = []
         num_payloads = 0
         first: Reader | None = None
         for number, (file, start) in enumerate(zip(files.entries, self.starts, strict=True)):
@@ -352,16 +352,18 @@ class Shards:
                     files.check_alike(first, reader)
                     report = reader.verify()
             except (FormatError, SchemaMismatchError, SourceError, OSError) as error:
-                damage.append(Damage(sample=None, sample_id=None, modality=None, message=str(error)))
+                damage.append(FileDamage(sample=None, sample_id=None, modality=None, message=str(error)))
                 continue
             num_payloads += report.num_payloads
             for one in report.damage:
                 sample = None if one.sample is None else start + one.sample
                 message = f"{file.location}: {one.message}"
-                damage.append(Damage(sample=sample, sample_id=one.sample_id, modality=one.modality, message=message))
+                damage.append(
+                    FileDamage(sample=sample, sample_id=one.sample_id, modality=one.modality, message=message)
+                )
             if file.sha256 is not None and (found := files.digest(number)) != file.sha256:
                 message = f"{file.location}: SHA-256 is not the manifest's (found {found}, expected {file.sha256})"
-                damage.append(Damage(sample=None, sample_id=None, modality=None, message=message))
+                damage.append(FileDamage(sample=None, sample_id=None, modality=None, message=message))
         return VerifyReport(
             path=self.name, num_samples=self.num_samples, num_payloads=num_payloads, damage=tuple(damage)
         )
@@ -410,7 +412,7 @@ def as_indices(ids: Ids, count: int, name: str) -> npt.NDArray[np.int64]:
 class ShardedIds(Sequence[str]):
     """The ids of all samples, in order; files are opened as their ids are asked for."""
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: OpenFiles) -> None:
         self._shards = shards
 
     def __len__(self) -> int:

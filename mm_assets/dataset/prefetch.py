@@ -1,7 +1,7 @@
 """Reading ahead: the results of tasks in their order, computed by threads, and memory that is used again and again.
 
 At most `depth` results are computed or waiting at a time. Whatever ends the reading, be it an error, `close`, or that
-nobody holds the `ReadAhead` any more, its threads end; none of them holds on to it.
+nobody holds the `Prefetch` any more, its threads end; none of them holds on to it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy.typing as npt
 
 from mm_assets.dataset.decoding import Allocate, Arrays
 from mm_assets.errors import LoaderError
-from mm_assets.fields import ValueLayout
+from mm_assets.fields import ArraySpec
 
-__all__ = ["BufferPool", "ReadAhead", "arrays_of"]
+__all__ = ["BufferPool", "Prefetch", "arrays_of"]
 
 T = TypeVar("T")
 
 
-class ReadAhead(Generic[T]):
+class Prefetch(Generic[T]):
     """The results of tasks, in order.
 
     Args:
@@ -34,7 +34,7 @@ class ReadAhead(Generic[T]):
         depth: how many tasks are begun before the results before them are taken. The first is done alone, since
             somebody waits for it.
         on_end: called when the reading has ended, perhaps several times and in several threads, and while others of the
-            tasks are under way. Not called where nobody holds the `ReadAhead` any more and nothing is under way.
+            tasks are under way. Not called where nobody holds the `Prefetch` any more and nothing is under way.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ def _run(task: Callable[[], T], end: _End) -> T:
             end.call()
 
 
-def arrays_of(layouts: Mapping[str, ValueLayout | Mapping[str, ValueLayout]], allocate: Allocate) -> dict[str, Arrays]:
+def arrays_of(layouts: Mapping[str, ArraySpec | Mapping[str, ArraySpec]], allocate: Allocate) -> dict[str, Arrays]:
     """One array of each layout, of whatever content, by name, or by name and part."""
     return {
         name: (
             allocate(layout.shape, layout.dtype)
-            if isinstance(layout, ValueLayout)
+            if isinstance(layout, ArraySpec)
             else {part: allocate(one.shape, one.dtype) for part, one in layout.items()}
         )
         for name, layout in layouts.items()

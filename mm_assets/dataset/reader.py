@@ -20,7 +20,6 @@ from mm_assets.dataset.decoding import (
     Arrays,
     Batch,
     DecodePool,
-    Rows,
     batch_layout,
     batch_target,
     count_threads,
@@ -29,10 +28,10 @@ from mm_assets.dataset.decoding import (
     locate,
 )
 from mm_assets.dataset.files import NUM_REQUESTS, Reader
-from mm_assets.dataset.open_files import Ids, Shards
-from mm_assets.dataset.prefetch import ReadAhead
+from mm_assets.dataset.open_files import Ids, OpenFiles
+from mm_assets.dataset.prefetch import Prefetch
 from mm_assets.errors import FormatError
-from mm_assets.fields import ValueLayout
+from mm_assets.fields import ArraySpec
 from mm_assets.fields.base import Out
 from mm_assets.formats import Column, Payload
 from mm_assets.formats.raw import RawBatch
@@ -55,7 +54,7 @@ class SampleReader:
         path: of the dataset, for messages.
     """
 
-    def __init__(self, shards: Shards, fields: DatasetFields) -> None:
+    def __init__(self, shards: OpenFiles, fields: DatasetFields) -> None:
         self.path = shards.name
         self._shards = shards
         self._fields = fields
@@ -198,7 +197,7 @@ class SampleReader:
         """
         names = self._fields.choose(modalities)
         if self._shards.files.any_remote:
-            return ReadAhead(self._raw_tasks(batches, names), threads=1, depth=2, on_end=lambda: None)
+            return Prefetch(self._raw_tasks(batches, names), threads=1, depth=2, on_end=lambda: None)
         return self._stream_local(batches, names)
 
     def _stream_local(self, batches: Iterable[Ids], names: tuple[str, ...]) -> Iterator[RawBatch]:
@@ -313,7 +312,7 @@ class SampleReader:
 
     def batch_layout(
         self, n: int, modalities: Sequence[str] | None = None
-    ) -> dict[str, ValueLayout | dict[str, ValueLayout]]:
+    ) -> dict[str, ArraySpec | dict[str, ArraySpec]]:
         """Shape (n, …) and dtype of the arrays of a batch, by modality; without those whose values come as a list.
 
         Args:
@@ -338,7 +337,7 @@ class SampleReader:
         return {
             name: (
                 np.zeros(layout.shape, layout.dtype)
-                if isinstance(layout, ValueLayout)
+                if isinstance(layout, ArraySpec)
                 else {key: np.zeros(one.shape, one.dtype) for key, one in layout.items()}
             )
             for name, layout in self.batch_layout(n, modalities).items()
@@ -365,7 +364,7 @@ class SampleReader:
 
     def _read_rows(
         self, positions: npt.NDArray[np.int64], names: Sequence[str], verify: bool | None = None
-    ) -> dict[str, Rows]:
+    ) -> dict[str, Column]:
         """The payloads of some modalities; one request to each file for all of them."""
 
         def read(reader: Reader, local: npt.NDArray[np.int64]) -> dict[str, Column]:
@@ -375,15 +374,15 @@ class SampleReader:
         rows = {}
         for where, columns in self._read_files(positions, read):
             if len(where) == count and len(self._shards) == 1:  # one file, and the rows are in its order
-                return {name: Rows(column.records, list(column.datas)) for name, column in columns.items()}
+                return {name: Column(column.records, list(column.datas)) for name, column in columns.items()}
             for name, column in columns.items():
                 if name not in rows:
-                    rows[name] = Rows(np.zeros((count, column.records.shape[1]), np.uint8), [None] * count)
+                    rows[name] = Column(np.zeros((count, column.records.shape[1]), np.uint8), [None] * count)
                 records, datas = rows[name]
                 records[where] = column.records
                 for row, data in zip(where.tolist(), column.datas, strict=True):
                     datas[row] = data
-        return rows or {name: Rows(np.zeros((0, self._fields.record_size(name)), np.uint8), []) for name in names}
+        return rows or {name: Column(np.zeros((0, self._fields.record_size(name)), np.uint8), []) for name in names}
 
     def _read_files(
         self, positions: npt.NDArray[np.int64], read: Callable[[Reader, npt.NDArray[np.int64]], T]
@@ -417,7 +416,7 @@ class SampleReader:
     ) -> T:
         return read(self._shards[number], local)
 
-    def _decode_rows(self, positions: npt.NDArray[np.int64], name: str, rows: Rows, threads: int) -> list[Any]:
+    def _decode_rows(self, positions: npt.NDArray[np.int64], name: str, rows: Column, threads: int) -> list[Any]:
         """Each payload of one modality as `read_sample` would give it."""
         return decode_values(
             self._fields.field(name),
@@ -431,7 +430,7 @@ class SampleReader:
     def _decode_batches(
         self,
         positions: npt.NDArray[np.int64],
-        rows: Mapping[str, Rows],
+        rows: Mapping[str, Column],
         targets: Mapping[str, Arrays | None],
         threads: int,
     ) -> dict[str, Batch]:

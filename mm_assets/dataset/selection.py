@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from mm_assets.dataset.files import Reader
 from mm_assets.dataset.id_index import hash_texts
-from mm_assets.dataset.open_files import Shards
+from mm_assets.dataset.open_files import OpenFiles
 from mm_assets.errors import ConfigError
 from mm_assets.fields import Field
 
@@ -114,7 +114,7 @@ class _Column:
     record: np.dtype[np.void] | None = None
 
 
-def matching_rows(shards: Shards, names: Sequence[str], fields: Mapping[str, Field], sql: str) -> Indices:
+def matching_rows(shards: OpenFiles, names: Sequence[str], fields: Mapping[str, Field], sql: str) -> Indices:
     """The indices of the samples that fulfil a condition, ascending; see `Dataset.filter`.
 
     Args:
@@ -235,7 +235,7 @@ def _wrong(message: str) -> ConfigError:
     return ConfigError("arguments", "sql", lines[0] if lines else "is no condition")
 
 
-def _tables(shards: Shards, columns: Sequence[_Column]) -> Iterator[pa.Table]:
+def _tables(shards: OpenFiles, columns: Sequence[_Column]) -> Iterator[pa.Table]:
     """The table `samples` in blocks; one of no rows where there is no sample, so that its columns are known."""
     none = np.zeros(0, np.int64)
     pieces = shards.pieces() if shards.num_samples else ((reader, none, none) for reader in islice(shards, 1))

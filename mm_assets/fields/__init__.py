@@ -12,26 +12,31 @@ from collections.abc import Mapping
 
 from mm_assets.errors import ConfigError, MissingExtraError
 from mm_assets.fields.audio import Audio, AudioField
-from mm_assets.fields.base import JSON, Encoded, Field, Item, Part, ValueLayout
+from mm_assets.fields.base import JSON, ArraySpec, Encoded, Field, Item, Part
 from mm_assets.fields.depth import DepthField
 from mm_assets.fields.document import Document, DocumentField
 from mm_assets.fields.image import ImageField
 from mm_assets.fields.image_text import ImageText, ImageTextPair, ImageTextPairField
-from mm_assets.fields.midi import MIDI, MIDIField, NoteTable
+from mm_assets.fields.midi import MIDI, MIDIField
 from mm_assets.fields.ndarray import NDArrayField
 from mm_assets.fields.plain import BytesField, JSONField, RawJSON, TextField
 from mm_assets.fields.scalar import ScalarField
 from mm_assets.fields.sequence import SequenceField
-from mm_assets.fields.timed_text import TimedSegment, TimedTextField, segments_at, segments_between
-from mm_assets.fields.timeseries import TimeSeries, TimeSeriesField
+from mm_assets.fields.series_value import TimeSeries
+from mm_assets.fields.timed_text import TimedTextField, segments_at, segments_between
+from mm_assets.fields.timeseries import TimeSeriesField
 from mm_assets.fields.tokens import TokensField
-from mm_assets.fields.video_audio import Clip, SyncedVideoAudioField, VideoAudio, VideoFile
-from mm_assets.media.text_boxes import Layout, TextBoxes
+from mm_assets.fields.video_audio import SyncedVideoAudioField
+from mm_assets.fields.video_values import Clip, VideoAudio, VideoFile
+from mm_assets.media.midi import NoteTable
+from mm_assets.media.subtitles import TimedSegment
+from mm_assets.media.text_boxes import PageLayout, TextBoxes
 
 __all__ = [
     "FIELD_NAMES",
     "FIELD_TYPES",
     "MIDI",
+    "ArraySpec",
     "Audio",
     "AudioField",
     "BytesField",
@@ -47,10 +52,10 @@ __all__ = [
     "ImageTextPairField",
     "Item",
     "JSONField",
-    "Layout",
     "MIDIField",
     "NDArrayField",
     "NoteTable",
+    "PageLayout",
     "Part",
     "RawJSON",
     "ScalarField",
@@ -63,7 +68,6 @@ __all__ = [
     "TimedSegment",
     "TimedTextField",
     "TokensField",
-    "ValueLayout",
     "VideoAudio",
     "VideoFile",
     "complete_config",

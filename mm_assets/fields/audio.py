@@ -15,7 +15,6 @@ import numpy.typing as npt
 from mm_assets.errors import MediaError
 from mm_assets.fields.base import (
     PAYLOAD,
-    Buffer,
     Encoded,
     Field,
     as_bytes_view,
@@ -28,7 +27,8 @@ from mm_assets.fields.base import (
     wrong_value,
 )
 from mm_assets.media import flac
-from mm_assets.media.images import AudioInfo, probe_audio, size_of_id3
+from mm_assets.media.content_types import Buffer
+from mm_assets.media.sounds import AudioInfo, probe_audio, size_of_id3
 from mm_assets.summaries import summary_repr
 
 __all__ = ["Audio", "AudioField"]

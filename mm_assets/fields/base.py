@@ -25,13 +25,13 @@ from mm_assets.media.content_types import Buffer
 __all__ = [
     "JSON",
     "PAYLOAD",
+    "ArraySpec",
     "Buffer",
     "Encoded",
     "Field",
     "Item",
     "Out",
     "Part",
-    "ValueLayout",
     "as_bytes_view",
     "batch_array",
     "config_error",
@@ -64,7 +64,7 @@ class Encoded(NamedTuple):
     data: bytes | memoryview
 
 
-class ValueLayout(NamedTuple):
+class ArraySpec(NamedTuple):
     """Shape and dtype that every decoded value of a field has, so that a batch is one array.
 
     Attributes:
@@ -205,7 +205,7 @@ class Field(ABC):
         yield Item("", 0, data)
 
     @property
-    def value_layout(self) -> ValueLayout | Mapping[str, ValueLayout] | None:
+    def value_layout(self) -> ArraySpec | Mapping[str, ArraySpec] | None:
         """Shape and dtype of every decoded value, or None where they vary.
 
         A mapping is that of a field whose batch is several arrays by name, such as token ids and their mask.
@@ -299,7 +299,7 @@ class Field(ABC):
             if out is not None:
                 raise ValueError(f"{type(self).__name__} values vary in shape or type: they cannot go into one array")
             return None
-        if isinstance(layout, ValueLayout):
+        if isinstance(layout, ArraySpec):
             return batch_array(count, layout, out, "out")
         if out is None:
             return {name: batch_array(count, one, None, name) for name, one in layout.items()}
@@ -370,7 +370,7 @@ def _record_struct(kind: np.dtype[np.void]) -> struct.Struct | None:
     return layout if layout.size == kind.itemsize else None
 
 
-def batch_array(count: int, layout: ValueLayout, out: Out | None, name: str) -> npt.NDArray[Any]:
+def batch_array(count: int, layout: ArraySpec, out: Out | None, name: str) -> npt.NDArray[Any]:
     """The (count, *shape) array of a layout: `out`, or a new one where that is None.
 
     Raises:

@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, MediaError
 from mm_assets.fields.base import (
-    Buffer,
+    ArraySpec,
     Encoded,
     Field,
-    ValueLayout,
     as_bytes_view,
     config_error,
     corrupt,
@@ -30,6 +29,7 @@ from mm_assets.fields.base import (
 )
 from mm_assets.fields.image_decode import PILLOW_ERRORS
 from mm_assets.fields.ndarray import NDArrayField
+from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
 
 if TYPE_CHECKING:
@@ -127,11 +127,11 @@ class DepthField(Field):
         return False
 
     @property
-    def value_layout(self) -> ValueLayout | None:
+    def value_layout(self) -> ArraySpec | None:
         """(height, width), where `size` is set, and `dtype` or metres."""
         if self.size is None or (self.dtype is None and self.decoded == "stored"):
             return None
-        return ValueLayout(self.size, np.dtype("float32" if self.decoded == "metres" else self.dtype))
+        return ArraySpec(self.size, np.dtype("float32" if self.decoded == "metres" else self.dtype))
 
     @property
     def decodes_in_parallel(self) -> bool:

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from mm_assets.errors import EncodeError, FormatError, MediaError
 from mm_assets.fields.base import (
     JSON,
-    Buffer,
     Encoded,
     Field,
     Item,
@@ -32,9 +31,10 @@ from mm_assets.fields.base import (
 )
 from mm_assets.fields.document_payload import RECORD, Head, OpenDocument, check_places, write_document
 from mm_assets.fields.image import ImageField
+from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
 from mm_assets.media.page_layouts import AUTO, LAYOUTS, LayoutMap, layout_map, read_layout
-from mm_assets.media.text_boxes import MAX_COORDINATE, Layout, Numbers
+from mm_assets.media.text_boxes import MAX_COORDINATE, Numbers, PageLayout
 from mm_assets.summaries import summary_repr
 
 __all__ = ["Document", "DocumentField"]
@@ -59,7 +59,7 @@ class Document:
     """
 
     pages: Sequence[npt.NDArray[np.uint8] | Buffer] | None = None
-    layout: Layout | None = None
+    layout: PageLayout | None = None
     positions: Sequence[int] | None = None
 
     __repr__ = summary_repr
@@ -182,7 +182,7 @@ class DocumentField(Field):
             raise wrong_content(self, "neither pages nor a layout", "at least one of them")
         return Document(pages, layout, None if pairs is None else [position for position, _ in pairs])
 
-    def _read_layout(self, found: Any, pages: list[Buffer] | None) -> Layout | None:
+    def _read_layout(self, found: Any, pages: list[Buffer] | None) -> PageLayout | None:
         is_file = isinstance(found, bytes | bytearray | memoryview)
         if is_file:
             try:
@@ -244,7 +244,7 @@ class DocumentField(Field):
             self._of_page(self.image.check, index, page)
 
     def _write(
-        self, images: list[tuple[int, Encoded]], layout: Layout | None, num_outside: int
+        self, images: list[tuple[int, Encoded]], layout: PageLayout | None, num_outside: int
     ) -> tuple[Head, list[bytes | memoryview]]:
         try:
             return write_document(
@@ -257,8 +257,8 @@ class DocumentField(Field):
         """The pages' sizes, (p, 2) int32; None without images."""
         if not isinstance(value, Document):
             raise wrong_value(self, value, "a Document")
-        if value.layout is not None and not isinstance(value.layout, Layout):
-            raise wrong_content(self, f"{describe(value.layout)} as layout", "a Layout")
+        if value.layout is not None and not isinstance(value.layout, PageLayout):
+            raise wrong_content(self, f"{describe(value.layout)} as layout", "a PageLayout")
         if value.pages is None:
             if value.layout is None:
                 raise wrong_content(self, "a document without pages and layout", "at least one of them")
@@ -304,7 +304,7 @@ class DocumentField(Field):
         except EncodeError as error:
             raise EncodeError(f"DocumentField, page {index}: {error}") from error
 
-    def _place(self, layout: Layout | None, image_sizes: Numbers | None) -> tuple[Layout | None, int]:
+    def _place(self, layout: PageLayout | None, image_sizes: Numbers | None) -> tuple[PageLayout | None, int]:
         """The layout with its page sizes, clipped if so set, and how many boxes reach beyond their page."""
         if layout is None:
             return None, 0
@@ -338,7 +338,7 @@ class DocumentField(Field):
             raise wrong_content(self, found, f"all within {width} x {height} (see the setting outside)")
         if num_outside and self.outside == "clip":
             words, segments = words.clipped(sizes), segments.clipped(sizes)
-        placed = Layout(
+        placed = PageLayout(
             words,
             segments=segments,
             word_segments=layout.word_segments,
@@ -381,7 +381,7 @@ class DocumentField(Field):
             raise IndexError(f"page {k} of a document of {count} page images")
         return self._decode_image(opened, k % count)
 
-    def decode_layout(self, metadata: Buffer | np.void, data: Buffer) -> Layout | None:
+    def decode_layout(self, metadata: Buffer | np.void, data: Buffer) -> PageLayout | None:
         """Give the layout, decoding no page; None where the document has none.
 
         Raises:
@@ -406,7 +406,7 @@ class DocumentField(Field):
                 error.path, f"page {index}: {error.detail}", found=error.found, expected=error.expected
             ) from error
 
-    def _layout_of(self, opened: OpenDocument) -> Layout | None:
+    def _layout_of(self, opened: OpenDocument) -> PageLayout | None:
         if not opened.has_layout:
             return None
         layout = opened.layout()

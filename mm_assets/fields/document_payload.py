@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
-from mm_assets.fields.base import Buffer, Encoded, as_bytes_view, corrupt, truncated
+from mm_assets.fields.base import Encoded, as_bytes_view, corrupt, truncated
 from mm_assets.fields.plain import JSONField
-from mm_assets.media.text_boxes import Layout, Numbers, TextBoxes
+from mm_assets.media.content_types import Buffer
+from mm_assets.media.text_boxes import Numbers, PageLayout, TextBoxes
 
 __all__ = ["RECORD", "Head", "OpenDocument", "check_places", "write_document"]
 
@@ -98,7 +99,7 @@ def _size_of(kind: np.dtype[Any], shape: tuple[int, ...]) -> int:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def check_places(layout: Layout, page_sizes: Numbers) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def check_places(layout: PageLayout, page_sizes: Numbers) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Which words and which segments reach beyond their pages.
 
     Raises:
@@ -119,7 +120,7 @@ def check_places(layout: Layout, page_sizes: Numbers) -> tuple[npt.NDArray[np.bo
 
 
 def write_document(
-    images: Sequence[tuple[int, Encoded]], layout: Layout | None, *, num_outside: int = 0, image_record_size: int
+    images: Sequence[tuple[int, Encoded]], layout: PageLayout | None, *, num_outside: int = 0, image_record_size: int
 ) -> tuple[Head, list[bytes | memoryview]]:
     """A document's record and the pieces of its data.
 
@@ -152,7 +153,9 @@ def write_document(
     return head, [*pieces, texts, *(image.data for _, image in images)]
 
 
-def _layout_columns(head: Head, layout: Layout, num_outside: int) -> tuple[Head, dict[str, npt.NDArray[Any]], bytes]:
+def _layout_columns(
+    head: Head, layout: PageLayout, num_outside: int
+) -> tuple[Head, dict[str, npt.NDArray[Any]], bytes]:
     words, segments = layout.words, layout.segments
     sizes = np.zeros((0, 2), dtype=np.int32) if layout.page_sizes is None else layout.page_sizes
     numbers = {"page_sizes": sizes, "word_boxes": words.boxes, "segment_boxes": segments.boxes}
@@ -294,7 +297,7 @@ class OpenDocument:
         start, end = self._columns["image_offsets"][index : index + 2].tolist()
         return memoryview(self._columns["image_records"][index]), self._view[start:end]
 
-    def layout(self) -> Layout:
+    def layout(self) -> PageLayout:
         """The layout, all of it checked.
 
         Raises:
@@ -307,7 +310,7 @@ class OpenDocument:
         names = texts[names_start:-1]
         fields = _JSON.decode(_OBJECT, texts[-1].encode("utf-8"))
         try:
-            layout = Layout(
+            layout = PageLayout(
                 self._table("word", texts[:segments_start], names),
                 segments=self._table("segment", texts[segments_start:names_start], names),
                 word_segments=columns["word_segments"],

@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError
 from mm_assets.fields.base import (
-    Buffer,
+    ArraySpec,
     Encoded,
     Field,
-    ValueLayout,
     as_bytes_view,
     config_error,
     corrupt,
@@ -42,6 +41,7 @@ from mm_assets.fields.image_decode import (
     with_channels,
 )
 from mm_assets.fields.image_resize import RESIZES, Box, place, resample, resize, scratch
+from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import ImageInfo, probe_image
 
 __all__ = ["ImageField"]
@@ -167,12 +167,12 @@ class ImageField(Field):
         return self.encoding == "keep"
 
     @property
-    def value_layout(self) -> ValueLayout | None:
+    def value_layout(self) -> ArraySpec | None:
         """(height, width, channels) uint8, where `decode_size` or `size`, and `channels`, are set."""
         size = self.decode_size or self.size
         if size is None or self.channels is None:
             return None
-        return ValueLayout((*size, self.channels), np.dtype(np.uint8))
+        return ArraySpec((*size, self.channels), np.dtype(np.uint8))
 
     @property
     def decodes_in_parallel(self) -> bool:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.fields.base import Buffer, corrupt
+from mm_assets.fields.base import corrupt
+from mm_assets.media.content_types import Buffer
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -20,12 +20,11 @@ import numpy.typing as npt
 from mm_assets.errors import ConfigError, EncodeError, FormatError
 from mm_assets.fields.base import (
     JSON,
-    Buffer,
+    ArraySpec,
     Encoded,
     Field,
     Item,
     Part,
-    ValueLayout,
     as_bytes_view,
     config_error,
     corrupt,
@@ -37,6 +36,7 @@ from mm_assets.fields.base import (
 from mm_assets.fields.image import DEFAULT_MAX_PIXELS, ImageField
 from mm_assets.fields.image_resize import RESIZES, place, resize
 from mm_assets.fields.tokens import TokensField
+from mm_assets.media.content_types import Buffer
 from mm_assets.summaries import summary_repr
 
 __all__ = ["ImageText", "ImageTextPair", "ImageTextPairField"]
@@ -247,12 +247,12 @@ class ImageTextPairField(Field):
         return {**super().config, "tokenizer": self._tokens_field.config["tokenizer"]}
 
     @property
-    def value_layout(self) -> Mapping[str, ValueLayout] | None:
+    def value_layout(self) -> Mapping[str, ArraySpec] | None:
         """The arrays of a batch, where `image_size` or `decode_size`, and `channels`, are set."""
         image, tokens = self._image_field.value_layout, self._tokens_field.value_layout
         if image is None or tokens is None:
             return None
-        return {"image": image, **tokens, "clip_score": ValueLayout((), np.dtype(np.float32))}
+        return {"image": image, **tokens, "clip_score": ArraySpec((), np.dtype(np.float32))}
 
     @property
     def decodes_in_parallel(self) -> bool:

@@ -13,7 +13,6 @@ import numpy as np
 from mm_assets.errors import MediaError
 from mm_assets.fields.base import (
     PAYLOAD,
-    Buffer,
     Encoded,
     Field,
     as_bytes_view,
@@ -22,6 +21,7 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
+from mm_assets.media.content_types import Buffer
 from mm_assets.media.midi import (
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_DURATION_SECONDS,

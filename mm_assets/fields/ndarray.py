@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from mm_assets.fields.base import (
     JSON,
-    Buffer,
+    ArraySpec,
     Encoded,
     Field,
-    ValueLayout,
     as_bytes_view,
     config_error,
     corrupt,
@@ -25,6 +24,7 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
+from mm_assets.media.content_types import Buffer
 
 __all__ = ["NDArrayField"]
 
@@ -83,12 +83,12 @@ class NDArrayField(Field):
         return _RECORD
 
     @property
-    def value_layout(self) -> ValueLayout | None:
+    def value_layout(self) -> ArraySpec | None:
         """The field's dtype and shape where both are fixed."""
         if self.dtype is None or self.shape is None:
             return None
         shape = tuple(extent for extent in self.shape if extent is not None)
-        return ValueLayout(shape, np.dtype(self.dtype)) if len(shape) == len(self.shape) else None
+        return ArraySpec(shape, np.dtype(self.dtype)) if len(shape) == len(self.shape) else None
 
     @property
     def config(self) -> dict[str, JSON]:

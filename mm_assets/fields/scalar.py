@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.fields.base import (
-    Buffer,
+    ArraySpec,
     Encoded,
     Field,
     Out,
-    ValueLayout,
     as_bytes_view,
     batch_array,
     config_error,
@@ -24,6 +23,7 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
+from mm_assets.media.content_types import Buffer
 
 __all__ = ["ScalarField"]
 
@@ -76,9 +76,9 @@ class ScalarField(Field):
         return _RECORDS[_WIDE[self._numpy_dtype.kind]]
 
     @property
-    def value_layout(self) -> ValueLayout:
+    def value_layout(self) -> ArraySpec:
         """A single number of `dtype`."""
-        return ValueLayout((), self._numpy_dtype)
+        return ArraySpec((), self._numpy_dtype)
 
     @property
     def _limits(self) -> tuple[int, int]:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from mm_assets.errors import EncodeError, FormatError
 from mm_assets.fields.base import (
     JSON,
-    Buffer,
     Encoded,
     Field,
     Item,
@@ -24,6 +23,7 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
+from mm_assets.media.content_types import Buffer
 
 __all__ = ["SequenceField"]
 

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError
 from mm_assets.fields.base import (
-    Buffer,
     Encoded,
     Field,
     as_bytes_view,
@@ -31,6 +30,7 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
+from mm_assets.media.content_types import Buffer
 from mm_assets.media.subtitles import TimedSegment, parse_subtitles
 
 __all__ = ["TimedSegment", "TimedTextField", "segments_at", "segments_between"]

@@ -17,12 +17,11 @@ import numpy.typing as npt
 from mm_assets.errors import EncodeError
 from mm_assets.fields.base import (
     JSON,
-    Buffer,
+    ArraySpec,
     Encoded,
     Field,
     Item,
     Part,
-    ValueLayout,
     as_bytes_view,
     config_error,
     corrupt,
@@ -33,6 +32,7 @@ from mm_assets.fields.base import (
 )
 from mm_assets.fields.series_text import array_of_content, columns_of_csv
 from mm_assets.fields.series_value import Columns, TimeSeries
+from mm_assets.media.content_types import Buffer
 
 __all__ = ["TimeSeries", "TimeSeriesField"]
 
@@ -118,13 +118,13 @@ class TimeSeriesField(Field):
         return _RECORD
 
     @property
-    def value_layout(self) -> Mapping[str, ValueLayout] | None:
+    def value_layout(self) -> Mapping[str, ArraySpec] | None:
         """Timestamps and values, where the number of steps, of columns and the dtype are fixed."""
         if self.num_steps is None or self.num_columns is None or self.dtype is None:
             return None
         return {
-            "timestamps": ValueLayout((self.num_steps,), np.dtype(np.float64)),
-            "values": ValueLayout((self.num_steps, self.num_columns), np.dtype(self.dtype)),
+            "timestamps": ArraySpec((self.num_steps,), np.dtype(np.float64)),
+            "values": ArraySpec((self.num_steps, self.num_columns), np.dtype(self.dtype)),
         }
 
     @property

@@ -15,10 +15,9 @@ import numpy.typing as npt
 from mm_assets.errors import EncodeError
 from mm_assets.fields.base import (
     JSON,
-    Buffer,
+    ArraySpec,
     Encoded,
     Field,
-    ValueLayout,
     as_bytes_view,
     config_error,
     corrupt,
@@ -29,6 +28,7 @@ from mm_assets.fields.base import (
     wrong_value,
 )
 from mm_assets.fields.ndarray import NDArrayField
+from mm_assets.media.content_types import Buffer
 from mm_assets.media.tokenizers import Tokenizer, TokenizerRef, tokenizer_ref
 
 __all__ = ["TokensField"]
@@ -137,13 +137,13 @@ class TokensField(Field):
         return _RECORD
 
     @property
-    def value_layout(self) -> Mapping[str, ValueLayout] | None:
+    def value_layout(self) -> Mapping[str, ArraySpec] | None:
         """``input_ids`` and ``attention_mask``, where `max_tokens` is set."""
         if self.max_tokens is None:
             return None
         return {
-            "input_ids": ValueLayout((self.max_tokens,), np.dtype(self.decoded)),
-            "attention_mask": ValueLayout((self.max_tokens,), np.dtype(np.int64)),
+            "input_ids": ArraySpec((self.max_tokens,), np.dtype(self.decoded)),
+            "attention_mask": ArraySpec((self.max_tokens,), np.dtype(np.int64)),
         }
 
     @property

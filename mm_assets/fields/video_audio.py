@@ -20,12 +20,11 @@ import numpy.typing as npt
 from mm_assets.errors import EncodeError
 from mm_assets.fields.audio import Audio, AudioField
 from mm_assets.fields.base import (
-    Buffer,
+    ArraySpec,
     Encoded,
     Field,
     Item,
     Part,
-    ValueLayout,
     as_bytes_view,
     config_error,
     corrupt,
@@ -39,6 +38,7 @@ from mm_assets.fields.video_record import FILE, IN_VIDEO, JPEG, NONE, OWN_FILE, 
 from mm_assets.fields.video_sound import brought_to, decoded_size, stored_sound, timing_at
 from mm_assets.fields.video_source import MAX_DATA, Plan, Source, clip_sound, plan_of, source_of
 from mm_assets.fields.video_values import Clip, VideoAudio, VideoFile
+from mm_assets.media.content_types import Buffer
 from mm_assets.media.sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
 from mm_assets.media.timing import Timing, as_frame_rate, uniform_indices
 from mm_assets.media.video import DEFAULT_MAX_PIXELS
@@ -155,22 +155,22 @@ class SyncedVideoAudioField(Field):
         return True
 
     @property
-    def value_layout(self) -> Mapping[str, ValueLayout] | None:
+    def value_layout(self) -> Mapping[str, ArraySpec] | None:
         """Arrays of frames and, with `target_audio_len`, of sound, where `size` and `target_frames` are set."""
         if self.size is None or self.target_frames is None:
             return None
         count = self.target_frames
         layout = {
-            "video": ValueLayout((count, *self.size, 3), np.dtype(np.uint8)),
-            "video_mask": ValueLayout((count,), np.dtype(np.bool_)),
-            "frame_times": ValueLayout((count,), np.dtype(np.float64)),
+            "video": ArraySpec((count, *self.size, 3), np.dtype(np.uint8)),
+            "video_mask": ArraySpec((count,), np.dtype(np.bool_)),
+            "frame_times": ArraySpec((count,), np.dtype(np.float64)),
         }
         if self.target_audio_len is not None and self.audio_channels is not None:
             length = self.target_audio_len
             shape = (length,) if self.audio_channels == 1 else (length, self.audio_channels)
-            layout["audio"] = ValueLayout(shape, np.dtype(np.float32))
-            layout["audio_mask"] = ValueLayout((length,), np.dtype(np.bool_))
-            layout["audio_segments"] = ValueLayout((count, 2), np.dtype(np.int64))
+            layout["audio"] = ArraySpec(shape, np.dtype(np.float32))
+            layout["audio_mask"] = ArraySpec((length,), np.dtype(np.bool_))
+            layout["audio_segments"] = ArraySpec((count, 2), np.dtype(np.int64))
         return layout
 
     # --- encode -------------------------------------------------------------------------------------------------------

@@ -1,1 +1,20 @@
-"""Which rows stay: filters and the annotators that give them scores."""
+"""Which rows stay: filters, and the annotators that add scores. Your own derive from `Filter` and `Annotator`."""
+
+from mm_assets.filters.apply import FilterStream, apply_filters
+from mm_assets.filters.base import Annotator, Block, Filter, MeasuredRowFilter
+from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
+from mm_assets.rows.schema import Drop
+
+__all__ = [
+    "BUILTIN_ANNOTATORS",
+    "BUILTIN_FILTERS",
+    "Annotator",
+    "Block",
+    "Drop",
+    "Filter",
+    "FilterStream",
+    "MeasuredRowFilter",
+    "apply_filters",
+    "build_annotator",
+    "build_filter",
+]

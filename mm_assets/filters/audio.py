@@ -11,8 +11,8 @@ from functools import partial
 
 from mm_assets.filters.base import Block, MeasuredRowFilter, Rows
 from mm_assets.filters.parameters import bounds, check_choice, check_flag, check_number, some_limit, wrong
-from mm_assets.media.images import probe_audio
 from mm_assets.media.silence import LEVELS, Silence, measure_silence
+from mm_assets.media.sounds import probe_audio
 
 __all__ = [
     "DEFAULT_THRESHOLD",

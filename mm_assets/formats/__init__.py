@@ -4,7 +4,7 @@ Standard library, NumPy and crc32c only. A container knows bytes; what they mean
 imports the other.
 """
 
-from mm_assets.formats.batch import Block, Column
+from mm_assets.formats.batch import Chunk, Column
 from mm_assets.formats.byte_source import ByteSource, MappedFile
 from mm_assets.formats.convert import convert, open_reader
 from mm_assets.formats.mstr_add import add_stream
@@ -13,15 +13,15 @@ from mm_assets.formats.mstr_writer import MstrWriter
 from mm_assets.formats.mult_reader import MultReader
 from mm_assets.formats.mult_writer import MultWriter
 from mm_assets.formats.records import Buffer, ModalitySpec, Payload, crc32c, name_hash
-from mm_assets.formats.report import Damage, VerifyReport, WriteSummary
+from mm_assets.formats.report import FileDamage, VerifyReport, WriteSummary
 from mm_assets.formats.sample_ids import SampleIds
 
 __all__ = [
-    "Block",
     "Buffer",
     "ByteSource",
+    "Chunk",
     "Column",
-    "Damage",
+    "FileDamage",
     "MappedFile",
     "ModalitySpec",
     "MstrReader",

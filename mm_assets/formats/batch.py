@@ -63,7 +63,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class Chunk:
     """Consecutive samples of a scan.
 
     Attributes:
@@ -85,6 +85,10 @@ class Column(NamedTuple):
 
     records: npt.NDArray[np.uint8]
     datas: list[memoryview | None]
+
+    def run(self, start: int, stop: int) -> Column:
+        """Rows [start, stop)."""
+        return Column(self.records[start:stop], self.datas[start:stop])
 
 
 class Bounds(NamedTuple):

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import TruncatedError
-from mm_assets.formats.page_cache import CAN_ASK, ReadAhead
+from mm_assets.formats.page_cache import CAN_ASK, PageCache
 
 WHOLE_LIMIT = 8 << 20  # bytes of a region of tables, or of a small stream, that are fetched at once and kept
 
@@ -92,7 +92,7 @@ class MappedFile:
             raise
         self._fd = fd
         self._give_back = weakref.finalize(self, os.close, fd)  # readers are let go unclosed while others read
-        self._ahead = ReadAhead(fd)
+        self._ahead = PageCache(fd)
         self._view = memoryview(self._map if self._map is not None else b"")
 
     def reopened(self) -> bool:

@@ -42,7 +42,7 @@ from mm_assets.formats.records import (
     mstr_row,
     take,
 )
-from mm_assets.formats.report import Damage
+from mm_assets.formats.report import FileDamage
 from mm_assets.formats.tail import HEAD_REQUEST, Window
 
 _PREFIX = struct.Struct("<QII")
@@ -326,12 +326,12 @@ class MstrReader(PackedReader):
 
     # Verifying.
 
-    def _verify_body(self, damage: list[Damage]) -> int:
+    def _verify_body(self, damage: list[FileDamage]) -> int:
         if self._has_tail:
             self._verify_pages(damage)
         return sum(self._verify_stream(damage, number) for number in range(len(self.modalities)))
 
-    def _verify_pages(self, damage: list[Damage]) -> None:
+    def _verify_pages(self, damage: list[FileDamage]) -> None:
         start = bytes(self._source.view_many([(0, min(HEAD_REQUEST, self._size))])[0])
         for what, at in (("header page", 0), ("shadow of the header page", MSTR_SHADOW_PTR)):
             sums = page_checksums(start[at : at + PAGE])
@@ -340,7 +340,7 @@ class MstrReader(PackedReader):
             elif sums[0] != sums[1]:
                 self._report(damage, checksum_error(self._path, f"the {what}", found=sums[0], expected=sums[1]), None)
 
-    def _verify_stream(self, damage: list[Damage], number: int) -> int:
+    def _verify_stream(self, damage: list[FileDamage], number: int) -> int:
         table, num_payloads = self._rows[number], 0
         for first in range(0, self._num_samples, batch.BLOCK_ROWS):
             last = min(first + batch.BLOCK_ROWS, self._num_samples)

@@ -36,7 +36,7 @@ from mm_assets.formats.records import (
     sample_header,
     take,
 )
-from mm_assets.formats.report import Damage
+from mm_assets.formats.report import FileDamage
 from mm_assets.formats.tail import HEAD_REQUEST, Window
 
 
@@ -335,7 +335,7 @@ class MultReader(PackedReader):
 
     # Verifying.
 
-    def _verify_body(self, damage: list[Damage]) -> int:
+    def _verify_body(self, damage: list[FileDamage]) -> int:
         num_payloads = 0
         for first in range(0, self._num_samples, batch.BLOCK_ROWS):
             last = min(first + batch.BLOCK_ROWS, self._num_samples)
@@ -356,7 +356,7 @@ class MultReader(PackedReader):
 
     def _verify_sample(
         self,
-        damage: list[Damage],
+        damage: list[FileDamage],
         i: int,
         start: int,
         view: memoryview,

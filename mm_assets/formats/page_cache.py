@@ -73,7 +73,7 @@ class Looks:
         self._calm = 0
 
 
-class ReadAhead(Looks):
+class PageCache(Looks):
     """What is known of which pages of one file are in memory.
 
     Where that cannot be told (no `RWF_NOWAIT`, or a file system that refuses it) every batch is asked for: that makes

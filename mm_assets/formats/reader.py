@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import CorruptError, FormatError, SchemaMismatchError, TruncatedError
 from mm_assets.formats import batch
-from mm_assets.formats.batch import Block, Column, Head, Places, any_of, blocks
+from mm_assets.formats.batch import Chunk, Column, Head, Places, any_of, blocks
 from mm_assets.formats.byte_source import ByteSource, MappedFile, Region, Table, drop_pages
 from mm_assets.formats.raw import Ids, RawReads
 from mm_assets.formats.records import (
@@ -33,7 +33,7 @@ from mm_assets.formats.records import (
     crc32c,
     name_hash,
 )
-from mm_assets.formats.report import Damage, VerifyReport
+from mm_assets.formats.report import FileDamage, VerifyReport
 from mm_assets.formats.sample_ids import NumberedIds, SampleIds, StoredIds
 from mm_assets.formats.tail import SECTION_NAMES, Tail, Window, check_descriptor
 
@@ -162,7 +162,7 @@ class PackedReader(RawReads):
         """The checksums that the file keeps, (N,)."""
 
     @abstractmethod
-    def _verify_body(self, damage: list[Damage]) -> int:
+    def _verify_body(self, damage: list[FileDamage]) -> int:
         """Checks everything between head and tail; returns the number of payloads looked at."""
 
     def _table(self, ptr: int, count: int, dtype: npt.DTypeLike, region: Region | None = None) -> Table:
@@ -455,7 +455,7 @@ class PackedReader(RawReads):
         """Whether the file has our tail, and so checksums, ids and a schema."""
         return self._has_tail
 
-    def scan(self, names: Sequence[str] | None = None, *, verify: bool | None = None) -> Iterator[Block]:
+    def scan(self, names: Sequence[str] | None = None, *, verify: bool | None = None) -> Iterator[Chunk]:
         """All samples in order, in blocks of bounded size.
 
         Pages of a block leave this process' resident memory when the next is asked for (its views stay valid).
@@ -479,7 +479,7 @@ class PackedReader(RawReads):
             for start, stop in blocks(sizes):
                 run = {number: found.run(start, stop) for number, found in places.items()}
                 payloads = self._fetch(indices[start:stop], run, check)
-                yield Block(indices=indices[start:stop], payloads=payloads)
+                yield Chunk(indices=indices[start:stop], payloads=payloads)
                 for found in run.values():
                     self._drop(found.ptrs, found.sizes)
 
@@ -507,7 +507,7 @@ class PackedReader(RawReads):
         Checks the head's copies, every section's and payload's checksum, every pointer, the ids, MULT's directory
         against its sample headers, and presence against the schema. Of a file without a tail only structure.
         """
-        damage: list[Damage] = []
+        damage: list[FileDamage] = []
         self._verify_sections(damage)
         ids = self.sample_ids
         if isinstance(ids, StoredIds):
@@ -521,12 +521,12 @@ class PackedReader(RawReads):
                 found = int(self.presence(name).sum())
                 if found != expected:
                     message = f"present rows differ from the schema (found {found}, expected {expected})"
-                    damage.append(Damage(sample=None, sample_id=None, modality=name, message=message))
+                    damage.append(FileDamage(sample=None, sample_id=None, modality=name, message=message))
         return VerifyReport(
             path=self._path, num_samples=self._num_samples, num_payloads=num_payloads, damage=tuple(damage)
         )
 
-    def _verify_sections(self, damage: list[Damage]) -> None:
+    def _verify_sections(self, damage: list[FileDamage]) -> None:
         for kind, section in sorted(self._sections.items()):
             found = 0
             for start in range(section.ptr, section.ptr + section.size, batch.BLOCK_BYTES):
@@ -538,7 +538,7 @@ class PackedReader(RawReads):
                 error = checksum_error(self._path, what, found=found, expected=section.crc32c)
                 self._report(damage, error, None)
 
-    def _report(self, damage: list[Damage], error: FormatError, number: int | None) -> None:
+    def _report(self, damage: list[FileDamage], error: FormatError, number: int | None) -> None:
         """Notes one error, with the sample's id where that can still be read."""
         sample_id = None
         if error.sample is not None:
@@ -550,7 +550,7 @@ class PackedReader(RawReads):
         message = error.detail
         if error.found is not None or error.expected is not None:
             message += f" (found {error.found}, expected {error.expected})"
-        damage.append(Damage(sample=error.sample, sample_id=sample_id, modality=modality, message=message))
+        damage.append(FileDamage(sample=error.sample, sample_id=sample_id, modality=modality, message=message))
 
     # Life time.
 

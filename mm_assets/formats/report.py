@@ -24,7 +24,7 @@ class WriteSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
+class FileDamage:
     """One thing that is wrong in a file.
 
     Attributes:
@@ -54,7 +54,7 @@ class VerifyReport:
     path: str
     num_samples: int
     num_payloads: int
-    damage: tuple[Damage, ...]
+    damage: tuple[FileDamage, ...]
 
     @property
     def ok(self) -> bool:

@@ -1,1 +1,8 @@
-"""Batches for training out of datasets: order, plan, threads, collation, resuming."""
+"""Batches for training out of datasets: order, ranks, threads, collation, resuming, mixing."""
+
+from mm_assets.loading.collate import MultimodalCollator, Ragged
+from mm_assets.loading.loader import BatchIterator, MultimodalLoader
+from mm_assets.loading.mixing import MixedLoader, mix
+from mm_assets.loading.order import EpochOrder
+
+__all__ = ["BatchIterator", "EpochOrder", "MixedLoader", "MultimodalCollator", "MultimodalLoader", "Ragged", "mix"]

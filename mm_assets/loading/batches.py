@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mm_assets.dataset.decoding import Allocate, Batch, DecodePool
 from mm_assets.dataset.prefetch import BufferPool, arrays_of
 from mm_assets.errors import ConfigError, FormatError, LoaderError, MissingExtraError
-from mm_assets.fields import ValueLayout
+from mm_assets.fields import ArraySpec
 from mm_assets.loading.collate import MultimodalCollator, Ragged, as_tensors
 from mm_assets.loading.order import EpochOrder, derive_key
 from mm_assets.loading.plan import Step
@@ -55,7 +55,7 @@ class BatchSource(Protocol):
     ) -> Mapping[str, Batch]:
         """As `Dataset.read_batch`; where it has a parameter `verify`, it is given the loader's."""
 
-    def batch_layout(self, n: int, modalities: Sequence[str]) -> Mapping[str, ValueLayout | dict[str, ValueLayout]]:
+    def batch_layout(self, n: int, modalities: Sequence[str]) -> Mapping[str, ArraySpec | dict[str, ArraySpec]]:
         """As `Dataset.batch_layout`."""
 
 
@@ -142,7 +142,7 @@ class BatchMaker:
         self._layouts = layouts
         self._allocate: Allocate = _pinned_memory
         if not pin_memory:
-            num_arrays = sum(1 if isinstance(one, ValueLayout) else len(one) for one in layouts.values())
+            num_arrays = sum(1 if isinstance(one, ArraySpec) else len(one) for one in layouts.values())
             outputs = collator.outputs if isinstance(collator, MultimodalCollator) else ()
             self._allocate = BufferPool(keep=keep * max(1, num_arrays, len(outputs))).take
 

@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any, Self
 
 from mm_assets.dataset.decoding import count_threads
-from mm_assets.dataset.prefetch import ReadAhead
+from mm_assets.dataset.prefetch import Prefetch
 from mm_assets.errors import ConfigError, LoaderError
 from mm_assets.loading.batches import BatchMaker, BatchSource, Collate, DamagedSample, Made, Transform, check_pinning
 from mm_assets.loading.collate import MultimodalCollator
@@ -239,7 +239,7 @@ class MultimodalLoader:
 
     # --- what iterations use ------------------------------------------------------------------------------------------
 
-    def _start(self) -> ReadAhead[Made]:
+    def _start(self) -> Prefetch[Made]:
         """Begin to read from the loader's place on."""
         # With an own pool of threads, which end with the iteration; the files are shared.
         share: Callable[[Mapping[str, Any]], Any] | None = getattr(self.reader, "with_settings", None)
@@ -269,7 +269,7 @@ class MultimodalLoader:
 
         steps = zip(count(), self._plan.steps(self._delivered))
         tasks = (partial(maker.make, number, step) for number, step in steps)
-        return ReadAhead(tasks, threads=readers, depth=self._prefetch + readers, on_end=end)
+        return Prefetch(tasks, threads=readers, depth=self._prefetch + readers, on_end=end)
 
     def _deliver(self, made: Made) -> None:
         """Take note that a batch is handed out."""
@@ -292,7 +292,7 @@ class BatchIterator(Iterator[Any]):
 
     def __init__(self, loader: MultimodalLoader) -> None:
         self._loader = loader
-        self._ahead: ReadAhead[Made] | None = None
+        self._ahead: Prefetch[Made] | None = None
         self._closed = False
         self._superseded = False
 

@@ -6,37 +6,26 @@ the headers that are there. Ogg, MP3 and the rarer WAV codecs are left to libsnd
 
 from __future__ import annotations
 
-import io
 import struct
 from dataclasses import dataclass
-from typing import Any
 
 from mm_assets.errors import MediaError
-from mm_assets.media import flac
-from mm_assets.media.content_types import Buffer, content_type_of_name, sniff_content_type
+from mm_assets.media.content_types import Buffer, sniff_content_type
+from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_SEGMENTS, HeaderReader
 
-__all__ = [
-    "AudioInfo",
-    "ImageInfo",
-    "content_type_of_name",
-    "probe_audio",
-    "probe_image",
-    "size_of_id3",
-    "sniff_content_type",
-]
+__all__ = ["ImageInfo", "probe_image"]
 
-MAX_SEGMENTS = 65_536  # segments, chunks, blocks or directories of one header; past it the bytes are hostile
 _MAX_JUNK = 65_536  # bytes that may stand between two JPEG segments, as libjpeg tolerates them
-_STREAMED_SIZES = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # data sizes that programs write when they cannot seek back
 
 _EXIF = b"Exif\0\0"
 
 _U16_BE = struct.Struct(">H")
+
 _JPEG_FRAME = struct.Struct(">BHHB")
+
 _U32_BE = struct.Struct(">I")
+
 _U32_LE = struct.Struct("<I")
-_CHUNK_LE = struct.Struct("<4sI")
-_CHUNK_BE = struct.Struct(">I4s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,65 +58,6 @@ class ImageInfo:
     orientation: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AudioInfo:
-    """A sound file as its header describes it.
-
-    Attributes:
-        codec: ``wav``, ``flac``, ``ogg`` or ``mp3``.
-        content_type: MIME type.
-        sample_rate: Hz, at least 1.
-        channels: at least 1.
-        num_frames: samples per channel.
-        subtype: how samples are stored, in libsndfile's names: ``PCM_16``, ``FLOAT``, ``VORBIS``, and so on.
-    """
-
-    codec: str
-    content_type: str
-    sample_rate: int
-    channels: int
-    num_frames: int
-    subtype: str
-
-    @property
-    def duration_seconds(self) -> float:
-        """Length in seconds."""
-        return self.num_frames / self.sample_rate
-
-
-class _Head:
-    """Bytes read by position; a read past the end is a `MediaError`, never a short slice."""
-
-    __slots__ = ("name", "size", "view")
-
-    def __init__(self, data: Buffer, name: str) -> None:
-        self.view = memoryview(data).cast("B")
-        self.size = len(self.view)
-        self.name = name
-
-    def fail(self, reason: str) -> MediaError:
-        return MediaError(self.name, reason)
-
-    def has(self, offset: int, size: int) -> bool:
-        return offset >= 0 and offset + size <= self.size
-
-    def starts(self, offset: int, magic: bytes) -> bool:
-        return bytes(self.view[offset : offset + len(magic)]) == magic
-
-    def piece(self, offset: int, size: int, what: str) -> bytes:
-        if not self.has(offset, size):
-            raise self.fail(f"{what} is cut off: needs {size} bytes at {offset}, there are {self.size}")
-        return bytes(self.view[offset : offset + size])
-
-    def take(self, record: struct.Struct, offset: int, what: str) -> tuple[Any, ...]:
-        if not self.has(offset, record.size):
-            raise self.fail(f"{what} is cut off: needs {record.size} bytes at {offset}, there are {self.size}")
-        return record.unpack_from(self.view, offset)
-
-
-# --- images -----------------------------------------------------------------------------------------------------------
-
-
 def probe_image(data: Buffer, *, name: str = "<image>") -> ImageInfo:
     """Read an image's header without decoding it.
 
@@ -142,7 +72,7 @@ def probe_image(data: Buffer, *, name: str = "<image>") -> ImageInfo:
     Raises:
         MediaError: no JPEG, PNG, GIF, WebP, BMP or TIFF, or a header that is damaged or cut off.
     """
-    head = _Head(data, name)
+    head = HeaderReader(data, name)
     content_type = sniff_content_type(head.view)
     parse = _IMAGE_PARSERS.get(content_type or "")
     if parse is None:
@@ -154,7 +84,7 @@ def probe_image(data: Buffer, *, name: str = "<image>") -> ImageInfo:
     return info
 
 
-def _probe_jpeg(head: _Head) -> ImageInfo:
+def _probe_jpeg(head: HeaderReader) -> ImageInfo:
     pos, orientation = 2, 1
     for _ in range(MAX_SEGMENTS):
         if head.starts(pos, b"\xff") and head.has(pos, 2) and head.view[pos + 1] != 0xFF:
@@ -198,7 +128,7 @@ def _probe_jpeg(head: _Head) -> ImageInfo:
 def _exif_orientation(tiff: memoryview) -> int:
     """Orientation in an EXIF block; damage there is no damage of the image, so it reads as 1, upright."""
     try:
-        tags, _ = _read_directory(_Head(tiff, "EXIF"))
+        tags, _ = _read_directory(HeaderReader(tiff, "EXIF"))
     except MediaError:
         return 1
     return _orientation(tags)
@@ -209,8 +139,8 @@ def _orientation(tags: dict[int, list[int]]) -> int:
     return value if 1 <= value <= 8 else 1
 
 
-def _probe_png(head: _Head) -> ImageInfo:
-    length, kind = head.take(_CHUNK_BE, 8, "PNG header")
+def _probe_png(head: HeaderReader) -> ImageInfo:
+    length, kind = head.take(CHUNK_BE, 8, "PNG header")
     if length != 13 or kind != b"IHDR":
         raise head.fail(f"PNG starts with chunk {kind!r} of {length} bytes, expected IHDR of 13")
     width, height, depth, colour = head.take(struct.Struct(">IIBB"), 16, "PNG header")
@@ -221,7 +151,7 @@ def _probe_png(head: _Head) -> ImageInfo:
     for _ in range(MAX_SEGMENTS):
         if not head.has(pos, 8):
             break  # a head that ends before the pixels
-        length, kind = head.take(_CHUNK_BE, pos, "PNG chunk")
+        length, kind = head.take(CHUNK_BE, pos, "PNG chunk")
         if kind in (b"IDAT", b"IEND"):
             break
         if kind == b"tRNS":
@@ -243,7 +173,7 @@ def _probe_png(head: _Head) -> ImageInfo:
     )
 
 
-def _probe_gif(head: _Head) -> ImageInfo:
+def _probe_gif(head: HeaderReader) -> ImageInfo:
     width, height, flags = head.take(struct.Struct("<HHB"), 6, "GIF header")
     pos = 13 + (3 << ((flags & 7) + 1) if flags & 0x80 else 0)
     num_frames, transparent = 0, False
@@ -277,13 +207,13 @@ def _probe_gif(head: _Head) -> ImageInfo:
     )
 
 
-def _probe_webp(head: _Head) -> ImageInfo:
+def _probe_webp(head: HeaderReader) -> ImageInfo:
     width = height = num_frames = 0
     alpha, orientation, pos = False, 1, 12
     for _ in range(MAX_SEGMENTS):
         if not head.has(pos, 8):
             break
-        kind, length = head.take(_CHUNK_LE, pos, "WebP chunk")
+        kind, length = head.take(CHUNK_LE, pos, "WebP chunk")
         body = pos + 8
         if kind == b"VP8X" and not width:
             flags, sizes = head.take(struct.Struct("<B3x6s"), body, "WebP VP8X")
@@ -316,7 +246,7 @@ def _probe_webp(head: _Head) -> ImageInfo:
     )
 
 
-def _probe_bmp(head: _Head) -> ImageInfo:
+def _probe_bmp(head: HeaderReader) -> ImageInfo:
     (size,) = head.take(_U32_LE, 14, "BMP header")
     if size == 12:
         width, height, _, bits = head.take(struct.Struct("<HHHH"), 18, "BMP header")
@@ -336,10 +266,11 @@ def _probe_bmp(head: _Head) -> ImageInfo:
 
 
 _TIFF_SIZES = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q"}  # types of the whole numbers that we read
+
 _TIFF_TAGS = frozenset((256, 257, 258, 262, 274, 277, 338, 339))
 
 
-def _read_directory(head: _Head) -> tuple[dict[int, list[int]], int]:
+def _read_directory(head: HeaderReader) -> tuple[dict[int, list[int]], int]:
     """The tags we use of the first directory of a TIFF or BigTIFF, and the length of the chain of directories."""
     order = {b"II": "<", b"MM": ">"}.get(head.piece(0, 2, "TIFF header"))
     if order is None:
@@ -379,7 +310,7 @@ def _read_directory(head: _Head) -> tuple[dict[int, list[int]], int]:
     return tags, len(seen)
 
 
-def _probe_tiff(head: _Head) -> ImageInfo:
+def _probe_tiff(head: HeaderReader) -> ImageInfo:
     tags, num_frames = _read_directory(head)
     if 256 not in tags or 257 not in tags:
         raise head.fail("TIFF directory tells no width and height")
@@ -411,133 +342,3 @@ _IMAGE_PARSERS = {
     "image/bmp": _probe_bmp,
     "image/tiff": _probe_tiff,
 }
-
-
-# --- audio ------------------------------------------------------------------------------------------------------------
-
-_WAV_SUBTYPES = {  # (format, bits) -> (libsndfile's name)
-    (1, 8): "PCM_U8",
-    (1, 16): "PCM_16",
-    (1, 24): "PCM_24",
-    (1, 32): "PCM_32",
-    (3, 32): "FLOAT",
-    (3, 64): "DOUBLE",
-    (6, 8): "ALAW",
-    (7, 8): "ULAW",
-}
-
-
-def probe_audio(data: Buffer, *, name: str = "<audio>", size: int | None = None) -> AudioInfo:
-    """Read a sound file's header without decoding it.
-
-    Args:
-        data: the file's bytes. Its head is enough for WAV and for a FLAC that tells its length; Ogg and MP3 keep
-            theirs at the end or nowhere, so libsndfile walks the whole file.
-        name: what messages call it.
-        size: bytes of the whole file, where `data` is only its head. A WAV that is shorter than its header says has
-            the frames that are there.
-
-    Raises:
-        MediaError: no WAV, FLAC, Ogg or MP3, or a header that is damaged or cut off.
-    """
-    head = _Head(data, name)
-    content_type = sniff_content_type(head.view)
-    file_size = head.size if size is None else size
-    start = size_of_id3(head.view)
-    if start and head.starts(start, b"fLaC"):
-        content_type = "audio/flac"
-    if content_type == "audio/wav":
-        info = _probe_wav(head, file_size)
-    elif content_type == "audio/flac":
-        info = _probe_flac(head, start, file_size)
-    elif content_type in ("audio/ogg", "audio/mpeg"):
-        info = _probe_sndfile(head, "ogg" if content_type == "audio/ogg" else "mp3", content_type)
-    else:
-        found = content_type or f"unknown bytes {bytes(head.view[:8])!r}"
-        raise head.fail(f"is no sound that can be read: found {found}, expected WAV, FLAC, Ogg or MP3")
-    if info.sample_rate < 1 or info.channels < 1:
-        raise head.fail(f"{info.codec} header has {info.sample_rate} Hz and {info.channels} channels")
-    return info
-
-
-def size_of_id3(data: Buffer) -> int:
-    """Bytes of the ID3v2 tag at the start, which some programs put before FLAC; 0 where there is none."""
-    head = bytes(memoryview(data).cast("B")[:10])
-    if len(head) < 10 or not head.startswith(b"ID3"):
-        return 0
-    a, b, c, d = head[6:10]
-    return 10 + ((a & 127) << 21 | (b & 127) << 14 | (c & 127) << 7 | d & 127)
-
-
-def _probe_wav(head: _Head, file_size: int) -> AudioInfo:
-    pos = 12
-    layout: tuple[int, ...] | None = None
-    declared64: int | None = None
-    for _ in range(MAX_SEGMENTS):
-        kind, length = head.take(_CHUNK_LE, pos, "WAV header")
-        body = pos + 8
-        if kind == b"fmt ":
-            layout = head.take(struct.Struct("<HHIIHH"), body, "WAV fmt chunk")
-            if layout[0] == 0xFFFE and length >= 26:  # extensible: the real format opens the sub-format GUID
-                layout = (*head.take(struct.Struct("<H"), body + 24, "WAV fmt chunk"), *layout[1:])
-        elif kind == b"ds64":
-            _, declared64 = head.take(struct.Struct("<QQ"), body, "RF64 ds64 chunk")
-        elif kind == b"data":
-            if layout is None:
-                raise head.fail("WAV has no fmt chunk before its data")
-            code, channels, rate, _, block, bits = layout
-            subtype = _WAV_SUBTYPES.get((code, bits))
-            if subtype is None:
-                return _probe_sndfile(head, "wav", "audio/wav")
-            if block == 0 or block != channels * bits // 8:
-                raise head.fail(f"WAV has blocks of {block} bytes for {channels} channels of {bits} bits")
-            there = max(0, file_size - body)
-            if declared64 is not None and length == 0xFFFFFFFF:
-                there = min(there, declared64)
-            elif length not in _STREAMED_SIZES or (length == 0 and there < block):
-                there = min(there, length)
-            return AudioInfo(
-                codec="wav",
-                content_type="audio/wav",
-                sample_rate=rate,
-                channels=channels,
-                num_frames=there // block,
-                subtype=subtype,
-            )
-        pos = body + length + (length & 1)
-    raise head.fail(f"WAV has more than {MAX_SEGMENTS} chunks before its data")
-
-
-def _probe_flac(head: _Head, start: int, file_size: int) -> AudioInfo:
-    info = flac.read_stream_info(head.view, start, head.name)
-    num_frames = info.num_frames
-    if num_frames == 0:  # the encoder did not know
-        counted = flac.count_frames(head.view, info) if head.size == file_size else None
-        if counted is None:
-            raise head.fail("FLAC tells no length in its header, and does not end with a whole frame that would")
-        num_frames = counted
-    return AudioInfo(
-        codec="flac",
-        content_type="audio/flac",
-        sample_rate=info.sample_rate,
-        channels=info.channels,
-        num_frames=num_frames,
-        subtype="PCM_S8" if info.bits == 8 else f"PCM_{info.bits}",
-    )
-
-
-def _probe_sndfile(head: _Head, codec: str, content_type: str) -> AudioInfo:
-    import soundfile
-
-    try:
-        with soundfile.SoundFile(io.BytesIO(head.view)) as sound:
-            return AudioInfo(
-                codec=codec,
-                content_type=content_type,
-                sample_rate=int(sound.samplerate),
-                channels=int(sound.channels),
-                num_frames=max(0, int(sound.frames)),
-                subtype=str(sound.subtype),
-            )
-    except (soundfile.SoundFileError, OSError, ValueError, TypeError) as error:
-        raise head.fail(f"{codec} header cannot be read: {error}") from error

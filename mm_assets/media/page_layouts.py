@@ -1,7 +1,7 @@
 """JSON layouts of document corpora, turned into words, boxes, labels, links and key fields.
 
 A layout is described, not coded: `LayoutMap` says where a JSON keeps what. Whatever JSON arrives, reading it gives a
-`Layout` or None, or raises `EncodeError` that names the place. Nothing is dropped, repaired or scaled; the only
+`PageLayout` or None, or raises `EncodeError` that names the place. Nothing is dropped, repaired or scaled; the only
 arithmetic is that of a box's corners.
 """
 
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
 from mm_assets.errors import ConfigError, EncodeError
-from mm_assets.media.text_boxes import MAX_COORDINATE, NORMALIZED_SIZE, Layout, TextBoxes
+from mm_assets.media.text_boxes import MAX_COORDINATE, NORMALIZED_SIZE, PageLayout, TextBoxes
 
 __all__ = ["AUTO", "LAYOUTS", "LayoutMap", "detect_layout", "layout_map", "read_layout"]
 
@@ -183,7 +183,7 @@ def layout_map(value: object, layout: str | LayoutMap = AUTO) -> LayoutMap | Non
     return None if found is None else layout
 
 
-def read_layout(value: object, layout: str | LayoutMap = AUTO, *, num_pages: int | None = None) -> Layout | None:
+def read_layout(value: object, layout: str | LayoutMap = AUTO, *, num_pages: int | None = None) -> PageLayout | None:
     """Reads a document's words, boxes and the rest out of a parsed JSON value.
 
     Args:
@@ -241,7 +241,7 @@ class _Reading:
         self.links: list[tuple[str, Any]] = []
         self.has_unplaced = False
 
-    def read(self, value: Any) -> Layout:
+    def read(self, value: Any) -> PageLayout:
         scopes = [_Scope(value, "", None)]
         if self.map.pages is not None:
             pages, where = _list(scopes[0], self.map.pages)
@@ -251,7 +251,7 @@ class _Reading:
         for scope in scopes:
             self._read_scope(scope)
         num_pages = self._count_pages(len(scopes))
-        return Layout(
+        return PageLayout(
             self.words.table(),
             segments=self.segments.table(),
             word_segments=self.word_segments,

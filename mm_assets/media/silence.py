@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mm_assets.errors import MediaError
 from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.images import AudioInfo, probe_audio, size_of_id3
+from mm_assets.media.sounds import AudioInfo, probe_audio, size_of_id3
 
 __all__ = ["LEVELS", "MAX_SAMPLES", "Silence", "measure_silence"]
 

@@ -1,4 +1,4 @@
-"""The bytes of Standard MIDI Files: chunks and events to flat arrays of ticks; `mm_assets.media.midi` gives them seconds.
+"""The bytes of Standard MIDI Files: chunks and events to flat arrays of ticks; `media.midi` gives them seconds.
 
 Every length is checked against the bytes that are there; whatever bytes arrive, `read_tracks` answers or raises
 `MediaError`, in time and memory linear in their number: some seven bytes for each of the file's, and for notes, whose

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mm_assets.errors import EncodeError
 from mm_assets.summaries import summary_repr
 
-__all__ = ["MAX_COORDINATE", "NORMALIZED_SIZE", "Layout", "Numbers", "TextBoxes"]
+__all__ = ["MAX_COORDINATE", "NORMALIZED_SIZE", "Numbers", "PageLayout", "TextBoxes"]
 
 MAX_COORDINATE = 2**31 - 1  # coordinates that are all integers are stored as int32
 NORMALIZED_SIZE: Final = 1000  # LayoutLM's page: its position embeddings go from 0 to 1000
@@ -114,7 +114,7 @@ class TextBoxes:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, init=False)
-class Layout:
+class PageLayout:
     """The words of a document and what holds them together.
 
     Attributes:
@@ -171,7 +171,7 @@ class Layout:
 
     def __eq__(self, other: object) -> bool:
         """Whether words, segments, links, fields and page sizes are equal."""
-        if not isinstance(other, Layout):
+        if not isinstance(other, PageLayout):
             return NotImplemented
         return (
             (self.words, self.segments, self.fields) == (other.words, other.segments, other.fields)
@@ -210,7 +210,7 @@ class Layout:
                 begun.add(group)
         return found
 
-    def normalized(self) -> Layout:
+    def normalized(self) -> PageLayout:
         """The same with boxes and corners as integers from 0 to 1000 of their page, as LayoutLM takes them.
 
         Raises:
@@ -218,7 +218,7 @@ class Layout:
         """
         if self.page_sizes is None:
             raise _wrong("page_sizes", "None", "the pages' sizes, to normalize by them")
-        return Layout(
+        return PageLayout(
             self.words.normalized(self.page_sizes),
             segments=self.segments.normalized(self.page_sizes),
             word_segments=self.word_segments,

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError
+from mm_assets.media.content_types import Buffer
 
 __all__ = ["TiffFrames", "is_tiff"]
 
-Buffer = bytes | bytearray | memoryview
 
 MAX_FRAMES = 1 << 20  # ends the walk along a hostile chain of overlapping directories; real stacks have thousands
 

@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from mm_assets.checks.runner import Outcome
+from mm_assets.checks.context import Outcome
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 

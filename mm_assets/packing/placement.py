@@ -24,7 +24,7 @@ from mm_assets.fields import BytesField, Field, NDArrayField, ScalarField, Seque
 from mm_assets.packing.plan import PackPlan, Selector
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
-from mm_assets.sources.tar import split_member_name
+from mm_assets.sources.member import split_member_name
 
 __all__ = ["BlockRows", "Placed", "Placement", "Placer", "inner_field"]
 

@@ -34,7 +34,7 @@ from mm_assets.formats import name_hash
 from mm_assets.media.page_layouts import detect_layout
 from mm_assets.packing.plan import MAX_MODALITIES, NUMBERED, PackedModality, Selector, Take
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
-from mm_assets.sources.tar import split_member_name
+from mm_assets.sources.member import split_member_name
 
 __all__ = ["MAX_GROUPS", "Survey"]
 

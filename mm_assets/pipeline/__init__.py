@@ -1,1 +1,7 @@
-"""The stages over storage: what a dataset is, what is run, recorded and published."""
+"""The stages over storage: what a dataset is, what is run, recorded, checked and published. Knows no Dagster."""
+
+from mm_assets.pipeline.spec import DatasetSpec, ParquetOptions
+from mm_assets.pipeline.stages import StageResult
+from mm_assets.pipeline.store import DatasetStore, Partition, StageRecord
+
+__all__ = ["DatasetSpec", "DatasetStore", "ParquetOptions", "Partition", "StageRecord", "StageResult"]

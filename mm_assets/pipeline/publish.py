@@ -19,7 +19,8 @@ from mm_assets.pipeline.added_streams import FORMAT as GROWING_FORMAT
 from mm_assets.pipeline.added_streams import added_streams, carried_over
 from mm_assets.pipeline.stages import PACKED_FORMATS
 from mm_assets.pipeline.store import TABLES, DatasetStore, Partition, StageRecord, canonical_json
-from mm_assets.storage.store import Store, is_local
+from mm_assets.storage.store import Store
+from mm_assets.storage.urls import is_local
 
 __all__ = [
     "CleanReport",

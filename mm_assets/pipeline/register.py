@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mm_assets.errors import ConfigError, MissingColumnError, ShardError, SourceError
-from mm_assets.filters.apply import build_annotator
+from mm_assets.filters.registry import build_annotator
 from mm_assets.packing.presets import choose_plan
 from mm_assets.pipeline.spec import PARTITION_KEY, DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, Partition
@@ -23,7 +23,8 @@ from mm_assets.rows.from_members import build_rows
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.rows.user_columns import infer_user_columns
 from mm_assets.sources.tar import index_shard
-from mm_assets.storage.store import SHARD_SUFFIXES, ShardFile, SourceFile, expand_shards
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.listing import SHARD_SUFFIXES, ShardFile, expand_shards
 
 __all__ = ["DecidedSchema", "Registration", "decide_schema", "group_shards", "list_partitions", "register"]
 

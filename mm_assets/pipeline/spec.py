@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from mm_assets.errors import ConfigError
-from mm_assets.filters.apply import build_annotator, build_filter
-from mm_assets.rows.schema import RESERVED_COLUMNS, SampleLayout
-from mm_assets.storage.store import is_local
+from mm_assets.filters.registry import build_annotator, build_filter
+from mm_assets.rows.schema import RESERVED_COLUMNS, MemberRules
+from mm_assets.storage.urls import is_local
 
 __all__ = ["DATASET_NAME", "PARTITION_KEY", "STAGES", "DatasetSpec", "ParquetOptions"]
 
@@ -97,7 +97,7 @@ class DatasetSpec:
     settle_seconds: float = 30.0  # an upload of one object rarely pauses longer
     description: str = ""
     owners: tuple[str, ...] = ()
-    layout: SampleLayout = field(default_factory=SampleLayout)
+    layout: MemberRules = field(default_factory=MemberRules)
     materialize: str = "read"
     on_materialize_error: str = "keep"
     on_damaged_shard: Literal["fail", "salvage"] = "fail"
@@ -210,7 +210,7 @@ class DatasetSpec:
         settings: dict[str, dict[str, Any]] = {
             "raw_shards": {"on_damaged_shard": self.on_damaged_shard, "parquet": self.parquet.compression},
             "rows": {
-                "layout": {name: _plain(getattr(layout, name)) for name in SampleLayout.__slots__},
+                "layout": {name: _plain(getattr(layout, name)) for name in MemberRules.__slots__},
                 "grouped": self.partition_pattern is not None,
                 "batch_bytes": self.batch_bytes,
                 "row_group_bytes": self.parquet.row_group_bytes,
@@ -263,7 +263,7 @@ def _tokenizers_below(value: Any, base: Path | None) -> Any:
     return found
 
 
-def _layout(config: Mapping[str, Any], where: str) -> SampleLayout:
+def _layout(config: Mapping[str, Any], where: str) -> MemberRules:
     keys = _Keys(config, where, "samples.")
     if "fields" in config and "user_columns" in config:
         raise ConfigError(where, "samples.fields", "is another name of samples.user_columns: give one of them")
@@ -273,7 +273,7 @@ def _layout(config: Mapping[str, Any], where: str) -> SampleLayout:
         if column in RESERVED_COLUMNS:
             detail = f"{column!r} is a reserved column; not allowed: {', '.join(sorted(RESERVED_COLUMNS))}"
             raise ConfigError(where, f"samples.{named}", detail)
-    layout = SampleLayout(
+    layout = MemberRules(
         sample_id_field=keys.optional("sample_id_field", keys.text, None),
         texts_field=keys.optional("texts_field", keys.text, "texts"),
         images_field=keys.optional("images_field", keys.text, "images"),

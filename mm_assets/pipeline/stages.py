@@ -18,10 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.checks.alignment import misaligned
-from mm_assets.checks.runner import CheckContext, run_checks
-from mm_assets.checks.runner import Outcome as CheckOutcome
+from mm_assets.checks.context import CheckContext
+from mm_assets.checks.context import Outcome as CheckOutcome
+from mm_assets.checks.runner import run_checks
 from mm_assets.errors import SourceError
-from mm_assets.filters.apply import apply_filters, build_annotator, build_filter
+from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.packing.pack import PackSummary, pack_rows, packable
 from mm_assets.packing.plan import PackPlan
 from mm_assets.pipeline.spec import DatasetSpec
@@ -31,11 +33,13 @@ from mm_assets.rows.from_members import RowStream, build_rows
 from mm_assets.rows.materialize import MaterializeStream, materialize
 from mm_assets.rows.parquet import ParquetSink, open_table, read_batches, sample_groups
 from mm_assets.rows.preview import Preview
-from mm_assets.rows.references import is_allowed_reference
 from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA
-from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
-from mm_assets.sources.tar import Damage, index_shard
-from mm_assets.storage.store import Draft, PublishedFile, SourceFile, is_local
+from mm_assets.rows.source_ref import is_allowed_reference
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, ShardDamage
+from mm_assets.sources.tar import index_shard
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.store import Draft, PublishedFile
+from mm_assets.storage.urls import is_local
 
 __all__ = [
     "PACKED_FORMATS",
@@ -284,7 +288,7 @@ def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
         run.inputs = {source.url: source.fingerprint for source in run.sources}
         with run.write("raw_shards", MEMBER_INDEX_SCHEMA) as sink:
             for source in run.archives():
-                damage: list[Damage] = []
+                damage: list[ShardDamage] = []
                 for batch in index_shard(source, on_damaged_shard=on_damaged, damage=damage):
                     sink.write(run.preview.observe(batch))
                 damaged += len(damage)

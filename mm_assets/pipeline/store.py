@@ -15,7 +15,9 @@ from typing import Any
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.rows.schema import DatasetSchema
-from mm_assets.storage.store import PublishedFile, ShardFile, SourceFile, Store
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.listing import ShardFile
+from mm_assets.storage.store import PublishedFile, Store
 
 __all__ = ["TABLES", "DatasetStore", "Outcome", "Partition", "StageRecord", "canonical_json"]
 

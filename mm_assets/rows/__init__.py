@@ -1,1 +1,32 @@
-"""The row table: its schema, rows made from a source, content filled in."""
+"""The row table: its schema, rows made from a source, content read into it, Parquet.
+
+Rows are built as Arrow columns and streamed in batches bounded by bytes.
+"""
+
+from mm_assets.rows.from_members import RowStream, build_rows
+from mm_assets.rows.schema import MULTIMODAL_SCHEMA, RESERVED_COLUMNS, DatasetSchema, Drop, MemberRules, UserColumn
+from mm_assets.rows.source_ref import (
+    SourceRef,
+    build_source_ref,
+    from_pandas,
+    parse_source_ref,
+    to_pandas,
+    with_parsed_source_ref_columns,
+)
+
+__all__ = [
+    "MULTIMODAL_SCHEMA",
+    "RESERVED_COLUMNS",
+    "DatasetSchema",
+    "Drop",
+    "MemberRules",
+    "RowStream",
+    "SourceRef",
+    "UserColumn",
+    "build_rows",
+    "build_source_ref",
+    "from_pandas",
+    "parse_source_ref",
+    "to_pandas",
+    "with_parsed_source_ref_columns",
+]

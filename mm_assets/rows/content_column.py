@@ -15,12 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_assets.errors import ShardReadError, SourceError
-from mm_assets.media.content_types import sniff_content_type
-from mm_assets.storage.store import SourceFile
+from mm_assets.media.content_types import Buffer, sniff_content_type
+from mm_assets.storage.files import SourceFile
 
 __all__ = ["ContentColumn", "ReadPool"]
 
-Buffer = bytes | bytearray | memoryview
 
 REMOTE_REQUESTS = 16  # files of an object store that are asked for at a time
 MIN_PARALLEL = 1 << 20  # bytes below which a second thread costs more than it saves

@@ -24,22 +24,20 @@ from mm_assets.errors import MissingColumnError, SourceError
 from mm_assets.media.content_types import content_type_of_name
 from mm_assets.rows.columns import Rejects, RowColumns
 from mm_assets.rows.from_members import RowStream
-from mm_assets.rows.references import is_allowed_reference, is_reference
 from mm_assets.rows.schema import (
     METADATA_POSITION,
     MODALITIES,
     RESERVED_COLUMNS,
     DatasetSchema,
-    SampleLayout,
+    MemberRules,
     UserColumn,
 )
-from mm_assets.rows.source_ref import SourceRef, parse_source_ref
+from mm_assets.rows.source_ref import SourceRef, is_allowed_reference, is_reference, parse_source_ref
 from mm_assets.rows.user_columns import UNFIT, columns_of, converter
-from mm_assets.sources.json_members import parse_object
+from mm_assets.sources.member import split_member_name
 from mm_assets.sources.samples import MODALITY_OF_EXTENSION
-from mm_assets.sources.tar import split_member_name
-from mm_assets.sources.text_members import BadTextError
-from mm_assets.storage.store import SourceFile
+from mm_assets.sources.text_members import BadTextError, parse_object
+from mm_assets.storage.files import SourceFile
 
 __all__ = ["LISTING_SUFFIXES", "infer_listing_columns", "is_listing", "rows_from_listing"]
 
@@ -81,7 +79,7 @@ class _RandomAccess(io.RawIOBase):
         return size
 
 
-def _lines(source: SourceFile, layout: SampleLayout) -> Iterator[Line]:
+def _lines(source: SourceFile, layout: MemberRules) -> Iterator[Line]:
     """Each row of the list as keys and values, or why it is none."""
     if source.size >= 4 and source.read(0, 4) == _PARQUET:
         try:
@@ -130,7 +128,7 @@ def is_listing(url: str) -> bool:
     return url.lower().endswith(LISTING_SUFFIXES)
 
 
-def infer_listing_columns(source: SourceFile, *, layout: SampleLayout) -> tuple[UserColumn, ...]:
+def infer_listing_columns(source: SourceFile, *, layout: MemberRules) -> tuple[UserColumn, ...]:
     """The user columns of a list: every column that the pipeline does not know, on any row.
 
     Raises:
@@ -146,7 +144,7 @@ def infer_listing_columns(source: SourceFile, *, layout: SampleLayout) -> tuple[
 def rows_from_listing(
     source: SourceFile,
     *,
-    layout: SampleLayout,
+    layout: MemberRules,
     schema: DatasetSchema,
     allowed_prefixes: Sequence[str] = (),
     batch_bytes: int = 16 << 20,
@@ -177,7 +175,7 @@ class _ListingBuilder:
     def __init__(
         self,
         source: SourceFile,
-        layout: SampleLayout,
+        layout: MemberRules,
         schema: DatasetSchema,
         allowed_prefixes: Sequence[str],
         batch_bytes: int,

@@ -16,10 +16,9 @@ from mm_assets.errors import MissingColumnError
 from mm_assets.media.content_types import content_type_of_name
 from mm_assets.rows.columns import Rejects, RowColumns
 from mm_assets.rows.interleaved import interleaved_items, is_interleaved
-from mm_assets.rows.schema import METADATA_POSITION, DatasetSchema, SampleLayout
+from mm_assets.rows.schema import METADATA_POSITION, DatasetSchema, MemberRules
 from mm_assets.rows.source_ref import SourceRefWriter, build_source_ref
 from mm_assets.rows.user_columns import UNFIT, converter, infer_user_columns, structural_keys
-from mm_assets.sources.json_members import ParsedObject, parse_object
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import (
     Sample,
@@ -29,8 +28,8 @@ from mm_assets.sources.samples import (
     shard_labels,
     split_by_shard,
 )
-from mm_assets.sources.text_members import BadTextError, TextMembers
-from mm_assets.storage.store import SourceFile
+from mm_assets.sources.text_members import BadTextError, ParsedObject, TextMembers, parse_object
+from mm_assets.storage.files import SourceFile
 
 __all__ = ["RowStream", "build_rows", "infer_user_columns"]
 
@@ -70,7 +69,7 @@ def build_rows(
     shards: Sequence[SourceFile],
     index: Callable[[], Iterator[pa.RecordBatch]],
     *,
-    layout: SampleLayout,
+    layout: MemberRules,
     schema: DatasetSchema,
     grouped: bool,
     batch_bytes: int = 16 << 20,
@@ -106,7 +105,7 @@ class _Builder:
         self,
         shards: Sequence[SourceFile],
         *,
-        layout: SampleLayout,
+        layout: MemberRules,
         schema: DatasetSchema,
         grouped: bool,
         batch_bytes: int,
@@ -407,7 +406,7 @@ class _Builder:
             )
 
 
-def _check_lists(value: Mapping[str, Any], layout: SampleLayout) -> None:
+def _check_lists(value: Mapping[str, Any], layout: MemberRules) -> None:
     for key in (layout.texts_field, layout.images_field):
         found = value.get(key)
         if isinstance(found, list) and len(found) > MAX_ITEMS:

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mm_assets.rows.references import is_allowed_reference, is_reference
-from mm_assets.rows.schema import SampleLayout
+from mm_assets.rows.schema import MemberRules
+from mm_assets.rows.source_ref import is_allowed_reference, is_reference
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import Sample, ShardMembers, modality_of
 
@@ -63,13 +63,13 @@ class InterleavedItems(NamedTuple):
     unequal: bool
 
 
-def is_interleaved(value: Mapping[str, Any], layout: SampleLayout) -> bool:
+def is_interleaved(value: Mapping[str, Any], layout: MemberRules) -> bool:
     """Whether a sample's JSON has a list of texts or of images."""
     return isinstance(value.get(layout.texts_field), list) or isinstance(value.get(layout.images_field), list)
 
 
 def interleaved_items(
-    value: Mapping[str, Any], sample: Sample, json_member: Member, shard: ShardMembers, layout: SampleLayout
+    value: Mapping[str, Any], sample: Sample, json_member: Member, shard: ShardMembers, layout: MemberRules
 ) -> InterleavedItems:
     """The items of an interleaved sample in order.
 
@@ -110,7 +110,7 @@ def _list(value: Mapping[str, Any], key: str, problems: list[tuple[str, str]]) -
     return ()
 
 
-def _token_text(token: object, layout: SampleLayout) -> str | None:
+def _token_text(token: object, layout: MemberRules) -> str | None:
     """The text of a token; one that is an object may name its member under `image_member_field`."""
     if isinstance(token, dict) and layout.image_member_field is not None:
         token = token.get(layout.image_member_field)
@@ -118,7 +118,7 @@ def _token_text(token: object, layout: SampleLayout) -> str | None:
 
 
 def _resolve_tokens(
-    value: Mapping[str, Any], json_member: Member, shard: ShardMembers, layout: SampleLayout
+    value: Mapping[str, Any], json_member: Member, shard: ShardMembers, layout: MemberRules
 ) -> list[Member | None]:
     """The member that each token names, for the tokens that are not null."""
     images = value.get(layout.images_field)
@@ -138,7 +138,7 @@ def _image_items(
     sample: Sample,
     json_member: Member,
     shard: ShardMembers,
-    layout: SampleLayout,
+    layout: MemberRules,
 ) -> list[Item]:
     named = _resolve_tokens(value, json_member, shard, layout)
     frames_of = _frame_member(value, json_member, shard, layout)
@@ -178,7 +178,7 @@ def _image_items(
 
 
 def _frame_member(
-    value: Mapping[str, Any], json_member: Member, shard: ShardMembers, layout: SampleLayout
+    value: Mapping[str, Any], json_member: Member, shard: ShardMembers, layout: MemberRules
 ) -> Member | None:
     """The member that `image_member_field` names for tokens that name none."""
     if layout.image_member_field is None:
@@ -208,7 +208,7 @@ def _frame(item: Item, member: Member, frame: int, token: object) -> Item:
     return item._replace(error=error)
 
 
-def _reference(item: Item, token: str, layout: SampleLayout) -> Item:
+def _reference(item: Item, token: str, layout: MemberRules) -> Item:
     if not layout.allow_references:
         error = f"image token {_shown(token)} is a URL or path, and allow_references is off"
     elif is_allowed_reference(token, layout.allowed_references):

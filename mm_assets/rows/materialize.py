@@ -18,18 +18,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.errors import ConfigError, MediaError, ShardReadError, SourceError
+from mm_assets.media.content_types import Buffer
 from mm_assets.media.tiff import TiffFrames, is_tiff
 from mm_assets.rows.content_column import REMOTE_REQUESTS, ContentColumn, ReadPool
 from mm_assets.rows.parquet import sample_groups
 from mm_assets.rows.schema import DROPPED_SCHEMA, MATERIALIZE
 from mm_assets.rows.source_ref import SourceRef, parse_source_ref, with_parsed_source_ref_columns
 from mm_assets.sources.tar_extract import Shelf, TarExtract
-from mm_assets.storage.store import SourceFile, is_local
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.urls import is_local
 
 __all__ = ["MaterializeStream", "OnError", "materialize"]
 
 OnError = Literal["keep", "drop_row", "drop_sample", "fail"]
-Buffer = bytes | bytearray | memoryview
 
 REASON = "materialize_error"
 MAX_ERROR = 1000  # characters of an error on a row

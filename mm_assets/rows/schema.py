@@ -33,7 +33,7 @@ __all__ = [
     "RESERVED_COLUMNS",
     "DatasetSchema",
     "Drop",
-    "SampleLayout",
+    "MemberRules",
     "UserColumn",
 ]
 
@@ -62,7 +62,7 @@ REQUIRED_COLUMNS: frozenset[str] = frozenset(f.name for f in MULTIMODAL_SCHEMA i
 METADATA_POSITION = -1  # position of a sample's one metadata row; content rows count from 0
 
 MODALITIES: frozenset[str] = frozenset({"metadata", "text", "image", "audio", "video", "array", "midi", "binary"})
-"""Row modalities that the pipeline itself produces; `SampleLayout.extensions` may name more."""
+"""Row modalities that the pipeline itself produces; `MemberRules.extensions` may name more."""
 
 REJECTS_SCHEMA: pa.Schema = pa.schema(
     [
@@ -169,7 +169,7 @@ class UserColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleLayout:
+class MemberRules:
     """How the members of one key become the rows of one sample.
 
     Attributes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +24,8 @@ __all__ = [
     "SourceRefWriter",
     "build_source_ref",
     "from_pandas",
+    "is_allowed_reference",
+    "is_reference",
     "parse_source_ref",
     "to_pandas",
     "with_parsed_source_ref_columns",
@@ -339,3 +342,40 @@ def from_pandas(frame: Any) -> pa.Table:
         arrays.append(values)
         fields.append(known if known is not None else pa.field(str(name), values.type))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+_UP = re.compile(r"(?:^|/)(?:\.|%2e){2}(?:/|%2f|\\|$|\?|#)", re.IGNORECASE)
+
+
+_BOUNDARY = ("/", "?", "#")
+
+
+def is_reference(token: str) -> bool:
+    """Whether a text is a URL or an absolute path."""
+    return token.startswith("/") or _URL.match(token) is not None
+
+
+def is_allowed_reference(token: str, prefixes: Iterable[str]) -> bool:
+    """Whether a URL or absolute path stands below one of `prefixes`.
+
+    A prefix ends where a part of the path does: ``https://a.org`` allows neither ``https://a.org.b.net`` nor
+    ``https://a.org@b.net``. References with ``..`` parts, control characters, backslashes or fsspec's ``::`` are never
+    allowed.
+    """
+    if not is_reference(token) or _CONTROL.search(token) or "\\" in token or "::" in token:
+        return False
+    unescaped = re.sub(r"%2f", "/", token, flags=re.IGNORECASE)
+    if _UP.search(unescaped):
+        return False
+    for prefix in prefixes:
+        if prefix and token.startswith(prefix):
+            rest = token[len(prefix) :]
+            if not rest or prefix.endswith("/") or rest.startswith(_BOUNDARY):
+                return True
+    return False

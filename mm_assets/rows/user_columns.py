@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mm_assets.errors import ConfigError, MissingColumnError
-from mm_assets.rows.schema import RESERVED_COLUMNS, SampleLayout, UserColumn
-from mm_assets.sources.json_members import dump_json, parse_object
+from mm_assets.rows.schema import RESERVED_COLUMNS, MemberRules, UserColumn
 from mm_assets.sources.samples import ShardMembers, metadata_member, split_by_shard
 from mm_assets.sources.tar import index_shard
 from mm_assets.sources.tar_walk import OnDamage
-from mm_assets.sources.text_members import BadTextError, TextMembers
-from mm_assets.storage.store import SourceFile
+from mm_assets.sources.text_members import BadTextError, TextMembers, dump_json, parse_object
+from mm_assets.storage.files import SourceFile
 
 __all__ = ["UNFIT", "column_name", "columns_of", "converter", "infer_user_columns", "structural_keys"]
 
@@ -31,7 +30,7 @@ _NAME = re.compile(r"[^\x00-\x1f\x7f]+")
 _INT64 = range(-(2**63), 2**63)
 
 
-def structural_keys(layout: SampleLayout) -> set[str]:
+def structural_keys(layout: MemberRules) -> set[str]:
     """Keys that make up rows and are no columns unless named as such."""
     keys = {layout.texts_field, layout.images_field, *layout.per_image_fields, *layout.per_text_fields}
     keys.update(key for key in (layout.sample_id_field, layout.image_member_field) if key is not None)
@@ -100,7 +99,7 @@ def _widest(one: str, other: str) -> str:
 
 
 def columns_of(
-    objects: Iterable[Mapping[str, Any]], layout: SampleLayout, *, shown: str, skip: Iterable[str] = ()
+    objects: Iterable[Mapping[str, Any]], layout: MemberRules, *, shown: str, skip: Iterable[str] = ()
 ) -> tuple[UserColumn, ...]:
     """The columns that JSON objects give, in order of first appearance.
 
@@ -162,7 +161,7 @@ def columns_of(
 def infer_user_columns(
     shards: Sequence[SourceFile],
     *,
-    layout: SampleLayout,
+    layout: MemberRules,
     max_samples: int | None = None,
     on_damaged_shard: OnDamage = "fail",
 ) -> tuple[UserColumn, ...]:
@@ -199,7 +198,7 @@ def infer_user_columns(
     return columns_of(objects(), layout, shown=shown)
 
 
-def _objects(source: SourceFile, members: ShardMembers, layout: SampleLayout) -> Iterable[dict[str, Any]]:
+def _objects(source: SourceFile, members: ShardMembers, layout: MemberRules) -> Iterable[dict[str, Any]]:
     ordinals = {json_member.ordinal for s in members.samples if (json_member := metadata_member(s.members)) is not None}
     texts = TextMembers(source, members, is_text=lambda m: m.ordinal in ordinals, max_bytes=layout.max_text_bytes)
     try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-__all__ = ["MEMBER_INDEX_SCHEMA", "Damage", "Member", "hidden_reason", "split_member_name"]
+__all__ = ["MEMBER_INDEX_SCHEMA", "Member", "ShardDamage", "hidden_reason", "split_member_name"]
 
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:
@@ -66,7 +66,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
+class ShardDamage:
     """A part of a shard that could not be read as an archive.
 
     Attributes:

@@ -17,18 +17,18 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from mm_assets.errors import SourceError
-from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Damage, Member, split_member_name
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, ShardDamage, split_member_name
 from mm_assets.sources.stream import RangeSource, open_cursor
 from mm_assets.sources.tar_walk import Entry, OnDamage, Place, TarWalk
 
-__all__ = ["Damage", "Member", "index_shard", "iter_members", "iter_payloads", "split_member_name"]
+__all__ = ["Member", "ShardDamage", "index_shard", "iter_members", "iter_payloads", "split_member_name"]
 
 MAX_PAYLOAD = 1 << 30  # bytes of a member that `iter_payloads` hands out unless told otherwise
 BATCH_MEMBERS = 16 << 10  # rows of one index batch: a few megabytes
 
 
 def iter_members(
-    source: RangeSource, *, on_damaged_shard: OnDamage = "fail", damage: list[Damage] | None = None
+    source: RangeSource, *, on_damaged_shard: OnDamage = "fail", damage: list[ShardDamage] | None = None
 ) -> Iterator[Member]:
     """Every entry of a shard, in order.
 
@@ -57,7 +57,7 @@ def iter_payloads(
     max_bytes: int = MAX_PAYLOAD,
     on_error: Callable[[Member, SourceError], None] | None = None,
     on_damaged_shard: OnDamage = "fail",
-    damage: list[Damage] | None = None,
+    damage: list[ShardDamage] | None = None,
 ) -> Iterator[tuple[Member, bytes]]:
     """The content of chosen members, in one pass over the shard.
 
@@ -125,7 +125,7 @@ def _expand(place: Place, stored: bytes) -> bytes:
 
 
 def index_shard(
-    source: RangeSource, *, on_damaged_shard: OnDamage = "fail", damage: list[Damage] | None = None
+    source: RangeSource, *, on_damaged_shard: OnDamage = "fail", damage: list[ShardDamage] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The member index of a shard in batches of `MEMBER_INDEX_SCHEMA`; payloads are not read.
 

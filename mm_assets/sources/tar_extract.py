@@ -13,15 +13,15 @@ from collections.abc import Hashable, Iterator, Set
 from typing import IO
 
 from mm_assets.errors import ShardError, ShardReadError, SourceError
+from mm_assets.media.content_types import Buffer
+from mm_assets.sources.member import Member, ShardDamage
 from mm_assets.sources.stream import compression_of
-from mm_assets.sources.tar import Damage, Member, iter_payloads
-from mm_assets.storage.store import SourceFile
+from mm_assets.sources.tar import iter_payloads
+from mm_assets.storage.files import SourceFile
 
 __all__ = ["Shelf", "TarExtract"]
 
 MAX_SCRATCH = 4 << 30  # bytes of the scratch file; a partition is one shard, so this is several of them
-
-Buffer = bytes | bytearray | memoryview
 
 
 class Shelf:
@@ -120,7 +120,7 @@ class TarExtract:
         self._seen: set[str] = set()
         self._shelved: set[str] = set()
         self._errors: dict[str, SourceError] = {}
-        self._damage: list[Damage] = []
+        self._damage: list[ShardDamage] = []
         self._pass: Iterator[tuple[Member, bytes]] | None = None
         self._ended = False
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 from mm_assets.errors import ShardError
-from mm_assets.sources.member import Damage, Member, hidden_reason, split_member_name
+from mm_assets.sources.member import Member, ShardDamage, hidden_reason, split_member_name
 from mm_assets.sources.stream import Cursor, RangeSource
 from mm_assets.sources.tar_header import (
     BLOCK,
@@ -111,7 +111,9 @@ class TarWalk:
         damage: takes what was damaged, when salvaging.
     """
 
-    def __init__(self, source: RangeSource, cursor: Cursor, on_damage: OnDamage, damage: list[Damage] | None) -> None:
+    def __init__(
+        self, source: RangeSource, cursor: Cursor, on_damage: OnDamage, damage: list[ShardDamage] | None
+    ) -> None:
         if on_damage not in ("fail", "salvage"):
             raise ValueError(f"on_damaged_shard is {on_damage!r}, expected 'fail' or 'salvage'")
         self.shard = source.url
@@ -138,7 +140,7 @@ class TarWalk:
             if not self.salvage:
                 raise ShardError(self.shard, detail, byte_offset=0)
             if self.damage is not None:
-                self.damage.append(Damage(byte_offset=0, byte_size=0, detail=detail))
+                self.damage.append(ShardDamage(byte_offset=0, byte_size=0, detail=detail))
             return
         while not self.ended:
             start = self.at
@@ -191,7 +193,7 @@ class TarWalk:
                 scan += whole_blocks(header.size)
         self.extended = False
         if self.damage is not None:
-            self.damage.append(Damage(byte_offset=start, byte_size=self.at - start, detail=detail))
+            self.damage.append(ShardDamage(byte_offset=start, byte_size=self.at - start, detail=detail))
         return self._no_member(start, self.at, f"damaged: {detail}")
 
     def _no_member(self, start: int, end: int, reason: str) -> Entry:

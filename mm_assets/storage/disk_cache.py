@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from mm_assets.errors import ConfigError, MissingExtraError, SourceError
 from mm_assets.formats import crc32c
-from mm_assets.storage.files import MAX_REQUEST, UNMARKED, RangeSource, SourceFile, cut_ranges, merge_ranges, reason
+from mm_assets.storage.files import SourceFile
 from mm_assets.storage.forking import renew_in_children
+from mm_assets.storage.listing import UNMARKED
+from mm_assets.storage.ranges import MAX_REQUEST, RangeSource, merge_ranges, slice_ranges
+from mm_assets.storage.urls import reason
 
 if TYPE_CHECKING:
     import diskcache
@@ -316,7 +319,7 @@ class CachedFile:
                 del missing[number]
         if missing:
             self._fetch(missing, (max_gap or 0) // BLOCK)
-        return cut_ranges(ranges, spans, buffers)
+        return slice_ranges(ranges, spans, buffers)
 
     def _whole_blocks(self, offset: int, size: int) -> tuple[int, int]:
         """The range of the blocks that a range (offset, size) lies in; an empty one as it is."""

@@ -19,22 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.errors import SourceError
-from mm_assets.storage.files import (
-    MAX_GAP,
-    MAX_REQUEST,
-    SHARD_SUFFIXES,
-    Options,
-    RemoteFile,
-    ShardFile,
-    SourceFile,
-    describe_file,
-    expand_shards,
-    filesystem,
-    is_local,
-    local_path,
-    protocols,
-    reason,
-)
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.listing import SHARD_SUFFIXES, ShardFile, describe_file, expand_shards
+from mm_assets.storage.ranges import MAX_GAP, MAX_REQUEST
+from mm_assets.storage.remote import RemoteFile
+from mm_assets.storage.urls import Options, filesystem, is_local, local_path, protocols, reason
 
 __all__ = [
     "MAX_GAP",

@@ -16,16 +16,21 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mm_assets.checks.runner import CheckContext, Outcome, run_checks
+from mm_assets.checks.context import CheckContext, Outcome
+from mm_assets.checks.runner import run_checks
 from mm_assets.filters.apply import apply_filters
-from mm_assets.packing.pack import PackPlan, choose_plan, pack_rows, packable
-from mm_assets.rows.from_members import RowStream, build_rows, infer_user_columns
+from mm_assets.packing.pack import pack_rows, packable
+from mm_assets.packing.plan import PackPlan
+from mm_assets.packing.presets import choose_plan
+from mm_assets.rows.from_members import RowStream, build_rows
 from mm_assets.rows.materialize import materialize
 from mm_assets.rows.parquet import ParquetSink, read_batches, sample_groups
-from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, SampleLayout
+from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules
+from mm_assets.rows.user_columns import infer_user_columns
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
 from mm_assets.sources.tar import index_shard
-from mm_assets.storage.store import SourceFile, Store
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.store import Store
 
 BATCH = 1 << 20
 OWN = {"rows": ("rows", "rejects"), "filtered_rows": ("filtered_rows", "dropped")}
@@ -181,7 +186,7 @@ def build(
     root = folder / "store"
     store = Store(str(root))
     with SourceFile(str(shard)) as source:
-        layout = SampleLayout()
+        layout = MemberRules()
         columns = infer_user_columns([source], layout=layout)
 
         def rows_of(schema: DatasetSchema) -> RowStream:

@@ -15,7 +15,7 @@ from mm_assets.checks.catalog import checks_of
 from mm_assets.errors import SourceError
 from mm_assets.fields import SequenceField
 from mm_assets.formats import MultReader, MultWriter, Payload
-from mm_assets.packing.pack import PackPlan
+from mm_assets.packing.plan import PackPlan
 from mm_assets.storage.store import Store
 
 Rows = list[dict[str, Any]]

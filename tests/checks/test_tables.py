@@ -13,7 +13,8 @@ from PIL import Image
 from mm_assets.checks.catalog import checks_of
 from mm_assets.checks.runner import MAX_LISTED, MAX_TEXT
 from mm_assets.errors import SchemaMismatchError, SourceError
-from mm_assets.storage.store import SourceFile, Store
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.store import Store
 
 Rows = list[dict[str, Any]]
 Change = Callable[[Rows], Any]

@@ -469,7 +469,7 @@ def test_missing_and_changed_files_name_manifest_and_file(tmp_path):
 
 
 def test_shards_with_other_fields_are_refused(tmp_path):
-    """Shards that disagree in fields are a SchemaMismatchError that names both files and what they have."""
+    """OpenFiles that disagree in fields are a SchemaMismatchError that names both files and what they have."""
     other = {**FIELDS, "image": ImageField(channels=1)}
     manifest = make_manifest(tmp_path, [2, 2], fields_of=lambda number: other if number else FIELDS)
     with mm_assets.open(manifest) as dataset:

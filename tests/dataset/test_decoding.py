@@ -28,6 +28,7 @@ from mm_assets.errors import ConfigError, CorruptError, FormatError, SchemaMisma
 from mm_assets.fields import (
     FIELD_NAMES,
     FIELD_TYPES,
+    ArraySpec,
     AudioField,
     DocumentField,
     Field,
@@ -37,7 +38,6 @@ from mm_assets.fields import (
     SequenceField,
     TextField,
     TokensField,
-    ValueLayout,
     register_field,
 )
 from mm_assets.formats import MultWriter, convert
@@ -174,8 +174,8 @@ class Padded(TextField):
     def value_layout(self):
         return MappingProxyType(
             {
-                "codes": ValueLayout((self.length,), np.dtype(np.int32)),
-                "mask": ValueLayout((self.length,), np.dtype(np.bool_)),
+                "codes": ArraySpec((self.length,), np.dtype(np.int32)),
+                "mask": ArraySpec((self.length,), np.dtype(np.bool_)),
             }
         )
 
@@ -254,7 +254,7 @@ def test_any_modality_of_any_sample_may_be_missing(tmp_path_factory, examples, d
                     for row, i in enumerate(ids):
                         if pairs[i][name] is not None and layout is None:
                             assert same(values[row], pairs[i][name][1])
-                        elif pairs[i][name] is not None and isinstance(layout, ValueLayout):
+                        elif pairs[i][name] is not None and isinstance(layout, ArraySpec):
                             np.testing.assert_array_equal(values[row], pairs[i][name][1])
             assert same(as_plain(batches[0]), as_plain(batches[1]))
 
@@ -303,9 +303,9 @@ def test_layouts_are_told_before(packed):
     """Shapes and dtypes of the arrays of a batch are known without reading a sample; lists have none."""
     with mm_assets.open(packed) as dataset:
         assert dataset.batch_layout(5) == {
-            "image": ValueLayout((5, *SIZE, 3), np.dtype(np.uint8)),
-            "label": ValueLayout((5,), np.dtype(np.int16)),
-            "state": ValueLayout((5, 3), np.dtype(np.float32)),
+            "image": ArraySpec((5, *SIZE, 3), np.dtype(np.uint8)),
+            "label": ArraySpec((5,), np.dtype(np.int16)),
+            "state": ArraySpec((5, 3), np.dtype(np.float32)),
         }
         assert dataset.batch_layout(1, ["text"]) == {}
         empty = dataset.empty_batch(2, ["state", "text"])
@@ -361,7 +361,7 @@ def test_a_batch_of_several_arrays(tmp_path, form, threads):
     texts = [None if i % 4 == 3 else "abcdefg"[: i % 7] for i in range(COUNT)]
     path = write(tmp_path / f"x.{form}", {"tokens": Padded(length=5)}, [{"tokens": text} for text in texts])
     with mm_assets.open(path) as dataset:
-        assert dataset.batch_layout(2)["tokens"]["mask"] == ValueLayout((2, 5), np.dtype(np.bool_))
+        assert dataset.batch_layout(2)["tokens"]["mask"] == ArraySpec((2, 5), np.dtype(np.bool_))
         out = dataset.empty_batch(COUNT)
         fill(out, 1)
         values, present = dataset.read_batch(range(COUNT), out=out, threads=threads)["tokens"]

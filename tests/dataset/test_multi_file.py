@@ -18,7 +18,7 @@ from mm_assets.errors import CorruptError
 from mm_assets.fields import BytesField, TextField
 from mm_assets.formats import byte_source as source
 from mm_assets.formats import raw
-from mm_assets.formats.page_cache import CAN_ASK, PAGE, ReadAhead
+from mm_assets.formats.page_cache import CAN_ASK, PAGE, PageCache
 
 FIELDS = {"blob": BytesField(), "text": TextField()}
 SIZES = (5, 0, 1, 9, 0, 3)  # samples of each file
@@ -206,16 +206,16 @@ def test_what_is_not_in_memory_is_asked_for(folder: Path, monkeypatch: pytest.Mo
     there, looked = True, 0
     asked: dict[int, set[int]] = {}
 
-    def is_present(self: ReadAhead, position: int) -> bool:
+    def is_present(self: PageCache, position: int) -> bool:
         nonlocal looked
         looked += 1
         return there
 
-    def ask(self: ReadAhead, start: int, end: int) -> None:
+    def ask(self: PageCache, start: int, end: int) -> None:
         asked.setdefault(self._fd, set()).update(range(start // PAGE, -(-end // PAGE)))
 
-    monkeypatch.setattr(ReadAhead, "is_present", is_present)
-    monkeypatch.setattr(ReadAhead, "ask", ask)
+    monkeypatch.setattr(PageCache, "is_present", is_present)
+    monkeypatch.setattr(PageCache, "ask", ask)
     ids = np.array([17, 3, 5, 12, 0, 8])
     with mm_assets.open(folder) as data:
         for _ in range(200):

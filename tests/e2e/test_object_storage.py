@@ -13,7 +13,7 @@ from mm_assets.orchestration.launch import make_manifest, register_dataset, run_
 from mm_assets.pipeline import publish
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
-from mm_assets.storage.store import MAX_GAP
+from mm_assets.storage.ranges import MAX_GAP
 
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
@@ -163,7 +163,7 @@ def test_a_changed_object_is_noticed(
     """The ETag is the fingerprint: another object under the same name, of whatever age, is another shard."""
     import fsspec
 
-    from mm_assets.storage.store import describe_file
+    from mm_assets.storage.listing import describe_file
 
     fs = fsspec.filesystem("s3", **options)
     fs.pipe_file(f"{bucket}/shards/x.tar", b"a" * 1024)

@@ -3,7 +3,8 @@ import hashlib
 import pyarrow as pa
 import pytest
 
-from mm_assets.filters.apply import apply_filters, build_annotator
+from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.registry import build_annotator
 from mm_assets.media.sharpness import sharpness
 from mm_assets.rows.schema import DatasetSchema
 

@@ -9,19 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_assets.errors import ConfigError, FilterError, SchemaMismatchError
-from mm_assets.filters.apply import (
-    BUILTIN_ANNOTATORS,
-    BUILTIN_FILTERS,
-    Annotator,
-    Block,
-    Drop,
-    Filter,
-    FilterStream,
-    apply_filters,
-    build_annotator,
-    build_filter,
-)
-from mm_assets.rows.schema import DROPPED_SCHEMA, DatasetSchema, UserColumn
+from mm_assets.filters.apply import FilterStream, apply_filters
+from mm_assets.filters.base import Annotator, Block, Filter
+from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
+from mm_assets.rows.schema import DROPPED_SCHEMA, DatasetSchema, Drop, UserColumn
 
 
 def _filter(**config: object) -> Filter:
@@ -646,7 +637,11 @@ def test_every_built_in_annotator_can_be_built(kind):
         ({"type": ":Filter"}, "filters[0].type", "cannot be imported"),
         ({"type": "json:Filter"}, "filters[0].type", "expected a class derived from Filter"),
         ({"type": "json:"}, "filters[0].type", "expected a class derived from Filter"),
-        ({"type": "mm_assets.filters.annotators:BlurAnnotator"}, "filters[0].type", "expected a class derived from Filter"),
+        (
+            {"type": "mm_assets.filters.annotators:BlurAnnotator"},
+            "filters[0].type",
+            "expected a class derived from Filter",
+        ),
         ({"type": "mm_assets.filters.apply:Filter"}, "filters[0].type", "does not implement judge"),
     ],
 )  # fmt: skip
@@ -681,7 +676,7 @@ def test_names_tell_two_filters_of_one_type_apart(make_table):
 
 _OWN = """
 from dataclasses import dataclass
-from mm_assets.filters.apply import Annotator, Filter
+from mm_assets.filters.base import Annotator, Filter
 
 class Positional(Filter):
     def __init__(self, limit): ...

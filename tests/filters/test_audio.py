@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import ConfigError, MediaError
 from mm_assets.fields import AudioField
-from mm_assets.filters.apply import apply_filters, build_annotator, build_filter
+from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.media import silence as silence_module
 from mm_assets.media.silence import Silence, measure_silence
 from mm_assets.rows.schema import DatasetSchema

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_assets.errors import MediaError
-from mm_assets.filters.apply import apply_filters, build_annotator, build_filter
+from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.media import sharpness as sharpness_module
 from mm_assets.media.sharpness import decode_luma, reduction, sharpness
 from mm_assets.rows.schema import DatasetSchema

@@ -3,13 +3,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mm_assets.filters.apply import apply_filters, build_annotator, build_filter
+from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.rows.from_members import build_rows
 from mm_assets.rows.materialize import materialize
 from mm_assets.rows.parquet import sample_groups
-from mm_assets.rows.schema import DatasetSchema, SampleLayout
+from mm_assets.rows.schema import DatasetSchema, MemberRules
 from mm_assets.sources.tar import index_shard
-from mm_assets.storage.store import SourceFile
+from mm_assets.storage.files import SourceFile
 
 BATCH = 1 << 18  # so small that a shard gives several blocks
 
@@ -33,7 +34,7 @@ def test_a_real_shard_gives_the_same_rows_in_both_modes(demo_shards: Path, shard
             rows = build_rows(
                 [source],
                 lambda: index_shard(source),
-                layout=SampleLayout(user_columns=()),
+                layout=MemberRules(user_columns=()),
                 schema=schema,
                 grouped=False,
                 batch_bytes=BATCH,

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_assets.filters.apply import apply_filters, build_filter
+from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.registry import build_filter
 from mm_assets.filters.text import count_characters, count_words
 from mm_assets.rows.schema import DatasetSchema
 

@@ -10,7 +10,8 @@ import pytest
 
 from mm_assets.errors import ConfigError, MissingExtraError
 from mm_assets.filters import video as video_filters
-from mm_assets.filters.apply import apply_filters, build_annotator, build_filter
+from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.rows.schema import DatasetSchema
 
 

@@ -15,7 +15,7 @@ from mm_assets.errors import TruncatedError
 from mm_assets.formats import MappedFile, ModalitySpec, MstrWriter, MultWriter, Payload, open_reader
 from mm_assets.formats import byte_source as source_module
 from mm_assets.formats import page_cache as readahead
-from mm_assets.formats.page_cache import PAGE, REQUEST, ReadAhead
+from mm_assets.formats.page_cache import PAGE, REQUEST, PageCache
 
 SPEC = ModalitySpec(name="x", type_id=1, metadata_size=8)
 
@@ -61,7 +61,7 @@ def arrays(ranges: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 def test_nothing_is_asked_for_what_is_there(kernel: Kernel) -> None:
     """Of a batch in memory four of 64 ranges are probed, not always the same, and later fewer."""
-    ahead = ReadAhead(3)
+    ahead = PageCache(3)
     starts, ends = arrays([(k * PAGE, k * PAGE + 10) for k in range(64)])
     seen = set()
     for _ in range(64):
@@ -78,7 +78,7 @@ def test_nothing_is_asked_for_what_is_there(kernel: Kernel) -> None:
 def test_a_miss_asks_for_the_whole_batch(kernel: Kernel) -> None:
     """One missing page makes it ask for all ranges, once a page, those that touch together."""
     kernel.pages = set(range(100)) - {5}
-    ahead = ReadAhead(3)
+    ahead = PageCache(3)
     # In any order; two in one page, two in neighbouring pages, one within another, one over three requests.
     ranges = [(90_000, 90_001), (5 * PAGE, 5 * PAGE + 1), (6 * PAGE - 2, 7 * PAGE), (2 * PAGE, 2 * PAGE + 3)]
     ranges += [(2 * PAGE + 100, 2 * PAGE + 200), (1 << 20, (1 << 20) + 2 * REQUEST + 1)]
@@ -100,7 +100,7 @@ def test_a_miss_asks_for_the_whole_batch(kernel: Kernel) -> None:
 def test_matrices_and_nothing(kernel: Kernel) -> None:
     """Ranges of several modalities come as matrices; no range at all asks nothing."""
     kernel.pages = set()
-    ahead = ReadAhead(3)
+    ahead = PageCache(3)
     ahead.fetch(*arrays([]))
     ahead.fetch_ranges([])
     assert (kernel.probes, kernel.asked) == ([], [])
@@ -111,7 +111,7 @@ def test_matrices_and_nothing(kernel: Kernel) -> None:
 
 def test_single_ranges(kernel: Kernel) -> None:
     """A single read is probed; when nothing was missed for long only every eighth is, until one is missed again."""
-    ahead = ReadAhead(3)
+    ahead = PageCache(3)
     for _ in range(64):
         ahead.fetch_one(0, 3 * PAGE)
     assert len(kernel.probes) == 64
@@ -129,7 +129,7 @@ def test_single_ranges(kernel: Kernel) -> None:
 
 def test_long_ranges(kernel: Kernel) -> None:
     """Of a long range several positions are probed: its first page may be there alone."""
-    ahead = ReadAhead(3)
+    ahead = PageCache(3)
     ahead.fetch_one(0, 4 * REQUEST)
     assert kernel.probes == [0, REQUEST, 2 * REQUEST, 3 * REQUEST]
     assert kernel.asked == []
@@ -142,7 +142,7 @@ def test_long_ranges(kernel: Kernel) -> None:
 def test_where_it_cannot_be_told(kernel: Kernel, code: int) -> None:
     """A file system that refuses the probe is asked once whether it can, and then every batch is asked for."""
     kernel.refuses = code
-    ahead = ReadAhead(3)
+    ahead = PageCache(3)
     for _ in range(3):
         ahead.fetch(*arrays([(0, 1), (2 * PAGE, 2 * PAGE + 1)]))
     assert len(kernel.probes) == 1
@@ -152,14 +152,14 @@ def test_where_it_cannot_be_told(kernel: Kernel, code: int) -> None:
 def test_a_kernel_without_such_reads(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Python knows no such read, every batch is asked for without a probe."""
     monkeypatch.setattr(readahead, "_NOWAIT", None)
-    ReadAhead(3).fetch(*arrays([(0, 1)]))
+    PageCache(3).fetch(*arrays([(0, 1)]))
     assert (kernel.probes, kernel.asked) == ([], [(0, PAGE)])
 
 
 def test_closed(kernel: Kernel) -> None:
     """Once the file is closed nothing is asked of its descriptor, which may be another file's, and nothing raises."""
     kernel.pages = set()
-    ahead = ReadAhead(3)
+    ahead = PageCache(3)
     ahead.forget()
     ahead.fetch(*arrays([(0, 1)]))
     kernel.refuses = errno.EBADF
@@ -187,7 +187,7 @@ def cold(path: Path) -> None:
     fd = os.open(path, os.O_RDWR)
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    there = ReadAhead(fd).is_present(path.stat().st_size // 2)
+    there = PageCache(fd).is_present(path.stat().st_size // 2)
     os.close(fd)
     if there or not hasattr(os, "RWF_NOWAIT"):
         pytest.skip("this file system or kernel does not let go of a file's pages, or does not tell")
@@ -207,7 +207,7 @@ def test_a_cold_file(tmp_path: Path, writer: type) -> None:
     with open_reader(path) as reader:
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        probe = ReadAhead(fd)
+        probe = PageCache(fd)
         found = reader.read_raw_batch(ids)["x"]
         places = reader._locate(np.arange(200), [0])[0]
         positions = [int(places.ptrs[k]) + 50_000 for k in range(200)]

@@ -22,12 +22,12 @@ from mm_assets.formats import (
     MultWriter,
     Payload,
     batch,
-    open_reader,
     byte_source,
+    open_reader,
     raw,
 )
 from mm_assets.formats.byte_source import MappedFile
-from mm_assets.formats.page_cache import CAN_ASK, ReadAhead
+from mm_assets.formats.page_cache import CAN_ASK, PageCache
 
 from .examples import SAMPLES, SPECS, MemorySource, sealed, sections_of, without_tail, write
 
@@ -318,12 +318,12 @@ def test_what_was_calm_is_looked_at(tmp_path: Path, form: str, monkeypatch: pyte
     looked: list[int] = []
     asked: list[tuple[int, int]] = []
 
-    def is_present(self: ReadAhead, position: int) -> bool:
+    def is_present(self: PageCache, position: int) -> bool:
         looked.append(position)
         return there
 
-    monkeypatch.setattr(ReadAhead, "is_present", is_present)
-    monkeypatch.setattr(ReadAhead, "ask", lambda self, start, end: asked.append((start, end)))
+    monkeypatch.setattr(PageCache, "is_present", is_present)
+    monkeypatch.setattr(PageCache, "ask", lambda self, start, end: asked.append((start, end)))
     names = ("image", "text")
     with open_reader(write(WRITERS[form], tmp_path / "x", FULL)) as reader:
         ids = np.arange(len(FULL))[::-1].copy()
@@ -348,7 +348,7 @@ def test_looks_do_not_keep_step_with_batches(tmp_path: Path, form: str, monkeypa
     """Read in order, batch after batch of one size, looks come to every sample of every modality in the end."""
     monkeypatch.setattr(byte_source, "WHOLE_LIMIT", 0)
     looked: set[int] = set()
-    monkeypatch.setattr(ReadAhead, "is_present", lambda self, position: not looked.add(position))
+    monkeypatch.setattr(PageCache, "is_present", lambda self, position: not looked.add(position))
     samples = [
         (str(i), {"image": Payload(bytes(16), b"i" * 99), "text": Payload(bytes(8), b"t" * 99)}) for i in range(16)
     ]

@@ -15,7 +15,7 @@ import mm_assets
 from mm_assets.fields import BytesField, JSONField, ScalarField, TextField
 from mm_assets.formats import ModalitySpec, MstrReader, MstrWriter, MultReader, MultWriter, Payload, open_reader
 from mm_assets.formats import byte_source as source_module
-from mm_assets.storage.store import RemoteFile
+from mm_assets.storage.remote import RemoteFile
 
 from .examples import plain
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_assets.dataset.prefetch import BufferPool, ReadAhead, arrays_of
-from mm_assets.fields import ValueLayout
+from mm_assets.dataset.prefetch import BufferPool, Prefetch, arrays_of
+from mm_assets.fields import ArraySpec
 
 
 def numbers(count: int, done: list[int]) -> Iterator[Callable[[], int]]:
@@ -30,7 +30,7 @@ def numbers(count: int, done: list[int]) -> Iterator[Callable[[], int]]:
 def test_results_come_in_order(threads: int, depth: int) -> None:
     """Whatever the threads, results are those of the tasks in their order, and the end is told once."""
     ends: list[str] = []
-    ahead = ReadAhead(numbers(30, []), threads=threads, depth=depth, on_end=lambda: ends.append("end"))
+    ahead = Prefetch(numbers(30, []), threads=threads, depth=depth, on_end=lambda: ends.append("end"))
     assert list(ahead) == list(range(30))
     ahead.close()
     ahead.close()
@@ -41,7 +41,7 @@ def test_results_come_in_order(threads: int, depth: int) -> None:
 def test_no_more_is_begun_than_said() -> None:
     """At most `depth` tasks are begun before the results before them are taken."""
     done: list[int] = []
-    ahead = ReadAhead(numbers(30, done), threads=2, depth=3, on_end=lambda: None)
+    ahead = Prefetch(numbers(30, done), threads=2, depth=3, on_end=lambda: None)
     for taken in range(10):
         assert next(ahead) == taken
         assert len(done) <= taken + 3
@@ -56,7 +56,7 @@ def test_a_failed_task_is_told_at_its_place() -> None:
         raise ValueError("two")
 
     tasks: list[Callable[[], int]] = [lambda: 0, lambda: 1, fail, lambda: 3]
-    ahead = ReadAhead(iter(tasks), threads=2, depth=4, on_end=lambda: None)
+    ahead = Prefetch(iter(tasks), threads=2, depth=4, on_end=lambda: None)
     assert [next(ahead), next(ahead)] == [0, 1]
     with pytest.raises(ValueError, match="two"):
         next(ahead)
@@ -75,7 +75,7 @@ def test_an_interrupt_while_waiting_loses_nothing(monkeypatch: pytest.MonkeyPatc
     def interrupted(future: Future[Any], timeout: float | None = None) -> Any:
         raise KeyboardInterrupt
 
-    ahead = ReadAhead(iter([slow, lambda: 1]), threads=1, depth=2, on_end=lambda: None)
+    ahead = Prefetch(iter([slow, lambda: 1]), threads=1, depth=2, on_end=lambda: None)
     with monkeypatch.context() as patched:
         patched.setattr(Future, "result", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -102,7 +102,7 @@ def test_what_nobody_holds_ends() -> None:
 
     gc.disable()  # nobody has to look for it
     try:
-        ahead = ReadAhead(tasks(), threads=1, depth=50, on_end=ended.set)
+        ahead = Prefetch(tasks(), threads=1, depth=50, on_end=ended.set)
         assert next(ahead) == 0
         assert begun.wait(30)
         del ahead
@@ -117,8 +117,8 @@ def test_what_nobody_holds_ends() -> None:
 def test_arrays_are_of_their_layouts() -> None:
     """Shapes and dtypes are those asked for, those of parts and empty ones too, and all can be written to."""
     layouts = {
-        "image": ValueLayout((4, 3), np.dtype(np.uint8)),
-        "pair": {"ids": ValueLayout((4, 2), np.dtype(np.int32)), "none": ValueLayout((0, 2), np.dtype(np.float32))},
+        "image": ArraySpec((4, 3), np.dtype(np.uint8)),
+        "pair": {"ids": ArraySpec((4, 2), np.dtype(np.int32)), "none": ArraySpec((0, 2), np.dtype(np.float32))},
     }
     arrays = arrays_of(layouts, BufferPool(keep=2, least=0).take)
     assert (arrays["image"].shape, arrays["image"].dtype) == ((4, 3), np.uint8)

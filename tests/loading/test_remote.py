@@ -22,7 +22,8 @@ from mm_assets import MultimodalLoader
 from mm_assets.dataset import files as packed_files
 from mm_assets.errors import SourceError
 from mm_assets.fields import BytesField, ScalarField, TextField
-from mm_assets.storage.files import RemoteFile, filesystem
+from mm_assets.storage.remote import RemoteFile
+from mm_assets.storage.urls import filesystem
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 

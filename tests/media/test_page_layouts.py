@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import ConfigError, EncodeError
 from mm_assets.media.page_layouts import LAYOUTS, LayoutMap, detect_layout, read_layout
-from mm_assets.media.text_boxes import Layout, TextBoxes
+from mm_assets.media.text_boxes import PageLayout, TextBoxes
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "layouts.md").read_text(encoding="utf-8")
 
@@ -52,7 +52,7 @@ def one_word(box, **settings):
 
 def test_a_form_has_segments_words_and_links():
     """FUNSD's entries become segments, ids become places, a link stated twice is one, sizes may be text or floats."""
-    expected = Layout(
+    expected = PageLayout(
         TextBoxes(["Name", ":", "Ann"], [[1, 2, 6, 4], [7, 2, 9, 4], [10, 2, 15, 4]]),
         segments=TextBoxes(["Name:", "Ann"], [[1, 2, 9, 4], [10, 2, 15, 4]], labels=["question", "answer"]),
         word_segments=[0, 0, 1],
@@ -67,13 +67,13 @@ def test_a_receipt_has_corners_and_key_fields():
     """SROIE's lines keep their four corners beside the box around them; without sizes there are no page sizes."""
     quad = [[2, 1], [9, 0], [9, 4], [2, 5]]
     table = TextBoxes(["TOTAL 9.00"], [[2, 0, 9, 5]], quads=[quad])
-    assert read_layout(RECEIPT) == read_layout(RECEIPT, "sroie") == Layout(table, fields={"total": "9.00"})
+    assert read_layout(RECEIPT) == read_layout(RECEIPT, "sroie") == PageLayout(table, fields={"total": "9.00"})
 
 
 def test_plain_words_have_pages_and_labels():
     """Our own plain list takes pages and labels; a number of a class is taken as its digits."""
     table = TextBoxes(["a"], [[0, 0, 1, 1]], pages=[1], labels=["4"])
-    assert read_layout(PLAIN) == read_layout(PLAIN, "words") == Layout(table, fields={"k": "v"})
+    assert read_layout(PLAIN) == read_layout(PLAIN, "words") == PageLayout(table, fields={"k": "v"})
     sized = read_layout({**PLAIN, "width": 5, "height": 6}, num_pages=3)
     assert sized.page_sizes.tolist() == [[5, 6]] * 3
 
@@ -105,12 +105,12 @@ def test_the_layout_is_told_by_its_first_entry(value, name):
     [
         ({"license": "x"}, "auto", None),
         ({"form": None, "words": None}, "auto", None),
-        ({"form": []}, "auto", Layout()),
-        ({"words": [], "labels": {"total": "1"}}, "auto", Layout(fields={"total": "1"})),
-        ({"words": [], "fields": {"total": "1"}}, "auto", Layout(fields={"total": "1"})),
+        ({"form": []}, "auto", PageLayout()),
+        ({"words": [], "labels": {"total": "1"}}, "auto", PageLayout(fields={"total": "1"})),
+        ({"words": [], "fields": {"total": "1"}}, "auto", PageLayout(fields={"total": "1"})),
         ({"form": None}, "funsd", None),
         ({"ocr": {"words": None}}, LayoutMap(words="ocr.words"), None),
-        ({"words": []}, "words", Layout()),
+        ({"words": []}, "words", PageLayout()),
     ],
 )
 def test_no_words_are_not_no_layout(value, layout, expected):
@@ -143,7 +143,7 @@ def test_boxes_keep_their_unit(scale, expected):
     """Boxes are never scaled: a page's size says what unit they have."""
     layout = read_layout({"words": [{"text": "w", "box": [0, 0, 1, 0.5]}]}, LayoutMap(box_scale=scale))
     assert layout.words == words([0, 0, 1, 0.5])
-    assert layout == Layout(words([0, 0, 1, 0.5]), page_sizes=expected)
+    assert layout == PageLayout(words([0, 0, 1, 0.5]), page_sizes=expected)
 
 
 def test_pages_hold_their_own_words_and_sizes():
@@ -156,7 +156,7 @@ def test_pages_hold_their_own_words_and_sizes():
     described = LayoutMap(
         pages="doc.pages", segments="blocks", words="lines", width="size.0", height="size.1", label=None
     )
-    expected = Layout(
+    expected = PageLayout(
         TextBoxes(["a"], [[0, 0, 1, 1]]),
         segments=TextBoxes(["p", "q"], [[0, 0, 1, 1], [0, 0, 2, 2]], pages=[0, 2]),
         word_segments=[0],
@@ -176,7 +176,7 @@ def test_parallel_lists_are_words():
     described = LayoutMap(words="tokens", box="bboxes", box_scale="0..1000", label="ner_tags", page="pages")
     value = {"tokens": ["a", "b"], "bboxes": [[0, 0, 1, 1], [2, 2, 3, 3]], "ner_tags": [0, 2], "pages": [0, 1]}
     expected = TextBoxes(["a", "b"], value["bboxes"], labels=["0", "2"], pages=[0, 1])
-    assert read_layout(value, described) == Layout(expected, page_sizes=[[1000, 1000]] * 2)
+    assert read_layout(value, described) == PageLayout(expected, page_sizes=[[1000, 1000]] * 2)
     del value["ner_tags"]
     assert read_layout(value, described).words.labels == (None, None)
     apart = LayoutMap(box=("x", "y", "w", "h"), box_format="xywh")
@@ -301,7 +301,7 @@ def test_any_json_is_a_layout_or_refused(value, layout):
         found = read_layout(value, layout)
     except EncodeError:
         return
-    assert found is None or isinstance(found, Layout)
+    assert found is None or isinstance(found, PageLayout)
 
 
 def test_a_description_comes_back_from_its_configuration():
@@ -372,17 +372,17 @@ def test_keys_and_names_are_as_documented():
         (
             1,
             {"tokens": ["w"], "bboxes": [[1, 2, 3, 4]], "ner_tags": ["B-X"]},
-            Layout(words([1, 2, 3, 4], labels=["B-X"]), page_sizes=[[1000, 1000]]),
+            PageLayout(words([1, 2, 3, 4], labels=["B-X"]), page_sizes=[[1000, 1000]]),
         ),
         (
             2,
             {"pages": [{"words": [{"text": "w", "x0": 1, "top": 2, "x1": 3.5, "bottom": 4}], "width": 5, "height": 6}]},
-            Layout(words([1, 2, 3.5, 4]), page_sizes=[[5, 6]]),
+            PageLayout(words([1, 2, 3.5, 4]), page_sizes=[[5, 6]]),
         ),
         (
             3,
             {"phrases": [{"phrase": "w", "bbox": [1, 2, 3, 4]}], "caption": "a w"},
-            Layout(words([1, 2, 4, 6]), fields={"caption": "a w"}),
+            PageLayout(words([1, 2, 4, 6]), fields={"caption": "a w"}),
         ),
     ],
 )

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import EncodeError
 from mm_assets.media.page_layouts import read_layout
-from mm_assets.media.text_boxes import Layout, TextBoxes
+from mm_assets.media.text_boxes import PageLayout, TextBoxes
 
 BOX = [[0, 1, 2, 3]]
 WORDS = TextBoxes(
     ["Full", "Name", " ", "Ann", "page", "stamp"], [[0, 0, 1, 1]] * 6, labels=[None, None, None, None, None, "mark"]
 )
 SEGMENTS = TextBoxes(["Full Name", "Ann", "page"], [[0, 0, 1, 1]] * 3, labels=["question", "answer", "other"])
-FORM = Layout(WORDS, segments=SEGMENTS, word_segments=[0, 0, 1, 1, 2, -1], links=[[0, 1]], page_sizes=[[4, 2]])
+FORM = PageLayout(WORDS, segments=SEGMENTS, word_segments=[0, 0, 1, 1, 2, -1], links=[[0, 1]], page_sizes=[[4, 2]])
 
 
 def test_columns_are_immutable_copies():
@@ -39,8 +39,8 @@ def test_numbers_keep_their_kind():
     assert TextBoxes(["a"], BOX) == TextBoxes(["a"], np.array(BOX, float))
     assert pickle.loads(pickle.dumps(FORM)) == FORM
     assert TextBoxes().boxes.shape == (0, 4)
-    assert Layout() == Layout(TextBoxes(), links=[])
-    assert Layout() != TextBoxes()
+    assert PageLayout() == PageLayout(TextBoxes(), links=[])
+    assert PageLayout() != TextBoxes()
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_wrong_columns_are_refused(arguments, columns):
 def test_wrong_layouts_are_refused(columns):
     """A segment that is not there, a page without extent or a wrong type is an EncodeError."""
     with pytest.raises(EncodeError, match="expected"):
-        Layout(**{"words": WORDS, "segments": SEGMENTS, **columns})
+        PageLayout(**{"words": WORDS, "segments": SEGMENTS, **columns})
 
 
 def test_labels_are_those_of_words_or_of_their_segments():
     """A word's own label stands before its segment's; without either it has none."""
     assert FORM.word_labels() == ["question", "question", "answer", "answer", "other", "mark"]
-    assert Layout(TextBoxes(["a"], BOX)).word_labels() == [None]
+    assert PageLayout(TextBoxes(["a"], BOX)).word_labels() == [None]
 
 
 def test_bio_labels_begin_with_the_first_word_that_is_not_blank():
@@ -156,7 +156,7 @@ def test_normalized_boxes_are_layoutlms(boxes, size, floats):
     """Each coordinate is int(1000 * x / extent), clipped to 0 to 1000, for integers and floats alike."""
     scale = 1.5 if floats else 1
     table = TextBoxes(["w"] * len(boxes), np.array(boxes) * scale, quads=np.array(boxes * 2).reshape(-1, 4, 2) * scale)
-    layout = Layout(table, page_sizes=[size]).normalized()
+    layout = PageLayout(table, page_sizes=[size]).normalized()
     extents = (*size, *size)
     expected = [
         [min(max(int(1000 * (x * scale) / extent), 0), 1000) for x, extent in zip(box, extents, strict=True)]
@@ -171,8 +171,8 @@ def test_normalized_boxes_are_layoutlms(boxes, size, floats):
 def test_normalizing_needs_page_sizes():
     """Without page sizes there is nothing to normalize by; a page of next to no extent gives 1000."""
     with pytest.raises(EncodeError, match="page_sizes"):
-        Layout(TextBoxes(["a"], BOX)).normalized()
-    tiny = Layout(TextBoxes(["a"], BOX), page_sizes=[[5e-324, 5e-324]]).normalized()
+        PageLayout(TextBoxes(["a"], BOX)).normalized()
+    tiny = PageLayout(TextBoxes(["a"], BOX), page_sizes=[[5e-324, 5e-324]]).normalized()
     assert tiny.words.boxes.tolist() == [[0, 1000, 1000, 1000]]
 
 

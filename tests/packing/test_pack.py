@@ -17,7 +17,9 @@ from mm_assets.errors import EncodeError, SchemaMismatchError
 from mm_assets.formats import MstrReader, MultReader, crc32c
 from mm_assets.media.content_types import content_type_of_name
 from mm_assets.packing import pack as pack_module
-from mm_assets.packing.pack import PackPlan, choose_plan, pack_rows, packable
+from mm_assets.packing.pack import pack_rows, packable
+from mm_assets.packing.plan import PackPlan
+from mm_assets.packing.presets import choose_plan
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import build_source_ref
 

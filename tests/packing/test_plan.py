@@ -8,8 +8,8 @@ import pytest
 
 from mm_assets.errors import ConfigError, SchemaMismatchError
 from mm_assets.fields import BytesField, ImageField, JSONField, SequenceField, TextField
-from mm_assets.packing.pack import PRESETS, PackPlan, check_pack_config, choose_plan
-from mm_assets.packing.plan import Selector
+from mm_assets.packing.plan import PackPlan, Selector
+from mm_assets.packing.presets import PRESETS, check_pack_config, choose_plan
 from mm_assets.packing.survey import MAX_GROUPS
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import build_source_ref

@@ -26,11 +26,12 @@ from mm_assets.pipeline.register import group_shards, register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import TABLES, DatasetStore
 from mm_assets.rows.from_listing import rows_from_listing
-from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, SampleLayout, UserColumn
+from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import parse_source_ref
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
 from mm_assets.sources.samples import MODALITY_OF_EXTENSION
-from mm_assets.storage.store import ShardFile, SourceFile
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.listing import ShardFile
 
 REPO = Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"
@@ -333,7 +334,7 @@ def test_a_reader_of_other_making_gets_from_the_manifest_to_payloads(captions: P
 def test_every_key_of_samples_is_documented() -> None:
     """The table of the sample layout has every key, and each example is allowed."""
     rows = [row for row in cells(section(PIPELINE, "## Sample layout").split("### ")[0]) if len(row) == 4]
-    assert [row[0].split("`")[1] for row in rows] == list(SampleLayout.__slots__)
+    assert [row[0].split("`")[1] for row in rows] == list(MemberRules.__slots__)
     for row in rows:
         samples = yaml.safe_load(row[3].strip("`"))
         DatasetSpec.from_config({"name": "x", "shards": "s", "root": "r", "samples": samples}, where="docs")
@@ -353,7 +354,7 @@ def test_the_example_of_a_list_gives_its_rows(tmp_path: Path) -> None:
     (tmp_path / "list.jsonl").write_text(example)
     schema = DatasetSchema(user_columns=(UserColumn(name="language", source="language", type="string", rows=""),))
     with SourceFile(str(tmp_path / "list.jsonl")) as source:
-        stream = rows_from_listing(source, layout=SampleLayout(), schema=schema)
+        stream = rows_from_listing(source, layout=MemberRules(), schema=schema)
         rows = [row for batch in stream for row in batch.to_pylist()]
         assert stream.rejects().num_rows == 0
     assert [(r["sample_id"], r["position"], r["modality"], r["language"]) for r in rows] == [

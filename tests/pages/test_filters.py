@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.filters.apply import apply_filters, build_annotator, build_filter
-from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS
+from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
 from mm_assets.media.sharpness import MAX_JPEG_PIXELS, MAX_PIXELS
 from mm_assets.media.silence import MAX_SAMPLES
 from mm_assets.rows.schema import DatasetSchema

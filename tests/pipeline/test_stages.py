@@ -559,7 +559,8 @@ def test_fields_of_items(tmp_path: Path) -> None:
 
 MODULE = """
 import pyarrow as pa
-from mm_assets.filters.apply import Annotator, Drop, Filter
+from mm_assets.filters.base import Annotator, Filter
+from mm_assets.rows.schema import Drop
 from mm_assets.rows.schema import UserColumn
 
 

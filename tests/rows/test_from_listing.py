@@ -13,14 +13,14 @@ import pytest
 from mm_assets.errors import SourceError
 from mm_assets.rows.from_listing import infer_listing_columns, rows_from_listing
 from mm_assets.rows.from_members import RowStream
-from mm_assets.rows.schema import DatasetSchema, SampleLayout, UserColumn
+from mm_assets.rows.schema import DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import parse_source_ref
-from mm_assets.storage.store import SourceFile
+from mm_assets.storage.files import SourceFile
 
 
 def read(path: Path, **options: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]], RowStream]:
     source = SourceFile(str(path))
-    layout = options.pop("layout", SampleLayout())
+    layout = options.pop("layout", MemberRules())
     schema = DatasetSchema(user_columns=options.pop("columns", infer_listing_columns(source, layout=layout)))
     stream = rows_from_listing(source, layout=layout, schema=schema, **options)
     table = pa.Table.from_batches(list(stream), schema=schema.row_schema())
@@ -142,7 +142,7 @@ def test_bad_lines_are_rejected(tmp_path: Path, line: object, reason: str) -> No
     """A line that cannot be a row is named in the rejects with its number; its neighbours are rows."""
     good = {"sample_id": "good", "path": "g.jpg"}
     path = write_lines(tmp_path / "l.jsonl", good, line, {"sample_id": "last", "path": "l.jpg"})
-    rows, rejects, stream = read(path, layout=SampleLayout(max_text_bytes=1000), columns=())
+    rows, rejects, stream = read(path, layout=MemberRules(max_text_bytes=1000), columns=())
     assert [r["sample_id"] for r in rows if r["position"] >= 0] == ["good", "last"]
     assert [r["reason"] for r in rejects] == [reason]
     assert "row 1 " in rejects[0]["detail"]

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_assets.errors import SourceError
-from mm_assets.rows.from_members import RowStream, build_rows, infer_user_columns
-from mm_assets.rows.schema import REJECTS_SCHEMA, DatasetSchema, SampleLayout, UserColumn
+from mm_assets.rows.from_members import RowStream, build_rows
+from mm_assets.rows.schema import REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
+from mm_assets.rows.user_columns import infer_user_columns
 from mm_assets.sources.tar import index_shard, iter_members
-from mm_assets.storage.store import SourceFile
+from mm_assets.storage.files import SourceFile
 
 Files = Sequence[tuple[str, bytes | str | dict | list]]
 
@@ -45,12 +46,12 @@ class Outcome:
     def __init__(
         self,
         *paths: Path,
-        layout: SampleLayout | None = None,
+        layout: MemberRules | None = None,
         columns: Sequence[UserColumn] | None = None,
         grouped: bool = False,
         batch_bytes: int = 16 << 20,
     ) -> None:
-        layout = layout or SampleLayout()
+        layout = layout or MemberRules()
         sources = [SourceFile(str(path)) for path in paths]
         user = infer_user_columns(sources[:1], layout=layout) if columns is None else tuple(columns)
         self.schema = DatasetSchema(user_columns=user)
@@ -220,7 +221,7 @@ def test_a_token_never_becomes_another_image(tmp_path: Path) -> None:
 
 def test_image_member_field(tmp_path: Path) -> None:
     """A configured key names the member behind unnamed tokens; tokens that share a TIFF are its frames."""
-    layout = SampleLayout(image_member_field="primary")
+    layout = MemberRules(image_member_field="primary")
     files: Files = [
         ("a.json", {"images": ["p0", None, "p1", "other.png"], "primary": "pages.tiff"}),
         ("pages.tiff", b"t"),
@@ -268,7 +269,7 @@ def test_claims_of_a_rejected_sample(tmp_path: Path) -> None:
         ("b.json", {"id": "1", "images": ["shared.png"]}),
         ("shared.png", b"s"),
     ]
-    out = Outcome(write_shard(tmp_path / "s.tar", files), layout=SampleLayout(sample_id_field="id"))
+    out = Outcome(write_shard(tmp_path / "s.tar", files), layout=MemberRules(sample_id_field="id"))
     assert out.reasons() == {"b.json": "duplicate_sample_id", "shared.png": "unreferenced_member"}
 
 
@@ -277,7 +278,7 @@ def test_references(tmp_path: Path) -> None:
     urls = ["https://a.org/x.jpg?w=1", "https://b.org/x.jpg", "/etc/passwd", "https://a.org/../x"]
     path = write_shard(tmp_path / "s.tar", [("x.json", {"images": urls}), ("x.tiff", b"")])
     assert [b[2] for b in Outcome(path).brief("x")] == ["error"] * 4
-    layout = SampleLayout(allow_references=True, allowed_references=("https://a.org/",))
+    layout = MemberRules(allow_references=True, allowed_references=("https://a.org/",))
     out = Outcome(path, layout=layout)
     assert out.brief("x") == [
         (0, "image", urls[0], None),
@@ -312,7 +313,7 @@ def test_odd_lists(tmp_path: Path) -> None:
 
 def test_per_item_fields(tmp_path: Path) -> None:
     """Per-item lists go to their rows by the entries that are not null, or by position where they are as long."""
-    layout = SampleLayout(per_image_fields=("alt",), per_text_fields=("lang",))
+    layout = MemberRules(per_image_fields=("alt",), per_text_fields=("lang",))
     files: Files = [
         (
             "a.json",
@@ -365,7 +366,7 @@ def test_bad_json_costs_only_itself(tmp_path: Path) -> None:
     for name, (content, _) in bad.items():
         files += [(f"{name}.json", content), (f"{name}.jpg", b"j")]
     files += [("good.json", {"a": 1}), ("lonely.json", b"{"), ("t.txt", b"\xff\xfe"), ("t.jpg", b"j")]
-    layout = SampleLayout(max_text_bytes=150_000)
+    layout = MemberRules(max_text_bytes=150_000)
     for compress in (False, True):
         out = Outcome(write_shard(tmp_path / "s.tar", files, compress=compress), layout=layout)
         for name, (_, reason) in bad.items():
@@ -401,7 +402,7 @@ def test_sample_ids(tmp_path: Path) -> None:
         ("d.jpg", b""),
         ("e.json", {"id": True}),
     ]
-    out = Outcome(write_shard(tmp_path / "s.tar", files), layout=SampleLayout(sample_id_field="id"))
+    out = Outcome(write_shard(tmp_path / "s.tar", files), layout=MemberRules(sample_id_field="id"))
     assert [r["sample_id"] for r in out.rows if r["position"] == -1] == ["one", "7", "c", "e"]
     assert out.reasons() == {"d.json": "duplicate_sample_id", "d.jpg": "duplicate_sample_id"}
     assert "'a'" in out.rejects[0]["detail"]
@@ -443,7 +444,7 @@ def test_required_columns(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="'p'"):
         Outcome(none, columns=[column])
     with pytest.raises(SourceError, match="'p'"):
-        infer_user_columns([SourceFile(str(none))], layout=SampleLayout(user_columns=("p",)))
+        infer_user_columns([SourceFile(str(none))], layout=MemberRules(user_columns=("p",)))
 
 
 def test_batches_are_bounded(tmp_path: Path) -> None:
@@ -478,7 +479,7 @@ def test_text_is_read_and_media_is_not(tmp_path: Path, monkeypatch: pytest.Monke
         return original(self, ranges, **options)
 
     monkeypatch.setattr(SourceFile, "read_ranges", spy)
-    list(build_rows([source], lambda: iter(index), layout=SampleLayout(), schema=DatasetSchema(), grouped=False))
+    list(build_rows([source], lambda: iter(index), layout=MemberRules(), schema=DatasetSchema(), grouped=False))
     assert len(asked) == len(set(asked)) == 20
 
 
@@ -505,7 +506,7 @@ def test_a_wrong_index(tmp_path: Path) -> None:
     """An index of another shard is refused, and rejects cannot be had before the rows."""
     one = SourceFile(str(write_shard(tmp_path / "1.tar", [("a.jpg", b"")])))
     two = SourceFile(str(write_shard(tmp_path / "2.tar", [("a.jpg", b"")])))
-    options: dict[str, Any] = {"layout": SampleLayout(), "schema": DatasetSchema(), "grouped": False}
+    options: dict[str, Any] = {"layout": MemberRules(), "schema": DatasetSchema(), "grouped": False}
     stream: RowStream = build_rows([two], lambda: index_shard(one), **options)
     with pytest.raises(RuntimeError, match="read to their end"):
         stream.rejects()
@@ -565,7 +566,7 @@ def test_every_member_is_referenced_or_rejected(
         content = bytearray(path.read_bytes())
         content[damage : damage + 40] = random.Random(seed).randbytes(min(40, max(len(content) - damage, 0)))
         path.write_bytes(content)
-    layout = SampleLayout(
+    layout = MemberRules(
         sample_id_field="id", image_member_field="primary", per_image_fields=("alt",), max_text_bytes=60
     )
     columns = [

@@ -25,11 +25,11 @@ from mm_assets.media.tiff import TiffFrames
 from mm_assets.rows.from_members import build_rows
 from mm_assets.rows.materialize import MaterializeStream, materialize
 from mm_assets.rows.parquet import ParquetSink
-from mm_assets.rows.schema import DROPPED_SCHEMA, DatasetSchema, SampleLayout, UserColumn
+from mm_assets.rows.schema import DROPPED_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import build_source_ref, parse_source_ref
 from mm_assets.sources.tar import index_shard
 from mm_assets.sources.tar_extract import Shelf, TarExtract
-from mm_assets.storage.store import SourceFile
+from mm_assets.storage.files import SourceFile
 
 SCHEMA = DatasetSchema(user_columns=(UserColumn(name="score", source="score", type="double", rows=""),)).row_schema()
 JPEG = b"\xff\xd8\xff\xe0"
@@ -789,7 +789,7 @@ def check_shard(path: Path) -> int:
     try:
         rows = list(
             build_rows(
-                [source], lambda: index_shard(source), layout=SampleLayout(), schema=DatasetSchema(), grouped=False
+                [source], lambda: index_shard(source), layout=MemberRules(), schema=DatasetSchema(), grouped=False
             )
         )
         source.reads.clear()

@@ -3,11 +3,11 @@
 import pytest
 
 from mm_assets.errors import ConfigError, SourceError
-from mm_assets.rows.references import is_allowed_reference
-from mm_assets.rows.schema import SampleLayout
+from mm_assets.rows.schema import MemberRules
+from mm_assets.rows.source_ref import is_allowed_reference
 from mm_assets.rows.user_columns import UNFIT, columns_of, converter
+from mm_assets.sources.member import Member, split_member_name
 from mm_assets.sources.samples import ShardMembers, metadata_member, modality_of, shard_labels
-from mm_assets.sources.tar import Member, split_member_name
 
 
 def members_of(*names: str) -> ShardMembers:
@@ -99,7 +99,7 @@ def test_columns_are_inferred() -> None:
         {"new": "y", "i": None, "f": 0.5, "li": [2.5, None], "le": ["t"], "m": "text", "big": 2**70, "lj": [[1]]},
         {"user_modality": 3, "texts": ["t"], "images": [None], "": 1, "bad\x01": 1, "e": []},
     ]
-    columns = columns_of(objects, SampleLayout(), shown="s")
+    columns = columns_of(objects, MemberRules(), shown="s")
     assert {c.name: c.type for c in columns} == {
         "b": "bool",
         "i": "int64",
@@ -123,18 +123,18 @@ def test_columns_are_inferred() -> None:
 def test_columns_that_are_asked_for() -> None:
     """Exactly the named keys are columns; one that is reserved or nowhere is refused."""
     objects = [{"a": 1, "b": 2}, {"b": 3}]
-    (column,) = columns_of(objects, SampleLayout(user_columns=("a",)), shown="s")
+    (column,) = columns_of(objects, MemberRules(user_columns=("a",)), shown="s")
     assert (column.name, column.type, column.required) == ("a", "int64", True)
-    assert columns_of(objects, SampleLayout(user_columns=()), shown="s") == ()
+    assert columns_of(objects, MemberRules(user_columns=()), shown="s") == ()
     with pytest.raises(SourceError, match="'zz'"):
-        columns_of(objects, SampleLayout(user_columns=("a", "zz")), shown="s")
+        columns_of(objects, MemberRules(user_columns=("a", "zz")), shown="s")
     with pytest.raises(ConfigError, match="reserved"):
-        columns_of(objects, SampleLayout(user_columns=("modality",)), shown="s")
+        columns_of(objects, MemberRules(user_columns=("modality",)), shown="s")
 
 
 def test_keys_that_are_data_do_not_become_columns_without_end() -> None:
     """The number of columns is bounded whatever the JSON holds."""
-    assert len(columns_of([{str(k): k for k in range(5000)}], SampleLayout(), shown="s")) == 512
+    assert len(columns_of([{str(k): k for k in range(5000)}], MemberRules(), shown="s")) == 512
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from mm_assets.errors import ShardError, SourceError
-from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
-from mm_assets.sources.tar import Damage, Member, index_shard, iter_members, iter_payloads, split_member_name
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, ShardDamage, split_member_name
+from mm_assets.sources.tar import index_shard, iter_members, iter_payloads
 from mm_assets.sources.tar_header import escape_name
-from mm_assets.storage.store import SourceFile
+from mm_assets.storage.files import SourceFile
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
@@ -400,7 +400,7 @@ def test_damaged_compression(compress: Callable[[bytes], bytes]) -> None:
     cut = compress(build(files))[:500_000]
     with pytest.raises(ShardError):
         list(iter_members(MemorySource(cut)))
-    damage: list[Damage] = []
+    damage: list[ShardDamage] = []
     members = list(iter_members(MemorySource(cut), on_damaged_shard="salvage", damage=damage))
     assert len(damage) == 1
     assert 80 <= len([m for m in members if m.skip_reason is None]) <= 125
@@ -446,7 +446,7 @@ def test_salvage_yields_both_sides() -> None:
     with pytest.raises(ShardError) as caught:
         found_in(bytes(content))
     assert caught.value.byte_offset == header
-    damage: list[Damage] = []
+    damage: list[ShardDamage] = []
     members = found_in(bytes(content), on_damaged_shard="salvage", damage=damage)
     assert [m.member for m in members if m.skip_reason is None] == ["0.bin", "1.bin", "3.bin", "4.bin", "5.bin"]
     assert [(d.byte_offset, d.byte_size) for d in damage] == [(header, 512 + 3072)]
@@ -544,7 +544,7 @@ def test_random_damage(content: bytes, pack: Callable[[bytes], bytes] | None) ->
         offset = error.byte_offset
     assert offset is not None
     assert 0 <= offset <= len(content)
-    damage: list[Damage] = []
+    damage: list[ShardDamage] = []
     members = found_in(shard, on_damaged_shard="salvage", damage=damage)
     assert [m.ordinal for m in members] == list(range(len(members)))
     for member in members:

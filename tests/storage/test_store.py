@@ -19,7 +19,11 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import SourceError, TruncatedError
 from mm_assets.storage import files as source_files
-from mm_assets.storage.store import MAX_REQUEST, RemoteFile, SourceFile, Store, expand_shards
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.listing import expand_shards
+from mm_assets.storage.ranges import MAX_REQUEST
+from mm_assets.storage.remote import RemoteFile
+from mm_assets.storage.store import Store
 
 CONTENT = bytes(i * 7 % 251 for i in range(5000))
 

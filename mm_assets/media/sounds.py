@@ -1,0 +1,169 @@
+"""Facts about sound files, read from their headers: codec, rate, channels, length. Nothing is decoded."""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass
+
+from mm_assets.media import flac
+from mm_assets.media.content_types import Buffer, sniff_content_type
+from mm_assets.media.header import CHUNK_LE, MAX_SEGMENTS, HeaderReader
+
+__all__ = ["AudioInfo", "probe_audio", "size_of_id3"]
+
+_STREAMED_SIZES = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # data sizes that programs write when they cannot seek back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioInfo:
+    """A sound file as its header describes it.
+
+    Attributes:
+        codec: ``wav``, ``flac``, ``ogg`` or ``mp3``.
+        content_type: MIME type.
+        sample_rate: Hz, at least 1.
+        channels: at least 1.
+        num_frames: samples per channel.
+        subtype: how samples are stored, in libsndfile's names: ``PCM_16``, ``FLOAT``, ``VORBIS``, and so on.
+    """
+
+    codec: str
+    content_type: str
+    sample_rate: int
+    channels: int
+    num_frames: int
+    subtype: str
+
+    @property
+    def duration_seconds(self) -> float:
+        """Length in seconds."""
+        return self.num_frames / self.sample_rate
+
+
+_WAV_SUBTYPES = {  # (format, bits) -> (libsndfile's name)
+    (1, 8): "PCM_U8",
+    (1, 16): "PCM_16",
+    (1, 24): "PCM_24",
+    (1, 32): "PCM_32",
+    (3, 32): "FLOAT",
+    (3, 64): "DOUBLE",
+    (6, 8): "ALAW",
+    (7, 8): "ULAW",
+}
+
+
+def probe_audio(data: Buffer, *, name: str = "<audio>", size: int | None = None) -> AudioInfo:
+    """Read a sound file's header without decoding it.
+
+    Args:
+        data: the file's bytes. Its head is enough for WAV and for a FLAC that tells its length; Ogg and MP3 keep
+            theirs at the end or nowhere, so libsndfile walks the whole file.
+        name: what messages call it.
+        size: bytes of the whole file, where `data` is only its head. A WAV that is shorter than its header says has
+            the frames that are there.
+
+    Raises:
+        MediaError: no WAV, FLAC, Ogg or MP3, or a header that is damaged or cut off.
+    """
+    head = HeaderReader(data, name)
+    content_type = sniff_content_type(head.view)
+    file_size = head.size if size is None else size
+    start = size_of_id3(head.view)
+    if start and head.starts(start, b"fLaC"):
+        content_type = "audio/flac"
+    if content_type == "audio/wav":
+        info = _probe_wav(head, file_size)
+    elif content_type == "audio/flac":
+        info = _probe_flac(head, start, file_size)
+    elif content_type in ("audio/ogg", "audio/mpeg"):
+        info = _probe_sndfile(head, "ogg" if content_type == "audio/ogg" else "mp3", content_type)
+    else:
+        found = content_type or f"unknown bytes {bytes(head.view[:8])!r}"
+        raise head.fail(f"is no sound that can be read: found {found}, expected WAV, FLAC, Ogg or MP3")
+    if info.sample_rate < 1 or info.channels < 1:
+        raise head.fail(f"{info.codec} header has {info.sample_rate} Hz and {info.channels} channels")
+    return info
+
+
+def size_of_id3(data: Buffer) -> int:
+    """Bytes of the ID3v2 tag at the start, which some programs put before FLAC; 0 where there is none."""
+    head = bytes(memoryview(data).cast("B")[:10])
+    if len(head) < 10 or not head.startswith(b"ID3"):
+        return 0
+    a, b, c, d = head[6:10]
+    return 10 + ((a & 127) << 21 | (b & 127) << 14 | (c & 127) << 7 | d & 127)
+
+
+def _probe_wav(head: HeaderReader, file_size: int) -> AudioInfo:
+    pos = 12
+    layout: tuple[int, ...] | None = None
+    declared64: int | None = None
+    for _ in range(MAX_SEGMENTS):
+        kind, length = head.take(CHUNK_LE, pos, "WAV header")
+        body = pos + 8
+        if kind == b"fmt ":
+            layout = head.take(struct.Struct("<HHIIHH"), body, "WAV fmt chunk")
+            if layout[0] == 0xFFFE and length >= 26:  # extensible: the real format opens the sub-format GUID
+                layout = (*head.take(struct.Struct("<H"), body + 24, "WAV fmt chunk"), *layout[1:])
+        elif kind == b"ds64":
+            _, declared64 = head.take(struct.Struct("<QQ"), body, "RF64 ds64 chunk")
+        elif kind == b"data":
+            if layout is None:
+                raise head.fail("WAV has no fmt chunk before its data")
+            code, channels, rate, _, block, bits = layout
+            subtype = _WAV_SUBTYPES.get((code, bits))
+            if subtype is None:
+                return _probe_sndfile(head, "wav", "audio/wav")
+            if block == 0 or block != channels * bits // 8:
+                raise head.fail(f"WAV has blocks of {block} bytes for {channels} channels of {bits} bits")
+            there = max(0, file_size - body)
+            if declared64 is not None and length == 0xFFFFFFFF:
+                there = min(there, declared64)
+            elif length not in _STREAMED_SIZES or (length == 0 and there < block):
+                there = min(there, length)
+            return AudioInfo(
+                codec="wav",
+                content_type="audio/wav",
+                sample_rate=rate,
+                channels=channels,
+                num_frames=there // block,
+                subtype=subtype,
+            )
+        pos = body + length + (length & 1)
+    raise head.fail(f"WAV has more than {MAX_SEGMENTS} chunks before its data")
+
+
+def _probe_flac(head: HeaderReader, start: int, file_size: int) -> AudioInfo:
+    info = flac.read_stream_info(head.view, start, head.name)
+    num_frames = info.num_frames
+    if num_frames == 0:  # the encoder did not know
+        counted = flac.count_frames(head.view, info) if head.size == file_size else None
+        if counted is None:
+            raise head.fail("FLAC tells no length in its header, and does not end with a whole frame that would")
+        num_frames = counted
+    return AudioInfo(
+        codec="flac",
+        content_type="audio/flac",
+        sample_rate=info.sample_rate,
+        channels=info.channels,
+        num_frames=num_frames,
+        subtype="PCM_S8" if info.bits == 8 else f"PCM_{info.bits}",
+    )
+
+
+def _probe_sndfile(head: HeaderReader, codec: str, content_type: str) -> AudioInfo:
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(io.BytesIO(head.view)) as sound:
+            return AudioInfo(
+                codec=codec,
+                content_type=content_type,
+                sample_rate=int(sound.samplerate),
+                channels=int(sound.channels),
+                num_frames=max(0, int(sound.frames)),
+                subtype=str(sound.subtype),
+            )
+    except (soundfile.SoundFileError, OSError, ValueError, TypeError) as error:
+        raise head.fail(f"{codec} header cannot be read: {error}") from error

@@ -1,0 +1,106 @@
+"""What is at a URL: one file, a folder or a glob, with sizes and fingerprints."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import fsspec
+
+from mm_assets.errors import SourceError
+from mm_assets.storage.urls import Options, _public_url, filesystem, protocols, storage_errors
+
+__all__ = ["SHARD_SUFFIXES", "UNMARKED", "ShardFile", "describe_file", "expand_shards"]
+
+UNMARKED = "unmarked"
+"""Ends the fingerprint of a file of whose changes its storage tells nothing."""
+
+SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst")
+"""Names that count as shards when a folder is given instead of a pattern."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFile:
+    """A shard as a listing shows it.
+
+    Attributes:
+        url: absolute path or URL.
+        size: bytes.
+        fingerprint: changes whenever the content does: the object's ETag, or size and modification time.
+        modified: seconds since 1970, or None where the storage does not tell.
+    """
+
+    url: str
+    size: int
+    fingerprint: str
+    modified: float | None
+
+
+def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any]) -> ShardFile:
+    if "file" in protocols(fs):
+        status = os.stat(path)  # fsspec's mtime is a float and loses nanoseconds
+        return ShardFile(
+            url=path,
+            size=status.st_size,
+            fingerprint=f"{status.st_size}-{status.st_mtime_ns}",
+            modified=status.st_mtime,
+        )
+    size = info.get("size")
+    if size is None:
+        raise SourceError(_public_url(fs, path), "the storage does not tell the file's size")
+    modified = next((info[k] for k in ("LastModified", "last_modified", "mtime", "created") if info.get(k)), None)
+    seconds: float | None = None
+    if isinstance(modified, datetime):
+        seconds = modified.timestamp()
+    elif isinstance(modified, int | float):
+        seconds = float(modified)
+    mark = next((str(info[k]) for k in ("ETag", "etag", "md5Hash", "content_md5", "crc32c") if info.get(k)), None)
+    if mark is None:
+        mark = str(modified) if modified is not None else UNMARKED
+    mark = re.sub(r"[^A-Za-z0-9._:+-]", "", mark)
+    return ShardFile(url=_public_url(fs, path), size=int(size), fingerprint=f"{size}-{mark}", modified=seconds)
+
+
+def describe_file(url: str, storage_options: Options | None = None) -> ShardFile:
+    """Size and fingerprint of one file as it is now.
+
+    Raises:
+        SourceError: the file is not there or may not be read.
+    """
+    fs, path = filesystem(url, storage_options)
+    with storage_errors(url, "cannot be read"):
+        info = fs.info(path)
+        if info.get("type") == "directory":
+            raise SourceError(url, "is a folder, expected a file")
+        return _describe(fs, path, info)
+
+
+def expand_shards(pattern: str, storage_options: Options | None = None) -> list[ShardFile]:
+    """The shards that a folder, a glob or one path names, sorted by URL.
+
+    A folder gives every file below it with a name in `SHARD_SUFFIXES`; a pattern is taken as it is. Hidden files
+    never count.
+    """
+    fs, path = filesystem(pattern, storage_options)
+    with storage_errors(pattern, "cannot be listed"):
+        if any(c in path for c in "*?["):
+            found = {p: i for p, i in fs.glob(path, detail=True).items() if i.get("type") != "directory"}
+        elif fs.isdir(path):
+            found = {p: i for p, i in fs.find(path, detail=True).items() if p.lower().endswith(SHARD_SUFFIXES)}
+        elif fs.exists(path):
+            found = {path: fs.info(path)}
+        else:
+            found = {}
+        listed = []
+        for place, info in found.items():
+            if place.rsplit("/", 1)[-1].startswith("."):
+                continue
+            try:
+                listed.append(_describe(fs, place, info))
+            except FileNotFoundError:
+                continue  # removed since it was listed, or a link that leads nowhere: there is no shard
+    return sorted(listed, key=lambda shard: shard.url)

@@ -1,0 +1,73 @@
+"""URLs and the file systems that they name; the errors of a storage client as this project's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from mm_assets.errors import MmAssetsError, SourceError
+
+__all__ = ["Options", "filesystem", "is_local", "local_path", "protocols", "reason"]
+
+# Connections of an S3 client: the ranges of a random batch are asked for together, and its own default is 10.
+S3_CONNECTIONS = 64
+
+Options = Mapping[str, Any]
+
+
+def is_local(url: str) -> bool:
+    """Whether `url` is a path of the local file system (plain, or ``file://``)."""
+    return "://" not in url or url.startswith(("file://", "local://"))
+
+
+def local_path(url: str) -> Path:
+    """The path behind a local URL, absolute, with ``~`` expanded."""
+    return Path(os.path.abspath(os.path.expanduser(url.split("://", 1)[-1] if "://" in url else url)))
+
+
+def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a URL, and the path in it."""
+    settings = dict(options or {})
+    if not is_local(url):
+        # A daemon lives for days: a remembered listing would hide new shards and changed ones.
+        settings.setdefault("use_listings_cache", False)
+    if url.startswith(("s3://", "s3a://")):
+        settings["config_kwargs"] = {"max_pool_connections": S3_CONNECTIONS, **(settings.get("config_kwargs") or {})}
+    fs, path = url_to_fs(url, **settings)
+    return fs, path
+
+
+def _public_url(fs: fsspec.AbstractFileSystem, path: str) -> str:
+    return path if "file" in protocols(fs) else str(fs.unstrip_protocol(path))
+
+
+def protocols(fs: fsspec.AbstractFileSystem) -> tuple[str, ...]:
+    """The names under which a file system is known."""
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, in the system's words where it has some."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error) or type(error).__name__
+    return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def storage_errors(url: str, what: str, *, byte_offset: int | None = None) -> Iterator[None]:
+    """Errors of a storage as ours.
+
+    Of any type: a client may raise its HTTP library's errors, which have nothing in common with the system's.
+    """
+    try:
+        yield
+    except (MmAssetsError, MemoryError):
+        raise
+    except Exception as error:  # whatever the client's HTTP library has; it is kept as the cause
+        raise SourceError(url, f"{what}: {reason(error)}", byte_offset=byte_offset) from error
