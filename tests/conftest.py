@@ -21,3 +21,14 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the larger sample corpora are not beside this checkout")
     return folder
+
+
+@pytest.fixture
+def dagster_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty instance folder that $DAGSTER_HOME names."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    monkeypatch.delenv("MM_ASSETS_ROOT", raising=False)
+    return home

@@ -19,17 +19,6 @@ def declared() -> dict[str, DatasetSpec]:
 
 
 @pytest.fixture
-def dagster_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty instance folder that $DAGSTER_HOME names."""
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
-    monkeypatch.setenv("DAGSTER_HOME", str(home))
-    monkeypatch.delenv("MM_ASSETS_ROOT", raising=False)
-    return home
-
-
-@pytest.fixture
 def instance(dagster_home: Path) -> Iterator[dg.DagsterInstance]:
     """The instance that `dagster_home` holds."""
     with dg.DagsterInstance.get() as opened:

@@ -259,8 +259,8 @@ def test_every_reason_of_a_reject_is_documented() -> None:
         code for stage, reason, _ in (r for r in cells(section(FILES, "### `rejects`")) if len(r) == 3)
         for code in codes(reason) if stage == "`rows`"
     }  # fmt: skip
-    source = "".join((REPO / "mm_assets" / "etl" / name).read_text() for name in (
-        "rows.py", "listing.py", "interleaved.py", "json_members.py", "text_members.py",
+    source = "".join((REPO / "mm_assets" / name).read_text() for name in (
+        "rows/from_members.py", "rows/from_listing.py", "rows/interleaved.py", "sources/text_members.py",
     ))  # fmt: skip
     found = re.findall(r'BadTextError\("(\w+)"', source)
     found += re.findall(r'_reject(?:_member)?\((?:number|member|json_member), "(\w+)"', source)
