@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mm_assets.fields import Document, DocumentField, Layout, TextBoxes, TimeSeries, TimeSeriesField
+from mm_assets.fields import Document, DocumentField, PageLayout, TextBoxes, TimeSeries, TimeSeriesField
 from mm_assets.formats import MappedFile, MstrWriter, MultWriter, Payload, open_reader
 
 ASSETS = ("packed_mult", "packed_mstr")
@@ -139,7 +139,7 @@ def test_boxes_outside_their_page_are_found(
     inside = json.dumps({"words": [{"text": "a", "box": [0, 0, 40, 30]}]}).encode()
     partition = make_partition(tmp_path, [("d.png", page()), ("d.json", inside)], pack="document")
     assert partition.outcomes(f"packed_{form}")["boxes"].passed
-    layout = Layout(TextBoxes(["a"], [box]))
+    layout = PageLayout(TextBoxes(["a"], [box]))
     field = dataclasses.replace(DocumentField(), outside="keep")
     rewritten(partition, form, "d", "document", Payload(*field.encode(Document([page()], layout))))
     outcome = partition.outcomes(f"packed_{form}")["boxes"]

@@ -15,7 +15,7 @@ from PIL import Image
 
 import mm_assets
 from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError
-from mm_assets.fields import Document, DocumentField, ImageField, Layout, TextBoxes
+from mm_assets.fields import Document, DocumentField, ImageField, PageLayout, TextBoxes
 from mm_assets.fields.document_payload import Head
 from mm_assets.media.page_layouts import LayoutMap
 
@@ -28,7 +28,7 @@ PNG = image_file(Image.fromarray(PIXELS), "PNG")
 WORDS = TextBoxes(
     ["Total", "", "9.00 €"], [[0, 0, 5, 3], [5, 0, 5, 0], [6, 2, 17, 12]], labels=["question", None, "answer"]
 )
-LAYOUT = Layout(
+LAYOUT = PageLayout(
     WORDS,
     segments=TextBoxes(["Total", "9.00  €"], [[0, 0, 5, 3], [6, 2, 17, 12]], labels=["question", "answer"]),
     word_segments=[0, -1, 1],
@@ -36,7 +36,7 @@ LAYOUT = Layout(
     fields={"total": "9.00", "lines": [{"n": 1}]},
     page_sizes=[[17, 12]],
 )
-QUADS = Layout(
+QUADS = PageLayout(
     TextBoxes(
         ["a", "b"],
         [[0.5, 0, 2, 2], [1, 1, 4.25, 3]],
@@ -47,9 +47,9 @@ QUADS = Layout(
 )
 
 
-def with_words(boxes: Any, **columns: Any) -> Layout:
+def with_words(boxes: Any, **columns: Any) -> PageLayout:
     """Words "w" in given boxes."""
-    return Layout(TextBoxes(["w"] * len(boxes), boxes, **columns))
+    return PageLayout(TextBoxes(["w"] * len(boxes), boxes, **columns))
 
 
 class TestDocumentField(FieldSuite):
@@ -66,11 +66,11 @@ class TestDocumentField(FieldSuite):
     cases = [
         (Document([PIXELS], LAYOUT), Document([PIXELS], LAYOUT)),
         (Document((PNG, GREY), QUADS, (2, 5)), Document([PIXELS, GREY], QUADS, [2, 5])),
-        (Document([bytearray(PNG)], Layout()), Document([PIXELS], Layout(page_sizes=[[17, 12]]))),
+        (Document([bytearray(PNG)], PageLayout()), Document([PIXELS], PageLayout(page_sizes=[[17, 12]]))),
         (Document([GREY[:, :, 0]]), Document([GREY])),
         (Document(None, QUADS), Document(None, QUADS)),
     ]
-    empty = (Document(None, Layout()), Document(None, Layout(page_sizes=[])))
+    empty = (Document(None, PageLayout()), Document(None, PageLayout(page_sizes=[])))
     maximum = (DocumentField(max_words=3, max_pages=1, max_pixels=204), Document([PIXELS], LAYOUT))
     past_maximum = (DocumentField(max_words=2), Document([PIXELS], LAYOUT))
     wrong_types = [
@@ -101,9 +101,9 @@ class TestDocumentField(FieldSuite):
         Document([PIXELS], with_words([[0, 3, 2, 1]])),
         Document([PIXELS], with_words([[0, 0, 1, 1]], pages=[1])),
         Document([PIXELS], with_words([[0, 0, 1, 1]], quads=[[[0, 0], [1, 0], [1, 13], [0, 1]]])),
-        Document([PIXELS], Layout(fields={1: "key"})),
-        Document([PIXELS], Layout(fields={"nan": float("nan")})),
-        Document([PIXELS], Layout(TextBoxes(["\ud800"], [[0, 0, 1, 1]]))),
+        Document([PIXELS], PageLayout(fields={1: "key"})),
+        Document([PIXELS], PageLayout(fields={"nan": float("nan")})),
+        Document([PIXELS], PageLayout(TextBoxes(["\ud800"], [[0, 0, 1, 1]]))),
     ]
     bad_configs = [
         {"image": "png"},
@@ -163,7 +163,7 @@ def test_any_layout_comes_back(data):
 
     words, segments = table(), table()
     indices = st.integers(0, len(segments) - 1) if len(segments) else st.nothing()
-    layout = Layout(
+    layout = PageLayout(
         words,
         segments=segments,
         word_segments=[data.draw(st.just(-1) | indices) for _ in words.texts],
@@ -227,7 +227,7 @@ class TestPages:
         """decode_page decodes its page and no other, so damage elsewhere does not matter."""
         field = DocumentField()
         pages = [picture(20 + k, 30, seed=k) for k in range(3)]
-        metadata, data = field.encode(Document(pages, Layout()))
+        metadata, data = field.encode(Document(pages, PageLayout()))
         broken = bytes(data[:-200]) + bytes(100) + bytes(data[-100:])
         for k in (0, 1, -2, -3):
             np.testing.assert_array_equal(field.decode_page(metadata, broken, k), pages[k])
@@ -263,7 +263,7 @@ class TestPages:
         data = image_file(Image.fromarray(PIXELS), "JPEG", exif=exif)
         for apply, size in ((False, [17, 12]), (True, [12, 17])):
             field = DocumentField(image=ImageField(apply_orientation=apply, **image))
-            found = field.decode(*field.encode(Document([data], Layout())))
+            found = field.decode(*field.encode(Document([data], PageLayout())))
             assert found.layout.page_sizes.tolist() == [size]
             assert found.pages[0].shape[:2] == (size[1], size[0])
         told = {"words": [{"text": "w", "box": [0, 0, 12, 17]}], "width": 12, "height": 17}
@@ -284,7 +284,7 @@ class TestParts:
     def test_a_document_is_made_of_its_parts(self):
         """Pages come with their positions, the layout as a value or as a file; either alone will do."""
         field = DocumentField()
-        layout = Layout(TextBoxes(["a"], [[1, 2, 3, 4]], labels=["x"]), page_sizes=[[17, 12]])
+        layout = PageLayout(TextBoxes(["a"], [[1, 2, 3, 4]], labels=["x"]), page_sizes=[[17, 12]])
         pages = [(3, memoryview(PNG))]
         text = memoryview(json.dumps(self.WORDS).encode())
         for source in (self.WORDS, text):
@@ -323,7 +323,7 @@ class TestParts:
         assert field.keeps_part("pages")
         assert not field.keeps_part("layout")
         assert not DocumentField(image=ImageField(encoding="jpeg")).keeps_part("pages")
-        items = list(field.items(*field.encode(Document([PNG, PNG], Layout(), [1, 4]))))
+        items = list(field.items(*field.encode(Document([PNG, PNG], PageLayout(), [1, 4]))))
         assert [(item.part, item.position) for item in items] == [("pages", 1), ("pages", 4), ("layout", 0)]
         assert [bytes(item.data) for item in items[:2]] == [PNG, PNG]
         assert [item.part for item in field.items(*field.encode(Document([PNG])))] == ["pages"]
@@ -384,7 +384,7 @@ def test_documents_that_differ_are_not_equal(other):
 def test_damaged_tables_are_told_by_name(column, byte, words):
     """A table whose second number contradicts the payload is named by the error."""
     field = DocumentField()
-    layout = Layout(WORDS, segments=LAYOUT.segments, links=[[0, 1]], page_sizes=[[17, 12]] * 2)
+    layout = PageLayout(WORDS, segments=LAYOUT.segments, links=[[0, 1]], page_sizes=[[17, 12]] * 2)
     metadata, data = field.encode(Document([PIXELS, PIXELS], layout, [3, 8]))
     broken, start = bytearray(data), 0
     for name, kind, shape in Head(*np.frombuffer(metadata, field.metadata_type)[0].item()).columns(16):
@@ -552,7 +552,7 @@ def check_document(document: Document, image: bytes, source: dict[str, Any]) -> 
     assert list(words.texts) == [word["text"] for word in listed]
 
 
-def check_normalized(layout: Layout, source: dict[str, Any]) -> None:
+def check_normalized(layout: PageLayout, source: dict[str, Any]) -> None:
     width, height = source["width"], source["height"]
     if "form" in source:
         boxes = [word["box"] for entry in source["form"] for word in entry["words"]]

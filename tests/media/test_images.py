@@ -13,8 +13,8 @@ from PIL import Image
 from mm_assets.errors import MediaError
 from mm_assets.media import flac
 from mm_assets.media import images as media
-from mm_assets.media.content_types import sniff_content_type
-from mm_assets.media.images import ImageInfo, content_type_of_name, probe_image
+from mm_assets.media.content_types import content_type_of_name, sniff_content_type
+from mm_assets.media.images import ImageInfo, probe_image
 from mm_assets.media.sounds import AudioInfo, probe_audio
 
 PIXELS = (np.add.outer(np.arange(11) * 20, np.arange(13) * 3)[:, :, None] + np.arange(4)).astype(np.uint8)
