@@ -53,6 +53,7 @@ check: $(VENV)/dev.done
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tests/prose.py
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dg check defs
 
 wheel: $(VENV)/dev.done

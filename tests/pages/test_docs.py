@@ -380,10 +380,3 @@ def test_the_check_value_is_that_of_the_code() -> None:
     """The check value of CRC-32C in docs/format.md is what the code computes."""
     (value,) = re.findall(r"`123456789` give 0x([0-9A-F]{8})", FORMAT)
     assert crc32c(b"123456789") == int(value, 16)
-
-
-def test_every_link_between_pages_leads_somewhere() -> None:
-    """Files that the pages of docs link to are there."""
-    for page in DOCS.glob("*.md"):
-        targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
-        assert [t for t in targets if "://" not in t and not (DOCS / t).exists()] == [], page.name
