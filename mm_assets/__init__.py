@@ -1,9 +1,11 @@
 """Multimodal tar shards to checked, packed training data, and the packed data read back.
 
-`open` and `create` are the two ways into packed files; the pipeline itself is run by `mm-assets` or Dagster.
+`open` and `create` are the two ways into packed files; the pipeline itself is run by `mm-assets` or Dagster. A star
+import leaves `open` out, so that it never replaces the built-in function.
 """
 
-from mm_assets.dataset.dataset import Dataset, open
+from mm_assets.dataset.dataset import Dataset
+from mm_assets.dataset.dataset import open as open
 from mm_assets.dataset.writer import DatasetWriter, create
 from mm_assets.errors import (
     CollateError,
@@ -45,5 +47,4 @@ __all__ = [
     "__version__",
     "create",
     "mix",
-    "open",
 ]

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 import re
-import resource
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,9 +31,13 @@ __all__ = ["MAX_OPEN", "NUM_REQUESTS", "PackedFile", "PackedFiles", "Reader"]
 
 def _most_files() -> int:
     """Readers that may be open: a local one has two descriptors, and half of the process' are left to others."""
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    # The kernel's own bound of a process' mappings, 65,530, is shared too, and a reader takes up to ten of them.
+    # Linux limits the mappings of a process to 65,530, and a reader takes up to ten of them.
     most = 2048
+    try:
+        import resource
+    except ImportError:  # Windows, where a mapping takes no descriptor
+        return most
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return most if allowed == resource.RLIM_INFINITY else max(64, min(allowed // 4, most))
 
 

@@ -22,6 +22,9 @@ import numpy.typing as npt
 from mm_assets.errors import TruncatedError
 from mm_assets.formats.page_cache import CAN_ASK, PageCache
 
+READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # Windows translates line ends without O_BINARY
+_HAS_MADVISE, _HAS_PREAD = hasattr(mmap, "MADV_DONTNEED"), hasattr(os, "pread")  # Windows has neither
+
 WHOLE_LIMIT = 8 << 20  # bytes of a region of tables, or of a small stream, that are fetched at once and kept
 
 
@@ -76,7 +79,7 @@ class MappedFile:
         self._open()
 
     def _open(self) -> None:
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(self.path, READ_ONLY)
         try:
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
@@ -143,6 +146,8 @@ class MappedFile:
         Raises:
             TruncatedError: the file was cut since it was opened.
         """
+        if not _HAS_PREAD:
+            return memoryview(bytes(self.view(offset, size)))
         data = os.pread(self._fd, size, offset)
         if len(data) < size:
             detail = "it was cut after it was opened"
@@ -196,7 +201,7 @@ class MappedFile:
 
     def drop(self, offset: int, size: int) -> None:
         """Lets the pages of a range leave this process' resident memory; they are read again when touched."""
-        if self._map is not None and not self._map.closed:
+        if _HAS_MADVISE and self._map is not None and not self._map.closed:
             start = offset // mmap.PAGESIZE * mmap.PAGESIZE
             # The pages come back from the file: the mapping is shared and read-only.
             self._map.madvise(mmap.MADV_DONTNEED, start, min(offset + size, self.size) - start)

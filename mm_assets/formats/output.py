@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Protocol, Self
@@ -26,7 +25,6 @@ JOINED_WRITE = 4 << 20  # bytes gathered before the operating system is called; 
 _MAX_PARTS = 1000  # of one call; the operating system takes 1024
 _MAX_COPIED = 64 << 10  # of bytes that their owner may change, more are written at once
 _MAX_BEHIND = 16 << 20  # bytes that wait for the thread; four joined writes, so that neither side waits for the other
-FILL = bytes(8192)  # zeros for gaps: no fill is longer than a page
 
 # Answers of the kernel that mean "not between these two files": the bytes go through this process then.
 _NO_SPLICE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
@@ -258,11 +256,11 @@ class AtomicFile:
         self.file = JoinedFile(os.fdopen(self._open_locked(), "wb", buffering=0), self._behind)
 
     def _open_locked(self) -> int:
+        lock = _exclusive_lock(self.path)
         while True:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            fd = os.open(self._temporary, flags, 0o666)
+            fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(fd)
                 if self._is_at_place(fd):
                     if os.fstat(fd).st_size:  # what a killed writer left
                         # Not for an empty file: ext4 starts to write out a file that was once cut to nothing, all of
@@ -348,10 +346,11 @@ class GrowingFile:
         self._fd = self._open_locked()
 
     def _open_locked(self) -> int:
+        lock = _exclusive_lock(self.path)
         while True:
-            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(self.path, os.O_RDWR)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(fd)
                 if os.path.samestat(os.fstat(fd), os.stat(self.path)):
                     return fd
             except BlockingIOError as error:
@@ -404,6 +403,20 @@ class GrowingFile:
     def close(self) -> None:
         """Gives the file and its lock back."""
         os.close(self._fd)
+
+
+def _exclusive_lock(path: Path) -> Callable[[int], None]:
+    """The call that locks a descriptor for this process, or raises `BlockingIOError` where another holds it.
+
+    Raises:
+        OSError: the system has no POSIX file locks.
+    """
+    try:
+        import fcntl
+    except ImportError as error:
+        detail = "writing packed files needs POSIX file locks (fcntl), which this system lacks; reading does not"
+        raise OSError(errno.EOPNOTSUPP, detail, str(path)) from error
+    return lambda fd: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def open_spool(folder: Path, behind: WriteBehind | None = None) -> JoinedFile:

@@ -10,7 +10,7 @@ import struct
 
 __all__ = ["Buffer", "content_type_of_name", "sniff_content_type"]
 
-Buffer = bytes | bytearray | memoryview
+Buffer = bytes | bytearray | memoryview  # as in `formats.records`: neither package imports the other
 
 _U32_LE = struct.Struct("<I")
 

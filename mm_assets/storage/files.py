@@ -61,7 +61,7 @@ class SourceFile:
         self._fd = -1
         if "file" in protocols(self._fs):
             try:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                self._fd = os.open(self._path, os.O_RDONLY)
             except OSError as error:
                 raise SourceError(url, f"cannot be opened: {reason(error)}") from error
 

@@ -7,7 +7,6 @@ whose names are these too.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import tempfile
@@ -261,10 +260,15 @@ class Store:
 
 
 def _lock(guard: Path, target: Path) -> int:
-    """Takes the right to build `target`; a process that dies gives it back by dying."""
+    """Locks the right to build `target` for this process; the lock ends with the process at the latest."""
+    try:
+        import fcntl
+    except ImportError as error:
+        detail = "publishing files needs POSIX file locks (fcntl), which this system does not have"
+        raise SourceError(target, detail) from error
     deadline = time.monotonic() + 1.0
     while True:
-        fd = os.open(guard, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(guard, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if guard.exists() and os.fstat(fd).st_ino == guard.stat().st_ino:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from collections.abc import Iterator
@@ -419,9 +420,7 @@ def test_a_file_that_grows(file: Path) -> None:
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_file_that_is_replaced_before_the_lock(file: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool) -> None:
     """The lock is of the file that the path names: one that was replaced is opened anew, one that is gone refused."""
-    from mm_assets.formats import output
-
-    real = output.fcntl.flock
+    real = fcntl.flock
     calls: list[int] = []
 
     new = write(MstrWriter, file.with_name("new"), SAMPLES[:1]).read_bytes()
@@ -437,7 +436,7 @@ def test_a_file_that_is_replaced_before_the_lock(file: Path, monkeypatch: pytest
                 file.unlink()
         real(fd, operation)
 
-    monkeypatch.setattr(output.fcntl, "flock", late)
+    monkeypatch.setattr(fcntl, "flock", late)
     before = len(os.listdir("/proc/self/fd"))
     if replaced:
         add_stream(file, SCORE, SCORES[:1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def test_temporary_is_not_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("successor", [True, False])
 def test_name_taken_between_open_and_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, successor: bool) -> None:
     """If the other writer finishes between our open and our lock, we do not write into its finished file."""
-    real = output.fcntl.flock
+    real = fcntl.flock
     raced = []
 
     def flock(fd: int, operation: int) -> None:
@@ -92,7 +93,7 @@ def test_name_taken_between_open_and_lock(tmp_path: Path, monkeypatch: pytest.Mo
                 (tmp_path / ".x.tmp").write_bytes(b"third")
         real(fd, operation)
 
-    monkeypatch.setattr(output.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     file = AtomicFile(tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == b"theirs"
     file.file.write(b"ours")
@@ -106,7 +107,7 @@ def test_locks_that_do_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def flock(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(output.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(OSError, match="No locks"):
         AtomicFile(tmp_path / "x")
 

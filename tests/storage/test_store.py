@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_assets.errors import SourceError, TruncatedError
-from mm_assets.storage import files as source_files
+from mm_assets.storage import remote
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import expand_shards
 from mm_assets.storage.ranges import MAX_REQUEST
@@ -248,7 +248,7 @@ def test_a_remote_file_gives_views_and_fetches_blocks_once(memory_file: str, mon
 def test_look_up_blocks_of_all_files_are_bounded_together(memory_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many remote files are looked into, what is kept of them stays within one bound, and closing frees it."""
     monkeypatch.setattr(RemoteFile, "BLOCK", 512)
-    monkeypatch.setattr(source_files, "_BLOCKS", kept := source_files._Blocks(2048))
+    monkeypatch.setattr(remote, "_BLOCKS", kept := remote._Blocks(2048))
     files = [RemoteFile(memory_file) for _ in range(3)]
     for offset in (10, 600, 1200, 4990, 10):
         for file in files:
