@@ -17,7 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-CHECKED = ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/names.md", "docs/running.md")
+CHECKED = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/names.md",
+    "docs/packing.md",
+    "docs/pipeline.md",
+    "docs/running.md",
+)
 """What is checked without arguments."""
 
 _AMOUNT = r"(?:bytes|[KMGT]i?B|[mnuµ]s|(?:milli|micro)?seconds|requests?|ranges?|frames|images|samples|columns|rows)"

@@ -133,7 +133,7 @@ def test_keys_and_takes_of_pack_are_as_documented() -> None:
 def test_limits_of_packing_are_as_documented() -> None:
     """The numbers of docs/packing.md are those of the code."""
     assert f"{MAX_SAMPLE_BYTES:,} bytes" in PACKING
-    assert f"room for {MAX_GROUPS}," in PACKING
+    assert f"At most {MAX_GROUPS} groups" in PACKING
 
 
 def test_rest_rows_and_metadata_hold_what_is_documented(tmp_path: Path, demo_shards: Path) -> None:
