@@ -62,7 +62,14 @@ def _reported() -> Iterator[None]:
 def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
     """Every asset of the dataset, with its checks."""
     staged = [_stage_asset(spec, *stage) for stage in _STAGES]
-    return [*staged, _packed_assets(spec), _published_asset(spec), _manifest_asset(spec)]
+    assets = [*staged, _packed_assets(spec), _published_asset(spec), _manifest_asset(spec)]
+    return [asset.map_asset_specs(lambda asset_spec: _labelled(asset_spec, spec)) for asset in assets]
+
+
+def _labelled(asset: dg.AssetSpec, spec: DatasetSpec) -> dg.AssetSpec:
+    """An asset with its dataset's group, owners and description."""
+    description = "\n\n".join(filter(None, (asset.description, spec.description)))
+    return asset.replace_attributes(group_name=spec.name, owners=list(spec.owners), description=description)
 
 
 def _code_version(spec: DatasetSpec, stage: str) -> str:
@@ -88,8 +95,6 @@ def _stage_asset(
         kinds=kinds,
         code_version=_code_version(spec, stage),
         required_resource_keys={resource_key(spec)},
-        group_name=spec.name,
-        owners=list(spec.owners),
     )
     def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]  # no value is handed on
         dataset = _open(context, spec)
@@ -131,8 +136,6 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
                 kinds={form},
                 code_version=_code_version(spec, "packed"),
                 skippable=True,
-                group_name=spec.name,
-                owners=list(spec.owners),
             )
             for form, key in keys.items()
         ],
@@ -171,8 +174,6 @@ def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
         kinds={"json"},
         code_version=_code_version(spec, "packed"),
         required_resource_keys={resource_key(spec)},
-        group_name=spec.name,
-        owners=list(spec.owners),
     )
     def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]  # no value is handed on
         dataset = _open(context, spec)
@@ -198,8 +199,6 @@ def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
         description="Dataset version: the published partitions with their packed files, counts, digests and schema.",
         kinds={"json"},
         required_resource_keys={resource_key(spec)},
-        group_name=spec.name,
-        owners=list(spec.owners),
     )
     def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]  # no value is handed on
         dataset = _open(context, spec)

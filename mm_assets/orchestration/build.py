@@ -14,9 +14,10 @@ __all__ = ["build_definitions"]
 
 def build_definitions(spec: DatasetSpec) -> dg.Definitions:
     """Assets, checks, jobs, sensors, the schedule and the storage resource of a dataset."""
+    assets = build_assets(spec)
     return dg.Definitions(
-        assets=build_assets(spec),
-        jobs=build_jobs(spec),
+        assets=assets,
+        jobs=build_jobs(spec, assets),
         sensors=build_sensors(spec),
         schedules=[build_schedule(spec)],
         resources={resource_key(spec): StorageRoot(root=spec.root)},

@@ -1,5 +1,6 @@
 """Jobs: `<dataset>_pack` takes one partition from shard to marker, `<dataset>_manifest` makes the next version."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import dagster as dg
@@ -10,20 +11,32 @@ from mm_assets.pipeline.spec import DatasetSpec
 __all__ = ["build_jobs"]
 
 
-def build_jobs(spec: DatasetSpec) -> list[Any]:  # the type of an unresolved job is not public
-    """Both jobs, run in one process: a subprocess per step costs seconds and the steps are a chain anyway."""
-    manifest = dg.AssetSelection.assets(dg.AssetKey([spec.name, "manifest"]))
+def build_jobs(
+    spec: DatasetSpec, assets: Iterable[dg.AssetsDefinition]
+) -> list[Any]:  # an unresolved job's type is not public
+    """Both jobs, run in one process: a subprocess per step costs seconds and the steps are a chain anyway.
+
+    Assets are selected by key, the one attribute that a declaration's `post_processing` cannot change. Dagster refuses
+    a selected key that is missing, so neither job is ever without steps.
+
+    Args:
+        spec: the dataset.
+        assets: all of its assets.
+    """
+    manifest = dg.AssetKey([spec.name, "manifest"])
+    partitioned = [key for asset in assets for key in asset.keys if key != manifest]
+    about = f" {spec.description}" if spec.description else ""
     return [
         dg.define_asset_job(
             job_name(spec),
-            selection=dg.AssetSelection.groups(spec.name) - manifest,
+            selection=dg.AssetSelection.assets(*partitioned),
             executor_def=dg.in_process_executor,
-            description=f"One partition of {spec.name}, from shard to publication marker.",
+            description=f"One partition of {spec.name}, from shard to publication marker.{about}",
         ),
         dg.define_asset_job(
             manifest_job_name(spec),
-            selection=manifest,
+            selection=dg.AssetSelection.assets(manifest),
             executor_def=dg.in_process_executor,
-            description=f"The next dataset version of {spec.name}: lists the published partitions.",
+            description=f"The next dataset version of {spec.name}: lists the published partitions.{about}",
         ),
     ]

@@ -22,7 +22,7 @@ import dagster as dg
 from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.component import ShardDataset
-from mm_assets.orchestration.partitions import job_name, manifest_job_name, shard_partitions
+from mm_assets.orchestration.partitions import add_partitions, job_name, manifest_job_name
 from mm_assets.orchestration.runs import partition_marks, run_tags, working_run
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
@@ -151,11 +151,7 @@ def register_dataset(
         ConfigError: the declaration's schema settings changed and `new_schema` was not given.
     """
     found = register(dataset, new_schema=new_schema, wait=True, sleep=sleep)
-    name = shard_partitions(dataset.spec).name or ""
-    known = set(instance.get_dynamic_partitions(name))
-    new = [p.key for p in found.partitions if p.key not in known]
-    if new:
-        instance.add_dynamic_partitions(name, new)
+    add_partitions(instance, dataset.spec, found.partitions)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The schedule: registered partitions without an up-to-date marker are run, a capped number per tick.
+"""The schedule: a tick registers the shards and runs partitions without an up-to-date marker, a capped number of them.
 
 Those that were never tried come first, then those whose last try is longest ago. What failed is left alone for a while
 unless its shards, its configuration or the schema changed, so that it neither runs for ever nor keeps others waiting.
@@ -8,10 +8,11 @@ import time
 
 import dagster as dg
 
-from mm_assets.orchestration.partitions import job_name, shard_partitions
+from mm_assets.orchestration.partitions import add_partitions, job_name
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.runs import ATTEMPT_TAG, MARK_TAG, busy_partitions, failed_attempts, partition_marks
 from mm_assets.pipeline.publish import pending_partitions
+from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["build_schedule"]
@@ -19,7 +20,6 @@ __all__ = ["build_schedule"]
 
 def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
     """A schedule over pending partitions; Dagster's own builder takes no dynamic partitions."""
-    partitions_def = shard_partitions(spec)
     status = dg.DefaultScheduleStatus.RUNNING if spec.run_schedule else dg.DefaultScheduleStatus.STOPPED
 
     @dg.schedule(
@@ -28,17 +28,20 @@ def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
         job_name=job_name(spec),
         default_status=status,
         required_resource_keys={resource_key(spec)},
-        description=f"Runs registered, unpublished partitions of {spec.name}, at most {spec.runs_per_tick} a tick.",
+        description=f"Registers shards of {spec.name} and runs unpublished partitions, {spec.runs_per_tick} a tick.",
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         storage: StorageRoot = getattr(context.resources, resource_key(spec))
         dataset = storage.open(spec)
-        known = set(context.instance.get_dynamic_partitions(partitions_def.name or ""))
+        found = register(dataset, allow_empty=True)
+        add_partitions(context.instance, spec, found.partitions)
         busy = busy_partitions(context.instance, spec)
-        pending = [key for key in pending_partitions(dataset) if key in known and key not in busy]
+        pending = [key for key in pending_partitions(dataset) if key not in busy]
         if not pending:
-            return dg.SkipReason("no registered partition is pending")
-        marks = partition_marks(dataset, dataset.partitions().values())
+            return dg.SkipReason(
+                f"none of {len(found.partitions)} registered partitions is pending{_young(spec, found)}"
+            )
+        marks = partition_marks(dataset, found.partitions)
         failed = failed_attempts(context.instance, spec)
         again = {key: failed[key].number for key in pending if key in failed and failed[key].mark == marks.get(key)}
         now = time.time()
@@ -57,3 +60,14 @@ def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
         ]
 
     return schedule
+
+
+def _young(spec: DatasetSpec, found: Registration) -> str:
+    """What a skipped tick says of shards that it saw and did not register."""
+    if not found.unsettled:
+        return ""
+    # A schedule has no cursor, so it cannot compare two ticks where the storage gives no modification time.
+    return (
+        f"; {len(found.unsettled)} shards are younger than settle_seconds ({spec.settle_seconds:g}) or have no "
+        f"modification time; the sensor {spec.name}_shards and `mm-assets register` take the latter too"
+    )

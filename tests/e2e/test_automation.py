@@ -141,6 +141,11 @@ def _schedule_keys(instance: dg.DagsterInstance, spec: DatasetSpec) -> list[str]
 
 
 def _schedule_requests(instance: dg.DagsterInstance, spec: DatasetSpec) -> list[dg.RunRequest]:
+    return list(_schedule_tick(instance, spec).run_requests or [])
+
+
+def _schedule_tick(instance: dg.DagsterInstance, spec: DatasetSpec) -> Any:
+    """What one tick gives; the type is not public."""
     definitions = build_definitions(spec)
     with dg.build_schedule_context(
         instance=instance,
@@ -149,19 +154,42 @@ def _schedule_requests(instance: dg.DagsterInstance, spec: DatasetSpec) -> list[
         resources={f"{spec.name}_storage": StorageRoot(root=spec.root)},
         repository_def=definitions.get_repository_def(),
     ) as context:
-        result = definitions.resolve_schedule_def(f"{spec.name}_pending").evaluate_tick(context)
-    return list(result.run_requests or [])
+        return definitions.resolve_schedule_def(f"{spec.name}_pending").evaluate_tick(context)
 
 
 def test_the_schedule_runs_what_is_pending(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
     """The schedule requests registered partitions without a marker, capped, and skips when there are none."""
-    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar", "docs-00001.tar")), runs_per_tick=1)
+    spec = demo_spec("docs", shards=str(inbox()), runs_per_tick=1)
     assert _schedule_keys(instance, spec) == []
+    inbox("docs-00000.tar", "docs-00001.tar")
     register_dataset(instance, DatasetStore(spec))
     assert _schedule_keys(instance, spec) == ["docs-00000"]
     (run,) = run_partitions([(spec, "docs-00000")])
     assert run.ok
     assert _schedule_keys(instance, spec) == ["docs-00001"]
+
+
+def test_the_schedule_alone_registers_and_runs(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """With `run_schedule: true` and nothing else, a tick adds new shards as partitions and requests their runs."""
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")), run_schedule=True)
+    assert _schedule_keys(instance, spec) == ["docs-00000"]
+    assert instance.get_dynamic_partitions("docs_shards") == ["docs-00000"]
+    inbox("docs-00001.tar")
+    assert _schedule_keys(instance, spec) == ["docs-00000", "docs-00001"]
+
+
+def test_a_tick_of_the_schedule_says_which_shards_it_leaves(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
+) -> None:
+    """A shard that may still be written is not registered, and the skipped tick says so and what registers it."""
+    from dataclasses import replace
+
+    spec = replace(demo_spec("docs", shards=str(inbox("docs-00000.tar"))), settle_seconds=3600.0)
+    tick = _schedule_tick(instance, spec)
+    assert not tick.run_requests
+    assert "1 shards are younger than settle_seconds (3600)" in (tick.skip_message or "")
+    assert "docs_shards" in (tick.skip_message or "")
+    assert instance.get_dynamic_partitions("docs_shards") == []
 
 
 def test_new_markers_make_a_manifest(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:

@@ -57,6 +57,17 @@ def test_a_few_lines_give_a_dataset(tmp_path: Path, dagster_home: Path) -> None:
     assert component.spec.root == str(dagster_home / "data")
 
 
+def test_a_description_reaches_the_ui(tmp_path: Path, dagster_home: Path) -> None:
+    """A dataset's description follows that of each of its assets, and its group and owners are on all of them."""
+    text = f"type: {TYPE}\nattributes: {{name: mine, shards: x, description: Old maps., owners: ['team:maps']}}\n"
+    graph = load(tmp_path, text).resolve_asset_graph()
+    nodes = [graph.get(key) for key in graph.get_all_asset_keys()]
+    assert len(nodes) == 8
+    for node in nodes:
+        assert (node.description or "").endswith("\n\nOld maps.")
+        assert (node.group_name, node.owners) == ("mine", ["team:maps"])
+
+
 def test_two_documents_are_two_datasets(tmp_path: Path, dagster_home: Path) -> None:
     """A second dataset is a second document of the same file."""
     one = "type: " + TYPE + "\nattributes:\n  name: {}\n  shards: {}\n"
@@ -110,3 +121,42 @@ def test_the_shipped_code_location_loads_without_warnings(dagster_home: Path) ->
         "video",
     }
     assert definitions.executor is dg.in_process_executor
+
+
+POST_PROCESSING = {
+    "automation_condition": "'{{ dg.AutomationCondition.eager() }}'",
+    "code_version": "v7",
+    "deps": "[elsewhere/table]",
+    "description": "other words",
+    "freshness_policy": "'{{ dg.FreshnessPolicy.cron(\"0 9 * * *\", datetime.timedelta(hours=1)) }}'",
+    "group_name": "other",
+    "kinds": "[other]",
+    "metadata": "{other: 1}",
+    "owners": "['team:other']",
+    "partitions_def": "{type: static, partition_keys: [a]}",
+    "skippable": "true",
+    "tags": "{other: '1'}",
+}
+
+
+def test_every_attribute_of_post_processing_is_tested() -> None:
+    """The table above has each attribute that `post_processing` of a defs.yaml can change in this Dagster."""
+    from dagster.components.resolved.core_models import AssetsDefUpdateKwargs
+
+    assert sorted(POST_PROCESSING) == sorted(AssetsDefUpdateKwargs.model().model_fields)
+
+
+@pytest.mark.parametrize("attribute", POST_PROCESSING)
+def test_post_processing_leaves_every_step_in_the_jobs(tmp_path: Path, dagster_home: Path, attribute: str) -> None:
+    """Whatever `post_processing` changes about the assets, both jobs keep their steps."""
+    text = f"""
+type: {TYPE}
+attributes: {{name: mine, shards: x}}
+post_processing:
+  assets:
+    - attributes: {{{attribute}: {POST_PROCESSING[attribute]}}}
+"""
+    definitions = load(tmp_path, text)
+    steps = {name: len(definitions.resolve_job_def(name).nodes) for name in ("mine_pack", "mine_manifest")}
+    assert steps == {"mine_pack": 6, "mine_manifest": 1}
+    assert len(definitions.resolve_job_def("mine_pack").asset_layer.selected_asset_keys) == 7
