@@ -8,15 +8,17 @@ export DAGSTER_HOME := $(CURDIR)/dagster_home
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run ui test test-slow check wheel bench-loading bench-memory clean reset
+.PHONY: help run ui quick test nightly coverage check wheels bench-loading bench-memory clean reset
 
 help:
 	@echo "make run         run the demo datasets, from tar shards to packed files and manifests"
 	@echo "make ui          Dagster UI and daemon on http://$(HOST):$(PORT), demo shards registered"
-	@echo "make test        the test suite"
-	@echo "make test-slow   the tests that take minutes"
-	@echo "make check       ruff, mypy --strict, dg check defs"
-	@echo "make wheel       build the wheel and check what is in it"
+	@echo "make quick       the tests without tests/e2e, which starts processes, servers and a browser"
+	@echo "make test        all tests"
+	@echo "make nightly     the property tests and the fuzzing, with twenty times their examples (hours)"
+	@echo "make coverage    the lines and branches that the quick tests run, of the parts that must not be wrong"
+	@echo "make check       ruff, mypy --strict, import-linter, the prose check, dg check defs"
+	@echo "make wheels      build mm-assets and mm-assets-reader into dist/, and check what is in them"
 	@echo "make bench-loading DATA=folder  reading and writing, side by side with other projects (an hour, 30 GB)"
 	@echo "make bench-memory  resident memory and throughput of each stage on a 500 MB shard"
 	@echo "make clean       remove the virtual environment and built files"
@@ -43,25 +45,35 @@ ui: $(VENV)/run.done
 	$(BIN)/mm-assets register
 	$(BIN)/dagster dev --workspace workspace.yaml --host $(HOST) --port $(PORT)
 
-test: $(VENV)/dev.done
-	$(BIN)/python -m pytest -m "not slow" --numprocesses logical --dist worksteal
+quick: $(VENV)/dev.done
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --ignore tests/e2e
 
-test-slow: $(VENV)/dev.done
-	$(BIN)/python -m pytest -m slow
+test: $(VENV)/dev.done
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal
+
+nightly: $(VENV)/dev.done
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --hypothesis-profile nightly --timeout 7200 \
+	    -m "hypothesis or fuzz"
+
+coverage: $(VENV)/dev.done
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest --numprocesses logical --dist worksteal --ignore tests/e2e
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 check: $(VENV)/dev.done
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/python tests/prose.py
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dg check defs
 
-wheel: $(VENV)/dev.done
+wheels: $(VENV)/dev.done
 	rm -rf dist
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
-	$(BIN)/python -c "import glob, zipfile; n = zipfile.ZipFile(glob.glob('dist/*.whl')[0]).namelist(); \
-	need = ['.sql', 'defs.yaml', '.tar', 'shards/README.md']; gone = [e for e in need if not any(x.endswith(e) for x in n)]; \
-	assert not gone, gone; print(len(n), 'files in the wheel')"
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist . ./reader
+	$(BIN)/python -m pytest tests/e2e/test_wheels.py::TestContents --wheels dist
+	ls -l dist
 
 bench-memory: $(VENV)/dev.done
 	$(BIN)/python benchmarks/memory.py

@@ -1,16 +1,45 @@
-"""Fixtures of the whole suite: where the demo shards and the optional sample corpora are."""
+"""Options, profiles and fixtures of the whole suite."""
 
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+import mm_assets
 
 REPO = Path(__file__).resolve().parent.parent
 DEMO_SHARDS = REPO / "mm_assets" / "defs" / "demo" / "shards"
 
+DEFAULT_EXAMPLES = 100  # of Hypothesis, where a test does not say how many it needs
+settings.register_profile("nightly", max_examples=20 * DEFAULT_EXAMPLES)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The wheels under test."""
+    parser.addoption("--wheels", metavar="FOLDER", help="test the wheels of this folder instead of building them")
+
+
+def pytest_report_header() -> str:
+    """Which copy of the package is tested: the source tree's, or an installed wheel's."""
+    return f"mm_assets {mm_assets.__version__} from {Path(mm_assets.__file__).parent}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Raises the number of examples that property tests state by as much as the profile raises the default."""
+    factor = settings().max_examples // DEFAULT_EXAMPLES
+    if factor == 1:
+        return
+    # Of a parametrised test many items share a function. Hypothesis has no public way to change a decorated test.
+    for function in {item.function for item in items if isinstance(item, pytest.Function)}:
+        stated = getattr(function, "_hypothesis_internal_use_settings", None)
+        if stated is not None:
+            raised = settings(stated, max_examples=factor * stated.max_examples)
+            function._hypothesis_internal_use_settings = raised
+
 
 @pytest.fixture(scope="session")
 def demo_shards() -> Path:
-    """The folder of the five demo shards, which ship with the project."""
+    """The folder of the five demo shards, which ship with the repository."""
     return DEMO_SHARDS
 
 

@@ -1,11 +1,13 @@
 """From an image's own size to another: which pixels of it are shown where, and how they are resampled.
 
-The one place of the policy: images that are stored at a size and those that are decoded at one come to it alike.
-Pixels are (H, W, C) uint8 throughout; files, orientation and codecs are not known here.
+The one place of the policy: images that are stored at a size and those that are decoded at one are resized alike.
+Pixels are (H, W, C) uint8 throughout; files, orientation and codecs are not known here. OpenCV resizes where it is
+installed, Pillow where it is not: docs/loading.md says how far their pixels differ.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from typing import Any, NamedTuple
@@ -114,9 +116,11 @@ def resample(
         quick: where it shrinks, sample bilinearly instead of computing areas, at as many places a pixel as it takes not
             to alias much.
     """
-    import cv2
-
+    cv2 = _opencv()
     height, width, channels = target.shape
+    if cv2 is None:
+        _resample_with_pillow(pixels, shown, target, scale)
+        return
     if target.strides[1:] != (channels, 1) or target.strides[0] < width * channels:
         # OpenCV writes into rows of adjacent pixels only.
         straight = np.empty(target.shape, dtype=np.uint8)
@@ -141,6 +145,34 @@ def resample(
         cv2.resize(source, (width, height), dst=target, interpolation=method)
 
 
+@functools.cache  # Python does not remember a module that it did not find, and looks it up for each image
+def _opencv() -> Any:
+    """OpenCV, or None where it is not installed."""
+    try:
+        import cv2
+    except ModuleNotFoundError:
+        return None
+    return cv2
+
+
+def _resample_with_pillow(pixels: npt.NDArray[np.uint8], shown: Box, target: npt.NDArray[np.uint8], scale: int) -> None:
+    from PIL import Image
+
+    height, width, channels = target.shape
+    if shown[2:] == (height * scale, width * scale) and not _lies_between(shown, scale):
+        target[...] = _nearest(shown, scale).of(pixels)
+        return
+    mode = {1: "L", 3: "RGB", 4: "RGBX"}[channels]  # not RGBA, where Pillow weighs colours by alpha
+    rows, columns = pixels.shape[:2]
+    image = Image.frombuffer(mode, (columns, rows), np.ascontiguousarray(pixels), "raw", mode, 0, 1)
+    # Of Pillow's filters Hamming is the nearest to the mean of an area.
+    shrinks = shown.height >= scale * height and shown.width >= scale * width
+    method = Image.Resampling.HAMMING if shrinks else Image.Resampling.BILINEAR
+    bottom, right = (shown.top + shown.height) / scale, (shown.left + shown.width) / scale
+    box = (shown.left / scale, shown.top / scale, min(right, columns), min(bottom, rows))
+    target[...] = np.asarray(image.resize((width, height), method, box)).reshape(target.shape)
+
+
 def _lies_between(shown: Box, scale: int) -> bool:
     """Whether an edge is between pixels of 1/`scale` of the image, where area cannot begin."""
     return scale > 1 and any(edge % scale for edge in shown)
@@ -157,8 +189,7 @@ def _nearest(shown: Box, scale: int) -> Box:
 
 def _sample(pixels: npt.NDArray[np.uint8], shown: Box, target: npt.NDArray[np.uint8], scale: int) -> None:
     """Bilinearly, at the centres of the target's pixels."""
-    import cv2
-
+    cv2 = _opencv()
     height, width = target.shape[:2]
     if not _lies_between(shown, scale) or max(*pixels.shape, *target.shape) > _MAX_WARPED_SIDE:
         source = _nearest(shown, scale).of(pixels)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError
 from mm_assets.fields.base import corrupt
+from mm_assets.fields.image_resize import Box, resample, resize
 from mm_assets.fields.video_record import FILE, Record
 from mm_assets.fields.video_source import MAX_DATA, Plan, Source, most_frames
 from mm_assets.media.timing import FrameIndex
@@ -40,7 +41,7 @@ def encode_frames(source: Source, plan: Plan, *, size: tuple[int, int] | None, q
         if pixels is not last:
             if pixels.shape[:2] != plan.size:
                 raise MediaError("<video>", f"found a frame of {pixels.shape[:2]}, expected {plan.size}")
-            sized = _resize(pixels, size)
+            sized = pixels if size is None else resize(pixels, size)
             jpeg = simplejpeg.encode_jpeg(
                 np.ascontiguousarray(sized), quality=quality, colorspace="RGB", colorsubsampling="444"
             )
@@ -116,20 +117,9 @@ def fill_frames(
             if pixels.shape[:2] != (record.height, record.width):
                 expected = (record.height, record.width)
                 raise corrupt("frame is not of the size in the record", found=pixels.shape[:2], expected=expected)
-            target[row] = _resize(pixels, target.shape[1:3])
+            resample(pixels, Box(0, 0, *pixels.shape[:2]), target[row])
     except MediaError as error:
         raise corrupt(error.reason) from error
-
-
-def _resize(pixels: npt.NDArray[np.uint8], size: tuple[int, int] | None) -> npt.NDArray[np.uint8]:
-    """Stretch to (height, width): by pixel area where it shrinks, which does not alias, else bilinear."""
-    if size is None or pixels.shape[:2] == size:
-        return pixels
-    import cv2
-
-    shrinks = size[0] <= pixels.shape[0] and size[1] <= pixels.shape[1]
-    resized = cv2.resize(pixels, (size[1], size[0]), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    return np.asarray(resized, dtype=np.uint8)
 
 
 def _decode_jpeg(data: memoryview, size: tuple[int, int], target: npt.NDArray[np.uint8]) -> None:
@@ -146,7 +136,7 @@ def _decode_jpeg(data: memoryview, size: tuple[int, int], target: npt.NDArray[np
             fits = target.shape[:2] == size and target.flags.c_contiguous
             pixels = simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=target if fits else None, strict=True)
             if not fits:
-                target[...] = _resize(pixels, target.shape[:2])
+                resample(pixels, Box(0, 0, *size), target)
             return
     except (ValueError, MemoryError) as error:
         raise corrupt(f"frame is no JPEG that can be decoded: {error}") from error

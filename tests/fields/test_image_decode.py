@@ -1,4 +1,5 @@
 import io
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -11,7 +12,7 @@ from PIL import Image, ImageOps
 
 import mm_assets
 from mm_assets.errors import ConfigError, FormatError
-from mm_assets.fields import ImageField, ImageTextPairField, SequenceField
+from mm_assets.fields import ImageField, ImageTextPairField, SequenceField, image_resize
 from mm_assets.fields.image_resize import RESIZES, scratch
 
 from .conftest import image_file, picture
@@ -322,3 +323,41 @@ def test_palettes_with_alpha_decode_to_any_channels(channels, mode):
     with Image.open(io.BytesIO(target.getvalue())) as again:
         expected = np.asarray(again.convert("RGBA").convert(mode))
     np.testing.assert_array_equal(found, expected.reshape(8, 8, channels))
+
+
+@pytest.fixture
+def without_opencv(monkeypatch):
+    """As in an environment with the reader's wheel alone."""
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    image_resize._opencv.cache_clear()
+    yield
+    image_resize._opencv.cache_clear()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy", RESIZES)
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_pillow_resizes_where_there_is_no_opencv(mode, policy, orientation, channels, request):
+    """Without OpenCV an image comes to the same size, the same part of it, and nearly the same pixels."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = image_file(Image.fromarray(PHOTO), "JPEG", exif=exif, quality=95)
+    sizes = ((24, 31), (50, 10), (150, 200))
+    settings = {"decode_resize": policy, "channels": channels, "apply_orientation": True}
+    expected = [decoded(data, decode_size=size, **settings) for size in sizes]
+    request.getfixturevalue("without_opencv")
+    for size, pixels in zip(sizes, expected, strict=True):
+        found = decoded(data, decode_size=size, decode_mode=mode, **settings)
+        assert found.shape == pixels.shape
+        assert np.abs(found.astype(int) - pixels).mean() < 3
+
+
+@pytest.mark.usefixtures("without_opencv")
+def test_pillow_does_not_weigh_colours_by_alpha():
+    """Without OpenCV too each channel is resized by itself: transparent pixels keep their colour."""
+    pixels = np.zeros((8, 8, 4), np.uint8)
+    pixels[:, ::2, 0] = 200
+    pixels[:, 1::2, 3] = 255
+    shrunk = image_resize.resize(pixels, (4, 4))
+    np.testing.assert_allclose(shrunk[:, 1:-1, [0, 3]].mean((0, 1)), [100, 127.5], atol=20)
