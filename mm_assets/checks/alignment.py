@@ -1,30 +1,19 @@
-"""What the parts of packed samples say of each other in time and place, as tables for the checks.
+"""Whether the parts of a sample agree in time and place: the facts of its payloads, as tables for the checks.
 
-Facts come from the payloads' own bytes: lengths of sounds and clips, spans of notes, texts and series, timestamps,
-boxes. The rules are the statements in ``sql/``; `misaligned` puts them to samples that are not packed yet, too.
+Fields read facts from the payloads' own bytes (`mm_assets.fields.facts`). The rules are the statements in ``sql/``;
+`misaligned` applies them to samples before they are packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from mm_assets.checks.catalog import ABOUT_CONTENT
-from mm_assets.fields import (
-    AudioField,
-    DocumentField,
-    Field,
-    MIDIField,
-    SyncedVideoAudioField,
-    TimedTextField,
-    TimeSeriesField,
-)
-from mm_assets.formats import Payload
+from mm_assets.fields import Boxes, ClipLengths, Fact, MediaLength, Spans, Steps
 from mm_assets.packing.pack import encode_placed
 from mm_assets.packing.placement import BlockRows, Placer
 from mm_assets.packing.plan import PackPlan
@@ -73,8 +62,6 @@ _SCHEMAS: Mapping[str, pa.Schema] = {
 }
 FACT_VIEWS = tuple(_SCHEMAS)
 
-Numbers = npt.NDArray[Any]
-
 
 class Facts:
     """Tables of facts, filled payload by payload."""
@@ -86,16 +73,13 @@ class Facts:
         """The facts of one of `FACT_VIEWS`."""
         return pa.Table.from_batches(self._batches[view], _SCHEMAS[view])
 
-    def add(self, sample_id: str, modality: str, made: Field, payload: Payload) -> None:
-        """Takes the facts of a payload; of fields that have neither time nor place there are none.
+    def add(self, sample_id: str, modality: str, facts: Iterable[Fact]) -> None:
+        """Adds the facts of one payload.
 
         Raises:
             FormatError: the payload is damaged.
         """
-        take = _TAKERS.get(type(made))
-        if take is None:
-            return
-        for view, columns in take(made, payload):
+        for view, columns in map(_columns, facts):
             count = len(columns[0])
             head = [pa.repeat(pa.scalar(text, pa.string()), count) for text in (sample_id, modality)]
             schema = _SCHEMAS[view]
@@ -103,83 +87,22 @@ class Facts:
             self._batches[view].append(pa.RecordBatch.from_arrays([*head, *rest], schema=schema))
 
 
-def is_judged(made: Field) -> bool:
-    """Whether there are facts about a field's values."""
-    return type(made) in _TAKERS
-
-
-_Fact = tuple[str, list[Any]]
-
-
-def _of_audio(made: AudioField, payload: Payload) -> Iterator[_Fact]:
-    record = np.frombuffer(payload.metadata, made.metadata_type)[0]
-    if record["sample_rate"]:
-        yield "packed_media", [[int(record["num_frames"]) / int(record["sample_rate"])], [TOLERANCE_SECONDS]]
-
-
-def _of_clip(made: SyncedVideoAudioField, payload: Payload) -> Iterator[_Fact]:
-    timing = made.timing(payload.metadata)
-    frame = float(1 / timing.frame_rate) if timing.frame_rate else 0.0
-    if not timing.truncated:  # of what was cut on purpose, notes and texts are not expected to be cut too
-        yield "packed_media", [[timing.duration_seconds], [max(frame, TOLERANCE_SECONDS)]]
-    if timing.num_frames and timing.sample_rate:
-        yield "packed_clips", [[timing.video_seconds], [timing.audio_seconds], [frame]]
-
-
-def _of_midi(made: MIDIField, payload: Payload) -> Iterator[_Fact]:
-    notes = made.decode(payload.metadata, payload.data).notes
-    yield _spans("note", notes.onset_seconds, notes.end_seconds)
-
-
-def _of_texts(made: TimedTextField, payload: Payload) -> Iterator[_Fact]:
-    times = made.times(payload.metadata, payload.data)
-    yield _spans("text", times[:, 0], times[:, 1])
-
-
-def _of_series(made: TimeSeriesField, payload: Payload) -> Iterator[_Fact]:
-    # Of the stored bytes: decoding refuses what the check is to show.
-    stored = next(item.data for item in made.items(payload.metadata, payload.data) if item.part == "timestamps")
-    times = np.frombuffer(bytes(stored), "<f8")
-    if len(times):
-        yield _spans("series", times.min(keepdims=True), times.max(keepdims=True))
-    steps = np.arange(1, max(len(times), 1))
-    yield "packed_steps", [steps, times[:-1], times[1:], [made.allow_equal] * len(steps)]
-
-
-def _spans(kind: str, starts: Numbers, ends: Numbers) -> _Fact:
-    return "packed_spans", [[kind] * len(starts), np.arange(len(starts)), starts, ends]
-
-
-def _of_document(made: DocumentField, payload: Payload) -> Iterator[_Fact]:
-    if made.outside == "keep":
-        return
-    # As stored: decoding with the field's own settings refuses what the check is to show.
-    layout = replace(made, normalize=False, outside="keep").decode_layout(payload.metadata, payload.data)
-    if layout is None or layout.page_sizes is None:
-        return
-    for kind, texts in (("word", layout.words), ("segment", layout.segments)):
-        boxes, sizes = np.asarray(texts.boxes, np.float64), np.asarray(layout.page_sizes, np.float64)[texts.pages]
-        yield (
-            "packed_boxes",
-            [
-                [kind] * len(boxes),
-                np.arange(len(boxes)),
-                texts.pages,
-                *boxes.T.reshape(4, -1),
-                sizes[:, 0],
-                sizes[:, 1],
-            ],
-        )
-
-
-_TAKERS: Mapping[type[Field], Callable[[Any, Payload], Iterator[_Fact]]] = {
-    AudioField: _of_audio,
-    SyncedVideoAudioField: _of_clip,
-    MIDIField: _of_midi,
-    TimedTextField: _of_texts,
-    TimeSeriesField: _of_series,
-    DocumentField: _of_document,
-}
+def _columns(fact: Fact) -> tuple[str, list[Any]]:
+    """The view that a fact belongs to, and its columns beside the sample and the modality."""
+    match fact:
+        case MediaLength(seconds, resolution):
+            return "packed_media", [[seconds], [max(resolution, TOLERANCE_SECONDS)]]
+        case ClipLengths(video, audio, frame):
+            return "packed_clips", [[video], [audio], [frame]]
+        case Spans(kind, starts, ends):
+            return "packed_spans", [[kind] * len(starts), np.arange(len(starts)), starts, ends]
+        case Steps(times, may_be_equal):
+            steps = np.arange(1, max(len(times), 1))
+            return "packed_steps", [steps, times[:-1], times[1:], [may_be_equal] * len(steps)]
+        case Boxes(kind, boxes, pages, sizes):
+            edges, extents = (np.asarray(numbers, np.float64) for numbers in (boxes, sizes))
+            columns = [*edges.T.reshape(4, -1), *extents.T.reshape(2, -1)]
+            return "packed_boxes", [[kind] * len(boxes), np.arange(len(boxes)), pages, *columns]
 
 
 def misaligned(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
@@ -195,7 +118,7 @@ def misaligned(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
         sample, at its first row.
     """
     placer = Placer(plan)
-    judged = [number for number, made in enumerate(placer.fields) if is_judged(made)]
+    judged = [number for number, made in enumerate(placer.fields) if made.FACTS]
 
     def judge(table: pa.Table) -> Iterable[Drop]:
         if not judged:
@@ -208,7 +131,7 @@ def misaligned(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
             for number in judged:
                 if number in placement.items or number in placement.values:
                     payload = encode_placed(placer, rows, placement, number)
-                    facts.add(sample_id, placer.names[number], placer.fields[number], payload)
+                    facts.add(sample_id, placer.names[number], placer.fields[number].facts(*payload))
         for sample_id, (reason, detail) in sorted(_found(facts).items()):
             yield Drop(starts[sample_id], reason, None, detail)
 

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.checks.alignment import FACT_VIEWS, Facts, is_judged
+from mm_assets.checks.alignment import FACT_VIEWS, Facts
 from mm_assets.checks.context import CheckContext
 from mm_assets.checks.relations import Tables, table_of
 from mm_assets.errors import BadMagicError, FormatError, SourceError
-from mm_assets.fields import Field, Item, SequenceField, complete_config
+from mm_assets.fields import Field, Item, complete_config
 from mm_assets.formats import ModalitySpec, MstrReader, MultReader, Payload, crc32c, open_reader
 from mm_assets.packing.pack import listing_json
-from mm_assets.packing.placement import BlockRows, Placement, Placer, inner_field
+from mm_assets.packing.placement import BlockRows, Placement, Placer
 from mm_assets.rows.parquet import read_batches, sample_groups
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.remote import RemoteFile
@@ -279,14 +279,14 @@ class PackedRelations:
             return
 
     def facts(self, view: str) -> pa.Table:
-        """What payloads say of time and place; see `alignment`."""
+        """The facts about time and place in the payloads; see `alignment`."""
         if self._facts is None:
             self._facts = Facts()
             placer = self._placer()
-            judged = {name: (made,) for name, made in zip(placer.names, placer.fields, strict=True) if is_judged(made)}
+            judged = {name: made for name, made in zip(placer.names, placer.fields, strict=True) if made.FACTS}
             for sample_id, name, payload in self._scan(judged):
                 with contextlib.suppress(FormatError):  # it is missing from the items, which is a violation of its own
-                    self._facts.add(sample_id, name, judged[name][0], payload)
+                    self._facts.add(sample_id, name, judged[name].facts(*payload))
         return self._facts.table(view)
 
     # -- what should be in them
@@ -360,7 +360,7 @@ def _expected_of(rows: BlockRows, placement: Placement, placer: Placer) -> Itera
             yield sample_id, placer.names[taker], kind, part, position, len(data), crc32c(data), exact
     for taker, value in placement.values.items():
         if placer.plan.modalities[taker].selector.take == "json":
-            places = [place for place, _ in value] if isinstance(placer.fields[taker], SequenceField) else [0]
+            places = [0] if placer.fields[taker].item_field is None else [place for place, _ in value]
             for place in places:
                 yield sample_id, placer.names[taker], "value", "", place, 0, 0, False
     if placer.listing is not None:
@@ -417,7 +417,7 @@ class _Comparison:
                     if detail is not None:
                         yield sample_id, name, "", None, detail
                     continue
-                stored = {} if payload is None else _payloads_of(made, payload)
+                stored = {} if payload is None else {item[0]: item[1:] for item in made.item_payloads(*payload)}
             except FormatError as error:
                 yield sample_id, name, "", None, error.detail
                 continue
@@ -428,7 +428,7 @@ class _Comparison:
                     yield sample_id, name, "", item.position, "its row has no content"
                     continue
                 value = self._placer.value(taker, rows.modality[item.row], content)
-                detail = _difference(inner_field(made), value, stored.get(item.position))
+                detail = _difference(made.item_field or made, value, stored.get(item.position))
                 if detail is not None:
                     yield sample_id, name, "", item.position, detail
 
@@ -440,13 +440,6 @@ def _items_of(made: Field, payload: Payload, parts: frozenset[str] | None) -> It
         return items
     stored = list(items)
     return [Item("", 0, stored[0].data if len(stored) == 1 else payload.data)]
-
-
-def _payloads_of(made: Field, payload: Payload) -> dict[int, tuple[Any, Any]]:
-    """Record and data of each item by its position."""
-    if not isinstance(made, SequenceField):
-        return {0: (payload.metadata, payload.data)}
-    return {position: (record, data) for position, record, data in made.item_payloads(payload.metadata, payload.data)}
 
 
 def _difference(made: Field, value: Any, stored: tuple[Any, Any] | None) -> str | None:

@@ -32,7 +32,13 @@ def add_stream_options(function: Callable[..., Any]) -> Callable[..., Any]:
     options = (
         click.argument("file", required=False),
         click.option("--name", required=True, help="Name of the new modality."),
-        click.option("--field", "field_name", required=True, metavar="CLASS", help="Its field, such as ScalarField."),
+        click.option(
+            "--field",
+            "field_name",
+            required=True,
+            metavar="CLASS",
+            help="Its field: ScalarField or another, or your own as module:Class.",
+        ),
         click.option("--config", default="{}", show_default=True, metavar="JSON", help="Settings of the field."),
         click.option(
             "--values",
@@ -90,13 +96,13 @@ def run_add_stream(
 
 
 def _field(field_name: str, config: str) -> Field:
-    from mm_assets.fields import field_from_config
+    from mm_assets.fields import field_from_declaration
 
     try:
         settings = json.loads(config)
     except (ValueError, RecursionError) as error:
         raise ConfigError("arguments", "--config", f"found {config[:60]!r}, expected JSON: {error}") from error
-    return field_from_config(field_name, settings)
+    return field_from_declaration(field_name, settings)
 
 
 def _add_to_file(file: str, name: str, field: Field, values: Values, *, ignore_unknown: bool) -> None:

@@ -13,11 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mm_assets.dataset.writer import spec_of
 from mm_assets.errors import ConfigError, EncodeError, SchemaMismatchError, SourceError
-from mm_assets.fields import Field, NDArrayField, ScalarField, TextField
+from mm_assets.fields import Field
 from mm_assets.formats import MstrReader, Payload, WriteSummary
 from mm_assets.formats import add_stream as add_payloads
 
@@ -77,7 +75,7 @@ class Values:
         name: where they come from, for messages.
         rows: sample id to row.
         column: the value of each row; anything with a length and numbered items.
-        convert: makes of a row's item what the field encodes.
+        convert: makes what the field encodes of a row's item.
     """
 
     def __init__(self, name: str, rows: Mapping[str, int], column: Any, convert: Any) -> None:
@@ -94,7 +92,7 @@ class Values:
         """The value of a sample, None where there is none.
 
         Raises:
-            EncodeError: what stands there is no value of the field.
+            EncodeError: the row's item is not a value of the field.
         """
         row = self._rows.get(sample_id)
         if row is None:
@@ -161,9 +159,10 @@ def add_values(
 def read_values(path: str | os.PathLike[str], field: Field) -> Values:
     """Read a table of values: Parquet, JSON Lines or CSV by its extension, with columns `sample_id` and `value`.
 
-    Null, a missing row and an empty cell of a CSV file mean that a sample does not have the modality. An array is a
-    list, the value of a composite field an object of its parts, a file a binary cell (Parquet only). In a CSV file the
-    value of a `TextField` is the cell's text, and of any other field JSON.
+    Null, a missing row and an empty cell of a CSV file mean that a sample does not have the modality. A cell becomes a
+    value by `Field.from_json_value`, that of a CSV file by `Field.from_csv_cell`: an array is a list, the value of a
+    composite field an object of its parts, a file a binary cell (Parquet only). In a CSV file the value of a
+    `TextField` is the cell's text, and of any other field JSON.
 
     Args:
         path: a local file ending in ``.parquet``, ``.jsonl`` or ``.csv``.
@@ -190,44 +189,8 @@ def read_values(path: str | os.PathLike[str], field: Field) -> Values:
         if rows.setdefault(sample_id, row) != row:
             raise SchemaMismatchError(f"{place}: rows {rows[sample_id] + 1} and {row + 1} are both of {sample_id!r}")
 
-    def convert(item: Any) -> Any:
-        return _value(field, _parsed(field, item) if place.suffix.lower() == ".csv" else item)
-
+    convert = field.from_csv_cell if place.suffix.lower() == ".csv" else field.from_json_value
     return Values(str(place), rows, column, convert)
-
-
-def _parsed(field: Field, cell: str) -> Any:
-    if isinstance(field, TextField):
-        return cell
-    if isinstance(field, ScalarField):
-        cell = cell.strip().lower() if cell.strip().lower() in ("true", "false") else cell
-    try:
-        return json.loads(cell)
-    except (ValueError, RecursionError) as error:
-        expected = "a number" if isinstance(field, ScalarField) else "JSON"
-        raise EncodeError(f"found the text {cell[:40]!r}, expected {expected}") from error
-
-
-def _value(field: Field, item: Any) -> Any:
-    """What a field takes, of what JSON and Arrow have for it."""
-    if isinstance(field, NDArrayField) and isinstance(item, list):
-        try:
-            return np.asarray(item)
-        except ValueError as error:
-            raise EncodeError(f"the list is no array: {error}") from error
-    if field.PARTS and isinstance(item, dict):
-        unknown = [key for key in item if key not in field.PARTS]
-        if unknown:
-            parts = ", ".join(field.PARTS)
-            raise EncodeError(f"found the part {unknown[0]!r}, expected parts of {type(field).__name__}: {parts}")
-        return field.assemble(
-            {
-                part: list(enumerate(content)) if field.PARTS[part].many and isinstance(content, list) else content
-                for part, content in item.items()
-                if content is not None
-            }
-        )
-    return item
 
 
 def _read_parquet(path: Path) -> tuple[list[Any], Any]:

@@ -1,25 +1,28 @@
-"""Fields: how values become payloads. The tables here are the registry that `docs/fields.md` describes.
+"""Fields: how values become payloads and back. `docs/fields.md` describes every field; `base` is the contract of all.
 
-A type id is never given to another field. Ids from 0x8000 to 0xFFFF are the user's, by `register_field`; everything
-else belongs to this package.
+A field knows values and payloads, not files. Your own derives from `Field`, and `register_field` makes it known.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from collections.abc import Mapping
-
-from mm_assets.errors import ConfigError, MissingExtraError
 from mm_assets.fields.audio import Audio, AudioField
-from mm_assets.fields.base import JSON, ArraySpec, Encoded, Field, Item, Part
+from mm_assets.fields.base import ArraySpec, Encoded, Field, Item, Part
 from mm_assets.fields.depth import DepthField
 from mm_assets.fields.document import Document, DocumentField
+from mm_assets.fields.facts import Boxes, ClipLengths, Fact, MediaLength, Spans, Steps
 from mm_assets.fields.image import ImageField
 from mm_assets.fields.image_text import ImageText, ImageTextPair, ImageTextPairField
 from mm_assets.fields.midi import MIDI, MIDIField
 from mm_assets.fields.ndarray import NDArrayField
 from mm_assets.fields.plain import BytesField, JSONField, RawJSON, TextField
+from mm_assets.fields.registry import (
+    FIELD_NAMES,
+    FIELD_TYPES,
+    complete_config,
+    field_from_config,
+    field_from_declaration,
+    register_field,
+)
 from mm_assets.fields.scalar import ScalarField
 from mm_assets.fields.sequence import SequenceField
 from mm_assets.fields.series_value import TimeSeries
@@ -39,12 +42,15 @@ __all__ = [
     "ArraySpec",
     "Audio",
     "AudioField",
+    "Boxes",
     "BytesField",
     "Clip",
+    "ClipLengths",
     "DepthField",
     "Document",
     "DocumentField",
     "Encoded",
+    "Fact",
     "Field",
     "ImageField",
     "ImageText",
@@ -53,6 +59,7 @@ __all__ = [
     "Item",
     "JSONField",
     "MIDIField",
+    "MediaLength",
     "NDArrayField",
     "NoteTable",
     "PageLayout",
@@ -60,6 +67,8 @@ __all__ = [
     "RawJSON",
     "ScalarField",
     "SequenceField",
+    "Spans",
+    "Steps",
     "SyncedVideoAudioField",
     "TextBoxes",
     "TextField",
@@ -72,114 +81,8 @@ __all__ = [
     "VideoFile",
     "complete_config",
     "field_from_config",
+    "field_from_declaration",
     "register_field",
     "segments_at",
     "segments_between",
 ]
-
-FIELD_TYPES: dict[int, type[Field]] = {
-    1: BytesField,
-    2: TextField,
-    3: JSONField,
-    4: NDArrayField,
-    5: ScalarField,
-    10: ImageField,
-    11: DepthField,
-    20: TokensField,
-    21: TimedTextField,
-    40: AudioField,
-    41: MIDIField,
-    42: TimeSeriesField,
-    50: SyncedVideoAudioField,
-    51: ImageTextPairField,
-    52: DocumentField,
-    60: SequenceField,
-}
-"""Type id to class."""
-
-FIELD_NAMES: dict[str, type[Field]] = {cls.__name__: cls for cls in FIELD_TYPES.values()}
-"""Class name to class: what a file's schema and a YAML declaration name."""
-
-USER_TYPE_IDS = range(0x8000, 0x10000)
-
-
-def register_field(cls: type[Field]) -> type[Field]:
-    """Make a user's field known by its name and type id; usable as a class decorator. Again is no harm.
-
-    Raises:
-        ConfigError: no concrete field, a type id outside 0x8000..0xFFFF, or an id or name that another class has.
-    """
-    where = getattr(cls, "__qualname__", repr(cls))
-    if not (isinstance(cls, type) and issubclass(cls, Field)) or inspect.isabstract(cls):
-        raise ConfigError(where, "field", "found an incomplete or no Field, expected a subclass with encode and decode")
-    type_id = getattr(cls, "TYPE_ID", None)
-    if not isinstance(type_id, int) or type_id not in USER_TYPE_IDS:
-        raise ConfigError(where, "TYPE_ID", f"found {type_id!r}, expected 0x8000 to 0xFFFF")
-    if FIELD_TYPES.get(type_id, cls) is not cls:
-        raise ConfigError(where, "TYPE_ID", f"{type_id:#06x} is already taken by {FIELD_TYPES[type_id].__qualname__}")
-    if FIELD_NAMES.get(cls.__name__, cls) is not cls:
-        raise ConfigError(where, "field", f"the name {cls.__name__} is already taken")
-    FIELD_TYPES[type_id] = cls
-    FIELD_NAMES[cls.__name__] = cls
-    return cls
-
-
-def field_from_config(type_name: object, config: Mapping[str, JSON] | None = None, *, trusted: bool = True) -> Field:
-    """Make a field from its class name and configuration, as a file's schema holds them.
-
-    Args:
-        type_name: the class name.
-        config: its settings; those that are not given have their defaults.
-        trusted: whether somebody here wrote `config`. One out of a packed file may bring no tokenizer, only name it:
-            such a setting would open a file of this machine, or run a parser over the file's own text. Nor may it
-            raise a field's `LIMITS`: whoever reads does, with settings of his own.
-
-    Raises:
-        ConfigError: an unknown name, or a setting that its class does not take.
-    """
-    cls = FIELD_NAMES.get(type_name) if isinstance(type_name, str) else None
-    if cls is None:
-        raise ConfigError(
-            "arguments", "field", f"found {type_name!r}, expected one of {', '.join(sorted(FIELD_NAMES))}"
-        )
-    if config is not None and not isinstance(config, Mapping):
-        raise ConfigError("arguments", type_name, f"found {type(config).__name__}, expected a mapping of settings")
-    if not trusted:
-        _refuse_tokenizers(config or {})
-        config = _within_limits(cls, config or {})
-    return cls.from_config(config or {})
-
-
-def complete_config(type_name: object, config: Mapping[str, JSON]) -> dict[str, JSON]:
-    """A stored configuration with the defaults of settings that came after it; as it stands where nobody here knows it.
-
-    So files that say the same are told to, whichever release wrote them.
-    """
-    try:
-        return field_from_config(type_name, config, trusted=False).config
-    except (ConfigError, MissingExtraError):
-        return dict(config)
-
-
-def _within_limits(cls: type[Field], config: Mapping[str, JSON]) -> dict[str, JSON]:
-    """A stored configuration, those of fields in it too, whose limits are not above their defaults."""
-    defaults = {one.name: one.default for one in dataclasses.fields(cls)}
-    tame = dict(config)
-    for name, value in config.items():
-        default = defaults.get(name)
-        if name in cls.LIMITS and isinstance(value, int) and isinstance(default, int):
-            tame[name] = min(value, default)
-        elif isinstance(default, Field) and isinstance(value, Mapping):
-            tame[name] = _within_limits(type(default), value)
-        elif isinstance(value, Mapping) and isinstance(value.get("config"), Mapping):
-            inner = FIELD_NAMES.get(str(value.get("type")))
-            tame[name] = value if inner is None else {**value, "config": _within_limits(inner, value["config"])}
-    return tame
-
-
-def _refuse_tokenizers(config: Mapping[str, JSON]) -> None:
-    for key, value in config.items():
-        if key == "tokenizer" and isinstance(value, Mapping) and value.keys() & {"file", "json"}:
-            raise ConfigError("arguments", key, "brings a tokenizer, expected its name and SHA-256 in a packed file")
-        if isinstance(value, Mapping):
-            _refuse_tokenizers(value)

@@ -6,6 +6,7 @@ PCM and float payloads are read by NumPy, files by libsndfile. Nothing is ever r
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
+from mm_assets.fields.facts import Fact, MediaLength
 from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.sounds import AudioInfo, probe_audio, size_of_id3
@@ -98,6 +100,8 @@ class AudioField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 40
+    TAKES_JSON: ClassVar[bool] = False
+    FACTS: ClassVar[tuple[type[Fact], ...]] = (MediaLength,)
     LIMITS: ClassVar[tuple[str, ...]] = ("max_frames",)
 
     encoding: str = "keep"
@@ -272,6 +276,12 @@ class AudioField(Field):
         if raw.kind == "f" and not np.isfinite(samples).all():
             raise corrupt("sound has samples that are infinite or NaN", found="NaN", expected="finite samples")
         return Audio(_to_int16(samples), rate)
+
+    def facts(self, metadata: Buffer, data: Buffer) -> Iterator[MediaLength]:
+        """The duration."""
+        rate, _, _, _, num_frames = self._unpack_record(metadata)
+        if rate:
+            yield MediaLength(num_frames / rate)
 
 
 def _to_float(samples: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -1,26 +1,35 @@
 """What a field promises: a value becomes a fixed metadata record and data bytes, and comes back.
 
-A payload holds offsets relative to its own data only, so the same bytes stand in any container. A wrong value raises
+A payload holds offsets relative to its own data only, so that it is the same in any container. A wrong value raises
 `EncodeError`, a wrong payload `FormatError`; limits are read from the header and checked before anything is decoded.
 Fields are frozen dataclasses: their attributes are their configuration, and two fields with one configuration are
 equal. Nothing here knows files.
+
+What other packages need to know of a field it says itself, so that a user's field is packed, checked and converted
+like any other: what it accepts (`TAKES_CONTENT`, `TAKES_JSON`, `HOLDS_JSON`, `PARTS`), how text and JSON become its
+values, its Arrow column, and the facts that checks judge.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import ConfigError, CorruptError, EncodeError, TruncatedError
+from mm_assets.fields.facts import Fact
 from mm_assets.media.content_types import Buffer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "JSON",
@@ -38,6 +47,7 @@ __all__ = [
     "corrupt",
     "describe",
     "is_int",
+    "parse_json",
     "truncated",
     "wrong_content",
     "wrong_value",
@@ -49,7 +59,7 @@ Out: TypeAlias = npt.NDArray[Any] | Mapping[str, npt.NDArray[Any]]
 JSON = Any  # a JSON value; Python's type system has no finite name for it that is worth its cost in casts
 
 PAYLOAD = "<payload>"
-"""Stands for the file in a field's `FormatError`: a field does not know it, and the dataset puts it in."""
+"""The path in a field's `FormatError`: a field does not know its file, and the dataset replaces it."""
 
 
 class Encoded(NamedTuple):
@@ -92,9 +102,9 @@ class Item(NamedTuple):
     """What a payload holds of one content.
 
     Attributes:
-        part: name in the field's `PARTS`; "" in a field that is no composite.
+        part: name in the field's `PARTS`; "" in a field without parts.
         position: the item's position among those of a sequence or a part; else 0.
-        data: the bytes that stand for the content: the content itself where the field keeps it.
+        data: the bytes that are stored for the content: the content itself where the field keeps it.
     """
 
     part: str
@@ -141,8 +151,20 @@ def config_error(key: str, found: object, expected: str) -> ConfigError:
 
 
 def is_int(value: object, low: int, high: int) -> bool:
-    """Whether a setting is an integer from `low` to `high`; true and false are none."""
+    """Whether a setting is an integer from `low` to `high`; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def parse_json(text: str, expected: str) -> JSON:
+    """The value of a JSON text.
+
+    Raises:
+        EncodeError: it is not JSON; the message says that `expected` was.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EncodeError(f"found the text {text[:40]!r}, expected {expected}") from error
 
 
 def as_bytes_view(value: Buffer) -> memoryview:
@@ -167,6 +189,15 @@ class Field(ABC):
     TAKES_CONTENT: ClassVar[bool] = True
     """Whether the bytes of one file, or a text, are a value."""
 
+    TAKES_JSON: ClassVar[bool] = True
+    """Whether a JSON value becomes a value, by `from_json_value`; not where values are files."""
+
+    HOLDS_JSON: ClassVar[bool] = False
+    """Whether every JSON text is a value and decodes to the JSON value: such a field can pack a sample's metadata."""
+
+    FACTS: ClassVar[tuple[type[Fact], ...]] = ()
+    """The kinds of fact that `facts` yields; empty where checks of time and place have nothing to judge."""
+
     LIMITS: ClassVar[tuple[str, ...]] = ()
     """Settings that bound what decoding may cost. A packed file may lower them, not raise them above their defaults."""
 
@@ -184,6 +215,55 @@ class Field(ABC):
         """Whether the content given for a part is stored as it is: the data of its `Item`."""
         return False
 
+    @property
+    def item_field(self) -> Field | None:
+        """The field of each item where a value is a list of (position, item); None where it is a single value."""
+        return None
+
+    # --- what becomes a value -----------------------------------------------------------------------------------------
+
+    def from_text(self, text: Buffer) -> Any:
+        """What `encode` takes for the content of a text row.
+
+        Args:
+            text: UTF-8. Passed on unchanged where `encode` takes text as bytes.
+
+        Raises:
+            EncodeError: the text is not a value of this field.
+        """
+        return text
+
+    def from_json_value(self, value: JSON) -> Any:
+        """What `encode` takes for a value of a sample's JSON, or for a cell of a table: a composite is assembled.
+
+        Args:
+            value: a JSON value; out of a Parquet table also bytes. That of a composite is an object of its parts.
+
+        Raises:
+            EncodeError: it is not a value of this field.
+        """
+        if not self.PARTS or not isinstance(value, dict):
+            return value
+        unknown = [part for part in value if part not in self.PARTS]
+        if unknown:
+            parts = ", ".join(self.PARTS)
+            raise EncodeError(f"found the part {unknown[0]!r}, expected parts of {type(self).__name__}: {parts}")
+        return self.assemble(
+            {
+                part: list(enumerate(content)) if self.PARTS[part].many and isinstance(content, list) else content
+                for part, content in value.items()
+                if content is not None
+            }
+        )
+
+    def from_csv_cell(self, cell: str) -> Any:
+        """What `encode` takes for a cell of a CSV file: the JSON value in it, by `from_json_value`.
+
+        Raises:
+            EncodeError: the cell is not JSON, or not a value of this field.
+        """
+        return self.from_json_value(parse_json(cell, "JSON"))
+
     def assemble(self, contents: Mapping[str, Any]) -> Any:
         """Make the value of a composite of its parts' contents.
 
@@ -192,9 +272,11 @@ class Field(ABC):
                 a part of many a list of (position, bytes) in order of position.
 
         Raises:
-            EncodeError: the contents make no value of this field.
+            EncodeError: the contents are not a value of this field.
         """
         raise NotImplementedError(f"{type(self).__name__} has no parts")
+
+    # --- what a payload holds -----------------------------------------------------------------------------------------
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
         """What a payload holds of each content it was made of, without decoding it.
@@ -203,6 +285,43 @@ class Field(ABC):
             FormatError: the payload contradicts itself.
         """
         yield Item("", 0, data)
+
+    def item_payloads(self, metadata: Buffer, data: Buffer) -> Iterator[tuple[int, Buffer, Buffer]]:
+        """Position, metadata record and data of each item of an `item_field`; the payload itself in any other field.
+
+        Raises:
+            FormatError: the payload is damaged.
+        """
+        yield 0, metadata, data
+
+    def facts(self, metadata: Buffer, data: Buffer) -> Iterator[Fact]:
+        """What a payload says of time and place, in the kinds that `FACTS` names.
+
+        Facts are read from the stored bytes, so that a check can show a payload that `decode` refuses.
+
+        Raises:
+            FormatError: the payload is damaged.
+        """
+        return iter(())
+
+    @property
+    def arrow_type(self) -> pa.DataType | None:
+        """The Arrow type of a column of decoded values; `to_arrow` makes the column.
+
+        None where the batch's arrays are the column, or without a `value_layout` the stored data.
+        """
+        return None
+
+    def to_arrow(self, values: Sequence[Any], datas: Sequence[Buffer | None]) -> pa.Array | pa.ChunkedArray:
+        """A column of `arrow_type`.
+
+        Args:
+            values: decoded one by one, None where absent.
+            datas: the stored data of each.
+        """
+        import pyarrow as pa
+
+        return pa.array(values, self.arrow_type)
 
     @property
     def value_layout(self) -> ArraySpec | Mapping[str, ArraySpec] | None:
@@ -214,7 +333,7 @@ class Field(ABC):
 
     @property
     def decodes_in_parallel(self) -> bool:
-        """Whether decoding spends its time in a codec that lets go of the interpreter lock, so that threads help."""
+        """Whether decoding spends its time in a codec that releases the interpreter lock, so that threads help."""
         return False
 
     @abstractmethod
@@ -228,7 +347,8 @@ class Field(ABC):
     def check(self, value: Any) -> None:
         """Raise `EncodeError` exactly when `encode` would.
 
-        Bytes that are kept as they are cost a look at their header; other values cost what `encode` does.
+        A field that keeps bytes as they are reads their header only. A subclass that overrides `encode` of such a
+        field overrides this too.
         """
         self.encode(value)
 
@@ -338,6 +458,14 @@ class Field(ABC):
         values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
 
+    def declared_config(self, given: Mapping[str, JSON]) -> dict[str, JSON]:
+        """All settings as a pack plan stores them: `config`, with what only a declaration can restore.
+
+        Args:
+            given: the settings that this field was declared with, such as the file of a tokenizer.
+        """
+        return self.config
+
     @classmethod
     def from_config(cls, config: Mapping[str, JSON]) -> Self:
         """Restore a field from its configuration; settings that are not given have their defaults.
@@ -362,7 +490,7 @@ _STRUCT_CODES |= {"<f4": "f", "<f8": "d"}
 
 @functools.lru_cache(maxsize=256)
 def _record_struct(kind: np.dtype[np.void]) -> struct.Struct | None:
-    """What packs a record and unpacks it to the same values as NumPy, several times as quick; None if it has others."""
+    """Packs and unpacks a record to the same values as NumPy, several times faster; None for other element types."""
     parts = [kind[name].str for name in kind.names or ()]
     if not parts or any(part not in _STRUCT_CODES for part in parts):
         return None
@@ -374,7 +502,7 @@ def batch_array(count: int, layout: ArraySpec, out: Out | None, name: str) -> np
     """The (count, *shape) array of a layout: `out`, or a new one where that is None.
 
     Raises:
-        ValueError: `out` is of another kind; `name` stands for it.
+        ValueError: `out` is of another kind; the message calls it `name`.
     """
     shape = (count, *layout.shape)
     if out is None:

@@ -75,6 +75,7 @@ class DepthField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 11
+    TAKES_JSON: ClassVar[bool] = False
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
 
     encoding: str = "keep"

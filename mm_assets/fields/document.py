@@ -30,6 +30,7 @@ from mm_assets.fields.base import (
     wrong_value,
 )
 from mm_assets.fields.document_payload import RECORD, Head, OpenDocument, check_places, write_document
+from mm_assets.fields.facts import Boxes, Fact
 from mm_assets.fields.image import ImageField
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
@@ -105,6 +106,7 @@ class DocumentField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 52
+    FACTS: ClassVar[tuple[type[Fact], ...]] = (Boxes,)
     TAKES_CONTENT: ClassVar[bool] = False
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pages", "max_words", "max_pixels")
     PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType({"pages": Part(many=True), "layout": Part()})
@@ -388,6 +390,17 @@ class DocumentField(Field):
             FormatError: the payload is damaged.
         """
         return self._layout_of(self._open(metadata, data))
+
+    def facts(self, metadata: Buffer, data: Buffer) -> Iterator[Boxes]:
+        """The boxes as stored, also where `decode` refuses their places; none where `outside` is ``keep``."""
+        if self.outside == "keep":
+            return
+        stored = dataclasses.replace(self, normalize=False, outside="keep")
+        layout = stored.decode_layout(metadata, data)
+        if layout is None or layout.page_sizes is None:
+            return
+        for kind, texts in (("word", layout.words), ("segment", layout.segments)):
+            yield Boxes(kind, texts.boxes, texts.pages, np.asarray(layout.page_sizes)[texts.pages])
 
     def _open(self, metadata: Buffer | np.void, data: Buffer) -> OpenDocument:
         return OpenDocument(

@@ -99,6 +99,7 @@ class ImageField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 10
+    TAKES_JSON: ClassVar[bool] = False
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
 
     encoding: str = "keep"

@@ -246,6 +246,10 @@ class ImageTextPairField(Field):
         """All settings as JSON; of the tokenizer its identity."""
         return {**super().config, "tokenizer": self._tokens_field.config["tokenizer"]}
 
+    def declared_config(self, given: Mapping[str, JSON]) -> dict[str, JSON]:
+        """With the tokenizer as declared; see `TokensField`."""
+        return {**self.config, "tokenizer": self._tokens_field.declared_config(given)["tokenizer"]}
+
     @property
     def value_layout(self) -> Mapping[str, ArraySpec] | None:
         """The arrays of a batch, where `image_size` or `decode_size`, and `channels`, are set."""

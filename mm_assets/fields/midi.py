@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
+from mm_assets.fields.facts import Fact, Spans
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.midi import (
     DEFAULT_MAX_BYTES,
@@ -86,6 +88,8 @@ class MIDIField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 41
+    TAKES_JSON: ClassVar[bool] = False
+    FACTS: ClassVar[tuple[type[Fact], ...]] = (Spans,)
     LIMITS: ClassVar[tuple[str, ...]] = ("max_bytes", "max_notes", "max_duration_seconds")
 
     sustain: bool = False
@@ -148,6 +152,11 @@ class MIDIField(Field):
             found = (num_notes, num_tracks, division, file_format, *ends)
             raise corrupt("music is not as its record says", found=facts, expected=found)
         return MIDI(content, file.notes(sustain=self.sustain), file.duration_seconds)
+
+    def facts(self, metadata: Buffer, data: Buffer) -> Iterator[Spans]:
+        """The notes."""
+        notes = self.decode(metadata, data).notes
+        yield Spans("note", notes.onset_seconds, notes.end_seconds)
 
     def _parse(self, data: bytes, name: str) -> MIDIFile:
         return parse_midi(

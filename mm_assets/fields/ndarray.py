@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import math
 import tokenize
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from mm_assets.errors import EncodeError
+from mm_assets.fields.arrow import list_column, list_type
 from mm_assets.fields.base import (
     JSON,
     ArraySpec,
@@ -25,6 +28,9 @@ from mm_assets.fields.base import (
     wrong_value,
 )
 from mm_assets.media.content_types import Buffer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["NDArrayField"]
 
@@ -105,6 +111,43 @@ class NDArrayField(Field):
         )
         return None if fits else f"shape {self.shape}"
 
+    @property
+    def _element(self) -> ArraySpec | None:
+        """Shape and dtype of what an array of free length counts; None where more than the length is free."""
+        if self.dtype is None or not self.shape or self.shape[0] is not None:
+            return None
+        shape = tuple(extent for extent in self.shape[1:] if extent is not None)
+        return ArraySpec(shape, np.dtype(self.dtype)) if len(shape) == len(self.shape) - 1 else None
+
+    @property
+    def arrow_type(self) -> pa.DataType | None:
+        """A list of any length, where that alone is free."""
+        return None if self._element is None else list_type(self._element)
+
+    def to_arrow(self, values: Sequence[Any], datas: Sequence[Buffer | None]) -> pa.Array | pa.ChunkedArray:
+        """A column of lists."""
+        return super().to_arrow(values, datas) if self._element is None else list_column(values, self._element)
+
+    def from_json_value(self, value: JSON) -> Any:
+        """Numbers, or lists of them, as an array of `dtype`, or of their own; none is truncated, wrapped or guessed."""
+        if not isinstance(value, list | int | float):
+            return value
+        try:
+            given = np.asarray(value)
+        except (ValueError, OverflowError) as error:
+            raise EncodeError(f"found a list that is not an array ({error}), expected one of numbers") from error
+        if given.dtype.kind not in "biuf" or (given.dtype.kind != "b" and _has_bool(value)):
+            raise EncodeError(f"found a list of {given.dtype}, expected one of numbers, or of true and false")
+        if self.dtype is None:
+            return given
+        with np.errstate(over="ignore", invalid="ignore"):
+            array = given.astype(self.dtype)
+        is_float = array.dtype.kind in "fc"
+        wrong = np.isinf(array) & ~np.isinf(given) if is_float else array.astype(np.float64) != given.astype(np.float64)
+        if (given.dtype.kind == "b") != (array.dtype.kind == "b") or wrong.any():
+            raise EncodeError(f"found numbers of {given.dtype} that do not fit {self.dtype}, expected such that do")
+        return array
+
     def encode(self, value: npt.NDArray[Any] | Buffer) -> Encoded:
         """Take an array, or ``.npy`` bytes."""
         if isinstance(value, bytes | bytearray | memoryview):
@@ -181,3 +224,7 @@ class NDArrayField(Field):
             raise corrupt("array has an impossible shape", found=shape, expected="one that NumPy can hold") from error
         array.flags.writeable = False
         return array
+
+
+def _has_bool(value: JSON) -> bool:
+    return isinstance(value, bool) or (isinstance(value, list) and any(map(_has_bool, value)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from mm_assets.fields.base import (
     wrong_value,
 )
 from mm_assets.media.content_types import Buffer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["BytesField", "JSONField", "RawJSON", "TextField"]
 
@@ -45,6 +48,7 @@ class BytesField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 1
+    TAKES_JSON: ClassVar[bool] = False
 
     @property
     def metadata_type(self) -> np.dtype[np.void]:
@@ -58,10 +62,14 @@ class BytesField(Field):
 
     def encode(self, value: Buffer) -> Encoded:
         """Take bytes."""
-        if not isinstance(value, bytes | bytearray | memoryview):
-            raise wrong_value(self, value, "bytes")
+        self.check(value)
         data = bytes(value)
         return Encoded(self._pack_record(len(data)), data)
+
+    def check(self, value: Buffer) -> None:
+        """Take any bytes."""
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise wrong_value(self, value, "bytes")
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> bytes:
         """Give bytes."""
@@ -90,6 +98,17 @@ class TextField(Field):
     def keeps_bytes(self) -> bool:
         """Always."""
         return True
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """Text."""
+        import pyarrow as pa
+
+        return pa.string()
+
+    def from_csv_cell(self, cell: str) -> str:
+        """The cell's text."""
+        return cell
 
     def encode(self, value: str | Buffer) -> Encoded:
         """Take text or its UTF-8 bytes."""
@@ -166,6 +185,7 @@ class JSONField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 3
+    HOLDS_JSON: ClassVar[bool] = True
 
     @property
     def metadata_type(self) -> np.dtype[np.void]:
@@ -176,6 +196,19 @@ class JSONField(Field):
     def keeps_bytes(self) -> bool:
         """Always: bytes are JSON text."""
         return True
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """JSON text."""
+        import pyarrow as pa
+
+        return pa.string()
+
+    def to_arrow(self, values: Sequence[Any], datas: Sequence[Buffer | None]) -> pa.Array | pa.ChunkedArray:
+        """The stored texts: values of any JSON type are not a column."""
+        import pyarrow as pa
+
+        return pa.array([None if data is None else str(as_bytes_view(data), "utf-8") for data in datas], pa.string())
 
     def encode(self, value: JSON | RawJSON | Buffer) -> Encoded:
         """Take a value, or JSON text as bytes or `RawJSON`."""

@@ -1,4 +1,4 @@
-"""One number per sample, kept in the metadata record, so that a whole column is read without touching data."""
+"""One number per sample, stored in the metadata record, so that a whole column is read without touching data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from mm_assets.errors import EncodeError
 from mm_assets.fields.base import (
     ArraySpec,
     Encoded,
@@ -20,6 +21,7 @@ from mm_assets.fields.base import (
     config_error,
     corrupt,
     describe,
+    parse_json,
     wrong_content,
     wrong_value,
 )
@@ -79,6 +81,19 @@ class ScalarField(Field):
     def value_layout(self) -> ArraySpec:
         """A single number of `dtype`."""
         return ArraySpec((), self._numpy_dtype)
+
+    def from_text(self, text: Buffer) -> int | float:
+        """The number that a text row's content is."""
+        plain = str(text, "utf-8").strip()
+        value = parse_json(plain, "a number")
+        if not isinstance(value, int | float):
+            raise EncodeError(f"found the text {plain[:40]!r}, expected a number")
+        return value
+
+    def from_csv_cell(self, cell: str) -> Any:
+        """The number in the cell; true and false also in capitals, as spreadsheets write them."""
+        plain = cell.strip().lower()
+        return parse_json(plain if plain in ("true", "false") else cell, "a number")
 
     @property
     def _limits(self) -> tuple[int, int]:

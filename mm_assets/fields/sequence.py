@@ -62,6 +62,17 @@ class SequenceField(Field):
         return _RECORD
 
     @property
+    def item_field(self) -> Field:
+        """`inner`."""
+        return self.inner
+
+    def from_json_value(self, value: JSON) -> list[tuple[int, Any]]:
+        """A list: each item at its index. Null is a gap."""
+        if not isinstance(value, list):
+            raise EncodeError(f"found {type(value).__name__}, expected a list for a sequence")
+        return [(index, self.inner.from_json_value(item)) for index, item in enumerate(value) if item is not None]
+
+    @property
     def decodes_in_parallel(self) -> bool:
         """As the inner field."""
         return self.inner.decodes_in_parallel
@@ -71,10 +82,15 @@ class SequenceField(Field):
         """The inner field's type name and configuration."""
         return {"inner": {"type": type(self.inner).__name__, "config": self.inner.config}}
 
+    def declared_config(self, given: Mapping[str, JSON]) -> dict[str, JSON]:
+        """The inner field's type as declared, which may be an import path, and its settings."""
+        inner = given["inner"]
+        return {"inner": {"type": inner["type"], "config": self.inner.declared_config(inner.get("config") or {})}}
+
     @classmethod
     def from_config(cls, config: Mapping[str, JSON]) -> Self:
         """Restore a field from its configuration."""
-        from mm_assets.fields import field_from_config  # the table of all fields has this one in it
+        from mm_assets.fields.registry import field_from_config  # the table of all fields has this one in it
 
         inner = config.get("inner")
         if set(config) != {"inner"} or not isinstance(inner, Mapping) or not set(inner) <= {"type", "config"}:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -30,6 +30,7 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
+from mm_assets.fields.facts import Fact, Spans
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.subtitles import TimedSegment, parse_subtitles
 
@@ -70,6 +71,7 @@ class TimedTextField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 21
+    FACTS: ClassVar[tuple[type[Fact], ...]] = (Spans,)
     LIMITS: ClassVar[tuple[str, ...]] = ("max_segments",)
 
     sort: bool = False
@@ -217,6 +219,11 @@ class TimedTextField(Field):
             FormatError: the payload is damaged.
         """
         return self._open(metadata, data)[0]
+
+    def facts(self, metadata: Buffer, data: Buffer) -> Iterator[Spans]:
+        """The segments."""
+        times = self.times(metadata, data)
+        yield Spans("text", times[:, 0], times[:, 1])
 
     def _open(self, metadata: Buffer | np.void, data: Buffer) -> tuple[npt.NDArray[np.float64], list[int], memoryview]:
         """Times, text offsets and texts, checked."""

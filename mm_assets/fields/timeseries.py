@@ -30,6 +30,7 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
+from mm_assets.fields.facts import Fact, Spans, Steps
 from mm_assets.fields.series_text import array_of_content, columns_of_csv
 from mm_assets.fields.series_value import Columns, TimeSeries
 from mm_assets.media.content_types import Buffer
@@ -79,6 +80,7 @@ class TimeSeriesField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 42
+    FACTS: ClassVar[tuple[type[Fact], ...]] = (Spans, Steps)
     PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType(
         {"timestamps": Part(needed=True), "values": Part(needed=True)}
     )
@@ -253,6 +255,14 @@ class TimeSeriesField(Field):
         view = as_bytes_view(data)
         yield Item("timestamps", 0, view[: num_steps * _TIMES.itemsize])
         yield Item("values", 0, view[num_steps * _TIMES.itemsize :])
+
+    def facts(self, metadata: Buffer, data: Buffer) -> Iterator[Spans | Steps]:
+        """The span of the series and its timestamps, also where `decode` refuses their order."""
+        num_steps = self._shape(metadata, data)[0]
+        times = np.frombuffer(bytes(as_bytes_view(data)[: num_steps * _TIMES.itemsize]), _TIMES)
+        if num_steps:
+            yield Spans("series", times.min(keepdims=True), times.max(keepdims=True))
+        yield Steps(times, self.allow_equal)
 
     def _decode_into_several(self, metadata: Buffer, data: Buffer, targets: Mapping[str, npt.NDArray[Any]]) -> None:
         series = self.decode(metadata, data)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
+from mm_assets.fields.arrow import list_column, list_type
 from mm_assets.fields.base import (
     JSON,
     ArraySpec,
@@ -30,6 +31,9 @@ from mm_assets.fields.base import (
 from mm_assets.fields.ndarray import NDArrayField
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.tokenizers import Tokenizer, TokenizerRef, tokenizer_ref
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["TokensField"]
 
@@ -147,10 +151,27 @@ class TokensField(Field):
         }
 
     @property
+    def _element(self) -> ArraySpec:
+        return ArraySpec((), np.dtype(self.decoded))
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """A list of ids, without padding."""
+        return list_type(self._element)
+
+    def to_arrow(self, values: Sequence[Any], datas: Sequence[Buffer | None]) -> pa.Array | pa.ChunkedArray:
+        """A column of lists of ids."""
+        return list_column(values, self._element)
+
+    @property
     def config(self) -> dict[str, JSON]:
         """All settings as JSON; of the tokenizer its identity, so that equal ones in other places are equal here."""
         tokenizer: TokenizerRef | None = self.tokenizer
         return {**super().config, "tokenizer": tokenizer.config if tokenizer is not None else None}
+
+    def declared_config(self, given: Mapping[str, JSON]) -> dict[str, JSON]:
+        """With the tokenizer as declared: `config` has its identity only, not its file."""
+        return {**self.config, "tokenizer": given.get("tokenizer", self.config["tokenizer"])}
 
     # --- encode -------------------------------------------------------------------------------------------------------
 

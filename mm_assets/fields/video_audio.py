@@ -33,6 +33,7 @@ from mm_assets.fields.base import (
     wrong_content,
     wrong_value,
 )
+from mm_assets.fields.facts import ClipLengths, Fact, MediaLength
 from mm_assets.fields.video_frames import encode_frames, fill_frames, index_of
 from mm_assets.fields.video_record import FILE, IN_VIDEO, JPEG, NONE, OWN_FILE, RECORD, VIDEO_PART, Record
 from mm_assets.fields.video_sound import brought_to, decoded_size, stored_sound, timing_at
@@ -77,6 +78,7 @@ class SyncedVideoAudioField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 50
+    FACTS: ClassVar[tuple[type[Fact], ...]] = (MediaLength, ClipLengths)
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels", "max_decoded_bytes")
     PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType({"video": Part(), "audio": Part()})
 
@@ -307,6 +309,15 @@ class SyncedVideoAudioField(Field):
         if record.parts & VIDEO_PART:
             yield Item("video", 0, video)
         yield Item("audio", 0, audio)
+
+    def facts(self, metadata: Buffer, data: Buffer) -> Iterator[MediaLength | ClipLengths]:
+        """The duration, and those of the video and the audio where the clip has both."""
+        timing = self.timing(metadata)
+        frame = float(1 / timing.frame_rate) if timing.frame_rate else 0.0
+        if not timing.truncated:  # notes and texts are not expected to be truncated with the clip
+            yield MediaLength(timing.duration_seconds, frame)
+        if timing.num_frames and timing.sample_rate:
+            yield ClipLengths(timing.video_seconds, timing.audio_seconds, frame)
 
     def timing(self, metadata: Buffer | np.void) -> Timing:
         """Give counts, rates and offset of what decoding gives, without looking at the data.

@@ -6,12 +6,12 @@ registered by importing a module.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mm_assets.errors import ConfigError
+from mm_assets.fields.registry import load_class
 from mm_assets.filters.base import Annotator, Filter
 from mm_assets.rows.schema import PIPELINE_FILTERS, UserColumn
 
@@ -111,7 +111,10 @@ def _build(
         found = "is missing" if kind is None else f"is {kind!r}"
         allowed = f"built in: {', '.join(sorted(table))}; or your own as module:Class"
         raise ConfigError(where, f"{key}.type", f"{found}, expected the type of {what}: {allowed}")
-    cls = _load(table.get(kind, kind), base, where, f"{key}.type")
+    try:
+        cls: type[Any] = load_class(table.get(kind, kind), base)
+    except ConfigError as error:
+        raise ConfigError(where, f"{key}.type", error.detail) from error
     if "scope" in inspect.signature(cls).parameters:  # the class's own, and its meaning too
         common_keys = [name for name in common_keys if name != "scope"]
     given = {name: value for name, value in config.items() if name != "type" and name not in common_keys}
@@ -132,22 +135,6 @@ def _build(
         detail = f"{kind} makes frozen instances; its `name` must be assignable"
         raise ConfigError(where, f"{key}.type", detail) from error
     return built
-
-
-def _load(path: str, base: type, where: object, key: str) -> type[Any]:
-    module_name, _, class_name = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the name may be empty or relative, and a module is its author's code
-        said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-        raise ConfigError(where, key, f"is {path!r}, whose module cannot be imported: {said}") from error
-    found = getattr(module, class_name, None) if class_name else None
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigError(where, key, f"is {path!r}, which is {found!r}, expected a class derived from {base.__name__}")
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise ConfigError(where, key, f"is {path!r}, which does not implement {missing}")
-    return found
 
 
 def _check_parameters(

@@ -1,9 +1,9 @@
 """Where each row of a block goes in a packed sample.
 
-Packing, the filter before it and the checks after it all ask here, so that they agree. Placing looks at names and, by
-`Field.check`, at content; it decodes and copies nothing. The rule: packed modalities in the plan's order take, of the
-rows that are left, those which their selector names and their field accepts; a "one" takes the first by preference and
-position. A composite takes a row for each of its parts, all or none. Content that nobody took goes to the plan's rest.
+Packing, the filter before it and the checks after it all ask here, so that they agree. Placing reads names and, by
+`Field.check`, content; it decodes and copies nothing. The rule: in the plan's order, each packed modality takes those
+of the remaining rows that its selector names and its field accepts; a "one" takes the first by preference and position.
+A composite takes a row for each of its parts, all or none. Content that no modality takes goes to the plan's rest.
 """
 
 from __future__ import annotations
@@ -15,25 +15,19 @@ from dataclasses import field as dataclass_field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.errors import EncodeError, SchemaMismatchError
-from mm_assets.fields import BytesField, Field, NDArrayField, ScalarField, SequenceField, TextField
+from mm_assets.fields import Field
 from mm_assets.packing.plan import PackPlan, Selector
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
 from mm_assets.sources.member import split_member_name
 
-__all__ = ["BlockRows", "Placed", "Placement", "Placer", "inner_field"]
+__all__ = ["BlockRows", "Placed", "Placement", "Placer"]
 
 MAX_REMEMBERED = 10_000  # kinds of row whose takers are remembered; names with dots in them may make every row its own
-
-
-def inner_field(made: Field) -> Field:
-    """The field of one item: a sequence's inner field, any other field itself."""
-    return made.inner if isinstance(made, SequenceField) else made
 
 
 class _Views:
@@ -177,7 +171,7 @@ class Placer:
         self.metadata = plan.special("metadata")
         self.rest = plan.special("rest")
         self.listing = plan.special("listing")
-        self._inner = [inner_field(made) for made in self.fields]
+        self._item_fields = [made.item_field or made for made in self.fields]
         self._is_composite = [modality.selector.take == "parts" for modality in plan.modalities]
         self._selectors = [
             (number, part, selector)
@@ -205,32 +199,18 @@ class Placer:
             yield placement
 
     def value(self, number: int, modality: str, content: memoryview) -> Any:
-        """What the field of packed modality `number` is given for a row's content.
+        """What the field of packed modality `number` is given for the content of a row of a row modality.
 
         Raises:
-            EncodeError: a number is wanted and the text is none.
+            EncodeError: a text is not a value of the field.
         """
-        if isinstance(self._inner[number], ScalarField) and modality == "text":
-            text = str(content, "utf-8").strip()
-            try:
-                value = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise EncodeError(f"found the text {text[:40]!r}, expected a number") from error
-            if not isinstance(value, int | float):
-                raise EncodeError(f"found the text {text[:40]!r}, expected a number")
-            return value
-        return content
+        return self._item_fields[number].from_text(content) if modality == "text" else content
 
     def keeps(self, number: int, part: str) -> bool:
         """Whether the content of a row is stored as it is, byte for byte."""
         if part:
             return self.fields[number].keeps_part(part)
-        return self._inner[number].keeps_bytes and not isinstance(self._inner[number], ScalarField)
-
-    def row_parts(self, number: int) -> frozenset[str]:
-        """The parts that take rows; {""} in a modality without parts, none in one that is made of the JSON alone."""
-        selectors = self.plan.modalities[number].selectors
-        return frozenset(part for part, selector in selectors.items() if selector.take not in ("json", "shared"))
+        return self._item_fields[number].keeps_bytes
 
     def _place_sample(self, rows: BlockRows, start: int, stop: int, without: frozenset[int] = frozenset()) -> Placement:
         placement = Placement(start=start, stop=stop)
@@ -414,7 +394,7 @@ class Placer:
         if found is None or head is None:
             return
         try:
-            value = self._json_value(taker, found)
+            value = self.fields[taker].from_json_value(found)
             self.fields[taker].check(value)
         except EncodeError as error:
             if selector.on_refused == "absent":
@@ -424,15 +404,6 @@ class Placer:
                 placement.unfit.setdefault(head, (self.names[taker], str(error)))
         else:
             placement.values[taker] = value
-
-    def _json_value(self, taker: int, found: Any) -> Any:
-        """What a field is given for a value of the sample's JSON."""
-        made = self.fields[taker]
-        if not isinstance(made, SequenceField):
-            return _field_value(made, found)
-        if not isinstance(found, list):
-            raise EncodeError(f"found {type(found).__name__}, expected a list for a sequence")
-        return [(place, _field_value(made.inner, item)) for place, item in enumerate(found) if item is not None]
 
     def _refuse_sample(self, placement: Placement, rows: BlockRows, reason: str, unfit: tuple[str, str]) -> None:
         for row in range(placement.start, placement.stop):
@@ -455,47 +426,14 @@ class Placer:
 
     def _refusal(self, taker: int, rows: BlockRows, row: int) -> str | None:
         """What a field has against a row's content, or None."""
-        made = self._inner[taker]
-        modality = rows.modality[row]
-        if type(made) is BytesField or (type(made) is TextField and modality == "text"):
-            return None  # Arrow's strings are UTF-8: there is nothing to check
         content = rows.content(row)
         if content is None:
             return "there is no content"
         try:
-            made.check(self.value(taker, modality, content))
+            self._item_fields[taker].check(self.value(taker, rows.modality[row], content))
         except EncodeError as error:
             return str(error)
         return None
-
-
-def _field_value(made: Field, found: Any) -> Any:
-    if isinstance(made, NDArrayField) and isinstance(found, list | int | float):
-        return _array_of(made, found)
-    return found
-
-
-def _array_of(made: NDArrayField, found: Any) -> npt.NDArray[Any]:
-    """A JSON list as an array of the field's dtype, or of the numbers' own; nothing is cut, wrapped or guessed."""
-    try:
-        given = np.asarray(found)
-    except (ValueError, OverflowError) as error:
-        raise EncodeError(f"found a list that is no array ({error}), expected one of numbers") from error
-    if given.dtype.kind not in "biuf" or (given.dtype.kind != "b" and _has_bool(found)):
-        raise EncodeError(f"found a list of {given.dtype}, expected one of numbers, or of true and false")
-    if made.dtype is None:
-        return given
-    with np.errstate(over="ignore", invalid="ignore"):
-        array = given.astype(made.dtype)
-    is_float = array.dtype.kind in "fc"
-    wrong = np.isinf(array) & ~np.isinf(given) if is_float else array.astype(np.float64) != given.astype(np.float64)
-    if (given.dtype.kind == "b") != (array.dtype.kind == "b") or wrong.any():
-        raise EncodeError(f"found numbers of {given.dtype} that are no {made.dtype}, expected such")
-    return array
-
-
-def _has_bool(found: Any) -> bool:
-    return isinstance(found, bool) or (isinstance(found, list) and any(map(_has_bool, found)))
 
 
 def _by_position(candidate: tuple[int, int, int]) -> tuple[int, int]:

@@ -15,17 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from mm_assets.errors import ConfigError, SchemaMismatchError
-from mm_assets.fields import (
-    AudioField,
-    BytesField,
-    DepthField,
-    Field,
-    ImageField,
-    JSONField,
-    MIDIField,
-    SequenceField,
-    field_from_config,
-)
+from mm_assets.fields import BytesField, Field, SequenceField, field_from_declaration
 from mm_assets.formats import ModalitySpec, name_hash
 
 __all__ = ["NUMBERED", "ROW_TAKES", "PackPlan", "PackedModality", "Selector", "Take", "parse_fields"]
@@ -95,7 +85,7 @@ class PackedModality:
 
     Attributes:
         name: unique in the plan.
-        field_type: class name of the field.
+        field_type: class name of the field; of the user's own also its import path, ``module:Class``.
         config: the field's configuration as declared, with its defaults.
         selector: the rows.
         parts: for `take` "parts": the rows of each part of the field, by its name in `Field.PARTS`. Their `take` is
@@ -135,7 +125,7 @@ class PackedModality:
 
     def field(self) -> Field:
         """The field object."""
-        return field_from_config(self.field_type, self.config)
+        return field_from_declaration(self.field_type, self.config)
 
     def to_json(self) -> dict[str, Any]:
         """The modality as plans store it."""
@@ -201,16 +191,16 @@ class PackPlan:
 
 
 _SELECTOR_KEYS = ("modality", "role", "extension", "take", "key", "on_refused")
-_NO_JSON = (AudioField, BytesField, DepthField, ImageField, MIDIField)  # whose values are files
 _KEYS = ("name", "field", "config", *_SELECTOR_KEYS, "parts")
 
 
 def parse_fields(value: object, *, where: object, key: str) -> tuple[PackedModality, ...]:
     """Reads a list of packed modalities, as declarations and stored plans have it.
 
-    Each is a mapping with ``name``, ``field``, and optionally ``config`` and either ``modality``, ``role``,
-    ``extension`` (a pattern or a list of them), ``take`` and ``key``, or ``parts``: for each part of the field a
-    mapping of the same five. With ``take: sequence`` the field may be that of an item.
+    Each is a mapping with ``name``, ``field`` (a class name, or the import path ``module:Class`` of the user's own),
+    and optionally ``config`` and either ``modality``, ``role``, ``extension`` (a pattern or a list of them), ``take``
+    and ``key``, or ``parts``: for each part of the field a mapping of the same five. With
+    ``take: sequence`` the field may be that of an item.
 
     Raises:
         ConfigError: a key or value is not allowed; the message says what is.
@@ -225,7 +215,7 @@ def _parse_field(value: object, where: object, key: str) -> PackedModality:
     name = _text(value, "name", None, where, key)
     type_name = _text(value, "field", None, where, key)
     try:
-        made = field_from_config(type_name, value.get("config"))
+        made = field_from_declaration(type_name, value.get("config"))
     except ConfigError as error:
         where_in = "field" if error.key == "field" else f"config.{error.key}"
         raise ConfigError(where, f"{key}.{where_in}", error.detail) from error
@@ -234,29 +224,21 @@ def _parse_field(value: object, where: object, key: str) -> PackedModality:
             if other in value:
                 raise ConfigError(where, f"{key}.{other}", "stands beside parts: give it to each part instead")
         parts = _parse_parts(value["parts"], made, where, f"{key}.parts")
-        return replace(PackedModality.of(name, made, parts=parts), config=_declared(made, value.get("config")))
-    default: Take = "json" if "key" in value else "sequence" if isinstance(made, SequenceField) else "one"
+        config = made.declared_config(value.get("config") or {})
+        return replace(PackedModality.of(name, made, parts=parts), field_type=type_name, config=config)
+    default: Take = "json" if "key" in value else "one" if made.item_field is None else "sequence"
     selector = _parse_selector(value, default, where, key)
     if selector.take in ("parts", "shared"):
         detail = f"is {selector.take!r}, which " + (
             "the key parts says" if selector.take == "parts" else "only a part of a field may be"
         )
         raise ConfigError(where, f"{key}.take", detail)
-    config = _declared(made, value.get("config"))
-    if selector.take == "sequence" and not isinstance(made, SequenceField):
+    config = made.declared_config(value.get("config") or {})
+    if selector.take == "sequence" and made.item_field is None:
         made, config = SequenceField(made), {"inner": {"type": type_name, "config": config}}
+        type_name = type(made).__name__
     _check_field(made, selector.take, where, f"{key}.field")
-    return replace(PackedModality.of(name, made, selector), config=config)
-
-
-def _declared(made: Field, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A field's settings, complete; a tokenizer as declared, since the field's own form does not name its file."""
-    config = dict(made.config)
-    if given and "tokenizer" in given:
-        config["tokenizer"] = given["tokenizer"]
-    if given and isinstance(made, SequenceField):
-        config["inner"] = {**config["inner"], "config": _declared(made.inner, given["inner"].get("config"))}
-    return config
+    return replace(PackedModality.of(name, made, selector), field_type=type_name, config=config)
 
 
 def _known_keys(value: object, allowed: tuple[str, ...], where: object, key: str) -> Mapping[str, Any]:
@@ -337,17 +319,17 @@ def _check_field(made: Field, take: Take, where: object, key: str) -> None:
         "sequence": "SequenceField",
         "json": "a field of JSON values; a composite takes them by parts",
     }[take]
-    inner = made.inner if isinstance(made, SequenceField) else made
-    if take in ROW_TAKES and not inner.TAKES_CONTENT:
-        detail = f"is {type(inner).__name__}, which is made of parts: {', '.join(inner.PARTS)}; say which rows they are"
+    item = made.item_field or made
+    if take in ROW_TAKES and not item.TAKES_CONTENT:
+        detail = f"is {type(item).__name__}, which is made of parts: {', '.join(item.PARTS)}; say which rows they are"
         raise ConfigError(where, key.removesuffix("field") + "parts", detail)
     fits = {
-        "one": not isinstance(made, SequenceField),
-        "metadata": isinstance(made, JSONField),
-        "listing": isinstance(made, JSONField),
+        "one": made.item_field is None,
+        "metadata": made.HOLDS_JSON,
+        "listing": made.HOLDS_JSON,
         "rest": made == SequenceField(BytesField()),
-        "sequence": isinstance(made, SequenceField),
-        "json": not inner.PARTS and not isinstance(inner, _NO_JSON),
+        "sequence": made.item_field is not None,
+        "json": not item.PARTS and item.TAKES_JSON,
     }[take]
     if not fits:
         raise ConfigError(where, key, f"is {type(made).__name__} with take: {take}, expected {expected}")

@@ -129,23 +129,6 @@ def test_arrays_and_images(file: Path, tmp_path: Path, demo_shards: Path) -> Non
         assert dataset[3]["image"].ndim == 3
 
 
-def test_composite_values_are_assembled(tmp_path: Path) -> None:
-    """An object becomes the value of a composite field by its parts; a part that it does not have is refused."""
-    from mm_assets.dataset.add_stream import _value
-    from mm_assets.fields import Part
-
-    class Pair(TextField):
-        PARTS = {"left": Part(), "right": Part(), "more": Part(many=True)}
-
-        def assemble(self, contents: Any) -> Any:
-            return contents
-
-    value = {"left": "x", "right": None, "more": ["p", "q"]}
-    assert _value(Pair(), value) == {"left": "x", "more": [(0, "p"), (1, "q")]}
-    with pytest.raises(EncodeError, match="found the part 'up', expected parts of Pair: left, right, more"):
-        _value(Pair(), {"up": 1})
-
-
 def test_unknown_ids(file: Path, tmp_path: Path) -> None:
     """Ids of no sample are refused by number and name before anything is written, unless they are to be passed over."""
     data = file.read_bytes()

@@ -1,0 +1,199 @@
+"""The tables of fields, and how declarations and packed files name one.
+
+A type id is never given to another field. Ids from 0x8000 to 0xFFFF are the user's, by `register_field`; all others
+belong to this package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from mm_assets.errors import ConfigError, MissingExtraError
+from mm_assets.fields.audio import AudioField
+from mm_assets.fields.base import JSON, Field
+from mm_assets.fields.depth import DepthField
+from mm_assets.fields.document import DocumentField
+from mm_assets.fields.image import ImageField
+from mm_assets.fields.image_text import ImageTextPairField
+from mm_assets.fields.midi import MIDIField
+from mm_assets.fields.ndarray import NDArrayField
+from mm_assets.fields.plain import BytesField, JSONField, TextField
+from mm_assets.fields.scalar import ScalarField
+from mm_assets.fields.sequence import SequenceField
+from mm_assets.fields.timed_text import TimedTextField
+from mm_assets.fields.timeseries import TimeSeriesField
+from mm_assets.fields.tokens import TokensField
+from mm_assets.fields.video_audio import SyncedVideoAudioField
+
+__all__ = [
+    "FIELD_NAMES",
+    "FIELD_TYPES",
+    "complete_config",
+    "field_from_config",
+    "field_from_declaration",
+    "load_class",
+    "register_field",
+]
+
+FIELD_TYPES: dict[int, type[Field]] = {
+    1: BytesField,
+    2: TextField,
+    3: JSONField,
+    4: NDArrayField,
+    5: ScalarField,
+    10: ImageField,
+    11: DepthField,
+    20: TokensField,
+    21: TimedTextField,
+    40: AudioField,
+    41: MIDIField,
+    42: TimeSeriesField,
+    50: SyncedVideoAudioField,
+    51: ImageTextPairField,
+    52: DocumentField,
+    60: SequenceField,
+}
+"""Type id to class."""
+
+FIELD_NAMES: dict[str, type[Field]] = {cls.__name__: cls for cls in FIELD_TYPES.values()}
+"""Class name to class: what a file's schema and a YAML declaration name."""
+
+USER_TYPE_IDS = range(0x8000, 0x10000)
+
+
+def register_field(cls: type[Field]) -> type[Field]:
+    """Make a user's field known by its name and type id; usable as a class decorator, and more than once.
+
+    Raises:
+        ConfigError: not a concrete field, a type id outside 0x8000..0xFFFF, or an id or name that another class has.
+    """
+    where = getattr(cls, "__qualname__", repr(cls))
+    if not (isinstance(cls, type) and issubclass(cls, Field)) or inspect.isabstract(cls):
+        raise ConfigError(where, "field", "is not a complete Field, expected a subclass with encode and decode")
+    type_id = getattr(cls, "TYPE_ID", None)
+    if not isinstance(type_id, int) or type_id not in USER_TYPE_IDS:
+        raise ConfigError(where, "TYPE_ID", f"found {type_id!r}, expected 0x8000 to 0xFFFF")
+    if FIELD_TYPES.get(type_id, cls) is not cls:
+        raise ConfigError(where, "TYPE_ID", f"{type_id:#06x} is already taken by {FIELD_TYPES[type_id].__qualname__}")
+    if FIELD_NAMES.get(cls.__name__, cls) is not cls:
+        raise ConfigError(where, "field", f"the name {cls.__name__} is already taken")
+    FIELD_TYPES[type_id] = cls
+    FIELD_NAMES[cls.__name__] = cls
+    return cls
+
+
+def field_from_config(type_name: object, config: Mapping[str, JSON] | None = None, *, trusted: bool = True) -> Field:
+    """Make a field from its class name and configuration, as a file's schema holds them.
+
+    Args:
+        type_name: the class name.
+        config: its settings; those that are not given have their defaults.
+        trusted: whether somebody here wrote `config`. One out of a packed file may name a tokenizer, but not bring
+            it: such a setting would open a file of this machine, or run a parser over the file's own text. Nor may it
+            raise a field's `LIMITS`: the reader does, with settings of their own.
+
+    Raises:
+        ConfigError: an unknown name, or a setting that its class does not take.
+    """
+    cls = FIELD_NAMES.get(type_name) if isinstance(type_name, str) else None
+    if cls is None:
+        raise ConfigError(
+            "arguments", "field", f"found {type_name!r}, expected one of {', '.join(sorted(FIELD_NAMES))}"
+        )
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError("arguments", type_name, f"found {type(config).__name__}, expected a mapping of settings")
+    if not trusted:
+        _refuse_tokenizers(config or {})
+        config = _within_limits(cls, config or {})
+    return cls.from_config(config or {})
+
+
+def field_from_declaration(type_name: object, config: Mapping[str, JSON] | None = None) -> Field:
+    """Make a field as `field_from_config` does, for what somebody here wrote: a YAML declaration or a command.
+
+    Args:
+        type_name: the class name, or the import path ``module:Class`` of the user's own, which is then registered.
+        config: its settings; the ``type`` of an inner field likewise.
+
+    Raises:
+        ConfigError: as `field_from_config` and `register_field`, or the import fails.
+    """
+    if isinstance(config, Mapping):
+        config = {
+            key: {**value, "type": _registered(value["type"])}
+            if isinstance(value, Mapping) and "type" in value
+            else value
+            for key, value in config.items()
+        }
+    return field_from_config(_registered(type_name), config)
+
+
+def _registered(type_name: object) -> object:
+    """The class name of an import path; any other name unchanged."""
+    if not isinstance(type_name, str) or ":" not in type_name:
+        return type_name
+    try:
+        return register_field(load_class(type_name, Field)).__name__
+    except ConfigError as error:
+        raise ConfigError("arguments", "field", error.detail) from error
+
+
+def load_class(path: str, base: type) -> type[Any]:
+    """The concrete class derived from `base` that an import path ``module:Class`` names.
+
+    Raises:
+        ConfigError: the module cannot be imported, or has no such class.
+    """
+    module_name, _, class_name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the name may be empty or relative, and a module is its author's code
+        said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise ConfigError("arguments", "type", f"is {path!r}, whose module cannot be imported: {said}") from error
+    found = getattr(module, class_name, None) if class_name else None
+    if not (isinstance(found, type) and issubclass(found, base)):
+        detail = f"is {path!r}, which is {found!r}, expected a class derived from {base.__name__}"
+        raise ConfigError("arguments", "type", detail)
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        raise ConfigError("arguments", "type", f"is {path!r}, which does not implement {missing}")
+    return found
+
+
+def complete_config(type_name: object, config: Mapping[str, JSON]) -> dict[str, JSON]:
+    """A stored configuration with the defaults of later settings; unchanged where its field is not known here.
+
+    So that equal settings compare equal, whichever release wrote the files.
+    """
+    try:
+        return field_from_config(type_name, config, trusted=False).config
+    except (ConfigError, MissingExtraError):
+        return dict(config)
+
+
+def _within_limits(cls: type[Field], config: Mapping[str, JSON]) -> dict[str, JSON]:
+    """A stored configuration with no limit above its default, also in the fields within it."""
+    defaults = {one.name: one.default for one in dataclasses.fields(cls)}
+    tame = dict(config)
+    for name, value in config.items():
+        default = defaults.get(name)
+        if name in cls.LIMITS and isinstance(value, int) and isinstance(default, int):
+            tame[name] = min(value, default)
+        elif isinstance(default, Field) and isinstance(value, Mapping):
+            tame[name] = _within_limits(type(default), value)
+        elif isinstance(value, Mapping) and isinstance(value.get("config"), Mapping):
+            inner = FIELD_NAMES.get(str(value.get("type")))
+            tame[name] = value if inner is None else {**value, "config": _within_limits(inner, value["config"])}
+    return tame
+
+
+def _refuse_tokenizers(config: Mapping[str, JSON]) -> None:
+    for key, value in config.items():
+        if key == "tokenizer" and isinstance(value, Mapping) and value.keys() & {"file", "json"}:
+            raise ConfigError("arguments", key, "brings a tokenizer, expected its name and SHA-256 in a packed file")
+        if isinstance(value, Mapping):
+            _refuse_tokenizers(value)
