@@ -54,20 +54,24 @@ class Outcome:
     Attributes:
         name: the check's.
         passed: whether nothing violates the rule.
-        blocking: whether a violation stops the partition; else it is a warning.
         num_violations: rows that do.
-        violations: the first of them, values short enough to be shown.
-        description: the rule.
+        blocking: whether a violation stops the partition; else it is a warning.
+        violations: the first of them, values short enough to be shown; not stored in a record.
+        description: the rule; not stored in a record.
     """
 
     name: str
     passed: bool
     num_violations: int
-    violations: tuple[Mapping[str, Any], ...]
-    description: str
     blocking: bool = True
+    violations: tuple[Mapping[str, Any], ...] = ()
+    description: str = ""
 
     @property
     def stops(self) -> bool:
         """Whether the partition goes no further."""
         return self.blocking and not self.passed
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome as a record stores it."""
+        return {name: getattr(self, name) for name in ("name", "passed", "num_violations", "blocking")}

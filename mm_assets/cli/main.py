@@ -212,13 +212,14 @@ def run(
 
 
 def _notes(specs: Sequence[DatasetSpec], result: PartitionRun) -> list[str]:
-    """What the stages of a run noted; both packed files tell the same."""
+    """What the stages of a run noted."""
     from mm_assets.errors import SourceError
+    from mm_assets.pipeline.chain import RECORDED_STAGES
     from mm_assets.pipeline.store import DatasetStore
 
     dataset = DatasetStore(next(spec for spec in specs if spec.name == result.dataset))
     notes: list[str] = []
-    for stage in ("filtered_rows", "packed_mult"):
+    for stage in RECORDED_STAGES:
         try:
             notes += dataset.record(stage, result.partition).notes
         except SourceError:  # the run did not come so far, which is told as its failure
@@ -262,13 +263,15 @@ def _print_summary(specs: Sequence[DatasetSpec], ended: Sequence[PartitionRun], 
     from rich.console import Console
     from rich.table import Table
 
+    from mm_assets.pipeline.chain import RECORDED_STAGES
     from mm_assets.pipeline.store import DatasetStore
 
     noun = "partition" if len(ended) == 1 else "partitions"
     table = Table(title=f"{len(ended)} {noun} run in {seconds:.1f} s")
     for name in ("dataset", "partition", "status"):
         table.add_column(name)
-    for name in ("members", "rows", "kept", "dropped", "rejects", "samples", "MULT bytes"):
+    headings = [heading for stage in RECORDED_STAGES for heading, _ in stage.numbers]
+    for name in headings:
         table.add_column(name, justify="right")
     results = {(r.dataset, r.partition): r for r in ended}
     for spec in specs:
@@ -279,7 +282,7 @@ def _print_summary(specs: Sequence[DatasetSpec], ended: Sequence[PartitionRun], 
             if result is None and dataset.marker(key) is None:
                 status = "pending"
             # What the tables of a failed run hold is not what the shard holds.
-            numbers = ["-"] * 7 if status == "FAILED" else _partition_numbers(dataset, key)
+            numbers = ["-"] * len(headings) if status == "FAILED" else _partition_numbers(dataset, key)
             table.add_row(spec.name, key, status, *numbers)
     console = Console(width=max(Console().width, 110))
     console.print(table)
@@ -294,21 +297,15 @@ def _print_summary(specs: Sequence[DatasetSpec], ended: Sequence[PartitionRun], 
 
 
 def _partition_numbers(dataset: DatasetStore, key: str) -> list[str]:
-    wanted = (
-        ("raw_shards", "members"),
-        ("rows", "rows"),
-        ("filtered_rows", "kept"),
-        ("filtered_rows", "dropped"),
-        ("rows", "rejects"),
-        ("packed_mult", "samples"),
-        ("packed_mult", "bytes"),
-    )
+    from mm_assets.pipeline.chain import RECORDED_STAGES
+
     shown = []
-    for stage, count in wanted:
-        if not dataset.store.exists(dataset.record_name(stage, key)):
-            shown.append("-")
-        else:
-            shown.append(f"{dataset.record(stage, key).counts.get(count, 0):,}")
+    for stage in RECORDED_STAGES:
+        if not stage.numbers:
+            continue
+        made = dataset.store.exists(dataset.record_name(stage, key))
+        counts = dataset.record(stage, key).counts if made else {}
+        shown += [f"{counts.get(count, 0):,}" if made else "-" for _, count in stage.numbers]
     return shown
 
 

@@ -13,41 +13,11 @@ from mm_assets.orchestration.report import check_results, stage_metadata
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.runs import exclusive_step
 from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
 __all__ = ["build_assets"]
-
-_STAGES: tuple[tuple[str, Callable[[DatasetStore, str], stages.StageResult], tuple[str, ...], set[str], str], ...] = (
-    (
-        "raw_shards",
-        stages.raw_shards,
-        (),
-        {"tar", "parquet"},
-        "Member index: a row per archive member with its offset and size. Payloads are not read.",
-    ),
-    (
-        "rows",
-        stages.rows,
-        ("raw_shards",),
-        {"parquet"},
-        "Row table: a metadata row per sample, a row per text and media item; what became no row is in `rejects`.",
-    ),
-    (
-        "materialized_rows",
-        stages.materialized_rows,
-        ("rows",),
-        {"parquet"},
-        "The same rows with the media bytes in `binary_content`, or the reason in `materialize_error`.",
-    ),
-    (
-        "filtered_rows",
-        stages.filtered_rows,
-        ("materialized_rows",),
-        {"parquet"},
-        "The rows that the filters keep, with the annotators' columns; the others are in `dropped`, with the reason.",
-    ),
-)
 
 
 @contextmanager
@@ -61,7 +31,7 @@ def _reported() -> Iterator[None]:
 
 def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
     """Every asset of the dataset, with its checks."""
-    staged = [_stage_asset(spec, *stage) for stage in _STAGES]
+    staged = [_table_asset(spec, stage, function) for stage, function in stages.TABLE_STAGES.items()]
     assets = [*staged, _packed_assets(spec), _published_asset(spec), _manifest_asset(spec)]
     return [asset.map_asset_specs(lambda asset_spec: _labelled(asset_spec, spec)) for asset in assets]
 
@@ -72,27 +42,30 @@ def _labelled(asset: dg.AssetSpec, spec: DatasetSpec) -> dg.AssetSpec:
     return asset.replace_attributes(group_name=spec.name, owners=list(spec.owners), description=description)
 
 
-def _code_version(spec: DatasetSpec, stage: str) -> str:
-    return f"{__version__}-{spec.digest(stage)[:12]}"
+def _key(spec: DatasetSpec, stage: Stage) -> dg.AssetKey:
+    return dg.AssetKey([spec.name, stage.name])
 
 
-def _stage_asset(
-    spec: DatasetSpec,
-    stage: str,
-    function: Callable[[DatasetStore, str], stages.StageResult],
-    upstream: tuple[str, ...],
-    kinds: set[str],
-    description: str,
+def _upstream(spec: DatasetSpec, stage: Stage) -> list[dg.AssetKey]:
+    return [_key(spec, above) for above in stage.upstream]
+
+
+def _code_version(spec: DatasetSpec, stage: Stage) -> str:
+    return f"{__version__}-{stage.digest(spec)[:12]}"
+
+
+def _table_asset(
+    spec: DatasetSpec, stage: Stage, function: Callable[[DatasetStore, str], stages.StageResult]
 ) -> dg.AssetsDefinition:
-    key = dg.AssetKey([spec.name, stage])
+    key = _key(spec, stage)
 
     @dg.asset(
         key=key,
-        deps=[dg.AssetKey([spec.name, name]) for name in upstream],
+        deps=_upstream(spec, stage),
         partitions_def=shard_partitions(spec),
         check_specs=check_specs(spec, stage),
-        description=description,
-        kinds=kinds,
+        description=stage.description,
+        kinds=set(stage.kinds),
         code_version=_code_version(spec, stage),
         required_resource_keys={resource_key(spec)},
     )
@@ -120,26 +93,22 @@ def _materialized(result: stages.StageResult, key: dg.AssetKey) -> dg.Materializ
 
 
 def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
-    described = {
-        "mult": "MULT: one record per sample, all its modalities together.",
-        "mstr": "MSTR: one stream per modality, each read without touching the others.",
-    }
-    keys = {form: dg.AssetKey([spec.name, f"packed_{form}"]) for form in stages.PACKED_FORMATS}
+    keys = {form: _key(spec, stage) for form, stage in PACKED_STAGES.items()}
 
     @dg.multi_asset(
         name=f"{spec.name}__packed",
         specs=[
             dg.AssetSpec(
-                key,
-                deps=[dg.AssetKey([spec.name, "filtered_rows"])],
-                description=described[form],
-                kinds={form},
-                code_version=_code_version(spec, "packed"),
+                _key(spec, stage),
+                deps=_upstream(spec, stage),
+                description=stage.description,
+                kinds=set(stage.kinds),
+                code_version=_code_version(spec, stage),
                 skippable=True,
             )
-            for form, key in keys.items()
+            for stage in PACKED_STAGES.values()
         ],
-        check_specs=[check for form in keys for check in check_specs(spec, f"packed_{form}")],
+        check_specs=[check for stage in PACKED_STAGES.values() for check in check_specs(spec, stage)],
         partitions_def=shard_partitions(spec),
         can_subset=True,
         required_resource_keys={resource_key(spec)},
@@ -167,19 +136,19 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
 
 def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
     @dg.asset(
-        key=dg.AssetKey([spec.name, "published"]),
-        deps=[dg.AssetKey([spec.name, f"packed_{form}"]) for form in stages.PACKED_FORMATS],
+        key=_key(spec, PUBLISHED),
+        deps=_upstream(spec, PUBLISHED),
         partitions_def=shard_partitions(spec),
-        description="Marker of a partition whose files belong together and passed every check; the last act of a run.",
-        kinds={"json"},
-        code_version=_code_version(spec, "packed"),
+        description=PUBLISHED.description,
+        kinds=set(PUBLISHED.kinds),
+        code_version=_code_version(spec, PUBLISHED),
         required_resource_keys={resource_key(spec)},
     )
     def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]  # no value is handed on
         dataset = _open(context, spec)
         with exclusive_step(context, spec), _reported():
             marker = publish.publish(dataset, context.partition_key)
-        packed = {form: marker["files"][form] for form in stages.PACKED_FORMATS}
+        packed = {form: marker["files"][form] for form in PACKED_STAGES}
         return dg.MaterializeResult(
             metadata={
                 "count/samples": marker["num_samples"],
@@ -194,10 +163,10 @@ def _published_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
 
 def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
     @dg.asset(
-        key=dg.AssetKey([spec.name, "manifest"]),
-        deps=[dg.AssetKey([spec.name, "published"])],
-        description="Dataset version: the published partitions with their packed files, counts, digests and schema.",
-        kinds={"json"},
+        key=_key(spec, MANIFEST),
+        deps=_upstream(spec, MANIFEST),
+        description=MANIFEST.description,
+        kinds=set(MANIFEST.kinds),
         required_resource_keys={resource_key(spec)},
     )
     def body(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]  # no value is handed on

@@ -6,12 +6,13 @@ import dagster as dg
 
 from mm_assets.checks.catalog import CATALOG
 from mm_assets.orchestration.partitions import shard_partitions
+from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["check_specs"]
 
 
-def check_specs(spec: DatasetSpec, stage: str) -> list[dg.AssetCheckSpec]:
+def check_specs(spec: DatasetSpec, stage: Stage) -> list[dg.AssetCheckSpec]:
     """The checks of one asset: per partition, and blocking because `dagster job execute` passes over the others."""
     with warnings.catch_warnings():
         # `partitions_def` of a check is a preview; without it results do not belong to a partition.
@@ -19,11 +20,11 @@ def check_specs(spec: DatasetSpec, stage: str) -> list[dg.AssetCheckSpec]:
         return [
             dg.AssetCheckSpec(
                 name=check.name,
-                asset=dg.AssetKey([spec.name, stage]),
+                asset=dg.AssetKey([spec.name, stage.name]),
                 description=check.description,
                 blocking=True,
                 partitions_def=shard_partitions(spec),
             )
             for check in CATALOG
-            if check.asset == stage
+            if check.asset == stage.name
         ]

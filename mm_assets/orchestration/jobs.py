@@ -6,6 +6,7 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.orchestration.partitions import job_name, manifest_job_name
+from mm_assets.pipeline.chain import MANIFEST
 from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["build_jobs"]
@@ -23,7 +24,7 @@ def build_jobs(
         spec: the dataset.
         assets: all of its assets.
     """
-    manifest = dg.AssetKey([spec.name, "manifest"])
+    manifest = dg.AssetKey([spec.name, MANIFEST.name])
     partitioned = [key for asset in assets for key in asset.keys if key != manifest]
     about = f" {spec.description}" if spec.description else ""
     return [

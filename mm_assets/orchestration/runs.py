@@ -18,6 +18,7 @@ import dagster as dg
 
 from mm_assets.orchestration.partitions import job_name
 from mm_assets.orchestration.processes import PROCESS_TAG, process_is_gone, process_tag
+from mm_assets.pipeline.chain import PUBLISHED
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, Partition
 
@@ -225,8 +226,8 @@ def partition_marks(dataset: DatasetStore, partitions: Iterable[Partition]) -> M
     listed: Sequence[Partition] = list(partitions)
     if not listed:
         return {}
-    made_with = f"{dataset.spec.digest('packed')}|{dataset.schema().digest}"
-    return {p.key: hashlib.sha256(f"{p.mark}|{made_with}".encode()).hexdigest()[:16] for p in listed}
+    made_with = f"{PUBLISHED.digest(dataset.spec)}|{dataset.schema().digest}"
+    return {p.key: hashlib.sha256(f"{p.fingerprint}|{made_with}".encode()).hexdigest()[:16] for p in listed}
 
 
 def dataset_state(dataset: DatasetStore) -> str:
@@ -234,10 +235,10 @@ def dataset_state(dataset: DatasetStore) -> str:
 
     Markers are listed and not read: there may be very many.
     """
-    digest = hashlib.sha256(dataset.spec.digest("packed").encode())
+    digest = hashlib.sha256(PUBLISHED.digest(dataset.spec).encode())
     digest.update(dataset.schema().digest.encode() if dataset.store.exists("schema.json") else b"-")
     digest.update(dataset.store.read_bytes("shards.json") if dataset.store.exists("shards.json") else b"-")
-    for line in sorted(_listed(dataset, "published")):
+    for line in sorted(_listed(dataset, PUBLISHED.name)):
         digest.update(line.encode() + b"\n")
     return digest.hexdigest()[:16]
 

@@ -11,6 +11,7 @@ import dagster as dg
 from mm_assets.orchestration.partitions import job_name, manifest_job_name, shard_partitions
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.runs import MARK_TAG, busy_partitions, dataset_state, is_running, partition_marks
+from mm_assets.pipeline.chain import PUBLISHED
 from mm_assets.pipeline.publish import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
@@ -121,7 +122,7 @@ def _manifest_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
     def sensor(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         storage: StorageRoot = getattr(context.resources, resource_key(spec))
         dataset = storage.open(spec)
-        if not context.cursor and not dataset.store.sizes("published"):
+        if not context.cursor and not dataset.store.sizes(PUBLISHED.name):
             return dg.SkipReason("no partition is published")
         mark = dataset_state(dataset)
         if mark == context.cursor:

@@ -19,6 +19,7 @@ from mm_assets.errors import EncodeError, SourceError
 from mm_assets.fields import Field
 from mm_assets.formats import MstrReader, crc32c
 from mm_assets.formats.output import splice
+from mm_assets.pipeline.chain import PACKED_FOLDER, PUBLISHED
 from mm_assets.pipeline.store import DatasetStore, canonical_json
 from mm_assets.storage.store import PublishedFile
 
@@ -147,10 +148,10 @@ def add_to_dataset(
     registered = dataset.partitions()
     markers = {key: marker for key, marker in dataset.markers().items() if key in registered}
     if not markers:
-        raise SourceError(dataset.store.url_of("published"), "no partition is published yet")
+        raise SourceError(dataset.store.url_of(PUBLISHED.name), "no partition is published yet")
     absent = sorted(set(keys) - set(markers))
     if absent:
-        raise SourceError(dataset.store.url_of("published"), f"partition {absent[0]!r} is not published")
+        raise SourceError(dataset.store.url_of(PUBLISHED.name), f"partition {absent[0]!r} is not published")
     if not ignore_unknown:
         values.check_ids(_sample_ids(dataset, key, marker) for key, marker in sorted(markers.items()))
     for key, marker in sorted(markers.items()):
@@ -189,12 +190,12 @@ def _add_to_partition(
         if added and name in reader.names:
             return _had_before(reader, key, name, field, values)
         # The lock of the draft also keeps a run from packing this partition meanwhile.
-        with dataset.store.draft(f"packed/{key}.{FORMAT}") as draft:
+        with dataset.store.draft(f"{PACKED_FOLDER}/{key}.{FORMAT}") as draft:
             with source.open("rb") as old, draft.path.open("wb") as new:
                 splice(old, new, marker["files"][FORMAT]["size"] if not added else added["file"]["size"])
             # Not waited for: publishing the draft waits for the whole file.
             summary = add_stream(draft.path, name, field, values.of(reader.sample_ids), fsync=False)
-            draft.name = f"packed/{key}.{draft.digest()[:8]}.{FORMAT}"
+            draft.name = f"{PACKED_FOLDER}/{key}.{draft.digest()[:8]}.{FORMAT}"
     stream = {"name": name, "field": type(field).__name__, "config": field.config}
     _write_marker(dataset, key, marker, draft.result(), [*(added["streams"] if added else []), stream])
     return PartitionAdded(

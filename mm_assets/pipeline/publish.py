@@ -17,8 +17,18 @@ from typing import Any
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.pipeline.added_streams import FORMAT as GROWING_FORMAT
 from mm_assets.pipeline.added_streams import added_streams, carried_over
-from mm_assets.pipeline.stages import PACKED_FORMATS
-from mm_assets.pipeline.store import TABLES, DatasetStore, Partition, StageRecord, canonical_json
+from mm_assets.pipeline.chain import (
+    MATERIALIZED_ROWS,
+    PACKED_FOLDER,
+    PACKED_STAGES,
+    PUBLISHED,
+    RAW_SHARDS,
+    RECORDED_STAGES,
+    TABLES,
+    Stage,
+    stage_of_file,
+)
+from mm_assets.pipeline.store import DatasetStore, Partition, StageRecord, canonical_json
 from mm_assets.storage.store import Store
 from mm_assets.storage.urls import is_local
 
@@ -33,43 +43,31 @@ __all__ = [
     "sql_connection",
 ]
 
-_STAGES = ("raw_shards", "rows", "materialized_rows", "filtered_rows", "packed_mult", "packed_mstr")
-_UPSTREAM = {
-    "rows": ("raw_shards", "raw_shards"),
-    "materialized_rows": ("rows", "rows"),
-    "filtered_rows": ("materialized_rows", "materialized_rows"),
-    "packed_mult": ("filtered_rows", "filtered_rows"),
-    "packed_mstr": ("filtered_rows", "filtered_rows"),
-}
-_PACKED_NAME = re.compile(r"packed/[A-Za-z0-9._-]+\.[0-9a-f]{8}\.(mult|mstr)")
+_PACKED_NAME = re.compile(rf"{PACKED_FOLDER}/[A-Za-z0-9._-]+\.[0-9a-f]{{8}}\.({'|'.join(PACKED_STAGES)})")
 
 
-def _config_stage(stage: str) -> str:
-    return "packed" if stage.startswith("packed") else stage
-
-
-def _chain_faults(dataset: DatasetStore, records: Mapping[str, StageRecord]) -> list[str]:
-    """Why the records of a partition are no whole: empty when they are."""
+def _chain_faults(dataset: DatasetStore, records: Mapping[Stage, StageRecord]) -> list[str]:
+    """Why the records of a partition do not belong together: empty when they do."""
     faults = []
     schema = dataset.schema().digest
-    if dict(records["raw_shards"].inputs) != fingerprints_of(dataset.partition(records["raw_shards"].partition)):
+    if dict(records[RAW_SHARDS].inputs) != fingerprints_of(dataset.partition(records[RAW_SHARDS].partition)):
         faults.append("its shards are not those that are registered")
     for stage, record in records.items():
-        failed = [outcome.name for outcome in record.outcomes if outcome.blocking and not outcome.passed]
+        failed = [outcome.name for outcome in record.outcomes if outcome.stops]
         if failed:
-            faults.append(f"{stage} failed its check {', '.join(failed)}")
-        if record.config_digest != dataset.spec.digest(_config_stage(stage)):
-            faults.append(f"{stage} was made with another configuration")
+            faults.append(f"{stage.name} failed its check {', '.join(failed)}")
+        if record.config_digest != stage.digest(dataset.spec):
+            faults.append(f"{stage.name} was made with another configuration")
         if record.schema_digest != schema:
-            faults.append(f"{stage} was made with another dataset schema")
+            faults.append(f"{stage.name} was made with another dataset schema")
         for file in record.files.values():
             found = dataset.store.size(file.path)
             if found != file.size:
                 faults.append(f"{file.path} is {'gone' if found is None else f'{found} bytes'}, made with {file.size}")
-        if stage in _UPSTREAM:
-            above, table = _UPSTREAM[stage]
+        for above in stage.upstream:
+            table = above.tables[0].name
             if record.inputs.get(table) != records[above].files[table].sha256:
-                faults.append(f"{stage} was made from another {table}")
+                faults.append(f"{stage.name} was made from another {table}")
     return faults
 
 
@@ -82,22 +80,23 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
     Raises:
         SourceError: a stage has not run, a check failed, or the partition's files do not belong together.
     """
-    records = {stage: dataset.record(stage, key) for stage in _STAGES}
+    records = {stage: dataset.record(stage, key) for stage in RECORDED_STAGES}
     faults = _chain_faults(dataset, records)
     if faults:
         where = dataset.store.url_of(dataset.marker_name(key))
         raise SourceError(where, f"partition {key!r} is not fit to be published: {'; '.join(faults)}")
+    packed = next(record for stage, record in records.items() if stage.packed_format is not None)
     marker = {
         "version": 1,
         "dataset": dataset.spec.name,
         "partition": key,
-        "shards": dict(records["raw_shards"].inputs),
-        "config_digest": dataset.spec.digest("packed"),
-        "schema_digest": records["packed_mult"].schema_digest,
-        "num_samples": records["packed_mult"].counts["samples"],
+        "shards": dict(records[RAW_SHARDS].inputs),
+        "config_digest": PUBLISHED.digest(dataset.spec),
+        "schema_digest": packed.schema_digest,
+        "num_samples": packed.counts["samples"],
         "counts": {
-            "members": records["raw_shards"].counts["members"],
-            "rows": records["materialized_rows"].counts["rows"],
+            "members": records[RAW_SHARDS].counts["members"],
+            "rows": records[MATERIALIZED_ROWS].counts["rows"],
         },
         "files": {name: file.to_json() for record in records.values() for name, file in sorted(record.files.items())},
     }
@@ -131,9 +130,9 @@ class _Present:
     def of(cls, dataset: DatasetStore) -> _Present:
         return cls(
             partitions=dataset.partitions(),
-            config=dataset.spec.digest("packed"),
+            config=PUBLISHED.digest(dataset.spec),
             schema=dataset.schema().digest,
-            packed=dataset.store.sizes("packed"),
+            packed=dataset.store.sizes(PACKED_FOLDER),
         )
 
     def fault(self, key: str, marker: Mapping[str, Any] | None) -> str | None:
@@ -149,7 +148,7 @@ class _Present:
             return "it was made with another configuration"
         if marker.get("schema_digest") != self.schema:
             return "it was made with another dataset schema"
-        for form in PACKED_FORMATS:
+        for form in PACKED_STAGES:
             file = marker["files"][form]
             found = self.packed.get(file["path"])
             if found != file["size"]:
@@ -209,7 +208,7 @@ def build_manifest(dataset: DatasetStore) -> ManifestReport:
     added = added_streams(listed, present.packed)
     shards: list[dict[str, Any]] = []
     for key, published in listed.items():
-        files = {form: published["files"][form] for form in PACKED_FORMATS}
+        files = {form: published["files"][form] for form in PACKED_STAGES}
         if added.files:
             files[GROWING_FORMAT] = added.files[key]
         shards.append({"partition": key, "num_samples": published["num_samples"], "files": files})
@@ -243,33 +242,27 @@ def missing_streams(dataset: DatasetStore) -> Mapping[str, tuple[str, ...]]:
     Raises:
         SourceError: the storage could not be read.
     """
-    return added_streams(dataset.markers(), dataset.store.sizes("packed")).missing
+    return added_streams(dataset.markers(), dataset.store.sizes(PACKED_FOLDER)).missing
 
 
 def _made_again(dataset: DatasetStore, key: str, marker: Mapping[str, Any], sizes: Mapping[str, int]) -> str | None:
     """What has been done to a partition's files since its marker was written, or None."""
-    records: dict[str, StageRecord] = {}
+    records: dict[Stage, StageRecord] = {}
     for name, file in marker["files"].items():
         found = sizes.get(file["path"])
         if found != file["size"]:
             return f"{file['path']} is {'gone' if found is None else f'{found} bytes'}, published with {file['size']}"
-        stage = _stage_of(name)
+        stage = stage_of_file(name)
         if stage not in records:
             records[stage] = dataset.record(stage, key)
         if records[stage].files[name].sha256 != file["sha256"]:
-            return f"{stage} has been made again since it was published"
+            return f"{stage.name} has been made again since it was published"
     return None
-
-
-def _stage_of(file_name: str) -> str:
-    if file_name in PACKED_FORMATS:
-        return f"packed_{file_name}"
-    return {"rejects": "rows", "dropped": "filtered_rows"}.get(file_name, file_name)
 
 
 def _catalog(dataset: DatasetStore) -> str:
     lines = [
-        "-- Views over every partition of this dataset. Say first where this file stands, without a final slash:",
+        "-- Views over every partition of this dataset. Set first the folder of this file, without a final slash:",
         f"-- set variable root = '{dataset.spec.name}';",
     ]
     for table in TABLES:
@@ -278,8 +271,8 @@ def _catalog(dataset: DatasetStore) -> str:
             f"from read_parquet(getvariable('root') || '/{table}/*.parquet', filename = true);"
         )
     lines.append(
-        "create or replace view published as select partition, num_samples "
-        "from read_json(getvariable('root') || '/published/*.json', "
+        f"create or replace view {PUBLISHED.name} as select partition, num_samples "
+        f"from read_json(getvariable('root') || '/{PUBLISHED.name}/*.json', "
         "columns = {partition: 'varchar', num_samples: 'bigint'});"
     )
     return "\n".join(lines) + "\n"
@@ -349,15 +342,15 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
             needed |= {file["path"] for file in marker["files"].values()}
             if marker.get("added"):
                 needed.add(marker["added"]["file"]["path"])
-    sizes = {**store.sizes("packed"), **store.sizes("manifests")}
+    sizes = {**store.sizes(PACKED_FOLDER), **store.sizes("manifests")}
     for key in registered:  # packed and not published yet: a run may be between the two
-        for name in store.sizes(f"records/{key}"):
-            if name.rsplit("/", 1)[-1].startswith("packed_"):
-                stage = name.rsplit("/", 1)[-1].removesuffix(".json")
+        there = store.sizes(f"records/{key}")
+        for stage in PACKED_STAGES.values():
+            if dataset.record_name(stage, key) in there:
                 needed |= {file.path for file in dataset.record(stage, key).files.values()}
     doomed = [name for name in sizes if _PACKED_NAME.fullmatch(name) and name not in needed]
     doomed += ordered[max(keep, 1) :]
-    for folder in (*TABLES, "published"):
+    for folder in (*TABLES, PUBLISHED.name):
         for name, size in store.sizes(folder).items():
             if name.rsplit("/", 1)[-1].rsplit(".", 1)[0] not in registered:
                 doomed.append(name)

@@ -7,8 +7,6 @@ the first shard decides is in `pipeline.register`.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +18,7 @@ from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.rows.schema import RESERVED_COLUMNS, MemberRules
 from mm_assets.storage.urls import is_local
 
-__all__ = ["DATASET_NAME", "PARTITION_KEY", "STAGES", "DatasetSpec", "ParquetOptions"]
+__all__ = ["DATASET_NAME", "PARTITION_KEY", "DatasetSpec", "ParquetOptions"]
 
 DATASET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # what Dagster takes for asset keys and job names
 PARTITION_KEY = re.compile(r"[A-Za-z0-9._-]+")
@@ -30,7 +28,6 @@ ON_DAMAGE = ("fail", "salvage")
 ON_EMPTY = ("drop", "keep")
 ON_MISALIGNED = ("warn", "drop_sample", "fail")
 COMPRESSIONS = ("zstd", "snappy", "lz4", "gzip", "none")
-STAGES = ("raw_shards", "rows", "materialized_rows", "filtered_rows", "packed")
 OWNER = re.compile(r"team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+")
 
 _T = TypeVar("_T")
@@ -199,46 +196,6 @@ class DatasetSpec:
             "annotators": [dict(a) for a in self.annotators],
             "pack": dict(self.pack) if isinstance(self.pack, Mapping) else self.pack,
         }
-
-    def digest(self, stage: str) -> str:
-        """SHA-256 over every setting that changes what a stage, or a stage before it, writes; hexadecimal.
-
-        Args:
-            stage: a name of `STAGES`.
-        """
-        layout = self.layout
-        settings: dict[str, dict[str, Any]] = {
-            "raw_shards": {"on_damaged_shard": self.on_damaged_shard, "parquet": self.parquet.compression},
-            "rows": {
-                "layout": {name: _plain(getattr(layout, name)) for name in MemberRules.__slots__},
-                "grouped": self.partition_pattern is not None,
-                "batch_bytes": self.batch_bytes,
-                "row_group_bytes": self.parquet.row_group_bytes,
-            },
-            "materialized_rows": {
-                "materialize": self.materialize,
-                "fail": self.on_materialize_error == "fail",
-                "max_content_bytes": self.max_content_bytes,
-            },
-            "filtered_rows": {
-                "on_materialize_error": self.on_materialize_error,
-                "annotators": [dict(a) for a in self.annotators],
-                "filters": [dict(f) for f in self.filters],
-                "on_empty_sample": self.on_empty_sample,
-                "renumber": self.renumber,
-                "drop_misaligned": self.on_misaligned == "drop_sample",
-            },
-            "packed": {"pack": self.declared["pack"], "name": self.name, "fail": self.on_misaligned == "fail"},
-        }
-        counted = STAGES[: STAGES.index(stage) + 1]
-        text = json.dumps([settings[name] for name in counted], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(sorted(value.items()))
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _below(url: str, base: Path | None) -> str:

@@ -1,4 +1,4 @@
-"""A dataset's folder: where each partition's files stand, what registration decided, and what each stage left behind.
+"""A dataset's folder: where each partition's files are, what registration decided, and what each stage recorded.
 
 Every stage writes its tables first and its `StageRecord` last. A record names the files it made and the files it read
 by digest, with the outcomes of its checks, so that the records of a partition form a chain which shows at any time,
@@ -12,17 +12,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mm_assets.checks.context import Outcome
 from mm_assets.errors import SchemaMismatchError, SourceError
+from mm_assets.pipeline.chain import PUBLISHED, Stage
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
 from mm_assets.storage.store import PublishedFile, Store
 
-__all__ = ["TABLES", "DatasetStore", "Outcome", "Partition", "StageRecord", "canonical_json"]
-
-TABLES = ("raw_shards", "rows", "rejects", "materialized_rows", "filtered_rows", "dropped")
-"""Folders of Parquet tables, one file per partition."""
+__all__ = ["DatasetStore", "Partition", "StageRecord", "canonical_json"]
 
 
 def canonical_json(value: object, *, indent: int | None = None) -> bytes:
@@ -44,19 +43,9 @@ class Partition:
     shards: tuple[ShardFile, ...]
 
     @property
-    def mark(self) -> str:
+    def fingerprint(self) -> str:
         """Changes whenever a shard of the partition does."""
         return "+".join(f"{shard.url.rsplit('/', 1)[-1]}@{shard.fingerprint}" for shard in self.shards)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The result of one check, as a record keeps it; one that does not block is a warning."""
-
-    name: str
-    passed: bool
-    num_violations: int
-    blocking: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +55,13 @@ class StageRecord:
     Attributes:
         stage: the asset's name.
         partition: the partition key.
-        config_digest: `DatasetSpec.digest` of the stage at the time.
+        config_digest: `Stage.digest` at the time.
         schema_digest: `DatasetSchema.digest` at the time.
         inputs: digest of each input by name; for shards their fingerprints.
         files: each file made, by name.
         counts: rows, bytes, rejects and the like.
-        outcomes: results of the checks on these files.
-        notes: what a person should know of the stage's work, one sentence each.
+        outcomes: results of the checks on these files, stored without violations and descriptions.
+        notes: what a person should know about the stage's work, one sentence each.
     """
 
     stage: str
@@ -91,7 +80,7 @@ class StageRecord:
         value["inputs"] = dict(self.inputs)
         value["counts"] = dict(self.counts)
         value["files"] = {name: file.to_json() for name, file in self.files.items()}
-        value["outcomes"] = [asdict(o) for o in self.outcomes]
+        value["outcomes"] = [o.to_json() for o in self.outcomes]
         if self.notes:
             value["notes"] = list(self.notes)
         return value
@@ -138,14 +127,14 @@ class DatasetStore:
         return f"{table}/{partition}.parquet"
 
     @staticmethod
-    def record_name(stage: str, partition: str) -> str:
+    def record_name(stage: Stage, partition: str) -> str:
         """Name of a stage's record."""
-        return f"records/{partition}/{stage}.json"
+        return f"records/{partition}/{stage.name}.json"
 
     @staticmethod
     def marker_name(partition: str) -> str:
         """Name of a partition's publication marker."""
-        return f"published/{partition}.json"
+        return f"{PUBLISHED.name}/{partition}.json"
 
     # -- JSON files
 
@@ -154,7 +143,7 @@ class DatasetStore:
         try:
             return json.loads(content)
         except ValueError as error:
-            raise SourceError(self.store.url_of(name), f"is no JSON: {error}") from error
+            raise SourceError(self.store.url_of(name), f"is not JSON: {error}") from error
 
     def schema(self) -> DatasetSchema:
         """The dataset's schema as registered.
@@ -219,7 +208,7 @@ class DatasetStore:
             raise SourceError(self.store.url_of("shards.json"), detail)
         return known[key]
 
-    def record(self, stage: str, partition: str) -> StageRecord:
+    def record(self, stage: Stage, partition: str) -> StageRecord:
         """What a stage last did to a partition.
 
         Raises:
@@ -227,18 +216,18 @@ class DatasetStore:
         """
         name = self.record_name(stage, partition)
         if not self.store.exists(name):
-            detail = f"{stage} of partition {partition!r} has not been made: materialize it first"
+            detail = f"{stage.name} of partition {partition!r} has not been made: materialize it first"
             raise SourceError(self.store.url_of(name), detail)
         return StageRecord.from_json(self._read_json(name), where=self.store.url_of(name))
 
     def write_record(self, record: StageRecord) -> None:
         """Stores what a stage did; the last act of a stage."""
-        name = self.record_name(record.stage, record.partition)
+        name = f"records/{record.partition}/{record.stage}.json"
         self.store.write_bytes(name, canonical_json(record.to_json(), indent=1))
 
     def markers(self) -> dict[str, dict[str, Any]]:
         """Every publication marker by partition key."""
-        names = [name for name in self.store.sizes("published") if name.endswith(".json")]
+        names = [name for name in self.store.sizes(PUBLISHED.name) if name.endswith(".json")]
         return {name.rsplit("/", 1)[-1].removesuffix(".json"): self._marker(name) for name in names}
 
     def _marker(self, name: str) -> dict[str, Any]:

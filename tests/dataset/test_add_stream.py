@@ -22,6 +22,7 @@ from mm_assets.fields import BytesField, Field, ImageField, JSONField, NDArrayFi
 from mm_assets.formats import open_reader
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.added_streams import add_to_dataset, carried_over
+from mm_assets.pipeline.chain import PACKED_STAGES
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -268,7 +269,7 @@ def test_what_was_packed_stays_checked(dataset: DatasetStore) -> None:
     list(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers_of(dataset))))
     marker = dataset.marker("docs-00000")
     assert marker["files"]["mstr"]["path"] != marker["added"]["file"]["path"]
-    assert dataset.record("packed_mstr", "docs-00000").files["mstr"].to_json() == marker["files"]["mstr"]
+    assert dataset.record(PACKED_STAGES["mstr"], "docs-00000").files["mstr"].to_json() == marker["files"]["mstr"]
     assert stages.recheck_packed(dataset, "docs-00000", "mstr").passed
     assert publish.build_manifest(dataset).missing_streams == {}
 

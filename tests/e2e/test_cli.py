@@ -76,9 +76,9 @@ def test_job_execute_from_ci(cli, demo_shards: Path) -> None:  # type: ignore[no
 
     assert execute() == 0
     lossy = (
-        "from mm_assets.etl import stages\n"
-        "real = stages.ParquetSink.write\n"
-        "stages.ParquetSink.write = lambda self, batch: real(self, batch.slice(0, batch.num_rows - 1))"
+        "from mm_assets.rows.parquet import ParquetSink\n"
+        "real = ParquetSink.write\n"
+        "ParquetSink.write = lambda self, batch: real(self, batch.slice(0, batch.num_rows - 1))"
     )
     assert execute(lossy) == 1
     assert execute() == 0

@@ -22,6 +22,7 @@ import os, pickle, signal, sys
 from mm_assets.pipeline import publish
 from mm_assets.pipeline import stages
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.rows.parquet import ParquetSink
 
 spec, key, victim = pickle.load(sys.stdin.buffer)
 dataset = DatasetStore(spec)
@@ -29,12 +30,12 @@ die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 
 def run(stage, function):
     if stage == victim and stage != "packed":
-        real = stages.ParquetSink.write
+        real = ParquetSink.write
         def write(self, batch):
             real(self, batch)
             self._writer.file_handle.flush() if getattr(getattr(self, "_writer", None), "file_handle", None) else None
             die()
-        stages.ParquetSink.write = write
+        ParquetSink.write = write
     if stage == victim == "packed":
         real_pack = stages.pack_rows
         def pack(blocks, *args, **kwargs):
@@ -48,10 +49,8 @@ def run(stage, function):
         DatasetStore.write_record = lambda self, record: die()
     function(dataset, key)
 
-run("raw_shards", stages.raw_shards)
-run("rows", stages.rows)
-run("materialized_rows", stages.materialized_rows)
-run("filtered_rows", stages.filtered_rows)
+for stage, function in stages.TABLE_STAGES.items():
+    run(stage.name, function)
 run("packed", stages.packed)
 """
 
@@ -63,8 +62,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def complete(dataset: DatasetStore, key: str) -> None:
-    for stage in (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows):
-        assert stage(dataset, key).passed
+    for make in stages.TABLE_STAGES.values():
+        assert make(dataset, key).passed
     assert all(result.passed for result in stages.packed(dataset, key).values())
     publish.publish(dataset, key)
     publish.build_manifest(dataset)

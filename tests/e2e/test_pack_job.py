@@ -13,9 +13,11 @@ import mm_assets
 from mm_assets.errors import SourceError
 from mm_assets.orchestration.launch import make_manifest, register_dataset, run_partitions
 from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.chain import PACKED_STAGES
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.rows.parquet import ParquetSink
 
 SpecOf = Callable[..., DatasetSpec]
 
@@ -53,7 +55,7 @@ def test_a_demo_dataset_becomes_packed_files(
     for form in ("mult", "mstr"):
         with mm_assets.open(dataset.store.url_of("manifest.json"), format=form) as opened:
             assert set(opened.fields) == modalities
-            kept = sum(dataset.record("packed_mult", key).counts["samples"] for key in dataset.partitions())
+            kept = sum(dataset.record(PACKED_STAGES["mult"], key).counts["samples"] for key in dataset.partitions())
             assert len(opened) == kept > 0
             assert opened[0]["metadata"] is not None
             assert opened.find(opened.sample_ids[len(opened) - 1]) == len(opened) - 1
@@ -121,12 +123,12 @@ def test_a_failed_check_blocks_and_is_named(
     def lossy(self: object, batch: pa.RecordBatch) -> None:
         real(self, batch.slice(0, batch.num_rows - 1))
 
-    real = stages.ParquetSink.write
+    real = ParquetSink.write
     spec = demo_spec("captions")
     dataset = DatasetStore(spec)
     register_dataset(instance, dataset)
     with monkeypatch.context() as patched:
-        patched.setattr(stages.ParquetSink, "write", lossy)
+        patched.setattr(ParquetSink, "write", lossy)
         (run,) = run_partitions([(spec, "captions-00000")])
     assert not run.ok
     assert any("check" in line and " violation" in line for line in run.failures)
@@ -178,7 +180,7 @@ def test_packed_formats_can_be_materialized_alone(instance: dg.DagsterInstance, 
 
     spec = demo_spec("captions")
     dataset = run_all(instance, spec)
-    before = dataset.record("packed_mstr", "captions-00000").files["mstr"]
+    before = dataset.record(PACKED_STAGES["mstr"], "captions-00000").files["mstr"]
     job = build_definitions(spec).resolve_job_def("captions_pack")
     result = job.execute_in_process(
         instance=instance,
@@ -187,7 +189,7 @@ def test_packed_formats_can_be_materialized_alone(instance: dg.DagsterInstance, 
     )
     assert result.success
     assert [e.asset_key.path[-1] for e in result.get_asset_materialization_events() if e.asset_key] == ["packed_mstr"]
-    assert dataset.record("packed_mstr", "captions-00000").files["mstr"] == before
+    assert dataset.record(PACKED_STAGES["mstr"], "captions-00000").files["mstr"] == before
 
 
 def test_checks_of_packed_files_can_be_executed_alone(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
@@ -209,7 +211,7 @@ def test_checks_of_packed_files_can_be_executed_alone(instance: dg.DagsterInstan
     result = execute()
     assert [(e.check_name, e.passed) for e in result.get_asset_check_evaluations()] == [("intact", True)]
     assert result.get_asset_materialization_events() == []
-    path = Path(dataset.store.path_of(dataset.record("packed_mult", "captions-00000").files["mult"].path))
+    path = Path(dataset.store.path_of(dataset.record(PACKED_STAGES["mult"], "captions-00000").files["mult"].path))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

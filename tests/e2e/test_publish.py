@@ -9,6 +9,7 @@ import pytest
 
 import mm_assets
 from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.chain import PACKED_STAGES, ROWS
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -137,7 +138,7 @@ def test_the_catalog_opens_in_duckdb(dataset: DatasetStore) -> None:
     publish.build_manifest(dataset)
     connection = publish.sql_connection(dataset)
     counted = connection.execute("select partition, count(*) from rows group by 1 order by 1").fetchall()
-    expected = [(key, dataset.record("rows", key).counts["rows"]) for key in ("docs-00000", "docs-00001")]
+    expected = [(key, dataset.record(ROWS, key).counts["rows"]) for key in ("docs-00000", "docs-00001")]
     assert counted == expected
     assert b"create or replace view filtered_rows" in dataset.store.read_bytes("catalog.sql")
 
@@ -151,7 +152,7 @@ def test_a_record_of_another_shape_is_refused(dataset: DatasetStore) -> None:
     del value["files"]
     path.write_text(json.dumps(value))
     with pytest.raises(SchemaMismatchError, match=r"rows\.json: not a stage record"):
-        dataset.record("rows", "docs-00000")
+        dataset.record(ROWS, "docs-00000")
 
 
 def test_what_is_indexed_is_what_was_registered(dataset: DatasetStore, demo_shards: Path) -> None:
@@ -242,7 +243,7 @@ def test_a_table_that_is_not_its_record_is_refused(dataset: DatasetStore) -> Non
 
 def test_a_file_found_damaged_is_no_longer_published(dataset: DatasetStore) -> None:
     """When a check of a published file fails afterwards, its partition leaves the next manifest."""
-    file = dataset.record("packed_mult", "docs-00000").files["mult"]
+    file = dataset.record(PACKED_STAGES["mult"], "docs-00000").files["mult"]
     path = Path(dataset.store.path_of(file.path))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -22,9 +22,10 @@ from mm_assets.packing.plan import Take
 from mm_assets.packing.presets import PRESETS, check_pack_config, choose_plan
 from mm_assets.packing.survey import MAX_GROUPS
 from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.chain import PUBLISHED, TABLES
 from mm_assets.pipeline.register import group_shards, register
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import TABLES, DatasetStore
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.from_listing import rows_from_listing
 from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import parse_source_ref
@@ -278,7 +279,7 @@ def test_the_catalog_example_runs(
     space: dict[str, Any] = {}
     exec(compile(example, "docs/files.md", "exec"), space)
     assert "captions-00000" in capsys.readouterr().out
-    for table in (*TABLES, "published"):
+    for table in (*TABLES, PUBLISHED.name):
         space["connection"].execute(f"select partition from {table}")
 
 

@@ -11,8 +11,6 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.pipeline.store import DatasetStore
 
-TABLE_STAGES = (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows)
-
 
 def declare(root: Path, shards: object, **settings: Any) -> DatasetSpec:
     """A dataset as YAML would declare it."""
@@ -22,7 +20,7 @@ def declare(root: Path, shards: object, **settings: Any) -> DatasetSpec:
 
 def run_partition(dataset: DatasetStore, key: str) -> dict[str, StageResult]:
     """Every stage of one partition, each of whose checks has to pass or to warn; then its marker."""
-    results = {stage.__name__: stage(dataset, key) for stage in TABLE_STAGES}
+    results = {stage.name: make(dataset, key) for stage, make in stages.TABLE_STAGES.items()}
     results |= stages.packed(dataset, key)
     for name, result in results.items():
         failed = [(o.name, o.violations) for o in result.outcomes if o.stops]

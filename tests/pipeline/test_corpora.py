@@ -21,6 +21,7 @@ import mm_assets
 from mm_assets.fields import NDArrayField, ScalarField, SequenceField, TimedTextField, TimeSeriesField
 from mm_assets.formats import MappedFile, open_reader
 from mm_assets.media.subtitles import parse_subtitles
+from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.pipeline.store import DatasetStore
 
@@ -84,7 +85,7 @@ class Made:
 
     def packed(self, key: str, form: str) -> str:
         """Where a packed file of a partition stands."""
-        return self.dataset.store.path_of(self.dataset.record(f"packed_{form}", key).files[form].path)
+        return self.dataset.store.path_of(self.dataset.record(PACKED_STAGES[form], key).files[form].path)
 
     @property
     def keys(self) -> list[str]:
@@ -342,6 +343,6 @@ def test_fetching_late_changes_nothing(name: str, shared_data: Path, tmp_path: P
         spec = declare(tmp_path / mode, shared_data / corpus.shards, materialize=mode, filters=filters)
         made[mode], _ = run_chain(spec)
     for key in made["read"].partitions():
-        for stage in ("filtered_rows", "packed_mult", "packed_mstr"):
+        for stage in (FILTERED_ROWS, *PACKED_STAGES.values()):
             read, write = (made[mode].record(stage, key) for mode in ("read", "write"))
             assert dict(read.files) == dict(write.files)

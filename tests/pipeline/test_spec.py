@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mm_assets.errors import ConfigError
-from mm_assets.pipeline.spec import STAGES, DatasetSpec
+from mm_assets.pipeline.spec import DatasetSpec
 
 GOOD: dict[str, Any] = {"name": "docs", "shards": "shards/*.tar", "root": "/data"}
 
@@ -75,31 +75,6 @@ def test_a_missing_setting_is_named(missing: str) -> None:
     config = {key: value for key, value in GOOD.items() if key != missing}
     with pytest.raises(ConfigError, match=f"{missing}: is missing"):
         DatasetSpec.from_config(config, where="defs.yaml")
-
-
-@pytest.mark.parametrize(
-    ("changes", "first"),
-    [
-        ({"on_damaged_shard": "salvage"}, "raw_shards"),
-        ({"samples": {"texts_field": "t"}}, "rows"),
-        ({"materialize": "write"}, "materialized_rows"),
-        ({"filters": [{"type": "exact_duplicates"}]}, "filtered_rows"),
-        ({"on_misaligned": "drop_sample"}, "filtered_rows"),
-        ({"on_misaligned": "fail"}, "packed"),
-        ({"pack": "generic"}, "packed"),
-    ],
-)
-def test_a_setting_makes_its_stage_and_the_later_ones_stale(changes: dict[str, Any], first: str) -> None:
-    """The digest of a stage changes with the settings of that stage and of those before it, and with no others."""
-    before, after = spec(), spec(**changes)
-    differs = [stage for stage in STAGES if before.digest(stage) != after.digest(stage)]
-    assert differs == list(STAGES[STAGES.index(first) :])
-
-
-def test_where_files_go_does_not_make_anything_stale() -> None:
-    """Root, settle time and owners change no digest."""
-    before, after = spec(), spec(root="/other", settle_seconds=1, owners=["team:x"], description="d")
-    assert [before.digest(s) for s in STAGES] == [after.digest(s) for s in STAGES]
 
 
 def test_a_tokenizer_s_file_stands_beside_its_declaration(tmp_path: Path) -> None:

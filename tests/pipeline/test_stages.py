@@ -21,6 +21,7 @@ from PIL import Image
 import mm_assets
 from mm_assets.errors import ConfigError, MmAssetsError, ShardError, SourceError
 from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
@@ -95,13 +96,13 @@ def table(dataset: DatasetStore, name: str, key: str = "s") -> list[dict[str, An
 
 
 def packed(dataset: DatasetStore, key: str = "s", form: str = "mult") -> mm_assets.Dataset:
-    return mm_assets.open(dataset.store.path_of(dataset.record(f"packed_{form}", key).files[form].path))
+    return mm_assets.open(dataset.store.path_of(dataset.record(PACKED_STAGES[form], key).files[form].path))
 
 
 def values(dataset: DatasetStore, key: str = "s") -> dict[str, dict[str, Any]]:
     """What the packed files hold by sample id, the same in both; arrays as nested lists."""
     found = []
-    for form in stages.PACKED_FORMATS:
+    for form in PACKED_STAGES:
         with packed(dataset, key, form) as opened:
             found.append({i: plain(opened[n]) for n, i in enumerate(opened.sample_ids)})
     assert found[0] == found[1]
@@ -650,7 +651,7 @@ def test_late_fetching_fetches_what_is_left(tmp_path: Path) -> None:
         made[mode], results = run_chain(spec)
         fetched = results["s"]["materialized_rows"].record.counts["content_bytes"]
         assert fetched == (0 if mode == "write" else sum(len(png(n)) for n in range(6)))
-    for stage in ("filtered_rows", "packed_mult", "packed_mstr"):
+    for stage in (FILTERED_ROWS, *PACKED_STAGES.values()):
         assert made["read"].record(stage, "s").files == made["write"].record(stage, "s").files
     assert list(values(made["write"])) == ["3", "4", "5"]
 

@@ -1,0 +1,233 @@
+"""The chain of stages, from shards to the manifest: what each makes, from what, and which settings change it.
+
+This table is the one place that names stages and their tables. Digests, files, catalog views, the links that
+publication verifies, Dagster's assets and the numbers of the command line follow from it. What a stage does is in
+`pipeline.stages`, what is checked about it in `checks.catalog`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
+
+if TYPE_CHECKING:
+    from mm_assets.pipeline.spec import DatasetSpec
+
+__all__ = [
+    "CHAIN",
+    "DROPPED",
+    "FILTERED_ROWS",
+    "MANIFEST",
+    "MATERIALIZED_ROWS",
+    "PACKED_FOLDER",
+    "PACKED_STAGES",
+    "PUBLISHED",
+    "RAW_SHARDS",
+    "RECORDED_STAGES",
+    "REJECTS",
+    "ROWS",
+    "TABLES",
+    "Stage",
+    "Table",
+    "stage_of_file",
+]
+
+PACKED_FOLDER = "packed"  # of the packed files of both formats, below the dataset's folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Table:
+    """A Parquet table, one file per partition.
+
+    Attributes:
+        name: its folder, its name in a record, and the view over all partitions.
+        schema: its columns, by the dataset's schema.
+    """
+
+    name: str
+    schema: Callable[[DatasetSchema], pa.Schema]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stage:
+    """One stage; an asset in Dagster, and a record of each partition where it makes tables or a packed file.
+
+    Attributes:
+        name: name of the asset and of the record.
+        description: what it makes, shown in the UI.
+        kinds: formats that it reads or makes, shown in the UI.
+        upstream: the stages whose files it reads.
+        tables: its tables, the main one first.
+        packed_format: format of the packed file that it makes.
+        settings: what of a declaration changes its files, beside what changes those of its upstream; None where nothing
+            does. Stages that share a function share its settings.
+        numbers: heading in the summary of a run to a count of its record.
+    """
+
+    name: str
+    description: str
+    kinds: frozenset[str]
+    upstream: tuple[Stage, ...] = ()
+    tables: tuple[Table, ...] = ()
+    packed_format: str | None = None
+    settings: Callable[[DatasetSpec], Mapping[str, Any]] | None = None
+    numbers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that it makes of a partition, as in its record."""
+        packed = () if self.packed_format is None else (self.packed_format,)
+        return (*(table.name for table in self.tables), *packed)
+
+    @property
+    def lineage(self) -> tuple[Stage, ...]:
+        """The stages that lead to this one, in the order of the chain, and itself as the last."""
+        return (*dict.fromkeys(stage for above in self.upstream for stage in above.lineage), self)
+
+    def digest(self, spec: DatasetSpec) -> str:
+        """SHA-256 over every setting that changes what this stage, or one that leads to it, writes; hexadecimal."""
+        counted = dict.fromkeys(stage.settings for stage in self.lineage if stage.settings is not None)
+        text = json.dumps([settings(spec) for settings in counted], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(sorted(value.items()))
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _packed_settings(spec: DatasetSpec) -> Mapping[str, Any]:
+    return {"pack": spec.declared["pack"], "name": spec.name, "fail": spec.on_misaligned == "fail"}
+
+
+REJECTS = Table(name="rejects", schema=lambda _: REJECTS_SCHEMA)
+DROPPED = Table(name="dropped", schema=lambda _: DROPPED_SCHEMA)
+
+RAW_SHARDS = Stage(
+    name="raw_shards",
+    description="Member index: a row per archive member with its offset and size. Payloads are not read.",
+    kinds=frozenset({"tar", "parquet"}),
+    tables=(Table(name="raw_shards", schema=lambda _: MEMBER_INDEX_SCHEMA),),
+    settings=lambda spec: {"on_damaged_shard": spec.on_damaged_shard, "parquet": spec.parquet.compression},
+    numbers=(("members", "members"),),
+)
+ROWS = Stage(
+    name="rows",
+    description=(
+        "Row table: a metadata row per sample, a row per text and media item; what became no row is in `rejects`."
+    ),
+    kinds=frozenset({"parquet"}),
+    upstream=(RAW_SHARDS,),
+    tables=(Table(name="rows", schema=DatasetSchema.row_schema), REJECTS),
+    settings=lambda spec: {
+        "layout": {name: _plain(getattr(spec.layout, name)) for name in MemberRules.__slots__},
+        "grouped": spec.partition_pattern is not None,
+        "batch_bytes": spec.batch_bytes,
+        "row_group_bytes": spec.parquet.row_group_bytes,
+    },
+    numbers=(("rows", "rows"), ("rejects", "rejects")),
+)
+MATERIALIZED_ROWS = Stage(
+    name="materialized_rows",
+    description="The same rows with the media bytes in `binary_content`, or the reason in `materialize_error`.",
+    kinds=frozenset({"parquet"}),
+    upstream=(ROWS,),
+    tables=(Table(name="materialized_rows", schema=DatasetSchema.row_schema),),
+    settings=lambda spec: {
+        "materialize": spec.materialize,
+        "fail": spec.on_materialize_error == "fail",
+        "max_content_bytes": spec.max_content_bytes,
+    },
+)
+FILTERED_ROWS = Stage(
+    name="filtered_rows",
+    description=(
+        "The rows that the filters keep, with the annotators' columns; the others are in `dropped`, with the reason."
+    ),
+    kinds=frozenset({"parquet"}),
+    upstream=(MATERIALIZED_ROWS,),
+    tables=(Table(name="filtered_rows", schema=DatasetSchema.filtered_schema), DROPPED),
+    settings=lambda spec: {
+        "on_materialize_error": spec.on_materialize_error,
+        "annotators": [dict(config) for config in spec.annotators],
+        "filters": [dict(config) for config in spec.filters],
+        "on_empty_sample": spec.on_empty_sample,
+        "renumber": spec.renumber,
+        "drop_misaligned": spec.on_misaligned == "drop_sample",
+    },
+    numbers=(("kept", "kept"), ("dropped", "dropped")),
+)
+_PACKED_MULT = Stage(
+    name="packed_mult",
+    description="MULT: one record per sample, all its modalities together.",
+    kinds=frozenset({"mult"}),
+    upstream=(FILTERED_ROWS,),
+    packed_format="mult",
+    settings=_packed_settings,
+    numbers=(("samples", "samples"), ("MULT bytes", "bytes")),
+)
+_PACKED_MSTR = Stage(
+    name="packed_mstr",
+    description="MSTR: one stream per modality, each read without touching the others.",
+    kinds=frozenset({"mstr"}),
+    upstream=(FILTERED_ROWS,),
+    packed_format="mstr",
+    settings=_packed_settings,
+)
+PUBLISHED = Stage(
+    name="published",
+    description="Marker of a partition whose files belong together and passed every check; the last act of a run.",
+    kinds=frozenset({"json"}),
+    upstream=(_PACKED_MULT, _PACKED_MSTR),
+)
+MANIFEST = Stage(
+    name="manifest",
+    description="Dataset version: the published partitions with their packed files, counts, digests and schema.",
+    kinds=frozenset({"json"}),
+    upstream=(PUBLISHED,),
+)
+
+CHAIN: tuple[Stage, ...] = (
+    RAW_SHARDS,
+    ROWS,
+    MATERIALIZED_ROWS,
+    FILTERED_ROWS,
+    _PACKED_MULT,
+    _PACKED_MSTR,
+    PUBLISHED,
+    MANIFEST,
+)
+"""Every stage, each after those whose files it reads."""
+
+TABLES: tuple[str, ...] = tuple(table.name for stage in CHAIN for table in stage.tables)
+"""Names of all tables."""
+
+RECORDED_STAGES: tuple[Stage, ...] = tuple(stage for stage in CHAIN if stage.files)
+"""The stages that make files of a partition, and a record of them."""
+
+PACKED_STAGES: Mapping[str, Stage] = {stage.packed_format: stage for stage in CHAIN if stage.packed_format is not None}
+"""Packed format to the stage that makes it."""
+
+
+def stage_of_file(name: str) -> Stage:
+    """The stage that makes a file of a partition.
+
+    Args:
+        name: a table's name or a packed format, as in a record or a marker.
+
+    Raises:
+        KeyError: there is no such file.
+    """
+    for stage in RECORDED_STAGES:
+        if name in stage.files:
+            return stage
+    raise KeyError(name)

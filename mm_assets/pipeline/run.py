@@ -1,0 +1,270 @@
+"""One stage at work on one partition: its inputs and outputs, its checks, its record.
+
+A `Run` opens what the stage reads and notes its digests, publishes each table whole, then runs the checks and writes
+the record last. Which stage it is, and which tables that means, comes from `pipeline.chain`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mm_assets.checks.context import CheckContext, Outcome
+from mm_assets.checks.runner import run_checks
+from mm_assets.errors import SourceError
+from mm_assets.packing.plan import PackPlan
+from mm_assets.pipeline.chain import RAW_SHARDS, Stage, Table
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore, StageRecord
+from mm_assets.rows.from_listing import is_listing
+from mm_assets.rows.parquet import ParquetSink, open_table
+from mm_assets.rows.preview import Preview
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.store import PublishedFile
+from mm_assets.storage.urls import is_local
+
+__all__ = ["Run", "StageResult"]
+
+MAX_OPEN = 64  # descriptors of files that a list names; a process may have no more than 256
+MAX_REMOTE = 1024  # files of an object store: each costs a request when it is opened, and memory while it is cached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageResult:
+    """What a stage did, for whoever reports it.
+
+    Attributes:
+        record: as stored, with the first violations of each check.
+        seconds: wall clock of the stage without its checks.
+        check_seconds: wall clock of the checks.
+        preview: sizes and first rows of the main table.
+        schema: columns of the main table, or None for packed files.
+        urls: where each file is, by name.
+    """
+
+    record: StageRecord
+    seconds: float
+    check_seconds: float
+    preview: Preview
+    schema: pa.Schema | None
+    urls: Mapping[str, str]
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """The outcomes of its checks."""
+        return self.record.outcomes
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed that stops a partition."""
+        return not any(outcome.stops for outcome in self.outcomes)
+
+
+class _OtherFiles:
+    """Files beside the shards that locators name; of the local ones the last few stay open.
+
+    Args:
+        spec: whose `storage_options` are used for files of the shards' own file system, and for no other.
+    """
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self._options = spec.storage_options
+        self._scheme = _scheme(spec.shards)
+        self._local: OrderedDict[str, SourceFile] = OrderedDict()
+        self._remote: OrderedDict[str, SourceFile] = OrderedDict()  # filled from several threads
+
+    def open(self, url: str) -> SourceFile:
+        """The file, opened again if it was closed meanwhile.
+
+        Raises:
+            SourceError: the file is not there or may not be read.
+        """
+        cached = self._local if is_local(url) else self._remote
+        found = cached.get(url)
+        if found is None:
+            found = cached[url] = SourceFile(url, self._options if _scheme(url) == self._scheme else None)
+        while len(self._local) > MAX_OPEN:
+            self._local.popitem(last=False)[1].close()
+        while len(self._remote) > MAX_REMOTE:
+            self._remote.popitem(last=False)
+        return found
+
+    def close(self) -> None:
+        """Closes every file."""
+        for source in (*self._local.values(), *self._remote.values()):
+            source.close()
+
+
+def _scheme(url: str) -> str:
+    return "file" if is_local(url) else url.split("://", 1)[0]
+
+
+class Run:
+    """One stage at work on one partition: its open shards, its inputs and files, its clock.
+
+    Args:
+        dataset: the dataset's folder.
+        stage: the stage.
+        key: the partition.
+        inputs: digests of what was read already, by name.
+        files: what was published already, by name.
+        preview: of the rows that were read already.
+
+    Attributes:
+        sources: the open shards; empty until `open_shards`.
+        inputs: digest of each input by name; for shards their fingerprints.
+        preview: collects what passes through the main table.
+    """
+
+    def __init__(
+        self,
+        dataset: DatasetStore,
+        stage: Stage,
+        key: str,
+        *,
+        inputs: Mapping[str, str] | None = None,
+        files: Mapping[str, PublishedFile] | None = None,
+        preview: Preview | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.spec = dataset.spec
+        self.stage = stage
+        self.key = key
+        self.partition = dataset.partition(key)
+        self.schema = dataset.schema()
+        self.plan = PackPlan.from_json(self.schema.pack, where=dataset.store.url_of("schema.json"))
+        self.inputs = dict(inputs or {})
+        self.preview = preview or Preview()
+        self.sources: list[SourceFile] = []
+        self._by_url: dict[str, SourceFile] = {}
+        self._files = dict(files or {})
+        self._others = _OtherFiles(self.spec)
+        self._tables: list[pq.ParquetFile] = []
+        self._started = time.perf_counter()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for source in self.sources:
+            source.close()
+        self._others.close()
+        for table in self._tables:
+            table.close(force=True)
+
+    def seconds(self) -> float:
+        """Wall clock since the stage began."""
+        return time.perf_counter() - self._started
+
+    def open_shards(self) -> None:
+        """Opens the shards as they were when they were indexed, or registered where this stage is to index them."""
+        indexed = None if self.stage is RAW_SHARDS else self.dataset.record(RAW_SHARDS, self.key).inputs
+        self.sources = self.dataset.open_shards(self.partition, fingerprints=indexed)
+        self._by_url = {source.url: source for source in self.sources}
+
+    def archives(self) -> list[SourceFile]:
+        """The open tar shards, without lists of files."""
+        return [source for source in self.sources if not is_listing(source.url)]
+
+    def open_source(self, url: str) -> SourceFile:
+        """A shard, or a file beside the shards that a locator names.
+
+        Raises:
+            SourceError: the file is not there or may not be read.
+        """
+        return self._by_url.get(url) or self._others.open(url)
+
+    def read(self, stage: Stage) -> pq.ParquetFile:
+        """Opens the main table of an earlier stage and notes its digest as an input.
+
+        Raises:
+            SourceError: the stage has not run, or the file is not the one that it recorded.
+        """
+        table = stage.tables[0].name
+        recorded = self.dataset.record(stage, self.key).files[table]
+        found = self.dataset.store.size(recorded.path)
+        if found != recorded.size:  # the stage was interrupted between its file and its record
+            shown = "no file" if found is None else f"{found} bytes"
+            detail = f"found {shown}, expected {recorded.size} bytes as recorded: materialize {stage.name} again"
+            raise SourceError(self.dataset.store.url_of(recorded.path), detail)
+        self.inputs[table] = recorded.sha256
+        opened = open_table(self.dataset.store, recorded.path)
+        self._tables.append(opened)
+        return opened
+
+    @contextmanager
+    def write(self, table: Table | None = None) -> Iterator[ParquetSink]:
+        """Writes one table of this stage, the main one by default; it is published when the block ends well."""
+        table = table or self.stage.tables[0]
+        with self.dataset.store.draft(self.dataset.table(table.name, self.key)) as draft:
+            sink = ParquetSink(
+                draft.path,
+                table.schema(self.schema),
+                compression=self.spec.parquet.compression,
+                row_group_bytes=self.spec.parquet.row_group_bytes,
+            )
+            with sink:
+                yield sink
+        self._files[table.name] = draft.result()
+
+    def finish(
+        self,
+        *,
+        counts: Mapping[str, int],
+        notes: Iterable[str] = (),
+        packed: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+    ) -> StageResult:
+        """Runs the stage's checks, stores its record and sums up.
+
+        Args:
+            counts: rows, bytes, rejects and the like.
+            notes: what a person should know about the stage's work.
+            packed: format to the packed file made from the present rows.
+            seconds: wall clock of the work; by default that since the stage began.
+        """
+        seconds = self.seconds() if seconds is None else seconds
+        began = time.perf_counter()
+        if not self.sources:
+            self.open_shards()
+        context = CheckContext(
+            store=self.dataset.store,
+            files={t.name: self.dataset.table(t.name, self.key) for s in self.stage.lineage for t in s.tables},
+            shards=tuple(self.archives()),
+            schema=self.schema,
+            packed=dict(packed or {}),
+            plan=self.plan,
+            known_modalities=frozenset(self.spec.layout.extensions.values()),
+            materialize_mode=self.spec.materialize,
+            on_misaligned=self.spec.on_misaligned,
+        )
+        outcomes = tuple(run_checks(self.stage.name, context))
+        record = StageRecord(
+            stage=self.stage.name,
+            partition=self.key,
+            config_digest=self.stage.digest(self.spec),
+            schema_digest=self.schema.digest,
+            inputs=self.inputs,
+            files=self._files,
+            counts=counts,
+            outcomes=outcomes,
+            notes=tuple(notes),
+        )
+        self.dataset.write_record(record)
+        if any(outcome.stops for outcome in outcomes):
+            # A file that was found damaged after its publication is not to be listed again.
+            self.dataset.store.delete(self.dataset.marker_name(self.key))
+        return StageResult(
+            record=record,
+            seconds=seconds,
+            check_seconds=time.perf_counter() - began,
+            preview=self.preview,
+            schema=self.stage.tables[0].schema(self.schema) if self.stage.tables else None,
+            urls={name: self.dataset.store.url_of(file.path) for name, file in self._files.items()},
+        )
