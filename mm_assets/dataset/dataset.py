@@ -54,9 +54,9 @@ def open(
         verify: check each payload's checksum as it is read.
         format: which file of each shard of a manifest to read, ``mult`` (the default) or ``mstr``; which files of a
             folder, needed where it holds both; what a file, or each of a list, must be.
-        cache_dir: a local folder in which what is read of remote files is kept for further epochs and runs, also of
-            several datasets and processes; ``docs/reading.md`` tells how. Local files are not copied into it.
-        cache_size: bytes that the folder may take, at least 16 MiB.
+        cache_dir: a local folder that caches what is read of remote files for further epochs and runs, also of
+            several datasets and processes; see ``docs/reading.md``. Local files are not copied into it.
+        cache_size: bytes that the folder may take, at least 16 MiB; rounded down to segments of 16 MiB.
 
     Raises:
         FormatError: a file or manifest is damaged, cut off, or not one of ours.
@@ -65,7 +65,6 @@ def open(
             or `cache_dir` cannot be used.
         OSError: a local file cannot be had.
         ConfigError: an unknown `format`, none for a folder of both, an empty list, or a `cache_size` that is too small.
-        MissingExtraError: `cache_dir` without the extra ``cache``.
     """
     given = dict(fields or {})
     cache = None

@@ -289,11 +289,6 @@ class PackedFiles:
             source.close()
         return digest.hexdigest()
 
-    def close(self) -> None:
-        """Give the cache's files back; fine twice, and what is opened afterwards uses it again."""
-        if self._cache is not None:
-            self._cache.close()
-
     def _source(self, location: str, *, cached: bool = True) -> ByteSource:
         path = _local(location)
         if path is not None:

@@ -379,7 +379,6 @@ class OpenFiles:
                     reader.close()
                 self._files.readers.clear()
                 self._files.joined = None
-                self.files.close()
                 self._files.lookup.forget()
 
 

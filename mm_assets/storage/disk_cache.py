@@ -1,9 +1,12 @@
-"""Blocks of remote files on local disk: bounded, kept from run to run, shared by threads and processes.
+"""Blocks of remote files, cached on local disk: bounded, kept from run to run, shared by threads and processes.
 
-A block is known by its file's URL, server, fingerprint and time of change, so that a changed object never gives old
-bytes, and carries a checksum: one that is damaged is fetched again. What a run has stored stays until the run ends, and
-only what earlier runs have stored makes room: an epoch visits everything once, so that letting the oldest go would mean
-to let go just what comes next. The storing is the `diskcache` package's.
+The cache is a set of plain segment files. Each is a table of entries and as many slots of one block, so that the size
+of the folder is bounded by construction. A block belongs to one segment and may be in any of its slots. Its key comes
+from the file's URL, server, fingerprint and modification time, so that a changed object is never served stale.
+
+Nothing is locked, and no state outlives a call: what a crash, a full disk, damage or two writers of one slot leave
+behind has the wrong checksum, and is fetched again. Blocks stored during this run are not evicted, only those of
+earlier runs: an epoch visits everything once, so evicting the least recently used block would evict what comes next.
 """
 
 from __future__ import annotations
@@ -11,260 +14,199 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import sqlite3
-import threading
+import re
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
-from mm_assets.errors import ConfigError, MissingExtraError, SourceError
+import numpy as np
+
+from mm_assets.errors import ConfigError, SourceError
 from mm_assets.formats import crc32c
 from mm_assets.storage.files import SourceFile
-from mm_assets.storage.forking import renew_in_children
 from mm_assets.storage.listing import UNMARKED
 from mm_assets.storage.ranges import MAX_REQUEST, RangeSource, merge_ranges, slice_ranges
 from mm_assets.storage.urls import reason
 
-if TYPE_CHECKING:
-    import diskcache
-
 __all__ = ["BLOCK", "BlockCache", "CachedFile"]
 
-BLOCK = 64 << 10  # a sample of 55 KB that is read at random costs two of them, while nothing is kept yet
+BLOCK = 64 << 10  # a random read of a 55 KB sample fetches two blocks of a cold cache
 
-# SQLite's journal beside the database grows to 1000 pages until it is emptied, and is not in the library's account.
-_JOURNAL = 4 << 20
-_MIN_SIZE = 4 * _JOURNAL
-_GROUP = 16  # blocks of one transaction: what a process that is killed leaves behind, unaccounted for, is 1 MiB
-_TIMEOUT = 5.0  # seconds to wait for other processes that store; a block that is not stored is only fetched again
+_SLOTS = 255  # of a segment: with their table they fill 16 MiB, the smallest cache
+_ENTRY = np.dtype([("key", "<u8"), ("checksum", "<u4"), ("size", "<u4"), ("stored", "<f8")])  # `stored` 0: a free slot
+_TABLE_SIZE = _SLOTS * _ENTRY.itemsize
+_SEGMENT_SIZE = 16 << 20
+_SEGMENT_NAME = re.compile(r"segment-(\d{1,9})")
+_LATEST = 2.0**33  # the year 2242: a later time, or one that is not a number, is damage
 _RECHECK = 60.0  # seconds of storing until the storage is asked again whether a file is still the one that was opened
-
-# SQLite must not be used in a forked child of a process that had the database open: it takes the parent's locks for
-# its own, then waits for ever or damages the file. So each folder belongs to the process that opened it first.
-_OWNERS: dict[str, int] = {}
-_INHERITED: list[object] = []  # the parents' connections: kept, as closing them would be using them
-
-# Held by who writes to a database, and by a fork: the child drops the connections of the parent's other threads, which
-# would roll back what they were about to store.
-_WRITING = threading.Lock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_WRITING.acquire, after_in_parent=_WRITING.release, after_in_child=_WRITING.release)
 
 
 class BlockCache:
     """A folder with blocks of remote files.
 
-    It pickles, and a copy in a process that was started anew uses the same folder. In a forked child of a process that
-    has opened the folder nothing is kept, and every read goes to the storage. The folder must be the user's own: who
-    may write to it decides what is read.
+    Safe to share between threads and with forked children. It pickles, and a copy in another process uses the same
+    folder. A folder that is full or not writable costs a warning, and reads go on. The folder must be the user's own:
+    who may write to it decides what is read.
 
     Args:
-        folder: made where it is not there.
-        size: bytes that it may take, all files together, at least 16 MiB.
-        since: what was stored from then on, in seconds since 1970, stays; by default from now on.
+        folder: created if it does not exist.
+        size: bytes that it may take, all files together, at least 16 MiB; rounded down to segments of 16 MiB.
+        since: blocks stored from then on are not evicted, in seconds since 1970; by default from now on.
 
     Raises:
         ConfigError: `size` is too small.
-        MissingExtraError: `diskcache` is not installed.
-        SourceError: the folder cannot be used, is damaged, or is held by others for a minute.
+        SourceError: the folder cannot be created or listed.
     """
 
     def __init__(self, folder: str, size: int, *, since: float | None = None) -> None:
-        if isinstance(size, bool) or not isinstance(size, int) or size < _MIN_SIZE:
-            raise ConfigError("arguments", "cache_size", f"found {size!r}, expected bytes, at least {_MIN_SIZE}")
+        if isinstance(size, bool) or not isinstance(size, int) or size < _SEGMENT_SIZE:
+            raise ConfigError("arguments", "cache_size", f"found {size!r}, expected bytes, at least {_SEGMENT_SIZE}")
         self.folder = os.path.abspath(os.path.expanduser(folder))
         self.size = size
-        self._place = os.path.realpath(self.folder)
+        self._num_segments = size // _SEGMENT_SIZE
         self._since = time.time() if since is None else since
-        self._is_full = False  # of what this run has stored
-        self._cache: diskcache.Cache | None = None
-        renew_in_children(self)
-        self._opened()
+        self._has_warned = False
+        try:
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            names = os.listdir(self.folder)
+        except OSError as error:
+            raise SourceError(self.folder, f"cannot be used as a cache: {reason(error)}") from error
+        for name in names:
+            segment = _SEGMENT_NAME.fullmatch(name)
+            if segment and int(segment[1]) >= self._num_segments:  # of a larger cache
+                try:
+                    os.unlink(os.path.join(self.folder, name))
+                except OSError as error:
+                    self._warn(error)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _reopen, (self.folder, self.size, self._since)
-
-    def renew_locks(self) -> None:
-        """In a forked child: see `forking`."""
-        if self._cache is not None:
-            _INHERITED.append(self._cache)
-            self._cache = None
-
-    @property
-    def is_usable(self) -> bool:
-        """False in a forked child of a process that has opened the folder: nothing is found there, or stored."""
-        return _OWNERS.setdefault(self._place, os.getpid()) == os.getpid()
-
-    def _opened(self) -> diskcache.Cache | None:
-        if self._cache is None and self.is_usable:
-            with _WRITING, self._told():
-                if self._cache is None:
-                    os.makedirs(self.folder, mode=0o700, exist_ok=True)
-                    self._cache = _open_cache(self.folder)
-        return self._cache
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Errors of the folder as ours."""
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            if _is_busy(error):
-                raise SourceError(self.folder, f"the cache is busy, other processes hold it: {error}") from error
-            detail = f"the cache cannot be read, it may be damaged: {error}; remove the folder or take another"
-            raise SourceError(self.folder, detail) from error
-        except OSError as error:
-            raise SourceError(self.folder, f"cannot be used as a cache: {reason(error)}") from error
 
     def over(self, source: SourceFile) -> RangeSource:
         """A file, read through the cache; a local one as it is.
 
         Raises:
-            SourceError: the storage does not tell when the file changes.
+            SourceError: the storage reports neither an ETag nor a modification time.
         """
         return source if source.is_local else CachedFile(source, self)
 
-    def get(self, mark: bytes, numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-        """Those of a file's blocks that are here, one after the other: number and content.
-
-        Raises:
-            SourceError: the folder is damaged.
-        """
-        cache = self._opened()
-        if cache is None:
-            return
+    def get(self, file_key: bytes, numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """Those of a file's blocks that are cached, one after the other: number and content."""
         for number in numbers:
-            content = self._get(cache, _key(mark, number))
+            content = None
+            try:
+                with self._segment(file_key, number, "rb") as segment:
+                    for slot in segment.slots():
+                        content = segment.read_block(slot)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._warn(error)
             if content is not None:
                 yield number, content
 
-    def _get(self, cache: diskcache.Cache, key: bytes) -> bytes | None:
-        with self._told(), _unless_busy():
-            content, tag = cache.get(key, tag=True)
-            if isinstance(content, bytes) and _read_tag(tag)[0] == crc32c(key, content):
-                return content
-            if key in cache:
-                with _WRITING:
-                    cache.delete(key)  # damaged, or its file is gone
-        return None
+    def put(self, file_key: bytes, blocks: Mapping[int, memoryview]) -> None:
+        """Stores blocks of a file, by number, where they find a slot; those that are cached stay as they are."""
+        for number, block in blocks.items():
+            try:
+                with self._segment(file_key, number, "rb+") as segment:
+                    slots = segment.slots()
+                    if not slots:
+                        slots = segment.free_slots(self._since)
+                    elif segment.read_block(slots[0]) is not None:
+                        continue
+                    if slots:
+                        segment.write_block(slots[0], block)
+            except OSError as error:
+                self._warn(error)
+                return
 
-    def put(self, mark: bytes, blocks: Mapping[int, memoryview]) -> None:
-        """Stores blocks of a file, by number, as far as there is room.
-
-        Raises:
-            SourceError: the folder is damaged, or cannot be written.
-        """
-        cache = self._opened()
-        if cache is None:
-            return
-        numbers = list(blocks)
-        for start in range(0, len(numbers), _GROUP):
-            group = {_key(mark, number): bytes(blocks[number]) for number in numbers[start : start + _GROUP]}
-            with _WRITING, self._told(), _unless_busy():
-                # What came along with a merged request may be here: as it is, it goes in its turn.
-                group = {key: content for key, content in group.items() if key not in cache}
-                if self._is_full or not self._make_room(cache, sum(map(len, group.values()))):
-                    return
-                with cache.transact():
-                    for key, content in group.items():
-                        tag = f"{crc32c(key, content)} {time.time()}"
-                        cache.set(key, io.BytesIO(content), read=True, tag=tag)  # bytes it would write by lines
-
-    def drop(self, mark: bytes, numbers: Iterable[int]) -> None:
-        """Deletes blocks of a file; those that are not here are fine.
-
-        Raises:
-            SourceError: the folder is damaged.
-        """
-        cache = self._opened()
-        if cache is None:
-            return
+    def drop(self, file_key: bytes, numbers: Iterable[int]) -> None:
+        """Deletes blocks of a file; those that are not cached are fine."""
         for number in numbers:
-            with _WRITING, self._told(), _unless_busy():
-                cache.delete(_key(mark, number))
+            try:
+                with self._segment(file_key, number, "rb+") as segment:
+                    for slot in segment.slots():
+                        segment.write_entry(slot, bytes(_ENTRY.itemsize))
+            except OSError as error:
+                self._warn(error)
 
-    def _make_room(self, cache: diskcache.Cache, size: int) -> bool:
-        """Deletes what earlier runs have stored, the oldest first, until `size` bytes fit; whether they do."""
-        limit = self.size - _JOURNAL - size
-        if cache.volume() <= limit:
-            return True
-        for key in cache:  # in the order of storing
-            if _read_tag(cache.get(key, tag=True)[1])[1] >= self._since:
-                continue
-            cache.delete(key)
-            if cache.volume() <= limit:
-                return True
-        self._is_full = True
-        return False
+    def _segment(self, file_key: bytes, number: int, mode: str) -> _Segment:
+        name = file_key + number.to_bytes(8, "little")
+        key = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+        segment = _jump_hash(key, self._num_segments)
+        return _Segment(os.path.join(self.folder, f"segment-{segment}"), mode, name, key)
 
-    def close(self) -> None:
-        """Closes this thread's connection; others end with their threads. Fine twice, and used again it opens one."""
-        if self._cache is not None:
-            self._cache.close()
-
-
-def _is_busy(error: sqlite3.DatabaseError) -> bool:
-    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
-
-
-@contextmanager
-def _unless_busy() -> Iterator[None]:
-    """Ends quietly when others hold the database for too long: what is not found or stored is only fetched again."""
-    from diskcache import Timeout
-
-    try:
-        yield
-    except Timeout:
-        return
-    except sqlite3.OperationalError as error:
-        if not _is_busy(error):
-            raise
+    def _warn(self, error: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            detail = f"{self.folder}: the cache cannot be used: {reason(error)}; blocks are read from the storage"
+            warnings.warn(detail, RuntimeWarning, stacklevel=3)
 
 
 def _reopen(folder: str, size: int, since: float) -> BlockCache:
     return BlockCache(folder, size, since=since)
 
 
-def _open_cache(folder: str) -> diskcache.Cache:
-    try:
-        import diskcache
-    except ImportError as error:
-        raise MissingExtraError("cache_dir", "cache") from error
-
-    class Disk(diskcache.Disk):  # type: ignore[misc]  # the package has no types
-        """Values as plain bytes in files: what is read is never unpickled."""
-
-        def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:
-            # Of another mode nothing was stored here; the wrong type is noticed as damage.
-            return super().fetch(mode, filename, value, read) if mode == diskcache.core.MODE_BINARY else b""
-
-        def get(self, key: Any, raw: bool) -> Any:
-            return key
-
-        def filename(self, key: Any = None, value: Any = None) -> tuple[str, str]:
-            # One level of folders: with two, the folders of many small files would take more than a twentieth.
-            name = os.urandom(16).hex()
-            name = os.path.join(name[:2], f"{name[2:]}.val")
-            return name, os.path.join(self._directory, name)
-
-    # It never lets go of anything by itself: `BlockCache` does.
-    return diskcache.Cache(
-        folder, timeout=_TIMEOUT, disk=Disk, eviction_policy="none", cull_limit=0, disk_min_file_size=0
-    )
+def _jump_hash(key: int, num_buckets: int) -> int:
+    """The bucket of a 64-bit key; a change of `num_buckets` moves few keys (Lamping and Veach, arXiv 1406.2294)."""
+    bucket, following = 0, 0
+    while following < num_buckets:
+        bucket = following
+        key = key * 2862933555777941757 + 1 & 2**64 - 1
+        following = int((bucket + 1) * 2**31 / ((key >> 33) + 1))
+    return bucket
 
 
-def _key(mark: bytes, number: int) -> bytes:
-    return mark + number.to_bytes(8, "little")
+class _Segment(io.FileIO):
+    """One file of the cache, opened for one operation on one block; created by the first that writes.
+
+    Args:
+        path: of the segment.
+        mode: ``rb`` or ``rb+``.
+        name: of the block; part of its checksum.
+        key: hash of the name.
+    """
+
+    def __init__(self, path: str, mode: str, name: bytes, key: int) -> None:
+        super().__init__(path, mode, opener=_create if mode == "rb+" else None)
+        self._name = name
+        self._key = key
+        self._entries = np.zeros(_SLOTS, _ENTRY)
+
+    def slots(self) -> list[int]:
+        """Reads the table: the slot where the block may be, or several if processes stored it at the same time."""
+        self._entries = np.frombuffer(self.read(_TABLE_SIZE).ljust(_TABLE_SIZE, b"\0"), _ENTRY)  # a new file is empty
+        slots: list[int] = np.flatnonzero(self._entries["key"] == self._key).tolist()
+        return slots
+
+    def free_slots(self, since: float) -> list[int]:
+        """A free slot, or that of the oldest block; none where all were stored since then."""
+        stored = np.where(self._entries["stored"] < _LATEST, self._entries["stored"], 0.0)
+        slot = int(stored.argmin())
+        return [slot] if stored[slot] < since else []
+
+    def read_block(self, slot: int) -> bytes | None:
+        """The block in a slot; None where the checksum is wrong."""
+        self.seek(_TABLE_SIZE + slot * BLOCK)
+        content = self.read(min(int(self._entries["size"][slot]), BLOCK))
+        return content if crc32c(self._name, content) == self._entries["checksum"][slot] else None
+
+    def write_block(self, slot: int, block: memoryview) -> None:
+        """Fills a slot; a crash in between leaves an entry whose checksum is wrong."""
+        self.seek(_TABLE_SIZE + slot * BLOCK)
+        self.write(block)
+        entry = np.array((self._key, crc32c(self._name, block), len(block), time.time()), _ENTRY)
+        self.write_entry(slot, entry.tobytes())
+
+    def write_entry(self, slot: int, entry: bytes) -> None:
+        """Replaces the entry of a slot."""
+        self.seek(slot * _ENTRY.itemsize)
+        self.write(entry)
 
 
-def _read_tag(tag: object) -> tuple[int, float]:
-    """Checksum, and when the block was stored; -1 and 0 for what is no tag of ours."""
-    try:
-        checksum, stored = str(tag).split(" ")
-        return int(checksum), float(stored)
-    except ValueError:
-        return -1, 0.0
+def _create(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o600)
 
 
 class CachedFile:
@@ -272,38 +214,35 @@ class CachedFile:
 
     Args:
         source: the file; closed with this.
-        cache: where its blocks are kept.
+        cache: where its blocks are stored.
 
     Raises:
-        SourceError: the storage does not tell when the file changes.
+        SourceError: the storage reports neither an ETag nor a modification time.
     """
 
     def __init__(self, source: SourceFile, cache: BlockCache) -> None:
         if source.fingerprint.endswith(UNMARKED):
             source.close()
-            detail = "cannot be cached: its storage tells neither an ETag nor when the file was changed"
+            detail = "cannot be cached: its storage reports neither an ETag nor a modification time"
             raise SourceError(source.url, detail)
         self.url = source.url
         self.size = source.size
         self._source = source
         self._cache = cache
-        self._mark = hashlib.blake2b(source.identity.encode(), digest_size=16).digest()
+        self._key = hashlib.blake2b(source.identity.encode(), digest_size=16).digest()
         self._checked = time.monotonic()  # the storage has just described it
-        self._unchecked: set[int] = set()  # blocks that were stored since
+        self._unchecked: set[int] = set()  # blocks stored since then
         self._has_changed = False
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]], *, max_gap: int | None = None) -> list[memoryview]:
         """The bytes of each (offset, size), in the order asked for.
 
-        Blocks that are not kept come with one call, in requests of up to 16 MiB; what lies between two that are nearer
-        than `max_gap` comes with them, and is kept too.
+        Blocks that are not cached are fetched by one call, in requests of up to 16 MiB. Blocks between two that are
+        nearer than `max_gap` are fetched and cached with them.
 
         Raises:
-            SourceError: a range leaves the file or could not be read, the file has changed since it was opened, or the
-                cache cannot be used.
+            SourceError: a range leaves the file or could not be read, or the file has changed since it was opened.
         """
-        if not self._cache.is_usable:
-            return self._source.read_ranges(ranges, max_gap=max_gap)
         for offset, size in ranges:
             self._source.check(offset, size)
         spans = merge_ranges([self._whole_blocks(offset, size) for offset, size in ranges], 0)
@@ -313,7 +252,7 @@ class CachedFile:
             for at in range(start, end, BLOCK):
                 wanted[at // BLOCK] = buffer[at - start : at - start + BLOCK]
         missing = dict(wanted)
-        for number, content in self._cache.get(self._mark, list(wanted)):
+        for number, content in self._cache.get(self._key, list(wanted)):
             if len(content) == len(wanted[number]):
                 wanted[number][:] = content
                 del missing[number]
@@ -329,7 +268,7 @@ class CachedFile:
         return start, min(-(-(offset + size) // BLOCK) * BLOCK, self.size) - start
 
     def _fetch(self, missing: Mapping[int, memoryview], max_gap: int) -> None:
-        """Fills blocks from the storage, and has them kept."""
+        """Fills blocks from the storage, and caches them."""
         runs = _runs(sorted(missing), max_gap)
         ranges = [self._whole_blocks(first * BLOCK, (last - first) * BLOCK) for first, last in runs]
         fetched: dict[int, memoryview] = {}
@@ -340,12 +279,12 @@ class CachedFile:
         for number, target in missing.items():
             target[:] = fetched[number]
         self._unchecked.update(fetched)
-        self._cache.put(self._mark, fetched)
+        self._cache.put(self._key, fetched)
 
     def _check_unchanged(self) -> None:
-        """Refuses to go on with a file that was replaced while it is read: its blocks would pass for the old one's.
+        """Refuses to go on with a file that was replaced while it is read: new blocks would be cached as old ones.
 
-        The storage is asked once a minute, after a request. Blocks that were stored since it was last asked go.
+        The storage is asked once a minute, after a request. Blocks stored since it was last asked are deleted.
         """
         if not self._has_changed:
             now = time.monotonic()
@@ -357,11 +296,11 @@ class CachedFile:
                 self._unchecked -= stored
                 self._checked = now
                 return
-        self._cache.drop(self._mark, list(self._unchecked))
+        self._cache.drop(self._key, list(self._unchecked))
         raise SourceError(self.url, "has changed while it was read: open it again")
 
     def close(self) -> None:
-        """Closes the file; what was kept of it stays."""
+        """Closes the file; its blocks stay in the cache."""
         self._source.close()
 
 
