@@ -7,6 +7,9 @@ what was found and what was expected. A bug raises whatever Python raises; nothi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 __all__ = [
     "BadMagicError",
     "CollateError",
@@ -26,6 +29,7 @@ __all__ = [
     "SourceError",
     "TruncatedError",
     "UnsupportedVersionError",
+    "optional_import",
 ]
 
 
@@ -176,21 +180,72 @@ class ConfigError(MmAssetsError, ValueError):
         return ConfigError, (self.where, self.key, self.detail)
 
 
+_EXTRAS = {
+    "av": "video",
+    "cv2": "resize",
+    "duckdb": "arrow",
+    "pandas": "pandas",
+    "pyarrow": "arrow",
+    "s3fs": "s3",
+    "soundfile": "audio",
+    "soxr": "video",
+    "tokenizers": "text",
+    "torch": "torch",
+    "zstandard": "depth",
+}
+"""By the import name of an optional package, the extra that installs it."""
+
+
 class MissingExtraError(MmAssetsError, ImportError):
-    """A feature needs an optional package that is not installed.
+    """A feature needs a package that is not installed; the message has the command that installs it.
 
     Args:
         feature: what was asked for.
-        extra: the extra of this package that brings it.
+        package: import name of the package.
     """
 
-    def __init__(self, feature: str, extra: str) -> None:
+    def __init__(self, feature: str, package: str) -> None:
         self.feature = feature
-        self.extra = extra
-        super().__init__(f"{feature} needs an optional package: pip install 'mm-assets[{extra}]'")
+        self.package = package
+        super().__init__(f"{feature} needs {package}, which is not installed: {_install_command(package)}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return MissingExtraError, (self.feature, self.extra)
+        return MissingExtraError, (self.feature, self.package)
+
+
+def _install_command(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, metadata  # slow to import, and needed for this alone
+
+    extra = _EXTRAS.get(package)
+    if extra is None:
+        return f"pip install {package}"
+    for name in ("mm-assets", "mm-assets-reader"):  # two wheels of one package, with extras of their own
+        try:
+            extras = metadata(name).get_all("Provides-Extra", [])
+        except PackageNotFoundError:
+            continue
+        # What is not an extra is a requirement, which pip installs again.
+        return f"pip install '{name}[{extra}]'" if extra in extras else f"pip install {name}"
+    return f"pip install 'mm-assets[{extra}]'"  # a source tree on the path
+
+
+@contextmanager
+def optional_import(package: str, feature: str) -> Iterator[None]:
+    """Around the import of a package that may not be installed.
+
+    Args:
+        package: its import name.
+        feature: what needs it.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise  # the package is there, and lacks another
+        raise MissingExtraError(feature, package) from error
 
 
 class FilterError(MmAssetsError):

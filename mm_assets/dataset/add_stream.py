@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.dataset.writer import spec_of
-from mm_assets.errors import ConfigError, EncodeError, SchemaMismatchError, SourceError
+from mm_assets.errors import ConfigError, EncodeError, SchemaMismatchError, SourceError, optional_import
 from mm_assets.fields import Field
 from mm_assets.formats import MstrReader, Payload, WriteSummary
 from mm_assets.formats import add_stream as add_payloads
@@ -194,8 +194,9 @@ def read_values(path: str | os.PathLike[str], field: Field) -> Values:
 
 
 def _read_parquet(path: Path) -> tuple[list[Any], Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    with optional_import("pyarrow", "reading values from a Parquet file"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.dataset.decoding import Batch
+from mm_assets.errors import optional_import
 from mm_assets.fields import Field
 from mm_assets.fields.arrow import bytes_column, tensor_column, tensor_type
 from mm_assets.formats import Column
@@ -47,7 +48,8 @@ def make_table(
         decode: gives the values of one modality.
         decode_batches: gives the batches of several modalities.
     """
-    import pyarrow as pa
+    with optional_import("pyarrow", "Dataset.to_arrow"):
+        import pyarrow as pa
 
     kinds = {name: None if field is None else field.arrow_type for name, field in fields.items()}
     arrays = [name for name, field in fields.items() if field and field.value_layout and kinds[name] is None]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from mm_assets.dataset.files import Reader
 from mm_assets.dataset.id_index import hash_texts
 from mm_assets.dataset.open_files import OpenFiles
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, optional_import
 from mm_assets.fields import Field
 
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ class _Query:
     """The user's condition, parsed, on a connection that reaches no file."""
 
     def __init__(self, sql: str) -> None:
-        import duckdb
+        with optional_import("duckdb", "Dataset.filter"):
+            import duckdb
 
         if not sql.strip():
             raise _wrong("found nothing, expected a condition")
@@ -260,7 +261,8 @@ class _Piece:
             rows: indices of its samples in the dataset.
             local: their indices in the file.
         """
-        import pyarrow as pa
+        with optional_import("pyarrow", "Dataset.filter"):
+            import pyarrow as pa
 
         return pa.table({column.name: self._values(column, rows, local) for column in columns})
 

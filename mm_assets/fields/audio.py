@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import MediaError
+from mm_assets.errors import MediaError, optional_import
 from mm_assets.fields.base import (
     PAYLOAD,
     Encoded,
@@ -230,7 +230,8 @@ class AudioField(Field):
         return _to_int16(samples)
 
     def _encode_flac(self, samples: npt.NDArray[np.int16], rate: int) -> bytes:
-        import soundfile
+        with optional_import("soundfile", "AudioField"):
+            import soundfile
 
         if samples.shape[1] > MAX_FLAC_CHANNELS or rate > MAX_FLAC_RATE:
             found = f"{samples.shape[1]} channels at {rate} Hz"
@@ -314,7 +315,8 @@ def _decode_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dt
     Raises:
         CorruptError: the bytes are damaged, or are a sound of another extent or rate.
     """
-    import soundfile
+    with optional_import("soundfile", "AudioField"):
+        import soundfile
 
     if codec == "flac":
         data = _with_length(as_bytes_view(data), shape[0])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import EncodeError, MediaError
+from mm_assets.errors import EncodeError, MediaError, optional_import
 from mm_assets.fields.base import (
     ArraySpec,
     Encoded,
@@ -246,7 +246,8 @@ class DepthField(Field):
                 raise wrong_content(self, f"{describe(values)} ({error})", "what PNG can hold") from error
             data = target.getvalue()
         elif codec == "zstd":
-            import zstandard
+            with optional_import("zstandard", "DepthField with zstd"):
+                import zstandard
 
             # One thread: more would make the bytes depend on their number.
             data = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, threads=0).compress(stored.tobytes())
@@ -305,7 +306,8 @@ def _is_npy(value: Buffer) -> bool:
 
 def _decompress(data: memoryview, num_bytes: int) -> memoryview:
     """Exactly `num_bytes` bytes: the frame's own header is asked first, so that a bomb is never unpacked."""
-    import zstandard
+    with optional_import("zstandard", "DepthField with zstd"):
+        import zstandard
 
     try:
         claimed = zstandard.frame_content_size(data)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mm_assets.dataset.decoding import Allocate, Batch, DecodePool
 from mm_assets.dataset.prefetch import BufferPool, arrays_of
-from mm_assets.errors import ConfigError, FormatError, LoaderError, MissingExtraError
+from mm_assets.errors import ConfigError, FormatError, LoaderError, optional_import
 from mm_assets.fields import ArraySpec
 from mm_assets.loading.collate import MultimodalCollator, Ragged, as_tensors
 from mm_assets.loading.order import EpochOrder, derive_key
@@ -314,10 +314,8 @@ def check_pinning(collator: Collate) -> None:
         ConfigError: the collator makes no tensors, or torch finds no device to pin memory for.
         MissingExtraError: torch is not installed.
     """
-    try:
+    with optional_import("torch", "pin_memory=True"):
         import torch
-    except ImportError as error:
-        raise MissingExtraError("pin_memory=True", "torch") from error
     if not isinstance(collator, MultimodalCollator) or collator.return_tensors != "pt":
         raise ConfigError("arguments", "pin_memory", "needs a MultimodalCollator with return_tensors='pt'")
     if not torch.accelerator.is_available():

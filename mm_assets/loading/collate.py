@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.dataset.decoding import Allocate
-from mm_assets.errors import CollateError, ConfigError, MissingExtraError
+from mm_assets.errors import CollateError, ConfigError, optional_import
 from mm_assets.fields.base import describe
 from mm_assets.loading.rules import Rule, parse_rules
 
@@ -333,10 +333,8 @@ _MAKE: Mapping[str, Callable[[Rule, _Column, Lengths, Allocate], Any]] = {
 
 
 def _torch() -> Any:
-    try:
+    with optional_import("torch", "return_tensors='pt'"):
         import torch
-    except ImportError as error:
-        raise MissingExtraError("return_tensors='pt'", "torch") from error
     return torch
 
 

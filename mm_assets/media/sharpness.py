@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import MediaError
+from mm_assets.errors import MediaError, optional_import
 from mm_assets.media.images import ImageInfo, probe_image
 
 __all__ = ["MAX_JPEG_PIXELS", "MAX_PIXELS", "decode_luma", "laplacian_variance", "reduction", "sharpness"]
@@ -49,7 +49,8 @@ def laplacian_variance(luma: npt.NDArray[np.uint8]) -> float:
 
     The kernel is [0 1 0; 1 -4 1; 0 1 0] with borders mirrored about the edge pixels.
     """
-    import cv2
+    with optional_import("cv2", "measuring sharpness"):
+        import cv2
 
     laplacian = cv2.Laplacian(luma, cv2.CV_16S, ksize=1)
     # Sums of integers below 2**53 are exact in double, so the order of summation does not matter.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import MediaError
+from mm_assets.errors import MediaError, optional_import
 from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.sounds import AudioInfo, probe_audio, size_of_id3
@@ -84,7 +84,8 @@ def measure_silence(data: memoryview, *, threshold_dbfs: float, level: str, wind
 
 def _blocks(data: memoryview, info: AudioInfo) -> Iterator[npt.NDArray[np.float32]]:
     """The samples in pieces of (up to `_BLOCK_SAMPLES` // channels, channels); each is overwritten by the next."""
-    import soundfile
+    with optional_import("soundfile", "measuring silence"):
+        import soundfile
 
     buffer = np.empty((max(1, _BLOCK_SAMPLES // info.channels), info.channels), dtype=np.float32)
     left = info.num_frames

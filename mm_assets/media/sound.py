@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import MediaError, MissingExtraError
+from mm_assets.errors import MediaError, optional_import
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.video import audio_stream_of, open_media, seconds_of, time_base_of
 
@@ -169,10 +169,8 @@ def resample(samples: npt.NDArray[np.float32], rate: int, target: int) -> npt.ND
     count = resampled_length(len(samples), rate, target)
     if count == 0:
         return np.zeros((0, samples.shape[1]), dtype=np.float32)
-    try:
+    with optional_import("soxr", "resampling sound"):
         import soxr
-    except ImportError as error:
-        raise MissingExtraError("resampling sound", "video") from error
     found = soxr.resample(samples, rate, target, quality="HQ")[:count]
     result = np.zeros((count, samples.shape[1]), dtype=np.float32)
     result[: len(found)] = found

@@ -6,6 +6,7 @@ import io
 import struct
 from dataclasses import dataclass
 
+from mm_assets.errors import optional_import
 from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.media.header import CHUNK_LE, MAX_SEGMENTS, HeaderReader
@@ -153,7 +154,8 @@ def _probe_flac(head: HeaderReader, start: int, file_size: int) -> AudioInfo:
 
 
 def _probe_sndfile(head: HeaderReader, codec: str, content_type: str) -> AudioInfo:
-    import soundfile
+    with optional_import("soundfile", "reading an audio header"):
+        import soundfile
 
     try:
         with soundfile.SoundFile(io.BytesIO(head.view)) as sound:

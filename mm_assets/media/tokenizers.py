@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
-from mm_assets.errors import ConfigError, EncodeError, MissingExtraError
+from mm_assets.errors import ConfigError, EncodeError, optional_import
 
 __all__ = ["ByteTokenizer", "JSONTokenizer", "Tokenizer", "TokenizerRef", "tokenizer_ref"]
 
@@ -142,10 +142,8 @@ class JSONTokenizer:
             self._json = data.decode("utf-8")
         except UnicodeError as error:
             raise ConfigError("arguments", "tokenizer", f"found bytes that are not UTF-8 ({error})") from error
-        try:
+        with optional_import("tokenizers", "a tokenizer from a JSON file"):
             import tokenizers
-        except ImportError as error:
-            raise MissingExtraError("a tokenizer from a JSON file", "text") from error
         try:
             tokenizer = tokenizers.Tokenizer.from_str(self._json)
         except Exception as error:

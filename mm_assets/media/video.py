@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import MediaError, MissingExtraError
+from mm_assets.errors import MediaError, optional_import
 from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.media.mp4 import check_sample_tables
 from mm_assets.media.timing import FrameIndex, nominal_rate
@@ -189,10 +189,8 @@ def open_media(
         MediaError: the bytes are no such file or are damaged.
         MissingExtraError: PyAV is not installed.
     """
-    try:
+    with optional_import("av", "reading video files"):
         import av
-    except ImportError as error:
-        raise MissingExtraError("reading video files", "video") from error
     content_type, demuxer = _sniff(data, name)
     if demuxer == "mov":
         check_sample_tables(data, name)

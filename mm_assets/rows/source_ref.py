@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.errors import EncodeError, MissingExtraError, SchemaMismatchError, SourceError
+from mm_assets.errors import EncodeError, SchemaMismatchError, SourceError, optional_import
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 
 __all__ = [
@@ -295,10 +295,8 @@ def _parse_column(refs: Any) -> dict[str, Any]:
 
 
 def _pandas() -> Any:
-    try:
+    with optional_import("pandas", "converting tables to pandas"):
         import pandas
-    except ImportError as error:
-        raise MissingExtraError("converting tables to pandas", "pandas") from error
     return pandas
 
 

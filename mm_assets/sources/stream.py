@@ -11,7 +11,7 @@ import gzip
 import zlib
 from typing import Any, BinaryIO, Protocol
 
-from mm_assets.errors import ShardError
+from mm_assets.errors import ShardError, optional_import
 from mm_assets.sources.tar_header import BLOCK
 
 __all__ = ["Cursor", "RangeCursor", "RangeSource", "StreamCursor", "compression_of", "open_cursor"]
@@ -240,7 +240,8 @@ def open_cursor(source: RangeSource) -> Cursor:
 def _decompressed(raw: BinaryIO, compression: str) -> Any:
     if compression == "gzip":
         return gzip.GzipFile(fileobj=raw, mode="rb")
-    import zstandard
+    with optional_import("zstandard", "a zstd shard"):
+        import zstandard
 
     return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
 
@@ -248,6 +249,7 @@ def _decompressed(raw: BinaryIO, compression: str) -> Any:
 def _errors_of(compression: str) -> tuple[type[Exception], ...]:
     if compression == "gzip":
         return (zlib.error, EOFError, gzip.BadGzipFile)
-    import zstandard
+    with optional_import("zstandard", "a zstd shard"):
+        import zstandard
 
     return (zstandard.ZstdError,)

@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 from fsspec.core import url_to_fs
 
-from mm_assets.errors import MmAssetsError, SourceError
+from mm_assets.errors import MissingExtraError, MmAssetsError, SourceError
 
 __all__ = ["Options", "filesystem", "is_local", "local_path", "protocols", "reason"]
 
@@ -32,14 +32,24 @@ def local_path(url: str) -> Path:
 
 
 def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a URL, and the path in it."""
+    """The file system of a URL, and the path in it.
+
+    Raises:
+        MissingExtraError: the package that reads such URLs is not installed.
+    """
     settings = dict(options or {})
     if not is_local(url):
         # A daemon lives for days: a remembered listing would hide new shards and changed ones.
         settings.setdefault("use_listings_cache", False)
     if url.startswith(("s3://", "s3a://")):
         settings["config_kwargs"] = {"max_pool_connections": S3_CONNECTIONS, **(settings.get("config_kwargs") or {})}
-    fs, path = url_to_fs(url, **settings)
+    try:
+        fs, path = url_to_fs(url, **settings)
+    except ImportError as error:  # fsspec's own, over the one that names the package
+        missing = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
+        if not isinstance(missing, ModuleNotFoundError) or missing.name is None:
+            raise
+        raise MissingExtraError(f"{url.partition('://')[0]}://", missing.name.partition(".")[0]) from error
     return fs, path
 
 

@@ -297,7 +297,7 @@ def test_a_missing_package_leaves_the_rest_readable(tmp_path, form, monkeypatch)
     with mm_assets.open(path) as dataset:
         assert dataset.read_sample(0, ["b"]) == {"b": None}
         assert bytes(dataset.read_raw(0, "a")) == b"1"
-        with pytest.raises(SchemaMismatchError, match=r"mm-assets\[none\]"):
+        with pytest.raises(SchemaMismatchError, match="pip install none"):
             dataset.read_batch([0], ["a"])
 
 
