@@ -184,9 +184,10 @@ def measure_chain(shard: str, root: str) -> dict[str, Any]:
 def measure_stage(shard: str, root: str) -> dict[str, Any]:
     """Makes and materializes the rows twice, without writing them; the second time everything is imported and warm."""
     from mm_assets.pipeline.register import register
-    from mm_assets.rows.from_members import build_rows
+    from mm_assets.rows.from_members import MemberRows
     from mm_assets.rows.materialize import materialize
-    from mm_assets.sources.tar import index_shard
+    from mm_assets.sources.base import index_members
+    from mm_assets.sources.tar import TarSource
     from mm_assets.storage.files import SourceFile
 
     dataset = dataset_of(shard, root)
@@ -196,18 +197,11 @@ def measure_stage(shard: str, root: str) -> dict[str, Any]:
     with SourceFile(shard) as source:
         for _ in range(2):
             began = time.perf_counter()
-            members = list(index_shard(source, on_damaged_shard="fail", damage=[]))
-            rows = build_rows(
-                [source],
-                partial(iter, members),
-                layout=spec.layout,
-                schema=schema,
-                grouped=False,
-                batch_bytes=spec.batch_bytes,
+            members = list(index_members(TarSource(source)))
+            rows = MemberRows([TarSource(source)]).rows(
+                partial(iter, members), layout=spec.layout, schema=schema, batch_bytes=spec.batch_bytes
             )
-            stream = materialize(
-                rows, open_source=lambda _: source, allowed=lambda _: True, batch_bytes=spec.batch_bytes
-            )
+            stream = materialize(rows, open_file=lambda _: source, allowed=lambda _: True, batch_bytes=spec.batch_bytes)
             for _ in stream:
                 pass
             seconds = time.perf_counter() - began

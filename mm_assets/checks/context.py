@@ -8,7 +8,7 @@ from typing import Any
 
 from mm_assets.packing.plan import PackPlan
 from mm_assets.rows.schema import DatasetSchema
-from mm_assets.storage.files import SourceFile
+from mm_assets.sources.base import Source
 from mm_assets.storage.store import Store
 
 __all__ = ["CheckContext", "Outcome"]
@@ -22,7 +22,7 @@ class CheckContext:
         store: the dataset's folder.
         files: table name to its file below `store`: every table that the asset's checks read, which are its own and
             those of the assets before it.
-        shards: the partition's shards, open.
+        shards: the partition's containers, open.
         schema: the dataset's schema.
         packed: "mult" and "mstr" to the packed file below `store`, for those made from the present filtered rows.
         plan: the pack plan; needed for packed files only.
@@ -36,7 +36,7 @@ class CheckContext:
 
     store: Store
     files: Mapping[str, str]
-    shards: Sequence[SourceFile]
+    shards: Sequence[Source]
     schema: DatasetSchema
     packed: Mapping[str, str] = field(default_factory=dict)
     plan: PackPlan | None = None

@@ -23,7 +23,6 @@ from mm_assets.rows.parquet import open_table, read_batches
 from mm_assets.rows.schema import DROPPED_SCHEMA, MODALITIES, MULTIMODAL_SCHEMA, REJECTS_SCHEMA
 from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
-from mm_assets.sources.tar import iter_members
 
 __all__ = ["OWN_TABLES", "TABLE_VIEWS", "Tables"]
 
@@ -203,7 +202,7 @@ class Tables:
 
     def shards(self) -> pa.Table:
         """The partition's shards and their sizes."""
-        sizes = [(shard.url, shard.size) for shard in self.context.shards]
+        sizes = [(shard.file.url, shard.file.size) for shard in self.context.shards]
         return table_of(iter(sizes), pa.schema([("shard", pa.string()), ("size", pa.int64())]))
 
     def shard_members(self) -> pa.Table:
@@ -212,7 +211,7 @@ class Tables:
             (
                 (m.shard, m.ordinal, m.member, m.byte_offset, m.byte_size, m.member_type, m.skip_reason)
                 for shard in self.context.shards
-                for m in iter_members(shard, on_damaged_shard="salvage")
+                for m in shard.members(on_damaged_shard="salvage")
             ),
             _MEMBERS,
         )
@@ -273,7 +272,7 @@ class Tables:
         return table_of(self._reread(table), _REREAD)
 
     def _reread(self, table: str) -> Iterator[tuple[Any, ...]]:
-        shards = {shard.url: shard for shard in self.context.shards if shard.is_local}
+        shards = {shard.file.url: shard.file for shard in self.context.shards if shard.file.is_local}
         content = self.content(table)
         whole = pc.and_(content.column("content_size").is_valid(), content.column("source_size").is_valid())
         small = pc.less_equal(content.column("content_size"), MAX_REREAD_BYTES // MAX_REREAD)

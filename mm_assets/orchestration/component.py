@@ -24,6 +24,9 @@ class ShardDatasetAttributes(dg.Model):
     name: _AnyValue = Field(description="Dataset name: letters, digits and _.")
     shards: _AnyValue = Field(description="Folder, glob or file of tar shards; any fsspec URL. Relative to this file.")
     storage_options: _AnyValue = Field(None, description="File-system arguments for `shards`.")
+    source: _AnyValue = Field(
+        None, description="Source of the shards' rows. Default: detected from their bytes and names."
+    )
     root: _AnyValue = Field(None, description="Storage root, a folder or URL. Default: $MM_ASSETS_ROOT.")
     root_options: _AnyValue = Field(None, description="File-system arguments for `root`.")
     partition_pattern: _AnyValue = Field(None, description="Regular expression with a group `partition`.")

@@ -117,7 +117,11 @@ RAW_SHARDS = Stage(
     description="Member index: a row per archive member with its offset and size. Payloads are not read.",
     kinds=frozenset({"tar", "parquet"}),
     tables=(Table(name="raw_shards", schema=lambda _: MEMBER_INDEX_SCHEMA),),
-    settings=lambda spec: {"on_damaged_shard": spec.on_damaged_shard, "parquet": spec.parquet.compression},
+    settings=lambda spec: {
+        "on_damaged_shard": spec.on_damaged_shard,
+        "parquet": spec.parquet.compression,
+        **({} if spec.source is None else {"source": spec.source}),
+    },
     numbers=(("members", "members"),),
 )
 ROWS = Stage(

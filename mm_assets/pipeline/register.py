@@ -18,20 +18,15 @@ from mm_assets.filters.registry import build_annotator
 from mm_assets.packing.presets import choose_plan
 from mm_assets.pipeline.spec import PARTITION_KEY, DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, Partition
-from mm_assets.rows.from_listing import LISTING_SUFFIXES, infer_listing_columns, is_listing, rows_from_listing
-from mm_assets.rows.from_members import build_rows
+from mm_assets.rows.base import row_sources, shard_suffixes, source_formats
 from mm_assets.rows.schema import DatasetSchema
-from mm_assets.rows.user_columns import infer_user_columns
-from mm_assets.sources.tar import index_shard
+from mm_assets.sources.base import index_members
 from mm_assets.storage.files import SourceFile
-from mm_assets.storage.listing import SHARD_SUFFIXES, ShardFile, expand_shards
+from mm_assets.storage.listing import ShardFile, expand_shards
 
 __all__ = ["DecidedSchema", "Registration", "decide_schema", "group_shards", "list_partitions", "register"]
 
 MAX_PROBLEMS = 16  # shards passed over in search of one that can decide the schema: a wrong declaration shows soon
-_SUFFIXES = (*SHARD_SUFFIXES, *LISTING_SUFFIXES)
-
-
 MAX_KEY = 200  # a file name has 255 bytes at most, and ours add a digest, an extension and dots
 
 
@@ -56,10 +51,10 @@ class Registration:
     seen: Mapping[str, tuple[str, float]]
 
 
-def _glob_root(pattern: str) -> str:
+def _glob_root(pattern: str, suffixes: tuple[str, ...]) -> str:
     """The folder part of a pattern before its first wildcard, with a final slash."""
     head = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
-    if head == pattern and not head.lower().endswith(_SUFFIXES):
+    if head == pattern and not head.lower().endswith(suffixes):
         return head.rstrip("/") + "/"
     return head.rsplit("/", 1)[0] + "/" if "/" in head else ""
 
@@ -71,12 +66,14 @@ def group_shards(spec: DatasetSpec, shards: Iterable[ShardFile]) -> list[Partiti
         ConfigError: a key is not allowed, a path does not match the pattern, or two shards take one key without one.
     """
     pattern = re.compile(spec.partition_pattern) if spec.partition_pattern else None
-    root = _glob_root(spec.shards)
+    formats = source_formats(spec.source, where=spec.where)
+    suffixes = tuple(suffix for found in formats.values() for suffix in found.SUFFIXES)
+    root = _glob_root(spec.shards, suffixes)
     groups: dict[str, list[ShardFile]] = {}
     for shard in sorted(shards, key=lambda s: s.url):
         base = shard.url.rsplit("/", 1)[-1]
         if pattern is None:
-            key = next((base[: -len(s)] for s in _SUFFIXES if base.lower().endswith(s)), base)
+            key = next((base[: -len(s)] for s in suffixes if base.lower().endswith(s)), base)
         else:
             at = shard.url.find(root) if root else -1
             path = shard.url[at + len(root) :] if at >= 0 else base
@@ -117,7 +114,8 @@ def list_partitions(
     settled: list[Partition] = []
     unsettled: list[Partition] = []
     young: dict[str, tuple[str, float]] = {}
-    for partition in group_shards(spec, expand_shards(spec.shards, spec.storage_options)):
+    suffixes = shard_suffixes(spec.source, where=spec.where)
+    for partition in group_shards(spec, expand_shards(spec.shards, spec.storage_options, suffixes=suffixes)):
         waiting = [s for s in partition.shards if not _has_settled(s, spec.settle_seconds, now, known)]
         (unsettled if waiting else settled).append(partition)
         for shard in waiting:
@@ -259,12 +257,15 @@ def decide_schema(spec: DatasetSpec, partitions: Sequence[Partition]) -> Decided
 
 def _schema_of(spec: DatasetSpec, url: str) -> tuple[DatasetSchema, bool]:
     """The schema that one shard gives, and whether it has samples."""
-    with SourceFile(url, spec.storage_options) as source:
-        listing = is_listing(source.url)
-        if listing:
-            columns = infer_listing_columns(source, layout=spec.layout)
-        else:
-            columns = infer_user_columns([source], layout=spec.layout, on_damaged_shard=spec.on_damaged_shard)
+    with SourceFile(url, spec.storage_options) as file:
+        (rows_of,) = row_sources([file], spec.source, where=spec.where)
+        # Walked once, for the columns and for the rows.
+        index = [
+            batch
+            for source in rows_of.sources
+            for batch in index_members(source, on_damaged_shard=spec.on_damaged_shard, damage=[])
+        ]
+        columns = rows_of.infer_columns(lambda: iter(index), layout=spec.layout)
         annotators = [
             build_annotator(config, where=spec.where, key=f"annotators[{number}]")
             for number, config in enumerate(spec.annotators)
@@ -272,23 +273,13 @@ def _schema_of(spec: DatasetSpec, url: str) -> tuple[DatasetSchema, bool]:
         bare = DatasetSchema(
             user_columns=columns, annotator_columns=tuple(column for a in annotators for column in a.columns)
         )
-        if listing:
-            rows = rows_from_listing(
-                source,
-                layout=spec.layout,
-                schema=bare,
-                allowed_prefixes=spec.layout.prefixes,
-                batch_bytes=spec.batch_bytes,
-            )
-        else:
-            rows = build_rows(
-                [source],
-                lambda: index_shard(source, on_damaged_shard=spec.on_damaged_shard, damage=[]),
-                layout=spec.layout,
-                schema=bare,
-                grouped=spec.partition_pattern is not None,
-                batch_bytes=spec.batch_bytes,
-            )
+        rows = rows_of.rows(
+            lambda: iter(index),
+            layout=spec.layout,
+            schema=bare,
+            grouped=spec.partition_pattern is not None,
+            batch_bytes=spec.batch_bytes,
+        )
         batches = iter(rows)
         first = list(itertools.islice(batches, 1))
         plan = choose_plan(itertools.chain(first, batches), pack=spec.pack, where=spec.where)

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,9 +23,10 @@ from mm_assets.packing.plan import PackPlan
 from mm_assets.pipeline.chain import RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, StageRecord
-from mm_assets.rows.from_listing import is_listing
+from mm_assets.rows.base import RowSource, row_sources
 from mm_assets.rows.parquet import ParquetSink, open_table
 from mm_assets.rows.preview import Preview
+from mm_assets.sources.base import Source, open_container
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.store import PublishedFile
 from mm_assets.storage.urls import is_local
@@ -117,7 +119,7 @@ class Run:
         preview: of the rows that were read already.
 
     Attributes:
-        sources: the open shards; empty until `open_shards`.
+        files: the open shards; empty until `open_shards`.
         inputs: digest of each input by name; for shards their fingerprints.
         preview: collects what passes through the main table.
     """
@@ -141,7 +143,7 @@ class Run:
         self.plan = PackPlan.from_json(self.schema.pack, where=dataset.store.url_of("schema.json"))
         self.inputs = dict(inputs or {})
         self.preview = preview or Preview()
-        self.sources: list[SourceFile] = []
+        self.files: list[SourceFile] = []
         self._by_url: dict[str, SourceFile] = {}
         self._files = dict(files or {})
         self._others = _OtherFiles(self.spec)
@@ -152,7 +154,7 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for source in self.sources:
+        for source in self.files:
             source.close()
         self._others.close()
         for table in self._tables:
@@ -165,20 +167,34 @@ class Run:
     def open_shards(self) -> None:
         """Opens the shards as they were when they were indexed, or registered where this stage is to index them."""
         indexed = None if self.stage is RAW_SHARDS else self.dataset.record(RAW_SHARDS, self.key).inputs
-        self.sources = self.dataset.open_shards(self.partition, fingerprints=indexed)
-        self._by_url = {source.url: source for source in self.sources}
+        self.files = self.dataset.open_shards(self.partition, fingerprints=indexed)
+        self._by_url = {source.url: source for source in self.files}
 
-    def archives(self) -> list[SourceFile]:
-        """The open tar shards, without lists of files."""
-        return [source for source in self.sources if not is_listing(source.url)]
+    @cached_property
+    def row_sources(self) -> list[RowSource]:
+        """What makes rows of the open shards."""
+        return row_sources(self.files, self.spec.source, where=self.spec.where)
 
-    def open_source(self, url: str) -> SourceFile:
+    @property
+    def containers(self) -> list[Source]:
+        """The open shards whose members are indexed."""
+        return [container for source in self.row_sources for container in source.sources]
+
+    def open_file(self, url: str) -> SourceFile:
         """A shard, or a file beside the shards that a locator names.
 
         Raises:
             SourceError: the file is not there or may not be read.
         """
         return self._by_url.get(url) or self._others.open(url)
+
+    def open_container(self, file: SourceFile) -> Source:
+        """A file of `open_file` as the container whose members are asked for.
+
+        Raises:
+            ShardError: it is not a container of a known format.
+        """
+        return next((c for c in self.containers if c.file is file), None) or open_container(file)
 
     def read(self, stage: Stage) -> pq.ParquetFile:
         """Opens the main table of an earlier stage and notes its digest as an input.
@@ -231,12 +247,12 @@ class Run:
         """
         seconds = self.seconds() if seconds is None else seconds
         began = time.perf_counter()
-        if not self.sources:
+        if not self.files:
             self.open_shards()
         context = CheckContext(
             store=self.dataset.store,
             files={t.name: self.dataset.table(t.name, self.key) for s in self.stage.lineage for t in s.tables},
-            shards=tuple(self.archives()),
+            shards=tuple(self.containers),
             schema=self.schema,
             packed=dict(packed or {}),
             plan=self.plan,

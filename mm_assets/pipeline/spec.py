@@ -54,6 +54,8 @@ class DatasetSpec:
         name: the dataset's name: first part of its asset keys and folder below the root.
         shards: folder, glob or file of tar shards, or of a Parquet or JSONL list; any fsspec URL.
         storage_options: file-system arguments for `shards`.
+        source: format of the shards: a name of `SOURCES` or `TABLE_SOURCES`, or ``package.module:Class``; None detects
+            it from the first bytes of each, else from its name.
         root: folder or URL that holds the dataset's folder.
         root_options: file-system arguments for `root`.
         partition_pattern: regular expression over a shard's path below the glob's root; its group ``partition``, or its
@@ -89,6 +91,7 @@ class DatasetSpec:
     shards: str
     root: str
     storage_options: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
     root_options: Mapping[str, Any] = field(default_factory=dict)
     partition_pattern: str | None = None
     settle_seconds: float = 30.0  # an upload of one object rarely pauses longer
@@ -143,6 +146,7 @@ class DatasetSpec:
             shards=shards,
             root=root,
             storage_options=keys.optional("storage_options", keys.mapping, {}),
+            source=keys.optional("source", keys.text, None),
             root_options=keys.optional("root_options", keys.mapping, {}),
             partition_pattern=keys.optional("partition_pattern", keys.pattern, None),
             settle_seconds=keys.optional("settle_seconds", keys.number, 30.0),
@@ -175,7 +179,9 @@ class DatasetSpec:
 
     def _check_processing(self) -> None:
         from mm_assets.packing.presets import check_pack_config
+        from mm_assets.rows.base import source_formats
 
+        source_formats(self.source, where=self.where)
         for number, config in enumerate(self.annotators):
             build_annotator(config, where=self.where, key=f"annotators[{number}]")
         for number, config in enumerate(self.filters):
@@ -195,6 +201,7 @@ class DatasetSpec:
             },
             "annotators": [dict(a) for a in self.annotators],
             "pack": dict(self.pack) if isinstance(self.pack, Mapping) else self.pack,
+            **({} if self.source is None else {"source": self.source}),
         }
 
 

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mm_assets.checks.alignment import misaligned
 from mm_assets.errors import SourceError
@@ -34,13 +33,11 @@ from mm_assets.pipeline.chain import (
 )
 from mm_assets.pipeline.run import Run, StageResult
 from mm_assets.pipeline.store import DatasetStore
-from mm_assets.rows.from_listing import is_listing, rows_from_listing
-from mm_assets.rows.from_members import RowStream, build_rows
 from mm_assets.rows.materialize import MaterializeStream, materialize
 from mm_assets.rows.parquet import read_batches, sample_groups
 from mm_assets.rows.source_ref import is_allowed_reference
+from mm_assets.sources.base import index_members
 from mm_assets.sources.member import ShardDamage
-from mm_assets.sources.tar import index_shard
 from mm_assets.storage.store import Draft, PublishedFile
 
 __all__ = [
@@ -66,17 +63,17 @@ def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
     damaged = 0
     with Run(dataset, RAW_SHARDS, key) as run:
         run.open_shards()
-        run.inputs.update((source.url, source.fingerprint) for source in run.sources)
+        run.inputs.update((file.url, file.fingerprint) for file in run.files)
         with run.write() as sink:
-            for source in run.archives():
+            for source in run.containers:
                 damage: list[ShardDamage] = []
-                for batch in index_shard(source, on_damaged_shard=on_damaged, damage=damage):
+                for batch in index_members(source, on_damaged_shard=on_damaged, damage=damage):
                     sink.write(run.preview.observe(batch))
                 damaged += len(damage)
         counts = {
             "members": run.preview.num_rows,
-            "shards": len(run.sources),
-            "shard_bytes": sum(source.size for source in run.sources),
+            "shards": len(run.files),
+            "shard_bytes": sum(file.size for file in run.files),
             "damaged_places": damaged,
         }
         return run.finish(counts=counts)
@@ -92,18 +89,16 @@ def rows(dataset: DatasetStore, key: str) -> StageResult:
     with Run(dataset, ROWS, key) as run:
         run.open_shards()
         index = run.read(RAW_SHARDS)
-        streams = [_archive_rows(run, index)]
-        for source in run.sources:
-            if is_listing(source.url):
-                streams.append(
-                    rows_from_listing(
-                        source,
-                        layout=spec.layout,
-                        schema=run.schema,
-                        allowed_prefixes=spec.layout.prefixes,
-                        batch_bytes=spec.batch_bytes,
-                    )
-                )
+        streams = [
+            source.rows(
+                lambda: read_batches(index, batch_bytes=spec.batch_bytes),
+                layout=spec.layout,
+                schema=run.schema,
+                grouped=spec.partition_pattern is not None,
+                batch_bytes=spec.batch_bytes,
+            )
+            for source in run.row_sources
+        ]
         with run.write() as sink:
             for stream in streams:
                 for batch in stream:
@@ -117,18 +112,6 @@ def rows(dataset: DatasetStore, key: str) -> StageResult:
                 for batch in rejects.to_batches():
                     sink.write(batch)
         return run.finish(counts=counts)
-
-
-def _archive_rows(run: Run, index: pq.ParquetFile) -> RowStream:
-    spec = run.spec
-    return build_rows(
-        run.archives(),
-        lambda: read_batches(index, batch_bytes=spec.batch_bytes),
-        layout=spec.layout,
-        schema=run.schema,
-        grouped=spec.partition_pattern is not None,
-        batch_bytes=spec.batch_bytes,
-    )
 
 
 def materialized_rows(dataset: DatasetStore, key: str) -> StageResult:
@@ -151,22 +134,17 @@ def materialized_rows(dataset: DatasetStore, key: str) -> StageResult:
 
 def _materialize(run: Run, batches: Iterator[pa.RecordBatch]) -> MaterializeStream:
     spec = run.spec
-    shards = {source.url for source in run.sources}
-    allowed = spec.layout.prefixes
+    shards = {file.url for file in run.files}
+    allowed = (*spec.layout.prefixes, *(folder for source in run.row_sources for folder in source.folders))
     return materialize(
         batches,
-        open_source=run.open_source,
-        allowed=lambda url: url in shards or is_allowed_reference(url, allowed) or _beside_listing(run, url),
+        open_file=run.open_file,
+        open_container=run.open_container,
+        allowed=lambda url: url in shards or is_allowed_reference(url, allowed),
         on_error="fail" if spec.on_materialize_error == "fail" else "keep",
         batch_bytes=spec.batch_bytes,
         max_content_bytes=spec.max_content_bytes,
     )
-
-
-def _beside_listing(run: Run, url: str) -> bool:
-    """Whether `url` lies in the folder of a list of files, which may name its neighbours."""
-    folders = [s.url.rsplit("/", 1)[0] + "/" for s in run.partition.shards if is_listing(s.url)]
-    return is_allowed_reference(url, folders)
 
 
 def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:

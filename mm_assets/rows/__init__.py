@@ -3,7 +3,8 @@
 Rows are built as Arrow columns and streamed in batches bounded by bytes.
 """
 
-from mm_assets.rows.from_members import RowStream, build_rows
+from mm_assets.rows.base import TABLE_SOURCES, RowSource, TableSource, row_sources
+from mm_assets.rows.columns import RowStream
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA, RESERVED_COLUMNS, DatasetSchema, Drop, MemberRules, UserColumn
 from mm_assets.rows.source_ref import (
     SourceRef,
@@ -17,16 +18,19 @@ from mm_assets.rows.source_ref import (
 __all__ = [
     "MULTIMODAL_SCHEMA",
     "RESERVED_COLUMNS",
+    "TABLE_SOURCES",
     "DatasetSchema",
     "Drop",
     "MemberRules",
+    "RowSource",
     "RowStream",
     "SourceRef",
+    "TableSource",
     "UserColumn",
-    "build_rows",
     "build_source_ref",
     "from_pandas",
     "parse_source_ref",
+    "row_sources",
     "to_pandas",
     "with_parsed_source_ref_columns",
 ]

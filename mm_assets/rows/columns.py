@@ -1,4 +1,4 @@
-"""Rows as growing Arrow columns, and the list of what became no row.
+"""Rows as growing Arrow columns, and the list of what did not become a row.
 
 A row costs a few list appends and never a dictionary. Batches are bounded by the bytes that are in them.
 """
@@ -6,14 +6,17 @@ A row costs a few list appends and never a dictionary. Batches are bounded by th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA, REJECTS_SCHEMA, DatasetSchema
 
-__all__ = ["Rejects", "RowColumns"]
+__all__ = ["MemberIndex", "Rejects", "RowColumns", "RowStream"]
+
+MemberIndex = Callable[[], Iterator[pa.RecordBatch]]
+"""Reads the member index of a partition's containers from its start, shard by shard."""
 
 ROW_BYTES = 64  # rough cost of a row beside its text: identities, offsets, validity
 MAX_ROWS = 64 << 10  # rows of one batch
@@ -142,3 +145,31 @@ class Rejects:
         if self._pending:
             self._flush()
         return pa.Table.from_batches(self._batches, schema=REJECTS_SCHEMA)
+
+
+class RowStream:
+    """Row batches of one partition; iterate once, then ask for what did not become a row.
+
+    Attributes:
+        counts: numbers of members, samples, rows, rejects and of each kind of repair, complete once iterated.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], rejects: Rejects, counts: Counter[str]) -> None:
+        self._batches = batches
+        self._rejects = rejects
+        self.counts: dict[str, int] = counts
+        self._done = False
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        yield from self._batches
+        self._done = True
+
+    def rejects(self) -> pa.Table:
+        """Whatever was not turned into a row, of `REJECTS_SCHEMA`.
+
+        Raises:
+            RuntimeError: the stream has not been read to its end.
+        """
+        if not self._done:
+            raise RuntimeError("the rows have not been read to their end yet")
+        return self._rejects.table()

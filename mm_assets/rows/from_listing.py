@@ -1,8 +1,8 @@
 """A list of files as a source: a Parquet or JSONL table with a row per item, beside the media that it names.
 
 Columns: `sample_id`; `source_ref` or `path` (relative to the list's folder); and, where wanted, `modality`, `position`,
-`text_content`, `metadata_json`; all further columns are user columns. The rows of a sample stand together. The list is
-not trusted: what it names must stand in its folder or below an allowed prefix, and every row of it becomes a row or is
+`text_content`, `metadata_json`; all further columns are user columns. The rows of a sample follow each other. The list
+is not trusted: what it names must be in its folder or below an allowed prefix, and every row of it becomes a row or is
 named in the rejects.
 """
 
@@ -13,8 +13,9 @@ import json
 import posixpath
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,8 +23,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.errors import MissingColumnError, SourceError
 from mm_assets.media.content_types import content_type_of_name
-from mm_assets.rows.columns import Rejects, RowColumns
-from mm_assets.rows.from_members import RowStream
+from mm_assets.rows.columns import MemberIndex, Rejects, RowColumns, RowStream
 from mm_assets.rows.schema import (
     METADATA_POSITION,
     MODALITIES,
@@ -34,14 +34,13 @@ from mm_assets.rows.schema import (
 )
 from mm_assets.rows.source_ref import SourceRef, is_allowed_reference, is_reference, parse_source_ref
 from mm_assets.rows.user_columns import UNFIT, columns_of, converter
+from mm_assets.sources.base import Source
 from mm_assets.sources.member import split_member_name
 from mm_assets.sources.samples import MODALITY_OF_EXTENSION
 from mm_assets.sources.text_members import BadTextError, parse_object
 from mm_assets.storage.files import SourceFile
 
-__all__ = ["LISTING_SUFFIXES", "infer_listing_columns", "is_listing", "rows_from_listing"]
-
-LISTING_SUFFIXES = (".parquet", ".jsonl", ".ndjson")
+__all__ = ["ListingRows"]
 
 _OWN = frozenset({"path"}) | RESERVED_COLUMNS
 _PARQUET = b"PAR1"
@@ -123,67 +122,81 @@ def _json_line(line: bytes) -> Line:
         return error
 
 
-def is_listing(url: str) -> bool:
-    """Whether a source is a list of files and not a tar shard, by its name."""
-    return url.lower().endswith(LISTING_SUFFIXES)
-
-
-def infer_listing_columns(source: SourceFile, *, layout: MemberRules) -> tuple[UserColumn, ...]:
-    """The user columns of a list: every column that the pipeline does not know, on any row.
-
-    Raises:
-        MissingColumnError: the list lacks a column that was asked for.
-        SourceError: the list cannot be read.
-        ConfigError: a column that was asked for has a reserved name.
-    """
-    objects = (line for line in _lines(source, layout) if not isinstance(line, BadTextError))
-    columns = columns_of(objects, layout, shown=source.url, skip=_OWN)
-    return tuple(UserColumn(name=c.name, source=c.source, type=c.type, rows="", required=c.required) for c in columns)
-
-
-def rows_from_listing(
-    source: SourceFile,
-    *,
-    layout: MemberRules,
-    schema: DatasetSchema,
-    allowed_prefixes: Sequence[str] = (),
-    batch_bytes: int = 16 << 20,
-) -> RowStream:
-    """Turns a list of files into rows of the dataset's row schema.
-
-    A sample's metadata row carries the `metadata_json` of its list rows, the first that has one. A user column is
-    filled on the row that has the value.
+class ListingRows:
+    """The rows of a list of files; see `mm_assets.rows.base.TableSource`.
 
     Args:
-        source: the list.
-        layout: extensions and limits.
-        schema: the columns to fill.
-        allowed_prefixes: URLs or folders outside the list's own that it may point to.
-        batch_bytes: content of one batch.
-
-    Returns:
-        The rows, which are made while they are read.
-
-    Raises:
-        SourceError: while reading: the list cannot be read, or a required column is in none of its rows.
+        file: the list.
     """
-    builder = _ListingBuilder(source, layout, schema, allowed_prefixes, batch_bytes)
-    return RowStream(builder.batches(), builder.rejects, builder.counts)
+
+    SUFFIXES: ClassVar[tuple[str, ...]] = (".parquet", ".jsonl", ".ndjson")
+    sources: Sequence[Source] = ()
+
+    def __init__(self, file: SourceFile) -> None:
+        self.file = file
+        self.folders = (file.url.rsplit("/", 1)[0] + "/",)
+
+    @classmethod
+    def accepts(cls, head: bytes) -> bool:
+        """Whether the bytes are those of a Parquet file; JSON lines are determined by their name."""
+        return head.startswith(_PARQUET)
+
+    def infer_columns(self, index: MemberIndex, *, layout: MemberRules) -> tuple[UserColumn, ...]:
+        """The user columns of the list: every column that the pipeline does not know, on any row.
+
+        Raises:
+            MissingColumnError: the list lacks a column that was asked for.
+            SourceError: the list cannot be read.
+            ConfigError: a column that was asked for has a reserved name.
+        """
+        objects = (line for line in _lines(self.file, layout) if not isinstance(line, BadTextError))
+        columns = columns_of(objects, layout, shown=self.file.url, skip=_OWN)
+        return tuple(replace(column, rows="") for column in columns)
+
+    def rows(
+        self,
+        index: MemberIndex,
+        *,
+        layout: MemberRules,
+        schema: DatasetSchema,
+        grouped: bool = False,
+        batch_bytes: int = 16 << 20,
+    ) -> RowStream:
+        """The list as rows.
+
+        A sample's metadata row carries the `metadata_json` of its list rows, the first that has one. A user column is
+        filled on the row that has the value.
+
+        Args:
+            index: not read: a list has no members.
+            layout: extensions, limits, and the prefixes outside the list's own folder that it may point to.
+            schema: the columns to fill.
+            grouped: changes nothing: the list names its samples.
+            batch_bytes: content of one batch.
+
+        Returns:
+            The rows, which are made while they are read.
+
+        Raises:
+            SourceError: while reading: the list cannot be read, or a required column is in none of its rows.
+        """
+        builder = _ListingBuilder(self.file, self.folders, layout, schema, batch_bytes)
+        return RowStream(builder.batches(), builder.rejects, builder.counts)
 
 
 class _ListingBuilder:
     def __init__(
         self,
         source: SourceFile,
+        folders: tuple[str],
         layout: MemberRules,
         schema: DatasetSchema,
-        allowed_prefixes: Sequence[str],
         batch_bytes: int,
     ) -> None:
         self.source = source
         self.layout = layout
-        self.folder = source.url.rsplit("/", 1)[0] + "/"
-        self.allowed = (self.folder, *allowed_prefixes)
+        (self.folder,) = folders
+        self.allowed = (*folders, *layout.prefixes)
         self.modalities = MODALITIES.union(layout.extensions.values())
         self.columns = RowColumns(schema, batch_bytes)
         self.rejects = Rejects()

@@ -1,24 +1,25 @@
 """Samples as rows: one metadata row each, then a row per text and per media member, none of whose bytes are read.
 
-Every member of the index is referenced by a row's `source_ref` or named in the rejects. One bad sample never costs its
+Every member of the index is referenced by a row's `source_ref` or named in the rejects. A bad sample never affects its
 neighbours. Payloads of JSON and text members are read in windows of bounded size; what is held of a shard is its index.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from mm_assets.errors import MissingColumnError
 from mm_assets.media.content_types import content_type_of_name
-from mm_assets.rows.columns import Rejects, RowColumns
+from mm_assets.rows.columns import MemberIndex, Rejects, RowColumns, RowStream
 from mm_assets.rows.interleaved import interleaved_items, is_interleaved
-from mm_assets.rows.schema import METADATA_POSITION, DatasetSchema, MemberRules
+from mm_assets.rows.schema import METADATA_POSITION, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import SourceRefWriter, build_source_ref
-from mm_assets.rows.user_columns import UNFIT, converter, infer_user_columns, structural_keys
+from mm_assets.rows.user_columns import UNFIT, columns_of, converter, structural_keys
+from mm_assets.sources.base import Source
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import (
     Sample,
@@ -29,73 +30,74 @@ from mm_assets.sources.samples import (
     split_by_shard,
 )
 from mm_assets.sources.text_members import BadTextError, ParsedObject, TextMembers, parse_object
-from mm_assets.storage.files import SourceFile
 
-__all__ = ["RowStream", "build_rows", "infer_user_columns"]
+__all__ = ["MemberRows"]
 
 MAX_ITEMS = 1 << 20  # entries of one sample's list: its rows are held together
 Texts = Mapping[int, str | BadTextError]
 
 
-class RowStream:
-    """Row batches of one partition; iterate once, then ask for what became no row.
-
-    Attributes:
-        counts: numbers of members, samples, rows, rejects and of each kind of repair, complete once iterated.
-    """
-
-    def __init__(self, batches: Iterator[pa.RecordBatch], rejects: Rejects, counts: Counter[str]) -> None:
-        self._batches = batches
-        self._rejects = rejects
-        self.counts: dict[str, int] = counts
-        self._done = False
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        yield from self._batches
-        self._done = True
-
-    def rejects(self) -> pa.Table:
-        """Whatever was not turned into a row, of `REJECTS_SCHEMA`.
-
-        Raises:
-            RuntimeError: the stream has not been read to its end.
-        """
-        if not self._done:
-            raise RuntimeError("the rows have not been read to their end yet")
-        return self._rejects.table()
-
-
-def build_rows(
-    shards: Sequence[SourceFile],
-    index: Callable[[], Iterator[pa.RecordBatch]],
-    *,
-    layout: MemberRules,
-    schema: DatasetSchema,
-    grouped: bool,
-    batch_bytes: int = 16 << 20,
-) -> RowStream:
-    """Turns the members of a partition's shards into rows.
-
-    Samples come in the order of their first member, their rows together: the metadata row, then by position. A batch
-    ends between samples, unless one sample fills many.
+class MemberRows:
+    """The rows of a partition's containers; see `mm_assets.rows.base.RowSource`.
 
     Args:
-        shards: the partition's shards.
-        index: gives their member index, in the order of `shards`.
-        layout: how members become rows.
-        schema: the columns to fill.
-        grouped: the partition has several shards: keys get the shard's name in front.
-        batch_bytes: content of one batch.
-
-    Returns:
-        The rows, which are made while they are read.
-
-    Raises:
-        MissingColumnError: while reading: a required column is missing in every sample of a shard.
-        SourceError: while reading: a shard could not be read or is not the one that was indexed.
+        sources: the containers.
     """
-    builder = _Builder(shards, layout=layout, schema=schema, grouped=grouped, batch_bytes=batch_bytes)
-    return RowStream(builder.batches(index), builder.rejects, builder.counts)
+
+    folders: tuple[str, ...] = ()
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = sources
+
+    def infer_columns(self, index: MemberIndex, *, layout: MemberRules) -> tuple[UserColumn, ...]:
+        """The columns of the samples' JSON: scalars and lists of one scalar kind as such, all else as JSON.
+
+        Returns:
+            Columns in order of first appearance, those of `per_image_fields` and `per_text_fields` last.
+
+        Raises:
+            ConfigError: a column that was asked for has a reserved name.
+            MissingColumnError: a column that was asked for is in no sample.
+            SourceError: a shard could not be read.
+        """
+        by_url = {source.file.url: source for source in self.sources}
+
+        def objects() -> Iterable[Mapping[str, Any]]:
+            for members in split_by_shard(index(), list(by_url)):
+                yield from _objects(by_url[members.shard], members, layout)
+
+        return columns_of(objects(), layout, shown=next(iter(by_url), "no shard"))
+
+    def rows(
+        self,
+        index: MemberIndex,
+        *,
+        layout: MemberRules,
+        schema: DatasetSchema,
+        grouped: bool = False,
+        batch_bytes: int = 16 << 20,
+    ) -> RowStream:
+        """The members as rows.
+
+        Samples come in the order of their first member, their rows together: the metadata row, then by position. A
+        batch ends between samples, unless one sample fills many.
+
+        Args:
+            index: the member index of the sources, in their order.
+            layout: how members become rows.
+            schema: the columns to fill.
+            grouped: the partition may have several shards: keys get the shard's name in front.
+            batch_bytes: content of one batch.
+
+        Returns:
+            The rows, which are made while they are read.
+
+        Raises:
+            MissingColumnError: while reading: a required column is missing in every sample of a shard.
+            SourceError: while reading: a shard could not be read or is not the one that was indexed.
+        """
+        builder = _Builder(self.sources, layout=layout, schema=schema, grouped=grouped, batch_bytes=batch_bytes)
+        return RowStream(builder.batches(index), builder.rejects, builder.counts)
 
 
 class _Builder:
@@ -103,19 +105,19 @@ class _Builder:
 
     def __init__(
         self,
-        shards: Sequence[SourceFile],
+        sources: Sequence[Source],
         *,
         layout: MemberRules,
         schema: DatasetSchema,
         grouped: bool,
         batch_bytes: int,
     ) -> None:
-        self.shards = shards
+        self.sources = {source.file.url: source for source in sources}
         self.layout = layout
         self.columns = RowColumns(schema, batch_bytes)
         self.rejects = Rejects()
         self.counts: Counter[str] = Counter(dict.fromkeys(("members", "samples", "rows", "rejects"), 0))
-        self.labels = shard_labels([s.url for s in shards]) if grouped else {}
+        self.labels = shard_labels(list(self.sources)) if grouped else {}
         self.first_of: dict[str, str] = {}  # key of the first sample of each id
         user = [(c, converter(c.type)) for c in schema.user_columns if c.source]
         self.sample_columns = [(c, fit) for c, fit in user if c.rows == "metadata"]
@@ -125,10 +127,9 @@ class _Builder:
 
     # -- a shard
 
-    def batches(self, index: Callable[[], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-        sources = {source.url: source for source in self.shards}
-        for members in split_by_shard(index(), [source.url for source in self.shards]):
-            yield from self._shard(sources[members.shard], members)
+    def batches(self, index: MemberIndex) -> Iterator[pa.RecordBatch]:
+        for members in split_by_shard(index(), list(self.sources)):
+            yield from self._shard(self.sources[members.shard], members)
         yield from self._take()
         self.counts["rejects"] = self.rejects.reasons.total()
 
@@ -137,9 +138,9 @@ class _Builder:
             self.counts["rows"] += batch.num_rows
             yield batch
 
-    def _shard(self, source: SourceFile, members: ShardMembers) -> Iterator[pa.RecordBatch]:
+    def _shard(self, source: Source, members: ShardMembers) -> Iterator[pa.RecordBatch]:
         self.shard = members
-        self.ref = SourceRefWriter(source.url)
+        self.ref = SourceRefWriter(members.shard)
         self.present: set[str] = set()
         self.unreferenced: list[tuple[str | None, Member]] = []
         self.set_aside: list[Member] = []
@@ -174,7 +175,7 @@ class _Builder:
         num_samples = self.counts["samples"] - samples_before
         if missing and num_samples:
             detail = f"none of {num_samples} samples has the key {missing[0]!r}, which is a required column"
-            raise MissingColumnError(source.url, detail)
+            raise MissingColumnError(members.shard, detail)
 
     def _is_text(self, member: Member) -> bool:
         if member.extension == "json" and not member.role:
@@ -421,3 +422,28 @@ def _skipped(member: Member) -> tuple[str, str]:
     if reason == "trailing bytes":
         return reason, f"{member.byte_size} bytes behind the end of the archive are no member"
     return reason, f"{found}: {member.byte_size} bytes are lost" if found else f"is no part of a sample: {reason}"
+
+
+def _objects(source: Source, members: ShardMembers, layout: MemberRules) -> Iterable[dict[str, Any]]:
+    ordinals = {json_member.ordinal for s in members.samples if (json_member := metadata_member(s.members)) is not None}
+    texts = TextMembers(source, members, is_text=lambda m: m.ordinal in ordinals, max_bytes=layout.max_text_bytes)
+    try:
+        for window in texts.windows(members.samples):
+            for sample, found in window:
+                value = _parsed(found)
+                # A sample whose JSON is damaged, which becomes a reject, still counts by its other members.
+                if value is not None or len(sample.members) > len(found):
+                    yield value or {}
+    finally:
+        texts.close()
+
+
+def _parsed(found: Mapping[int, str | BadTextError]) -> dict[str, Any] | None:
+    """The JSON of a sample, or None where it has none that can be read."""
+    for text in found.values():
+        if isinstance(text, str):
+            try:
+                return parse_object(text).value
+            except BadTextError:
+                return None
+    return None

@@ -24,7 +24,8 @@ from mm_assets.rows.content_column import REMOTE_REQUESTS, ContentColumn, ReadPo
 from mm_assets.rows.parquet import sample_groups
 from mm_assets.rows.schema import DROPPED_SCHEMA, MATERIALIZE
 from mm_assets.rows.source_ref import SourceRef, parse_source_ref, with_parsed_source_ref_columns
-from mm_assets.sources.tar_extract import Shelf, TarExtract
+from mm_assets.sources.base import Source, open_container
+from mm_assets.sources.extract import MemberExtract, Shelf
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.urls import is_local
 
@@ -42,8 +43,9 @@ _WITHOUT_CONTENT = ("metadata", "text")
 def materialize(
     batches: Iterable[pa.RecordBatch],
     *,
-    open_source: Callable[[str], SourceFile],
+    open_file: Callable[[str], SourceFile],
     allowed: Callable[[str], bool],
+    open_container: Callable[[SourceFile], Source] = open_container,
     on_error: OnError = "keep",
     batch_bytes: int = 16 << 20,
     threads: int = 2,
@@ -58,9 +60,10 @@ def materialize(
 
     Args:
         batches: rows with the reserved columns, in order.
-        open_source: opens a file; it owns what it opens, may hand out the same one again, and may close local ones when
+        open_file: opens a file; it owns what it opens, may hand out the same one again, and may close local ones when
             it is asked for another: they are then opened again.
         allowed: whether a `source_ref` may point to this path or URL; others are never opened.
+        open_container: gives a file as the container whose members are asked for.
         on_error: "keep" leaves the error on its row, "drop_row" leaves the row out, "drop_sample" its whole sample,
             "fail" raises. Errors that rows came with count too.
         batch_bytes: content of one batch that is handed out; a larger item is a batch of its own.
@@ -80,7 +83,12 @@ def materialize(
         if number < 1:
             raise ConfigError("arguments", name, f"is {number}, expected at least 1")
     fetcher = _Fetcher(
-        open_source, allowed, batch_bytes=batch_bytes, threads=threads, max_content_bytes=max_content_bytes
+        open_file,
+        open_container,
+        allowed,
+        batch_bytes=batch_bytes,
+        threads=threads,
+        max_content_bytes=max_content_bytes,
     )
     return MaterializeStream(batches, fetcher, on_error)
 
@@ -185,21 +193,23 @@ class _Fetcher:
 
     def __init__(
         self,
-        open_source: Callable[[str], SourceFile],
+        open_file: Callable[[str], SourceFile],
+        open_container: Callable[[SourceFile], Source],
         allowed: Callable[[str], bool],
         *,
         batch_bytes: int,
         threads: int,
         max_content_bytes: int,
     ) -> None:
-        self._open_source = open_source
+        self._open_file = open_file
+        self._open_container = open_container
         self._allowed = allowed
         self.batch_bytes = batch_bytes
         self._threads = threads
         self._max_content_bytes = max_content_bytes
         self.counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
         self._sources: dict[str, SourceFile | SourceError] = {}
-        self._extracts: dict[str, TarExtract | SourceError] = {}
+        self._extracts: dict[str, MemberExtract | SourceError] = {}
         self._shelf = Shelf(batch_bytes // 4)
         self._uses: Counter[Hashable] = Counter()  # rows of this batch that are still to come, by item
         self._shared: set[Hashable] = set()  # items of several rows
@@ -221,7 +231,7 @@ class _Fetcher:
                         yield from self._batch(batch, reader, last)
             finally:
                 for extract in self._extracts.values():
-                    if isinstance(extract, TarExtract):
+                    if isinstance(extract, MemberExtract):
                         extract.close()
                 self._shelf.close()
 
@@ -311,11 +321,10 @@ class _Fetcher:
         for path, names in needed.items():
             try:
                 if path not in self._extracts:
-                    self._extracts[path] = TarExtract(
-                        self._source(path), self._shelf, max_bytes=self._max_content_bytes
-                    )
+                    container = self._open_container(self._source(path))
+                    self._extracts[path] = MemberExtract(container, self._shelf, max_bytes=self._max_content_bytes)
                 extract = self._extracts[path]
-                if isinstance(extract, TarExtract):
+                if isinstance(extract, MemberExtract):
                     extract.begin(names, last=last)
             except ShardReadError:
                 raise
@@ -363,7 +372,7 @@ class _Fetcher:
         if not self._allowed(path):
             return SourceError(path, "is outside the places that the configuration allows, and was not opened")
         try:
-            return self._open_source(path)
+            return self._open_file(path)
         except SourceError as error:
             return error
 

@@ -7,18 +7,14 @@ stays in `metadata_json`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mm_assets.errors import ConfigError, MissingColumnError
 from mm_assets.rows.schema import RESERVED_COLUMNS, MemberRules, UserColumn
-from mm_assets.sources.samples import ShardMembers, metadata_member, split_by_shard
-from mm_assets.sources.tar import index_shard
-from mm_assets.sources.tar_walk import OnDamage
-from mm_assets.sources.text_members import BadTextError, TextMembers, dump_json, parse_object
-from mm_assets.storage.files import SourceFile
+from mm_assets.sources.text_members import dump_json
 
-__all__ = ["UNFIT", "column_name", "columns_of", "converter", "infer_user_columns", "structural_keys"]
+__all__ = ["UNFIT", "column_name", "columns_of", "converter", "structural_keys"]
 
 MAX_COLUMNS = 512  # JSON whose keys are data would make a column of each; further keys stay in `metadata_json`
 MAX_NAME = 256  # characters of a column's name
@@ -156,71 +152,6 @@ def columns_of(
         required = asked is not None and rows == "metadata"
         columns.append(UserColumn(name=name, source=key, type=type_name, rows=rows, required=required))
     return tuple(columns)
-
-
-def infer_user_columns(
-    shards: Sequence[SourceFile],
-    *,
-    layout: MemberRules,
-    max_samples: int | None = None,
-    on_damaged_shard: OnDamage = "fail",
-) -> tuple[UserColumn, ...]:
-    """The columns that the samples of some shards give: scalars and lists of one scalar kind as such, all else as JSON.
-
-    Args:
-        shards: usually the first shard of a dataset.
-        layout: how members become rows.
-        max_samples: look at no more samples than this.
-        on_damaged_shard: as for `iter_members`.
-
-    Returns:
-        Columns in order of first appearance, those of `per_image_fields` and `per_text_fields` last.
-
-    Raises:
-        ConfigError: a column that was asked for has a reserved name.
-        MissingColumnError: a column that was asked for is in no sample.
-        SourceError: a shard could not be read.
-    """
-
-    def objects() -> Iterable[dict[str, Any]]:
-        left = max_samples
-        for source in shards:
-            index = index_shard(source, on_damaged_shard=on_damaged_shard)
-            for members in split_by_shard(index, [source.url]):
-                for found in _objects(source, members, layout):
-                    if left is not None:
-                        if left <= 0:
-                            return
-                        left -= 1
-                    yield found
-
-    shown = shards[0].url if shards else "no shard"
-    return columns_of(objects(), layout, shown=shown)
-
-
-def _objects(source: SourceFile, members: ShardMembers, layout: MemberRules) -> Iterable[dict[str, Any]]:
-    ordinals = {json_member.ordinal for s in members.samples if (json_member := metadata_member(s.members)) is not None}
-    texts = TextMembers(source, members, is_text=lambda m: m.ordinal in ordinals, max_bytes=layout.max_text_bytes)
-    try:
-        for window in texts.windows(members.samples):
-            for sample, found in window:
-                value = _parsed(found)
-                # A sample whose JSON is damaged, which `build_rows` rejects, is one by its other members.
-                if value is not None or len(sample.members) > len(found):
-                    yield value or {}
-    finally:
-        texts.close()
-
-
-def _parsed(found: Mapping[int, str | BadTextError]) -> dict[str, Any] | None:
-    """The JSON of a sample, or None where it has none that can be read."""
-    for text in found.values():
-        if isinstance(text, str):
-            try:
-                return parse_object(text).value
-            except BadTextError:
-                return None
-    return None
 
 
 def _bool(value: object) -> object:

@@ -1,12 +1,30 @@
-"""What an entry of a shard is called, and what its name says."""
+"""An entry of a container: its name, its place, and what the name says.
+
+Names are text and nothing else: they are never used as paths of a file system.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Literal
 
 import pyarrow as pa
 
-__all__ = ["MEMBER_INDEX_SCHEMA", "Member", "ShardDamage", "hidden_reason", "split_member_name"]
+__all__ = [
+    "MEMBER_INDEX_SCHEMA",
+    "Member",
+    "OnDamage",
+    "ShardDamage",
+    "escape_name",
+    "named_member",
+    "skipped_bytes",
+    "split_member_name",
+]
+
+
+OnDamage = Literal["fail", "salvage"]
+"""Damage of a container: "fail" raises, "salvage" lists the damaged bytes as an entry and goes on after them."""
 
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:
@@ -27,8 +45,10 @@ MEMBER_INDEX_SCHEMA: pa.Schema = pa.schema(
         pa.field("skip_reason", pa.string()),
     ]
 )
-"""One row per archive member; `byte_offset` is null where the shard is compressed or the member sparse."""
+"""One row per entry of a shard; `byte_offset` is null where the content is not one range of the shard."""
 
+_SKIPPED_TYPES = {"directory": "directory", "symlink": "symbolic link", "device": "device", "other": "unknown type"}
+_LOOKS_ESCAPED = re.compile(r"\\(?:\\|x[0-9a-f]{2})")
 _SYSTEM_FILES = {b".DS_Store", b"Thumbs.db", b"desktop.ini", b".directory"}
 
 
@@ -38,17 +58,17 @@ class Member:
 
     Attributes:
         shard: path or URL of the shard.
-        member: name as the archive has it, escaped where it is no UTF-8 (see `tar_header.escape_name`); directories
-            without their final slash. Bytes that are no member are called ``bytes A to B of the archive``.
-        byte_offset: first byte of the payload in the shard; a hard link has its target's. None where the payload is not
-            one range: compressed shards and sparse members.
-        byte_size: bytes of the payload, holes of sparse members included.
+        member: name as the container has it, escaped where it is not UTF-8 (see `escape_name`); directories without
+            their final slash. Bytes that are not a member are called ``bytes A to B of the archive``.
+        byte_offset: first byte of the content in the shard; a hard link has its target's. None where the content is
+            not one range of the shard: compressed shards or members, and sparse members.
+        byte_size: bytes of the content, holes of sparse members included.
         member_type: "file", "sparse", "hardlink", "symlink", "directory", "device" or "other".
         sample_key: path up to the first dot of the base name.
-        role: what stands between that dot and the extension.
+        role: the part between that dot and the extension.
         extension: lower case, without the dot.
         ordinal: place in the shard, from 0.
-        skip_reason: why the entry is no part of a sample, or None.
+        skip_reason: why the entry is not part of a sample, or None.
         link_target: name that a link points to, or None.
     """
 
@@ -67,7 +87,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardDamage:
-    """A part of a shard that could not be read as an archive.
+    """A part of a shard that could not be read as a container.
 
     Attributes:
         byte_offset: its first byte in the archive.
@@ -84,7 +104,7 @@ def split_member_name(name: str) -> tuple[str, str, str]:
     """Key, role and extension of a member's name.
 
     The key is the path up to the first dot of the base name, without a leading ``./``; the extension is what follows
-    the last dot, in lower case; the role is what stands between. ``a/x.state.npy`` gives ``("a/x", "state", "npy")``,
+    the last dot, in lower case; the role is the part between them. ``a/x.state.npy`` gives ``("a/x", "state", "npy")``,
     ``x.json`` gives ``("x", "", "json")``, and a name without a dot is all key. A base name that starts with a dot
     has an empty base name in its key; the index skips such members as hidden.
     """
@@ -98,8 +118,75 @@ def split_member_name(name: str) -> tuple[str, str, str]:
     return name[:dot], role, extension.lower()
 
 
-def hidden_reason(name: bytes) -> str | None:
-    """Why a name is none of a sample's, or None."""
+def named_member(
+    shard: str,
+    name: bytes,
+    *,
+    ordinal: int,
+    byte_size: int,
+    byte_offset: int | None = None,
+    member_type: str = "file",
+    skip_reason: str | None = None,
+    link_target: bytes | None = None,
+) -> Member:
+    """An entry with the key, role and extension that its name gives, skipped where its type or its name says so.
+
+    Args:
+        shard: path or URL of the shard.
+        name: as the container has it.
+        ordinal: place in the shard, from 0.
+        byte_size: bytes of the content.
+        byte_offset: first byte of the content where it is one range of the shard.
+        member_type: as in `Member`.
+        skip_reason: why the entry is not part of a sample, unless its type or name is the reason.
+        link_target: name that a link points to.
+    """
+    if member_type == "directory":
+        name = name.rstrip(b"/") or name
+    text = escape_name(name)
+    key, role, extension = ("", "", "") if member_type == "directory" else split_member_name(text)
+    return Member(
+        shard=shard,
+        member=text,
+        byte_offset=byte_offset,
+        byte_size=byte_size,
+        member_type=member_type,
+        sample_key=key,
+        role=role,
+        extension=extension,
+        ordinal=ordinal,
+        skip_reason=_SKIPPED_TYPES.get(member_type) or _hidden_reason(name) or skip_reason,
+        link_target=None if link_target is None else escape_name(link_target),
+    )
+
+
+def skipped_bytes(shard: str, start: int, end: int, *, ordinal: int, reason: str, ranged: bool = True) -> Member:
+    """An entry for bytes that are not a member.
+
+    Args:
+        shard: path or URL of the shard.
+        start: their first byte.
+        end: the byte after them.
+        ordinal: place in the shard, from 0.
+        reason: why they are skipped: ``damaged: ...`` where the container cannot be read there.
+        ranged: positions are those of the shard, and not of what it decompresses to.
+    """
+    return Member(
+        shard=shard,
+        member=f"bytes {start} to {end} of the archive",
+        byte_offset=start if ranged else None,
+        byte_size=end - start,
+        member_type="other",
+        sample_key="",
+        role="",
+        extension="",
+        ordinal=ordinal,
+        skip_reason=reason,
+    )
+
+
+def _hidden_reason(name: bytes) -> str | None:
+    """Why a name is not part of a sample, or None."""
     base = name.rsplit(b"/", 1)[-1]
     if base.startswith(b"._") or name.startswith(b"__MACOSX/") or b"/__MACOSX/" in name:
         return "resource fork"
@@ -108,3 +195,28 @@ def hidden_reason(name: bytes) -> str | None:
     if base.startswith(b"."):
         return "hidden file"
     return None if base else "no name"
+
+
+def escape_name(raw: bytes) -> str:
+    r"""A member's name as text that Arrow, JSON and SQL can hold, and no two names as one.
+
+    Names in UTF-8 without NUL stay as they are. In any other, each byte that is not UTF-8, and NUL, becomes ``\xNN``
+    and each backslash becomes two; so do the backslashes of the few UTF-8 names that already look like such an escape.
+    """
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        text = raw.decode(errors="surrogateescape")
+    else:
+        if "\0" not in text and ("\\" not in text or not _LOOKS_ESCAPED.search(text)):
+            return text
+    parts = []
+    for char in text:
+        code = ord(char)
+        if 0xDC80 <= code <= 0xDCFF:
+            parts.append(f"\\x{code - 0xDC00:02x}")
+        elif char == "\0":
+            parts.append("\\x00")
+        else:
+            parts.append("\\\\" if char == "\\" else char)
+    return "".join(parts)

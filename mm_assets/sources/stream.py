@@ -1,8 +1,8 @@
 """The bytes of a shard at increasing positions, whatever it is compressed with.
 
 A cursor gives bytes by their position in the archive. `RangeCursor` fetches only what is asked for, with a read-ahead
-that the walk over the headers sets; `StreamCursor` decompresses once from start to end and cannot go back. What a
-shard is compressed with is told by its first bytes, never by its name.
+that the walk over the headers sets; `StreamCursor` decompresses once from start to end and cannot go back. The
+compression of a shard is determined by its first bytes, never by its name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from typing import Any, BinaryIO, Protocol
 from mm_assets.errors import ShardError, optional_import
 from mm_assets.sources.tar_header import BLOCK
 
-__all__ = ["Cursor", "RangeCursor", "RangeSource", "StreamCursor", "compression_of", "open_cursor"]
+__all__ = [
+    "Cursor",
+    "RangeCursor",
+    "RangeSource",
+    "StreamCursor",
+    "compression_of",
+    "compression_of_head",
+    "open_cursor",
+]
 
 READ_AHEAD = 64 << 10  # bytes of one look where headers are dense
 DENSE_STRIDE = 2 << 10  # members nearer than this: a quarter and more of what is read are headers
@@ -208,32 +216,32 @@ class StreamCursor:
         self._raw.close()
 
 
+def compression_of_head(head: bytes) -> str | None:
+    """The compression of a file that starts with `head`: "gzip" or "zstd"; None for every other file."""
+    if head.startswith(_GZIP):
+        return "gzip"
+    # A skippable frame may come first: the last three bytes of its magic are fixed.
+    if head.startswith(_ZSTD) or (head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F):
+        return "zstd"
+    return None
+
+
 def compression_of(source: RangeSource) -> str | None:
-    """What a shard is compressed with, told by its first bytes: "gzip", "zstd", or None for a plain tar.
+    """The compression of a tar shard by its first bytes: "gzip", "zstd", or None for a plain tar.
 
     Raises:
         ShardError: it is of a kind that is not read.
     """
     head = source.read(0, min(BLOCK, source.size))
-    if head.startswith(_GZIP):
-        return "gzip"
-    # A skippable frame may stand first: the last three bytes of its magic are fixed.
-    if head.startswith(_ZSTD) or (head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F):
-        return "zstd"
     for magic, name in _UNSUPPORTED.items():
         if head.startswith(magic) and head[257:262] != b"ustar":
             detail = f"is {name}; a shard is a tar, plain or compressed with gzip or zstd"
             raise ShardError(source.url, detail, byte_offset=0)
-    return None
+    return compression_of_head(head)
 
 
-def open_cursor(source: RangeSource) -> Cursor:
-    """A cursor over the archive in a shard.
-
-    Raises:
-        ShardError: the shard is compressed in a way that is not read.
-    """
-    compression = compression_of(source)
+def open_cursor(source: RangeSource, compression: str | None) -> Cursor:
+    """A cursor over the archive in a shard."""
     return RangeCursor(source) if compression is None else StreamCursor(source, compression)
 
 

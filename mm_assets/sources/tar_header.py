@@ -19,7 +19,6 @@ __all__ = [
     "Header",
     "HeaderError",
     "PaxRecords",
-    "escape_name",
     "find_header",
     "old_gnu_sparse_runs",
     "parse_header",
@@ -39,7 +38,6 @@ MAX_SIZE = 2**62  # sums of two sizes stay inside int64
 _ZEROS = bytes(BLOCK)
 _OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*", re.DOTALL)
 _DECIMAL = re.compile(rb"[0-9]{1,19}")
-_LOOKS_ESCAPED = re.compile(r"\\(?:\\|x[0-9a-f]{2})")
 
 PaxRecords = dict[bytes, bytes]
 Runs = list[tuple[int, int]]
@@ -289,28 +287,3 @@ def sparse_map_runs(lines: list[bytes], real_size: int, stored_size: int) -> Run
         HeaderError: the map contradicts itself.
     """
     return _checked_runs([pax_number(line, "sparse map") for line in lines], real_size, stored_size)
-
-
-def escape_name(raw: bytes) -> str:
-    r"""A member's name as text that Arrow, JSON and SQL can hold, and no two names as one.
-
-    Names in UTF-8 without NUL stay as they are. In any other, each byte that is no UTF-8, and NUL, becomes ``\xNN`` and
-    each backslash becomes two; so do the backslashes of the few UTF-8 names that already look like such an escape.
-    """
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError:
-        text = raw.decode(errors="surrogateescape")
-    else:
-        if "\0" not in text and ("\\" not in text or not _LOOKS_ESCAPED.search(text)):
-            return text
-    parts = []
-    for char in text:
-        code = ord(char)
-        if 0xDC80 <= code <= 0xDCFF:
-            parts.append(f"\\x{code - 0xDC00:02x}")
-        elif char == "\0":
-            parts.append("\\x00")
-        else:
-            parts.append("\\\\" if char == "\\" else char)
-    return "".join(parts)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from mm_assets.errors import ShardError
-from mm_assets.sources.member import Member, ShardDamage, hidden_reason, split_member_name
-from mm_assets.sources.stream import Cursor, RangeSource
+from mm_assets.sources.member import Member, OnDamage, ShardDamage, escape_name, named_member, skipped_bytes
+from mm_assets.sources.stream import Cursor
 from mm_assets.sources.tar_header import (
     BLOCK,
     MAX_EXTENDED,
@@ -21,7 +21,6 @@ from mm_assets.sources.tar_header import (
     Header,
     HeaderError,
     PaxRecords,
-    escape_name,
     find_header,
     old_gnu_sparse_runs,
     parse_header,
@@ -33,9 +32,7 @@ from mm_assets.sources.tar_header import (
     whole_blocks,
 )
 
-__all__ = ["Entry", "OnDamage", "Place", "TarWalk"]
-
-OnDamage = Literal["fail", "salvage"]
+__all__ = ["Entry", "Place", "TarWalk"]
 
 MAX_MEMBERS = 2**31 - 1  # ordinals are int32
 SCAN_CHUNK = 1 << 20  # bytes of one look for the next header
@@ -54,7 +51,6 @@ _TYPES = {
 }
 _EXTENDED = b"LKxXg"  # headers that say something about the next one
 _WITHOUT_DATA = ("hardlink", "symlink", "device", "directory")  # whatever size their header states
-_SKIPPED_TYPES = {"directory": "directory", "symlink": "symbolic link", "device": "device", "other": "unknown type"}
 _PAX_RECORD = re.compile(rb"[0-9]{1,7} [A-Za-z.]+[^=\n]*=")
 
 
@@ -75,21 +71,7 @@ class Entry(NamedTuple):
     place: Place | None
 
 
-_AGAIN = Entry(
-    Member(
-        shard="",
-        member="",
-        byte_offset=None,
-        byte_size=0,
-        member_type="other",
-        sample_key="",
-        role="",
-        extension="",
-        ordinal=-1,
-        skip_reason="",
-    ),
-    None,
-)  # a further archive starts where this one ended
+_AGAIN = Entry(skipped_bytes("", 0, 0, ordinal=-1, reason=""), None)  # a further archive starts where this one ended
 
 
 class _DamagedError(ValueError):
@@ -105,18 +87,16 @@ class TarWalk:
     """One pass over the headers of an archive.
 
     Args:
-        source: the shard, for its URL.
+        shard: its path or URL, for entries and messages.
         cursor: the bytes of its archive.
         on_damage: "fail" raises at damage, "salvage" goes on behind it.
         damage: takes what was damaged, when salvaging.
     """
 
-    def __init__(
-        self, source: RangeSource, cursor: Cursor, on_damage: OnDamage, damage: list[ShardDamage] | None
-    ) -> None:
+    def __init__(self, shard: str, cursor: Cursor, on_damage: OnDamage, damage: list[ShardDamage] | None) -> None:
         if on_damage not in ("fail", "salvage"):
             raise ValueError(f"on_damaged_shard is {on_damage!r}, expected 'fail' or 'salvage'")
-        self.shard = source.url
+        self.shard = shard
         self.cursor = cursor
         self.salvage = on_damage == "salvage"
         self.damage = damage
@@ -197,18 +177,8 @@ class TarWalk:
         return self._no_member(start, self.at, f"damaged: {detail}")
 
     def _no_member(self, start: int, end: int, reason: str) -> Entry:
-        member = Member(
-            shard=self.shard,
-            member=f"bytes {start} to {end} of the archive",
-            byte_offset=start if self.cursor.ranged else None,
-            byte_size=end - start,
-            member_type="other",
-            sample_key="",
-            role="",
-            extension="",
-            ordinal=self._count(),
-            skip_reason=reason,
-        )
+        ordinal = self._count()
+        member = skipped_bytes(self.shard, start, end, ordinal=ordinal, reason=reason, ranged=self.cursor.ranged)
         return Entry(member, None)
 
     def _count(self) -> int:
@@ -352,34 +322,27 @@ class TarWalk:
             raise _DamagedError(at, _cut_off(escape_name(name), self.payload_end))
         place: Place | None = None
         target = records.get(b"linkpath", header.link) if kind in ("hardlink", "symlink") else None
-        skip = _SKIPPED_TYPES.get(kind) or hidden_reason(name)
+        skip: str | None = None
         ordinal = self._count()
         if kind in ("file", "sparse"):
             place = Place(payload, stored, size, runs, ordinal)
         elif kind == "hardlink":
             place = self.places.get(_plain(target or b""))
             if place is None:
-                skip = skip or "link outside"
+                skip = "link outside"
             else:
                 size = place.size
         if place is not None:
             self.places[_plain(name)] = place
-        if kind == "directory":
-            name = name.rstrip(b"/") or name
-        text = escape_name(name)
-        key, role, extension = ("", "", "") if kind == "directory" else split_member_name(text)
-        member = Member(
-            shard=self.shard,
-            member=text,
-            byte_offset=place.at if place is not None and place.runs is None and self.cursor.ranged else None,
-            byte_size=size,
-            member_type=kind,
-            sample_key=key,
-            role=role,
-            extension=extension,
+        member = named_member(
+            self.shard,
+            name,
             ordinal=ordinal,
+            byte_size=size,
+            byte_offset=place.at if place is not None and place.runs is None and self.cursor.ranged else None,
+            member_type=kind,
             skip_reason=skip,
-            link_target=None if target is None else escape_name(target),
+            link_target=target,
         )
         self.at = payload + whole_blocks(stored)
         self.cursor.note_stride(self.at - start, payload - start)

@@ -1,7 +1,7 @@
 """The text of JSON and text members, read ahead in windows of bounded size.
 
-From a plain tar by merged ranges; members that are no range (compressed shards, sparse members) are copied to a scratch
-file in one pass over the shard, because the members of one sample may stand far apart.
+Members with a range are read by merged ranges; those without (compressed shards, sparse members) are copied to a
+scratch file in one pass over the shard, because the members of one sample may be far apart.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
 from mm_assets.errors import SourceError
+from mm_assets.sources.base import Source
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import Sample, ShardMembers
-from mm_assets.sources.tar import iter_payloads
-from mm_assets.storage.files import SourceFile
 
 __all__ = ["BadTextError", "ParsedObject", "TextMembers", "decode_text", "dump_json", "parse_object"]
 
@@ -75,7 +74,7 @@ class TextMembers:
     """
 
     def __init__(
-        self, source: SourceFile, members: ShardMembers, *, is_text: Callable[[Member], bool], max_bytes: int
+        self, source: Source, members: ShardMembers, *, is_text: Callable[[Member], bool], max_bytes: int
     ) -> None:
         self._source = source
         self._is_text = is_text
@@ -95,8 +94,7 @@ class TextMembers:
     def _fill_spool(self, ordinals: set[int], *, salvage: bool) -> None:
         self._spool = tempfile.TemporaryFile(prefix="mm-assets-text-")  # noqa: SIM115 - closed by `close`
         at = 0
-        payloads = iter_payloads(
-            self._source,
+        payloads = self._source.payloads(
             wanted=lambda m: m.ordinal in ordinals,
             max_bytes=self._max_bytes,
             on_damaged_shard="salvage" if salvage else "fail",
@@ -150,7 +148,9 @@ class TextMembers:
                     places.append((number, member.ordinal))
                 else:
                     found[member.ordinal] = _decoded(self._from_spool(member))
-        for (number, ordinal), payload in zip(places, self._source.read_ranges(ranges, max_gap=MAX_GAP), strict=True):
+        for (number, ordinal), payload in zip(
+            places, self._source.file.read_ranges(ranges, max_gap=MAX_GAP), strict=True
+        ):
             texts[number][ordinal] = _decoded(payload)
         return list(zip(samples, texts, strict=True))
 
@@ -158,7 +158,7 @@ class TextMembers:
         place = self._spooled.get(member.ordinal)
         if place is None or self._spool is None:
             raise SourceError(
-                self._source.url, "is not where the member index says: the shard changed", member=member.member
+                self._source.file.url, "is not where the member index says: the shard changed", member=member.member
             )
         self._spool.seek(place.offset)
         return self._spool.read(place.size)

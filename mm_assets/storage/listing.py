@@ -14,13 +14,10 @@ import fsspec
 from mm_assets.errors import SourceError
 from mm_assets.storage.urls import Options, _public_url, filesystem, protocols, storage_errors
 
-__all__ = ["SHARD_SUFFIXES", "UNMARKED", "ShardFile", "describe_file", "expand_shards"]
+__all__ = ["UNMARKED", "ShardFile", "describe_file", "expand_shards"]
 
 UNMARKED = "unmarked"
 """Ends the fingerprint of a file of whose changes its storage tells nothing."""
-
-SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst")
-"""Names that count as shards when a folder is given instead of a pattern."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +76,22 @@ def describe_file(url: str, storage_options: Options | None = None) -> ShardFile
         return _describe(fs, path, info)
 
 
-def expand_shards(pattern: str, storage_options: Options | None = None) -> list[ShardFile]:
-    """The shards that a folder, a glob or one path names, sorted by URL.
+def expand_shards(
+    pattern: str, storage_options: Options | None = None, *, suffixes: tuple[str, ...]
+) -> list[ShardFile]:
+    """The shards that a folder, a glob or one path names, sorted by URL; hidden files never count.
 
-    A folder gives every file below it with a name in `SHARD_SUFFIXES`; a pattern is taken as it is. Hidden files
-    never count.
+    Args:
+        pattern: a pattern or a file is taken as it is; a folder gives every file below it whose name ends as a shard's.
+        storage_options: arguments for the file system.
+        suffixes: the ends of those names, in lower case.
     """
     fs, path = filesystem(pattern, storage_options)
     with storage_errors(pattern, "cannot be listed"):
         if any(c in path for c in "*?["):
             found = {p: i for p, i in fs.glob(path, detail=True).items() if i.get("type") != "directory"}
         elif fs.isdir(path):
-            found = {p: i for p, i in fs.find(path, detail=True).items() if p.lower().endswith(SHARD_SUFFIXES)}
+            found = {p: i for p, i in fs.find(path, detail=True).items() if p.lower().endswith(suffixes)}
         elif fs.exists(path):
             found = {path: fs.info(path)}
         else:

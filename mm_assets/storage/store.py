@@ -19,7 +19,7 @@ from typing import Any
 
 from mm_assets.errors import SourceError
 from mm_assets.storage.files import SourceFile
-from mm_assets.storage.listing import SHARD_SUFFIXES, ShardFile, describe_file, expand_shards
+from mm_assets.storage.listing import ShardFile, describe_file, expand_shards
 from mm_assets.storage.ranges import MAX_GAP, MAX_REQUEST
 from mm_assets.storage.remote import RemoteFile
 from mm_assets.storage.urls import Options, filesystem, is_local, local_path, protocols, reason
@@ -27,7 +27,6 @@ from mm_assets.storage.urls import Options, filesystem, is_local, local_path, pr
 __all__ = [
     "MAX_GAP",
     "MAX_REQUEST",
-    "SHARD_SUFFIXES",
     "Draft",
     "PublishedFile",
     "RemoteFile",

@@ -22,13 +22,14 @@ from mm_assets.filters.apply import apply_filters
 from mm_assets.packing.pack import pack_rows, packable
 from mm_assets.packing.plan import PackPlan
 from mm_assets.packing.presets import choose_plan
-from mm_assets.rows.from_members import RowStream, build_rows
+from mm_assets.rows.columns import RowStream
+from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.materialize import materialize
 from mm_assets.rows.parquet import ParquetSink, read_batches, sample_groups
 from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules
-from mm_assets.rows.user_columns import infer_user_columns
+from mm_assets.sources.base import index_members
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
-from mm_assets.sources.tar import index_shard
+from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.store import Store
 
@@ -139,7 +140,7 @@ class Partition:
         made = CheckContext(
             store=self.store,
             files={table: f"{table}/p.parquet" for table in tables},
-            shards=[SourceFile(str(self.shard))],
+            shards=[TarSource(SourceFile(str(self.shard)))],
             schema=self.schema,
             packed={form: f"packed/p.{form}" for form in self.packed},
             plan=self.plan,
@@ -154,7 +155,7 @@ class Partition:
             return {outcome.name: outcome for outcome in run_checks(asset, context)}
         finally:
             for shard in context.shards:
-                shard.close()
+                shard.file.close()
 
     def failed(self, asset: str, **changes: Any) -> set[str]:
         """Names of the checks that did not hold."""
@@ -187,21 +188,23 @@ def build(
     store = Store(str(root))
     with SourceFile(str(shard)) as source:
         layout = MemberRules()
-        columns = infer_user_columns([source], layout=layout)
+        members = list(index_members(TarSource(source)))
+        made_of = MemberRows([TarSource(source)])
+        columns = made_of.infer_columns(lambda: iter(members), layout=layout)
 
         def rows_of(schema: DatasetSchema) -> RowStream:
-            return build_rows([source], lambda: index_shard(source), layout=layout, schema=schema, grouped=False)
+            return made_of.rows(lambda: iter(members), layout=layout, schema=schema)
 
         plan = choose_plan(rows_of(DatasetSchema(user_columns=columns)), pack=pack, where="test")
         schema = DatasetSchema(user_columns=columns, pack=plan.to_json())
         made = Partition(root=root, shard=shard, schema=schema, plan=plan, store=store, mode=mode)
-        _publish(store, "raw_shards", MEMBER_INDEX_SCHEMA, index_shard(source))
+        _publish(store, "raw_shards", MEMBER_INDEX_SCHEMA, members)
         stream = rows_of(schema)
         _publish(store, "rows", schema.row_schema(), stream)
         _publish(store, "rejects", REJECTS_SCHEMA, stream.rejects().to_batches())
 
         def fetch(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-            return materialize(batches, open_source=lambda _: source, allowed=lambda url: url == source.url)
+            return materialize(batches, open_file=lambda _: source, allowed=lambda url: url == source.url)
 
         rows = read_batches(pq.ParquetFile(made.path("rows")), batch_bytes=BATCH)
         _publish(store, "materialized_rows", schema.row_schema(), fetch(rows) if mode == "read" else rows)

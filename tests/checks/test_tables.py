@@ -13,6 +13,7 @@ from PIL import Image
 from mm_assets.checks.catalog import checks_of
 from mm_assets.checks.runner import MAX_LISTED, MAX_TEXT
 from mm_assets.errors import SchemaMismatchError, SourceError
+from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.store import Store
 
@@ -382,8 +383,8 @@ def test_members_are_recomputed_from_the_shard(partition, make_partition, tmp_pa
     """The shard itself is walked again: an index and rows of another shard do not pass."""
     (tmp_path / "other").mkdir()
     other = make_partition(tmp_path / "other", [("a.png", b"other"), ("zz.txt", b"text")])
-    assert "members" in partition.failed("raw_shards", shards=[SourceFile(str(other.shard))])
-    assert "members" in partition.failed("rows", shards=[SourceFile(str(other.shard))])
+    assert "members" in partition.failed("raw_shards", shards=[TarSource(SourceFile(str(other.shard)))])
+    assert "members" in partition.failed("rows", shards=[TarSource(SourceFile(str(other.shard)))])
 
 
 def test_rejects_of_a_list_of_files_are_no_members(partition) -> None:

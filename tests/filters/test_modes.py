@@ -5,11 +5,12 @@ import pytest
 
 from mm_assets.filters.apply import apply_filters
 from mm_assets.filters.registry import build_annotator, build_filter
-from mm_assets.rows.from_members import build_rows
+from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.materialize import materialize
 from mm_assets.rows.parquet import sample_groups
 from mm_assets.rows.schema import DatasetSchema, MemberRules
-from mm_assets.sources.tar import index_shard
+from mm_assets.sources.base import index_members
+from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
 
 BATCH = 1 << 18  # so small that a shard gives several blocks
@@ -31,17 +32,13 @@ def test_a_real_shard_gives_the_same_rows_in_both_modes(demo_shards: Path, shard
         made = [build_annotator(c, where="w", key="k") for c in annotators]
         schema = DatasetSchema(annotator_columns=tuple(c for a in made for c in a.columns))
         with SourceFile(str(demo_shards / shard)) as source:
-            rows = build_rows(
-                [source],
-                lambda: index_shard(source),
-                layout=MemberRules(user_columns=()),
-                schema=schema,
-                grouped=False,
-                batch_bytes=BATCH,
+            tar = TarSource(source)
+            rows = MemberRows([tar]).rows(
+                lambda: index_members(tar), layout=MemberRules(user_columns=()), schema=schema, batch_bytes=BATCH
             )
 
             def fill(batches):
-                return materialize(batches, open_source=lambda _: source, allowed=lambda _: True, batch_bytes=BATCH)
+                return materialize(batches, open_file=lambda _: source, allowed=lambda _: True, batch_bytes=BATCH)
 
             stream = apply_filters(
                 sample_groups(rows if late else fill(rows), batch_bytes=BATCH),

@@ -26,7 +26,7 @@ from mm_assets.pipeline.chain import PUBLISHED, TABLES
 from mm_assets.pipeline.register import group_shards, register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
-from mm_assets.rows.from_listing import rows_from_listing
+from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import parse_source_ref
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
@@ -355,7 +355,7 @@ def test_the_example_of_a_list_gives_its_rows(tmp_path: Path) -> None:
     (tmp_path / "list.jsonl").write_text(example)
     schema = DatasetSchema(user_columns=(UserColumn(name="language", source="language", type="string", rows=""),))
     with SourceFile(str(tmp_path / "list.jsonl")) as source:
-        stream = rows_from_listing(source, layout=MemberRules(), schema=schema)
+        stream = ListingRows(source).rows(lambda: iter(()), layout=MemberRules(), schema=schema)
         rows = [row for batch in stream for row in batch.to_pylist()]
         assert stream.rejects().num_rows == 0
     assert [(r["sample_id"], r["position"], r["modality"], r["language"]) for r in rows] == [

@@ -1,6 +1,7 @@
 """Tests of lists of files as a source: rows, hostile paths, and rejects."""
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -11,18 +12,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.errors import SourceError
-from mm_assets.rows.from_listing import infer_listing_columns, rows_from_listing
-from mm_assets.rows.from_members import RowStream
+from mm_assets.rows.columns import RowStream
+from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.schema import DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import parse_source_ref
 from mm_assets.storage.files import SourceFile
 
 
+def _no_members() -> Iterator[pa.RecordBatch]:
+    return iter(())
+
+
 def read(path: Path, **options: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]], RowStream]:
-    source = SourceFile(str(path))
+    listing = ListingRows(SourceFile(str(path)))
     layout = options.pop("layout", MemberRules())
-    schema = DatasetSchema(user_columns=options.pop("columns", infer_listing_columns(source, layout=layout)))
-    stream = rows_from_listing(source, layout=layout, schema=schema, **options)
+    columns = options.pop("columns", None) or listing.infer_columns(_no_members, layout=layout)
+    schema = DatasetSchema(user_columns=columns)
+    stream = listing.rows(_no_members, layout=layout, schema=schema, **options)
     table = pa.Table.from_batches(list(stream), schema=schema.row_schema())
     table.validate(full=True)
     return table.to_pylist(), stream.rejects().to_pylist(), stream
@@ -152,7 +158,7 @@ def test_bad_lines_are_rejected(tmp_path: Path, line: object, reason: str) -> No
 def test_allowed_prefixes(tmp_path: Path) -> None:
     """What the declaration allows besides the list's folder may be named."""
     path = write_lines(tmp_path / "l.jsonl", {"sample_id": "x", "path": "https://a.org/i.png"})
-    rows, rejects, _ = read(path, allowed_prefixes=("https://a.org/",))
+    rows, rejects, _ = read(path, layout=MemberRules(allow_references=True, allowed_references=("https://a.org/",)))
     assert rejects == []
     assert rows[1]["modality"] == "image"
 

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_assets.errors import SourceError
-from mm_assets.rows.from_members import RowStream, build_rows
+from mm_assets.rows.columns import RowStream
+from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.schema import REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
-from mm_assets.rows.user_columns import infer_user_columns
-from mm_assets.sources.tar import index_shard, iter_members
+from mm_assets.sources.base import index_members
+from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
 
 Files = Sequence[tuple[str, bytes | str | dict | list]]
@@ -40,6 +41,10 @@ def write_shard(path: Path, files: Files, *, compress: bool = False) -> Path:
     return path
 
 
+def infer_columns(source: TarSource, layout: MemberRules) -> tuple[UserColumn, ...]:
+    return MemberRows([source]).infer_columns(lambda: index_members(source), layout=layout)
+
+
 class Outcome:
     """The rows and rejects of some shards, with the accounting checked."""
 
@@ -52,16 +57,16 @@ class Outcome:
         batch_bytes: int = 16 << 20,
     ) -> None:
         layout = layout or MemberRules()
-        sources = [SourceFile(str(path)) for path in paths]
-        user = infer_user_columns(sources[:1], layout=layout) if columns is None else tuple(columns)
+        sources = [TarSource(SourceFile(str(path))) for path in paths]
+        user = infer_columns(sources[0], layout) if columns is None else tuple(columns)
         self.schema = DatasetSchema(user_columns=user)
 
         def index() -> Any:
             for source in sources:
-                yield from index_shard(source, on_damaged_shard="salvage")
+                yield from index_members(source, on_damaged_shard="salvage")
 
-        self.stream = build_rows(
-            sources, index, layout=layout, schema=self.schema, grouped=grouped, batch_bytes=batch_bytes
+        self.stream = MemberRows(sources).rows(
+            index, layout=layout, schema=self.schema, grouped=grouped, batch_bytes=batch_bytes
         )
         self.batches = list(self.stream)
         self.table = pa.Table.from_batches(self.batches, schema=self.schema.row_schema())
@@ -76,14 +81,14 @@ class Outcome:
         assert self.stream.counts["rejects"] == len(self.rejects)
         self._account(sources)
         for source in sources:
-            source.close()
+            source.file.close()
 
     def _account(self, sources: list[SourceFile]) -> None:
         """Every entry of the shards is referenced or rejected, and never both."""
         parsed = with_parsed_source_ref_columns(self.table).select(["_src_path", "_src_member"]).to_pylist()
         referenced = {(r["_src_path"], r["_src_member"]) for r in parsed if r["_src_member"] is not None}
         rejected = Counter((r["shard"], r["member"]) for r in self.rejects if r["member"] is not None)
-        members = Counter((s.url, m.member) for s in sources for m in iter_members(s, on_damaged_shard="salvage"))
+        members = Counter((s.file.url, m.member) for s in sources for m in s.members(on_damaged_shard="salvage"))
         assert Counter(referenced) + rejected == members
         seen: list[str] = []
         for row in self.rows:
@@ -444,7 +449,7 @@ def test_required_columns(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="'p'"):
         Outcome(none, columns=[column])
     with pytest.raises(SourceError, match="'p'"):
-        infer_user_columns([SourceFile(str(none))], layout=MemberRules(user_columns=("p",)))
+        infer_columns(TarSource(SourceFile(str(none))), MemberRules(user_columns=("p",)))
 
 
 def test_batches_are_bounded(tmp_path: Path) -> None:
@@ -469,7 +474,7 @@ def test_text_is_read_and_media_is_not(tmp_path: Path, monkeypatch: pytest.Monke
     for k in range(10):
         files += [(f"{k}.json", {"k": k}), (f"{k}.jpg", bytes(100_000)), (f"{k}.txt", "t" * 100)]
     source = SourceFile(str(write_shard(tmp_path / "s.tar", files)))
-    index = list(index_shard(source))
+    index = list(index_members(TarSource(source)))
     asked: list[tuple[int, int]] = []
     original = SourceFile.read_ranges
 
@@ -479,7 +484,8 @@ def test_text_is_read_and_media_is_not(tmp_path: Path, monkeypatch: pytest.Monke
         return original(self, ranges, **options)
 
     monkeypatch.setattr(SourceFile, "read_ranges", spy)
-    list(build_rows([source], lambda: iter(index), layout=MemberRules(), schema=DatasetSchema(), grouped=False))
+    rows = MemberRows([TarSource(source)])
+    list(rows.rows(lambda: iter(index), layout=MemberRules(), schema=DatasetSchema()))
     assert len(asked) == len(set(asked)) == 20
 
 
@@ -504,10 +510,9 @@ def test_sparse_and_linked_members(tmp_path: Path) -> None:
 
 def test_a_wrong_index(tmp_path: Path) -> None:
     """An index of another shard is refused, and rejects cannot be had before the rows."""
-    one = SourceFile(str(write_shard(tmp_path / "1.tar", [("a.jpg", b"")])))
-    two = SourceFile(str(write_shard(tmp_path / "2.tar", [("a.jpg", b"")])))
-    options: dict[str, Any] = {"layout": MemberRules(), "schema": DatasetSchema(), "grouped": False}
-    stream: RowStream = build_rows([two], lambda: index_shard(one), **options)
+    one = TarSource(SourceFile(str(write_shard(tmp_path / "1.tar", [("a.jpg", b"")]))))
+    two = TarSource(SourceFile(str(write_shard(tmp_path / "2.tar", [("a.jpg", b"")]))))
+    stream: RowStream = MemberRows([two]).rows(lambda: index_members(one), layout=MemberRules(), schema=DatasetSchema())
     with pytest.raises(RuntimeError, match="read to their end"):
         stream.rejects()
     with pytest.raises(SourceError, match="member index"):

@@ -22,13 +22,14 @@ from PIL import Image
 
 from mm_assets.errors import ConfigError, ShardReadError, SourceError
 from mm_assets.media.tiff import TiffFrames
-from mm_assets.rows.from_members import build_rows
+from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.materialize import MaterializeStream, materialize
 from mm_assets.rows.parquet import ParquetSink
 from mm_assets.rows.schema import DROPPED_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import build_source_ref, parse_source_ref
-from mm_assets.sources.tar import index_shard
-from mm_assets.sources.tar_extract import Shelf, TarExtract
+from mm_assets.sources.base import index_members
+from mm_assets.sources.extract import MemberExtract, Shelf
+from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
 
 SCHEMA = DatasetSchema(user_columns=(UserColumn(name="score", source="score", type="double", rows=""),)).row_schema()
@@ -129,7 +130,7 @@ def run(
     """Materializes rows, cut into input batches at `cuts`; the rows that came out, their batches, the stream."""
     edges = sorted({0, len(rows), *(min(c, len(rows)) for c in cuts)})
     batches = [batch_of(rows[a:b]) for a, b in itertools.pairwise(edges)]
-    stream = materialize(iter(batches), open_source=opener, **{"allowed": lambda _: True, **options})
+    stream = materialize(iter(batches), open_file=opener, **{"allowed": lambda _: True, **options})
     out = list(stream)
     for batch in out:
         batch.validate(full=True)
@@ -391,7 +392,7 @@ def test_memory_is_bounded(tmp_path: Path, opener: Opener) -> None:
     base = pa.total_allocated_bytes()
     peak = 0
     total = 0
-    for batch in materialize([batch_of(rows)], open_source=opener, allowed=lambda _: True, batch_bytes=batch_bytes):
+    for batch in materialize([batch_of(rows)], open_file=opener, allowed=lambda _: True, batch_bytes=batch_bytes):
         peak = max(peak, pa.total_allocated_bytes() - base)
         total += batch.num_rows
     assert total == len(rows)
@@ -607,14 +608,14 @@ def test_wrong_arguments() -> None:
     """A policy or number that does not exist is refused at once."""
     for options in ({"on_error": "ignore"}, {"batch_bytes": 0}, {"threads": 0}, {"max_content_bytes": 0}):
         with pytest.raises(ConfigError, match=next(iter(options))):
-            materialize([], open_source=SourceFile, allowed=lambda _: True, **options)
+            materialize([], open_file=SourceFile, allowed=lambda _: True, **options)
 
 
 def test_a_stream_is_iterated_once(tmp_path: Path, opener: Opener) -> None:
     """A second iteration is an error, not an empty table."""
     (tmp_path / "x.jpg").write_bytes(b"x")
     stream = materialize(
-        [batch_of([row("a", 0, ref_of(tmp_path / "x.jpg"))])], open_source=opener, allowed=lambda _: True
+        [batch_of([row("a", 0, ref_of(tmp_path / "x.jpg"))])], open_file=opener, allowed=lambda _: True
     )
     assert len(list(stream)) == 1
     with pytest.raises(RuntimeError, match="once"):
@@ -660,7 +661,7 @@ def test_a_shelf_that_forgets_costs_a_pass(tmp_path: Path, opener: Opener) -> No
     shard, members = squeeze(tmp_path)
     source = opener(str(shard))
     shelf = Shelf(0, 0)
-    extract = TarExtract(source, shelf, max_bytes=1 << 20)
+    extract = MemberExtract(TarSource(source), shelf, max_bytes=1 << 20)
     names = [name for name in members if name.endswith("jpg")][::-1]
     extract.begin(set(names), last=True)
     assert [extract.get(name) for name in names] == [members[name] for name in names]
@@ -788,14 +789,14 @@ def check_shard(path: Path) -> int:
     source = CountingSource(str(path))
     try:
         rows = list(
-            build_rows(
-                [source], lambda: index_shard(source), layout=MemberRules(), schema=DatasetSchema(), grouped=False
+            MemberRows([TarSource(source)]).rows(
+                lambda: index_members(TarSource(source)), layout=MemberRules(), schema=DatasetSchema()
             )
         )
         source.reads.clear()
         source.streams = 0
         stream = materialize(
-            rows, open_source=lambda _: source, allowed=lambda url: url == source.url, batch_bytes=1 << 20
+            rows, open_file=lambda _: source, allowed=lambda url: url == source.url, batch_bytes=1 << 20
         )
         compared = 0
         for batch in stream:

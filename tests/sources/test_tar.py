@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from mm_assets.errors import ShardError, SourceError
-from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, ShardDamage, split_member_name
-from mm_assets.sources.tar import index_shard, iter_members, iter_payloads
-from mm_assets.sources.tar_header import escape_name
+from mm_assets.sources.base import index_members
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, ShardDamage, escape_name, split_member_name
+from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -67,7 +67,7 @@ def build(files: Files, fmt: int = tarfile.PAX_FORMAT, **changes: object) -> byt
 
 
 def found_in(content: bytes, **options: object) -> list[Member]:
-    return list(iter_members(MemorySource(content), **options))
+    return list(TarSource(MemorySource(content)).members(**options))
 
 
 def escaped(name: str) -> str:
@@ -77,7 +77,7 @@ def escaped(name: str) -> str:
 def compare_with_tarfile(path: Path) -> list[Member]:
     """Asserts that index and payloads of a shard are what Python's tarfile finds; answers with the index."""
     with SourceFile(str(path)) as source, tarfile.open(path, ignore_zeros=True) as archive:
-        members = list(iter_members(source))
+        members = list(TarSource(source).members())
         theirs = archive.getmembers()
         assert [m.member for m in members] == [escaped(t.name) for t in theirs]
         assert [m.ordinal for m in members] == list(range(len(theirs)))
@@ -92,7 +92,7 @@ def compare_with_tarfile(path: Path) -> list[Member]:
                 assert mine.byte_size == their.size
                 sparse = their.sparse is not None
                 assert mine.byte_offset == (None if packed or sparse else their.offset_data)
-        payloads = {m.ordinal: content for m, content in iter_payloads(source, wanted=lambda _: True)}
+        payloads = {m.ordinal: content for m, content in TarSource(source).payloads(wanted=lambda _: True)}
         for number, their in enumerate(theirs):
             if their.isreg() or their.islnk():
                 file = archive.extractfile(their)
@@ -185,7 +185,7 @@ def test_python_tar_with_links_and_devices(tmp_path: Path, fmt: int) -> None:
             content = b"abc" if kind in (tarfile.REGTYPE, tarfile.CONTTYPE) else b""
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
-    members = [*iter_members(SourceFile(str(path)))]
+    members = [*TarSource(SourceFile(str(path))).members()]
     assert [(m.member_type, m.skip_reason, m.link_target) for m in members] == [
         ("directory", "directory", None),
         ("file", None, None),
@@ -340,7 +340,7 @@ def test_large_payloads_are_not_read(fmt: int) -> None:
     """Among large members only headers are read, a few hundred bytes each, none twice."""
     names = [("n" * 120 if fmt == tarfile.PAX_FORMAT else "n") + f"{k}.jpg" for k in range(30)]
     source = MemorySource(build([(name, bytes(200_000)) for name in names], fmt))
-    assert len(list(iter_members(source))) == 30
+    assert len(list(TarSource(source).members())) == 30
     assert sum(size for _, size in source.reads) < 200_000
     assert len(source.reads) < 100
 
@@ -348,7 +348,7 @@ def test_large_payloads_are_not_read(fmt: int) -> None:
 def test_small_members_share_reads() -> None:
     """A thousand small members take few requests."""
     source = MemorySource(build([(f"{k:04d}.cls", b"7") for k in range(1000)]))
-    assert len(list(iter_members(source))) == 1000
+    assert len(list(TarSource(source).members())) == 1000
     assert len(source.reads) < 40
 
 
@@ -372,9 +372,9 @@ def test_compressed_shards(compressor: str) -> None:
     plain = build(files)
     source = MemorySource(COMPRESSORS[compressor](plain))
     expected = [(m.member, m.byte_size) for m in found_in(plain)]
-    assert [(m.member, m.byte_size) for m in iter_members(source)] == expected
-    assert {m.byte_offset for m in iter_members(source)} == {None}
-    assert [(m.member, c) for m, c in iter_payloads(source, wanted=lambda m: m.ordinal % 2 == 0)] == files[::2]
+    assert [(m.member, m.byte_size) for m in TarSource(source).members()] == expected
+    assert {m.byte_offset for m in TarSource(source).members()} == {None}
+    assert [(m.member, c) for m, c in TarSource(source).payloads(wanted=lambda m: m.ordinal % 2 == 0)] == files[::2]
 
 
 def test_hard_links_in_compressed_shards() -> None:
@@ -388,7 +388,7 @@ def test_hard_links_in_compressed_shards() -> None:
         link.type, link.linkname = tarfile.LNKTYPE, "a.jpg"
         archive.addfile(link)
     for content in (target.getvalue(), gzip.compress(target.getvalue())):
-        wanted = iter_payloads(MemorySource(content), wanted=lambda m: m.member == "b.jpg")
+        wanted = TarSource(MemorySource(content)).payloads(wanted=lambda m: m.member == "b.jpg")
         assert [(m.member, c) for m, c in wanted] == [("b.jpg", b"abc")]
 
 
@@ -399,13 +399,13 @@ def test_damaged_compression(compress: Callable[[bytes], bytes]) -> None:
     files = [(f"{k}.bin", rng.randbytes(4000)) for k in range(200)]
     cut = compress(build(files))[:500_000]
     with pytest.raises(ShardError):
-        list(iter_members(MemorySource(cut)))
+        list(TarSource(MemorySource(cut)).members())
     damage: list[ShardDamage] = []
-    members = list(iter_members(MemorySource(cut), on_damaged_shard="salvage", damage=damage))
+    members = list(TarSource(MemorySource(cut)).members(on_damaged_shard="salvage", damage=damage))
     assert len(damage) == 1
     assert 80 <= len([m for m in members if m.skip_reason is None]) <= 125
     assert members[-1].skip_reason is not None
-    payloads = iter_payloads(MemorySource(cut), wanted=lambda _: True, on_damaged_shard="salvage")
+    payloads = TarSource(MemorySource(cut)).payloads(wanted=lambda _: True, on_damaged_shard="salvage")
     assert all(content == dict(files)[m.member] for m, content in payloads)
 
 
@@ -414,8 +414,7 @@ def test_members_beyond_the_limit() -> None:
     content = build([("a.bin", b"a"), ("b.bin", bytes(5000)), ("c.bin", b"c")])
     errors: list[tuple[str, SourceError]] = []
     for shard in (content, gzip.compress(content)):
-        found = iter_payloads(
-            MemorySource(shard),
+        found = TarSource(MemorySource(shard)).payloads(
             wanted=lambda _: True,
             max_bytes=4000,
             on_error=lambda m, e: errors.append((m.member, e)),
@@ -423,13 +422,13 @@ def test_members_beyond_the_limit() -> None:
         assert [m.member for m, _ in found] == ["a.bin", "c.bin"]
     assert [name for name, _ in errors] == ["b.bin", "b.bin"]
     with pytest.raises(SourceError, match="5000"):
-        list(iter_payloads(MemorySource(content), wanted=lambda _: True, max_bytes=4000))
+        list(TarSource(MemorySource(content)).payloads(wanted=lambda _: True, max_bytes=4000))
 
 
 def test_index_batches() -> None:
     """The index comes as batches of its schema, with required columns filled."""
     content = build([("a.jpg", b"1"), (".b", b"2")])
-    (batch,) = index_shard(MemorySource(content))
+    (batch,) = index_members(TarSource(MemorySource(content)))
     assert batch.schema.equals(MEMBER_INDEX_SCHEMA)
     batch.validate(full=True)
     assert batch.column("skip_reason").to_pylist() == [None, "hidden file"]
@@ -501,9 +500,9 @@ def test_random_archives(files: Files, fmt: int, pack: Callable[[bytes], bytes] 
     """Any names and contents are found as they were written, plain or compressed."""
     content = build(files, fmt)
     source = MemorySource(content if pack is None else pack(content))
-    payloads = [(m.member, payload) for m, payload in iter_payloads(source, wanted=lambda _: True)]
+    payloads = [(m.member, payload) for m, payload in TarSource(source).payloads(wanted=lambda _: True)]
     assert payloads == [(escaped(name), data) for name, data in files]
-    for member in iter_members(source):
+    for member in TarSource(source).members():
         if pack is None:
             assert member.byte_offset is not None
             assert content[member.byte_offset : member.byte_offset + member.byte_size] == files[member.ordinal][1]
@@ -551,7 +550,7 @@ def test_random_damage(content: bytes, pack: Callable[[bytes], bytes] | None) ->
         assert member.byte_size >= 0
         if member.byte_offset is not None:
             assert member.byte_offset + member.byte_size <= len(shard)
-    for member, payload in iter_payloads(MemorySource(shard), wanted=lambda _: True, on_damaged_shard="salvage"):
+    for member, payload in TarSource(MemorySource(shard)).payloads(wanted=lambda _: True, on_damaged_shard="salvage"):
         assert len(payload) == member.byte_size
 
 
@@ -600,4 +599,4 @@ def test_endless_global_headers() -> None:
 def test_unknown_policy() -> None:
     """A policy that does not exist is refused."""
     with pytest.raises(ValueError, match="salvage"):
-        list(iter_members(MemorySource(build([])), on_damaged_shard="ignore"))
+        list(TarSource(MemorySource(build([]))).members(on_damaged_shard="ignore"))

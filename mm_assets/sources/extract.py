@@ -1,8 +1,7 @@
-"""Members that have no byte range: out of compressed shards and sparse members, in one pass whatever the order asked.
+"""Members without a byte range, of compressed shards or sparse: read in one pass, in whatever order they are asked for.
 
-A compressed shard is decompressed once from start to end. Members that the pass meets before they are asked for wait on
-a `Shelf`: in memory up to a budget, then in a scratch file up to another. What the shelf had to let go of costs another
-pass, never a wrong answer.
+Members that the pass reaches before they are asked for wait on a `Shelf`: in memory up to a budget, then in a scratch
+file up to another. What the shelf evicted costs another pass, never a wrong answer.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ from typing import IO
 
 from mm_assets.errors import ShardError, ShardReadError, SourceError
 from mm_assets.media.content_types import Buffer
+from mm_assets.sources.base import Source
 from mm_assets.sources.member import Member, ShardDamage
-from mm_assets.sources.stream import compression_of
-from mm_assets.sources.tar import iter_payloads
-from mm_assets.storage.files import SourceFile
 
-__all__ = ["Shelf", "TarExtract"]
+__all__ = ["MemberExtract", "Shelf"]
 
 MAX_SCRATCH = 4 << 30  # bytes of the scratch file; a partition is one shard, so this is several of them
 
@@ -93,26 +90,26 @@ class Shelf:
             self._file = None
 
 
-class TarExtract:
+class MemberExtract:
     """Members of one shard by name; of several of one name the first.
 
     Args:
         source: the shard.
-        shelf: where members wait that the pass meets too early.
+        shelf: where members wait that the pass reaches too early.
         max_bytes: a larger member is an error.
 
     Raises:
-        ShardError: the shard is compressed in a way that is not read.
+        ShardError: the shard is not a container of its format.
         ShardReadError: the storage failed.
     """
 
-    def __init__(self, source: SourceFile, shelf: Shelf, *, max_bytes: int) -> None:
+    def __init__(self, source: Source, shelf: Shelf, *, max_bytes: int) -> None:
         self._source = source
-        self.url = source.url
+        self.url = source.file.url
         self._shelf = shelf
         self._max_bytes = max_bytes
         try:
-            self._ranged = compression_of(source) is None
+            self._seekable = source.seekable
         except SourceError as error:
             raise _fault_of(error) from error
         self._needed: Set[str] = frozenset()
@@ -135,9 +132,9 @@ class TarExtract:
         if last:
             for name in self._shelved - needed:
                 self._shelf.drop((self.url, name))
-        # A stream cannot go back, so what later rows may want has to be kept; ranges can be read when they are wanted.
-        self._keep_all = not last and not self._ranged
-        if self._ranged:
+        # A stream cannot go back, so what later rows may want is shelved; a seekable source is read when they come.
+        self._keep_all = not last and not self._seekable
+        if self._seekable:
             self._start()
 
     def _start(self) -> None:
@@ -190,8 +187,7 @@ class TarExtract:
         if self._ended:
             return None
         if self._pass is None:
-            self._pass = iter_payloads(
-                self._source,
+            self._pass = self._source.payloads(
                 wanted=self._wanted,
                 max_bytes=self._max_bytes,
                 on_error=self._note_error,

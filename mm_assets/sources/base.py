@@ -1,0 +1,167 @@
+"""What a source is: a format of container whose members become rows. One module per format, one line each in `SOURCES`.
+
+A source knows members and bytes and no row. Whatever bytes a file holds, listing its members ends: it yields them or
+raises `ShardError` with the byte offset. Every entry of the container is listed, also directories, links and bytes
+that are not a member; `Member.skip_reason` says why an entry is not part of a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar, Protocol, TypeVar
+
+import pyarrow as pa
+
+from mm_assets.errors import ShardError, SourceError
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, OnDamage, ShardDamage
+from mm_assets.sources.tar import TarSource
+from mm_assets.storage.files import SourceFile
+
+__all__ = ["SOURCES", "Source", "detect", "index_members", "open_container"]
+
+HEAD_BYTES = 512  # of a file's start, by which its format is detected: a tar header
+BATCH_MEMBERS = 16 << 10  # rows of one index batch: a few megabytes
+
+
+class Source(Protocol):
+    """One file read as a container.
+
+    A member with a `byte_offset` is read by its range of the file; every other comes from `payloads`.
+
+    Args:
+        file: the file, which stays open and belongs to the caller.
+
+    Attributes:
+        SUFFIXES: ends of the names of such files, in lower case; a folder of shards is searched for them.
+        file: the file.
+    """
+
+    SUFFIXES: ClassVar[tuple[str, ...]]
+
+    def __init__(self, file: SourceFile) -> None: ...
+
+    @property
+    def file(self) -> SourceFile:
+        """The file."""
+
+    @property
+    def seekable(self) -> bool:
+        """Whether `payloads` passes over members that are not wanted without reading them.
+
+        Raises:
+            ShardError: the file is not a container of this format.
+        """
+
+    @classmethod
+    def accepts(cls, head: bytes) -> bool:
+        """Whether a file that starts with `head` is a container of this format; asked before any name."""
+
+    def members(
+        self, *, on_damaged_shard: OnDamage = "fail", damage: list[ShardDamage] | None = None
+    ) -> Iterator[Member]:
+        """Every entry in order, with ordinals from 0.
+
+        Args:
+            on_damaged_shard: "fail" raises at damage; "salvage" lists the damaged bytes as an entry of type "other",
+                whose `skip_reason` starts with ``damaged:``, and goes on after them.
+            damage: takes what was damaged, when salvaging.
+
+        Raises:
+            ShardError: the container is damaged, with the byte offset.
+            SourceError: the storage failed.
+        """
+
+    def payloads(
+        self,
+        *,
+        wanted: Callable[[Member], bool],
+        max_bytes: int,
+        on_error: Callable[[Member, SourceError], None] | None = None,
+        on_damaged_shard: OnDamage = "fail",
+        damage: list[ShardDamage] | None = None,
+    ) -> Iterator[tuple[Member, bytes]]:
+        """The content of chosen members, in one pass over the file.
+
+        Args:
+            wanted: asked once for each entry; those without content are never yielded.
+            max_bytes: a larger member is an error of that member.
+            on_error: takes the error of a member, and the pass goes on; None raises it.
+            on_damaged_shard: as for `members`.
+            damage: takes what was damaged, when salvaging.
+
+        Raises:
+            ShardError: the container is damaged.
+            SourceError: a member cannot be read and `on_error` is None, or the storage failed.
+        """
+
+
+SOURCES: Mapping[str, type[Source]] = {"tar": TarSource}
+"""Every built-in format of container by its name in a declaration; the first that accepts a file reads it."""
+
+
+class _Format(Protocol):
+    SUFFIXES: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def accepts(cls, head: bytes) -> bool: ...
+
+
+_F = TypeVar("_F", bound=_Format)
+
+
+def detect(file: SourceFile, formats: Mapping[str, type[_F]]) -> type[_F]:
+    """The format of a file: the first that accepts its first bytes, else the first whose suffix its name has.
+
+    Raises:
+        ShardError: neither its bytes nor its name are those of a known format.
+        SourceError: the storage failed.
+    """
+    head = file.read(0, min(HEAD_BYTES, file.size))
+    for found in formats.values():
+        if found.accepts(head):
+            return found
+    for found in formats.values():
+        if file.url.lower().endswith(found.SUFFIXES):
+            return found
+    known = "; ".join(f"{name} ({', '.join(found.SUFFIXES)})" for name, found in formats.items())
+    detail = f"starts with {head[:8]!r}, and neither that nor its name is of a known source, expected {known}"
+    raise ShardError(file.url, detail, byte_offset=0)
+
+
+def open_container(file: SourceFile) -> Source:
+    """A file as the container that it is.
+
+    Raises:
+        ShardError: it is not a container of a known format.
+        SourceError: the storage failed.
+    """
+    return detect(file, SOURCES)(file)
+
+
+def index_members(
+    source: Source, *, on_damaged_shard: OnDamage = "fail", damage: list[ShardDamage] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The member index of a shard in batches of `MEMBER_INDEX_SCHEMA`; payloads are not read.
+
+    Args:
+        source: the shard.
+        on_damaged_shard: as for `Source.members`.
+        damage: takes what was damaged, when salvaging.
+
+    Raises:
+        ShardError: the shard is damaged; with the byte offset.
+        SourceError: the storage failed.
+    """
+    held: list[Member] = []
+    for member in source.members(on_damaged_shard=on_damaged_shard, damage=damage):
+        held.append(member)
+        if len(held) == BATCH_MEMBERS:
+            yield _batch(held)
+            held = []
+    if held:
+        yield _batch(held)
+
+
+def _batch(members: list[Member]) -> pa.RecordBatch:
+    arrays = [pa.array([getattr(m, field.name) for m in members], field.type) for field in MEMBER_INDEX_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=MEMBER_INDEX_SCHEMA)
