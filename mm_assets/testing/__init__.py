@@ -1,1 +1,21 @@
-"""Abstract test suites for people who write a field, a filter or a source of their own. Needs pytest and Hypothesis."""
+"""Abstract test suites for people who write a field, a filter or an annotator of their own.
+
+Subclass one in a test module, give it values, and pytest collects what every field, filter or annotator promises. The
+package's own tests subclass them too. Needs pytest and Hypothesis: ``pip install 'mm-assets[testing]'``.
+"""
+
+from mm_assets.errors import MissingExtraError
+
+try:
+    import hypothesis  # noqa: F401  # imported here for the error below alone
+    import pytest
+except ImportError as error:
+    raise MissingExtraError("mm_assets.testing", "testing") from error
+
+# Before the import of the suites: so a failed assert in them shows its values, as in a test module.
+pytest.register_assert_rewrite("mm_assets.testing.fields", "mm_assets.testing.filters")
+
+from mm_assets.testing.fields import FieldSuite, damaged, same  # noqa: E402  # see above
+from mm_assets.testing.filters import AnnotatorSuite, FilterSuite, make_rows  # noqa: E402  # see above
+
+__all__ = ["AnnotatorSuite", "FieldSuite", "FilterSuite", "damaged", "make_rows", "same"]

@@ -41,8 +41,7 @@ from mm_assets.fields import (
     register_field,
 )
 from mm_assets.formats import MultWriter, convert
-
-from ..fields.field_suite import FieldSuite, same
+from mm_assets.testing import FieldSuite, same
 
 FORMS = ("mult", "mstr")
 THREADS = (0, 1, 2, 5, None)

@@ -32,8 +32,7 @@ from mm_assets.fields import (
     TextField,
     TokensField,
 )
-
-from ..fields.field_suite import same
+from mm_assets.testing import same
 
 FORMS = ("mult", "mstr")
 SIZE = (6, 7)

@@ -11,9 +11,9 @@ from hypothesis.extra import numpy as hnp
 from mm_assets.errors import EncodeError, FormatError
 from mm_assets.fields import Audio, AudioField
 from mm_assets.media import flac
+from mm_assets.testing import FieldSuite, damaged
 
 from .conftest import sound_file, wav_file
-from .field_suite import FieldSuite, damaged
 
 RATE = 16_000
 SHORTS = (np.sin(np.arange(60) / 5) * 20_000).astype(np.int16)

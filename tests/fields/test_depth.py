@@ -13,9 +13,9 @@ from PIL import Image
 
 from mm_assets.errors import EncodeError, FormatError
 from mm_assets.fields import DepthField
+from mm_assets.testing import FieldSuite, damaged
 
 from .conftest import image_file, picture
-from .field_suite import FieldSuite, damaged
 
 MM = (np.arange(60, dtype=np.uint16) * 1000).reshape(6, 10)  # steps up to 59,000: more than 8 bits, more than int16
 METRES = (MM / np.float32(1000)).astype(np.float32)

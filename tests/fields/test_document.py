@@ -18,9 +18,9 @@ from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError
 from mm_assets.fields import Document, DocumentField, ImageField, PageLayout, TextBoxes
 from mm_assets.fields.document_payload import Head
 from mm_assets.media.page_layouts import LayoutMap
+from mm_assets.testing import FieldSuite
 
 from .conftest import image_file, picture
-from .field_suite import FieldSuite
 
 PIXELS = picture(12, 17)
 GREY = picture(9, 5, 1, seed=1)

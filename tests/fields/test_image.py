@@ -8,9 +8,9 @@ from PIL import Image, ImageOps
 
 from mm_assets.errors import ConfigError, EncodeError, FormatError
 from mm_assets.fields import ImageField
+from mm_assets.testing import FieldSuite, damaged
 
 from .conftest import image_file, picture
-from .field_suite import FieldSuite, damaged
 
 COLOUR = picture()
 GREY = picture(channels=1)

@@ -14,9 +14,9 @@ import mm_assets
 from mm_assets.errors import ConfigError, FormatError
 from mm_assets.fields import ImageField, ImageTextPairField, SequenceField, image_resize
 from mm_assets.fields.image_resize import RESIZES, scratch
+from mm_assets.testing import damaged
 
 from .conftest import image_file, picture
-from .field_suite import damaged
 
 MODES = ["exact", "fast"]
 PHOTO = picture(97, 131)

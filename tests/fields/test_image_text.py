@@ -19,9 +19,9 @@ from mm_assets.fields import (
     TokensField,
 )
 from mm_assets.media.tokenizers import ByteTokenizer
+from mm_assets.testing import FieldSuite
 
 from .conftest import image_file, picture
-from .field_suite import FieldSuite
 
 COLOUR = picture(12, 18)
 JPEG = image_file(Image.fromarray(COLOUR), "JPEG", quality=95)

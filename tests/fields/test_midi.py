@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from mm_assets.errors import EncodeError, FormatError, MediaError
 from mm_assets.fields import MIDI, MIDIField, NoteTable
 from mm_assets.media.midi import beats, parse_midi, tempo_map
-
-from .field_suite import FieldSuite, damaged
+from mm_assets.testing import FieldSuite, damaged
 
 
 def number(value):

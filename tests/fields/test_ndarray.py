@@ -8,8 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from mm_assets.errors import EncodeError, FormatError
 from mm_assets.fields import NDArrayField
-
-from .field_suite import FieldSuite
+from mm_assets.testing import FieldSuite
 
 
 def npy(array, **options):

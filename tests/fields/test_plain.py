@@ -4,8 +4,7 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import EncodeError, FormatError
 from mm_assets.fields import BytesField, JSONField, RawJSON, TextField
-
-from .field_suite import FieldSuite
+from mm_assets.testing import FieldSuite
 
 
 class TestBytesField(FieldSuite):

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import EncodeError, FormatError
 from mm_assets.fields import ScalarField
-
-from .field_suite import FieldSuite
+from mm_assets.testing import FieldSuite
 
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import ConfigError, EncodeError, FormatError
 from mm_assets.fields import ImageField, NDArrayField, SequenceField, TextField, field_from_config
+from mm_assets.testing import FieldSuite
 
 from .conftest import picture
-from .field_suite import FieldSuite
 
 
 class TestSequenceField(FieldSuite):

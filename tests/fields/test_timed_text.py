@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import EncodeError, FormatError
 from mm_assets.fields import TimedSegment, TimedTextField, segments_at, segments_between
-
-from .field_suite import FieldSuite
+from mm_assets.testing import FieldSuite
 
 WORDS = [TimedSegment(0.0, 0.5, "a"), TimedSegment(0.25, 0.75, "é"), TimedSegment(0.75, 0.75, "")]
 SRT = "1\n00:00:01,000 --> 00:00:02,500\n<b>Hello</b>\n"

@@ -10,8 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from mm_assets.errors import EncodeError, FormatError
 from mm_assets.fields import TimeSeries, TimeSeriesField
-
-from .field_suite import FieldSuite, same
+from mm_assets.testing import FieldSuite, same
 
 TIMES = np.array([0.0, 0.5, 2.0])
 ROWS = np.array([[1, 2], [3, 4], [5, 8]], np.float32)

@@ -12,8 +12,7 @@ import mm_assets.dataset.dataset
 from mm_assets.errors import ConfigError, EncodeError, FormatError
 from mm_assets.fields import TokensField, field_from_config
 from mm_assets.media.tokenizers import ByteTokenizer
-
-from .field_suite import FieldSuite
+from mm_assets.testing import FieldSuite
 
 BYTES = ByteTokenizer()
 

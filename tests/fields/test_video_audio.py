@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from mm_assets.errors import CorruptError, EncodeError, FormatError, MissingExtraError
 from mm_assets.fields import Audio, Clip, SyncedVideoAudioField, VideoAudio, VideoFile
 from mm_assets.media.timing import Timing
+from mm_assets.testing import FieldSuite
 
 from .clips import SIZE, clip_file, number_of, picture, ramp, sound_at
 from .conftest import picture as smooth_picture
 from .conftest import sound_file, wav_file
-from .field_suite import FieldSuite
 
 RATE = 8000
 FRAMES = np.stack([smooth_picture(8, 12, seed=seed) for seed in range(3)])

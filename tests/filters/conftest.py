@@ -1,7 +1,7 @@
 """Builders of row tables and small media for the tests of filters and annotators."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,36 +9,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from mm_assets.rows.schema import DatasetSchema
+from mm_assets.testing import make_rows
 
 MakeTable = Callable[..., pa.Table]
 
 
 @pytest.fixture(scope="session")
 def make_table() -> MakeTable:
-    """Builds a row table: samples by id, each a list of (modality, content) in the order of their positions.
-
-    Content is text for text rows, bytes for others, None for content that could not be had, and a pair (position,
-    content) where the position is to be given.
-    """
-
-    def build(samples: Mapping[str, Sequence[tuple[str, Any]]], *, schema: DatasetSchema | None = None) -> pa.Table:
-        rows: list[dict[str, Any]] = []
-        for sample_id, items in samples.items():
-            rows.append({"sample_id": sample_id, "position": -1, "modality": "metadata", "metadata_json": "{}"})
-            for place, (modality, given) in enumerate(items):
-                position, content = given if isinstance(given, tuple) else (place, given)
-                row = {"sample_id": sample_id, "position": position, "modality": modality}
-                if modality == "text":
-                    row["text_content"] = content
-                elif content is None:
-                    row["materialize_error"] = "member 'x': short"
-                else:
-                    row["binary_content"] = content
-                rows.append(row)
-        return pa.Table.from_pylist(rows, schema=(schema or DatasetSchema()).row_schema())
-
-    return build
+    """Builds a row table; see `mm_assets.testing.make_rows`."""
+    return make_rows
 
 
 @pytest.fixture(scope="session")
