@@ -28,8 +28,8 @@ def test_the_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_types_keys_and_numbers_are_those_of_the_code() -> None:
-    """Each rule type and key is told, and the numbers of the page are the code's."""
-    part = PAGE.split("## Collating")[1].split("## Transforms")[0]
+    """Each rule type and key is listed, and the numbers of the page are the code's."""
+    part = PAGE.split("## Collation")[1].split("## Transforms")[0]
     assert tuple(re.findall(r"^\| `(\w+)` \|", part, flags=re.MULTILINE)) == TYPES
     assert [key for key in KEYS if f"`{key}`" not in part and f'"{key}"' not in part] == []
     order = EpochOrder(num_samples=1)
@@ -39,8 +39,8 @@ def test_types_keys_and_numbers_are_those_of_the_code() -> None:
     assert f"when {MAX_STAND_INS} of those" in PAGE
 
 
-def test_every_argument_of_the_loader_is_told() -> None:
-    """Each of its parameters stands on the page or, where its name says it, in the class's docstring."""
+def test_every_argument_of_the_loader_is_documented() -> None:
+    """Each of its parameters is on the page or in the class's docstring."""
     assert MultimodalLoader.__doc__ is not None
     for name in list(inspect.signature(MultimodalLoader).parameters)[1:]:
         assert f"{name}" in PAGE or f"        {name}: " in MultimodalLoader.__doc__, name
