@@ -19,7 +19,7 @@ from mm_assets.packing.placement import BlockRows, Placer
 from mm_assets.packing.plan import PackPlan
 from mm_assets.rows.schema import Drop
 
-__all__ = ["FACT_VIEWS", "Facts", "misaligned"]
+__all__ = ["FACT_RELATIONS", "Facts", "misaligned"]
 
 TOLERANCE_SECONDS = 0.05
 """How far a note, text or series may reach beyond its medium: MIREX's tolerance for the onset of a note."""
@@ -60,7 +60,7 @@ _SCHEMAS: Mapping[str, pa.Schema] = {
         ]
     ),
 }
-FACT_VIEWS = tuple(_SCHEMAS)
+FACT_RELATIONS = tuple(_SCHEMAS)
 
 
 class Facts:
@@ -69,9 +69,9 @@ class Facts:
     def __init__(self) -> None:
         self._batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in _SCHEMAS}
 
-    def table(self, view: str) -> pa.Table:
-        """The facts of one of `FACT_VIEWS`."""
-        return pa.Table.from_batches(self._batches[view], _SCHEMAS[view])
+    def table(self, relation: str) -> pa.Table:
+        """The facts of one of `FACT_RELATIONS`."""
+        return pa.Table.from_batches(self._batches[relation], _SCHEMAS[relation])
 
     def add(self, sample_id: str, modality: str, facts: Iterable[Fact]) -> None:
         """Adds the facts of one payload.
@@ -79,16 +79,16 @@ class Facts:
         Raises:
             FormatError: the payload is damaged.
         """
-        for view, columns in map(_columns, facts):
+        for relation, columns in map(_columns, facts):
             count = len(columns[0])
             head = [pa.repeat(pa.scalar(text, pa.string()), count) for text in (sample_id, modality)]
-            schema = _SCHEMAS[view]
+            schema = _SCHEMAS[relation]
             rest = [pa.array(column, field.type) for column, field in zip(columns, list(schema)[2:], strict=True)]
-            self._batches[view].append(pa.RecordBatch.from_arrays([*head, *rest], schema=schema))
+            self._batches[relation].append(pa.RecordBatch.from_arrays([*head, *rest], schema=schema))
 
 
 def _columns(fact: Fact) -> tuple[str, list[Any]]:
-    """The view that a fact belongs to, and its columns beside the sample and the modality."""
+    """The relation that a fact belongs to, and its columns beside the sample and the modality."""
     match fact:
         case MediaLength(seconds, resolution):
             return "packed_media", [[seconds], [max(resolution, TOLERANCE_SECONDS)]]
@@ -144,8 +144,8 @@ def _found(facts: Facts) -> dict[str, tuple[str, str]]:
 
     found: dict[str, tuple[str, str]] = {}
     with duckdb.connect() as connection:
-        for view in FACT_VIEWS:
-            connection.register(view, facts.table(view))
+        for relation in FACT_RELATIONS:
+            connection.register(relation, facts.table(relation))
         for check in ABOUT_CONTENT:
             result = connection.execute(check.sql)
             names = [column[0] for column in result.description]

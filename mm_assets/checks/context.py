@@ -1,4 +1,4 @@
-"""What a check is given: where a partition's files are, and what they ought to be."""
+"""What a check gets and what it returns: a partition's files with what they should be, and an outcome."""
 
 from __future__ import annotations
 
@@ -6,39 +6,58 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 from mm_assets.packing.plan import PackPlan
-from mm_assets.rows.schema import DatasetSchema
 from mm_assets.sources.base import Source
 from mm_assets.storage.store import Store
 
-__all__ = ["CheckContext", "Outcome"]
+__all__ = ["CheckContext", "Outcome", "TableFile"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFile:
+    """A table of the partition.
+
+    Attributes:
+        path: its file below the dataset's folder.
+        schema: its columns as declared.
+    """
+
+    path: str
+    schema: pa.Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckContext:
-    """One partition, as its checks see it.
+    """One asset's files of one partition, as its checks see them.
 
     Attributes:
+        asset: the asset whose files are judged.
         store: the dataset's folder.
-        files: table name to its file below `store`: every table that the asset's checks read, which are its own and
-            those of the assets before it.
+        tables: by name, every table that the asset's checks read: its own and those of the assets before it.
+        own_tables: names of the tables that the asset itself makes.
         shards: the partition's containers, open.
-        schema: the dataset's schema.
-        packed: "mult" and "mstr" to the packed file below `store`, for those made from the present filtered rows.
+        packed: "mult" and "mstr" to the packed file below `store`, for those made from the present rows.
+        packed_format: the one of them that the asset makes, if it makes one.
+        packed_from: name of the table that packed files are made from.
         plan: the pack plan; needed for packed files only.
         known_modalities: row modalities beside the built-in ones.
-        on_misaligned: "warn" where what a sample's parts say of each other does not stop a partition; else it does.
+        on_misaligned: "warn" where what a sample's parts say about each other does not stop a partition; else it does.
         materialize_mode: "read" where the materialized rows hold bytes, "write" where the filtered rows do.
         memory_limit: bytes that DuckDB may use, or more where there are very many rows; beyond that it spills to a
             scratch folder.
         batch_bytes: content that is held at a time while files are read.
     """
 
+    asset: str
     store: Store
-    files: Mapping[str, str]
+    tables: Mapping[str, TableFile]
+    own_tables: tuple[str, ...]
     shards: Sequence[Source]
-    schema: DatasetSchema
     packed: Mapping[str, str] = field(default_factory=dict)
+    packed_format: str | None = None
+    packed_from: str = ""
     plan: PackPlan | None = None
     known_modalities: frozenset[str] = frozenset()
     materialize_mode: str = "read"

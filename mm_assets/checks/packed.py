@@ -2,7 +2,7 @@
 
 Files are read by ranges and never mapped, so that resident memory stays bounded; a remote one is copied to scratch.
 Sizes and CRC-32C are taken of the bytes themselves, not from what the writer counted. Damage never raises here: it is a
-row of `packed_damage`, and what cannot be read is missing from the other views.
+row of `packed_damage`, and what cannot be read is missing from the other relations.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.checks.alignment import FACT_VIEWS, Facts
+from mm_assets.checks.alignment import FACT_RELATIONS, Facts
 from mm_assets.checks.context import CheckContext
-from mm_assets.checks.relations import Tables, table_of
+from mm_assets.checks.relations import TableRelations, table_of
 from mm_assets.errors import BadMagicError, FormatError, SourceError
 from mm_assets.fields import Field, Item, complete_config
 from mm_assets.formats import ModalitySpec, MstrReader, MultReader, Payload, crc32c, open_reader
@@ -30,7 +30,7 @@ from mm_assets.rows.parquet import read_batches, sample_groups
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.remote import RemoteFile
 
-__all__ = ["PACKED_VIEWS", "PackedRelations"]
+__all__ = ["PACKED_RELATIONS", "PackedRelations"]
 
 MAX_COMPARED = 32  # items of a re-encoding field that are decoded and compared, spread over the partition
 
@@ -108,14 +108,13 @@ class PackedRelations:
 
     Args:
         context: the partition.
-        asset: "packed_mult" or "packed_mstr"; for any other asset nothing may be asked.
-        tables: gives the filtered rows.
+        tables: its tables, among them the rows that the files are made from.
         scratch: a folder for copies of remote files.
     """
 
-    def __init__(self, context: CheckContext, asset: str, tables: Tables, scratch: str) -> None:
+    def __init__(self, context: CheckContext, tables: TableRelations, scratch: str) -> None:
         self._context = context
-        self._own = asset.removeprefix("packed_")
+        self._own = context.packed_format or ""
         self._tables = tables
         self._scratch = scratch
         self._readers: dict[str, Reader | None] = {}
@@ -278,7 +277,7 @@ class PackedRelations:
         except FormatError:
             return
 
-    def facts(self, view: str) -> pa.Table:
+    def facts(self, relation: str) -> pa.Table:
         """The facts about time and place in the payloads; see `alignment`."""
         if self._facts is None:
             self._facts = Facts()
@@ -287,7 +286,7 @@ class PackedRelations:
             for sample_id, name, payload in self._scan(judged):
                 with contextlib.suppress(FormatError):  # it is missing from the items, which is a violation of its own
                     self._facts.add(sample_id, name, judged[name].facts(*payload))
-        return self._facts.table(view)
+        return self._facts.table(relation)
 
     # -- what should be in them
 
@@ -318,14 +317,13 @@ class PackedRelations:
 
     def _expect(self, mismatches: list[tuple[Any, ...]], presence: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
         placer = self._placer()
-        self._tables.check_columns("filtered_rows")
-        where = self._context.store.url_of(self._context.files["filtered_rows"])
-        size = self._context.batch_bytes
-        batches = read_batches(self._tables.parquet("filtered_rows"), batch_bytes=size, name=where)
+        table, size = self._context.packed_from, self._context.batch_bytes
+        self._tables.check_columns(table)
+        batches = read_batches(self._tables.parquet(table), batch_bytes=size, name=self._tables.url(table))
         composites = [number for number, made in enumerate(placer.fields) if made.PARTS]
         compare = _Comparison(self._reader(self._own), self._ids.get(self._own, []), placer)
-        for table in sample_groups(batches, batch_bytes=size):
-            rows = BlockRows(table)
+        for block in sample_groups(batches, batch_bytes=size):
+            rows = BlockRows(block)
             for placement in placer.place(rows):
                 yield from _expected_of(rows, placement, placer)
                 sample_id = rows.sample_id[placement.start]
@@ -475,7 +473,7 @@ def _specs_table(specs: tuple[ModalitySpec, ...], kinds: list[str]) -> pa.Table:
     )
 
 
-PACKED_VIEWS: Mapping[str, Callable[[PackedRelations], pa.Table]] = {
+PACKED_RELATIONS: Mapping[str, Callable[[PackedRelations], pa.Table]] = {
     "expected_modalities": PackedRelations.expected_modalities,
     "packed_modalities": PackedRelations.packed_modalities,
     "packed_formats": PackedRelations.packed_formats,
@@ -488,6 +486,6 @@ PACKED_VIEWS: Mapping[str, Callable[[PackedRelations], pa.Table]] = {
     "expected_items": PackedRelations.expected_items,
     "expected_presence": PackedRelations.expected_presence,
     "decoded_mismatches": PackedRelations.decoded_mismatches,
-    **{view: partial(PackedRelations.facts, view=view) for view in FACT_VIEWS},
+    **{relation: partial(PackedRelations.facts, relation=relation) for relation in FACT_RELATIONS},
 }
-"""View name to the Arrow table behind it."""
+"""The relations over packed files and what they should hold."""

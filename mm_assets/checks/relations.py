@@ -1,8 +1,8 @@
-"""The views that checks select from: a partition's tables, and what its shards and declarations say of them.
+"""The relations that checks select from: a partition's tables, and what its shards and declarations say about them.
 
 Tables come from their Parquet files as DuckDB reads them, without the columns of content: a single value of these may
-be larger than DuckDB's memory. They are read in bounded batches, of which sizes, checksums and digests are kept.
-Members come from a fresh walk over the shards' headers.
+be larger than DuckDB's memory. Content is read in bounded batches, and only sizes, checksums and digests stay in
+memory. Members come from a fresh walk over the shards' headers.
 """
 
 from __future__ import annotations
@@ -16,25 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mm_assets.checks.context import CheckContext
+from mm_assets.checks.context import CheckContext, TableFile
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.formats import crc32c
 from mm_assets.rows.parquet import open_table, read_batches
-from mm_assets.rows.schema import DROPPED_SCHEMA, MODALITIES, MULTIMODAL_SCHEMA, REJECTS_SCHEMA
+from mm_assets.rows.schema import MODALITIES, MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
-from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
 
-__all__ = ["OWN_TABLES", "TABLE_VIEWS", "Tables"]
-
-OWN_TABLES: Mapping[str, tuple[str, ...]] = {
-    "raw_shards": ("raw_shards",),
-    "rows": ("rows", "rejects"),
-    "materialized_rows": ("materialized_rows",),
-    "filtered_rows": ("filtered_rows", "dropped"),
-    "packed_mult": (),
-    "packed_mstr": (),
-}
-"""The tables that each asset makes, by the names of their views."""
+__all__ = ["DERIVED", "RELATIONS", "TableRelations"]
 
 MEDIA = "binary_content"
 TEXTS = ("text_content", "metadata_json")
@@ -113,17 +102,15 @@ def table_of(rows: Iterator[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(batches, schema)
 
 
-class Tables:
-    """Makes the views over one partition's tables and shards.
+class TableRelations:
+    """The relations over one partition's tables and shards.
 
     Args:
         context: the partition.
-        asset: whose checks are run.
     """
 
-    def __init__(self, context: CheckContext, asset: str) -> None:
+    def __init__(self, context: CheckContext) -> None:
         self.context = context
-        self.asset = asset
         self._open: dict[str, pq.ParquetFile] = {}
         self._content: dict[str, pa.Table] = {}
 
@@ -132,71 +119,77 @@ class Tables:
         for file in self._open.values():
             file.close(force=True)
 
+    def relation(self, name: str) -> str | pa.Table:
+        """What a relation's name stands for: a statement for DuckDB where it is a table itself, else an Arrow table.
+
+        Raises:
+            KeyError: there is no such relation.
+            SourceError: a file is missing or cannot be read.
+            SchemaMismatchError: a table lacks a column.
+        """
+        if name in self.context.tables:
+            return self._select(name)
+        for suffix, derive in DERIVED.items():
+            if name.endswith(suffix):
+                return derive(self, name.removesuffix(suffix))
+        return RELATIONS[name](self)
+
     def parquet(self, table: str) -> pq.ParquetFile:
         """A table's file, opened once.
 
         Raises:
-            SourceError: it is not among the partition's files, cannot be read, or is no Parquet file.
+            SourceError: it is not among the partition's files, cannot be read, or is not a Parquet file.
         """
         if table not in self._open:
-            name = self.context.files.get(table)
-            if name is None:
-                raise SourceError(self.context.store.url, f"the checks of {self.asset} need the table {table}")
-            self._open[table] = open_table(self.context.store, name)
+            self._open[table] = open_table(self.context.store, self._file(table).path)
         return self._open[table]
 
+    def _file(self, table: str) -> TableFile:
+        file = self.context.tables.get(table)
+        if file is None:
+            raise SourceError(self.context.store.url, f"the checks of {self.context.asset} need the table {table}")
+        return file
+
+    def url(self, table: str) -> str:
+        """Where a table's file is."""
+        return self.context.store.url_of(self._file(table).path)
+
     def check_columns(self, table: str) -> None:
-        """Makes sure that a table has the columns that views over it select.
+        """Makes sure that a table has the columns that relations over it select.
 
         Raises:
             SchemaMismatchError: one is missing.
         """
         names = self.parquet(table).schema_arrow.names
-        missing = [name for name in _SCHEMAS[table].names if name not in names]
+        missing = [name for name in _read_columns(self._file(table).schema) if name not in names]
         if missing:
-            where = self.context.store.url_of(self.context.files[table])
-            raise SchemaMismatchError(f"{where}: no column {', '.join(missing)}: make {table} again")
+            raise SchemaMismatchError(f"{self.url(table)}: no column {', '.join(missing)}: make {table} again")
 
-    def select(self, table: str) -> str:
+    def _select(self, table: str) -> str:
         """The statement that reads a table's file, all columns but content; `ordinal` counts the rows of row tables."""
         self.check_columns(table)
-        schema = _SCHEMAS[table]
-        columns = ", ".join(f'"{name}"' for name in schema.names if name not in CONTENT)
+        schema = self._file(table).schema
+        columns = ", ".join(f'"{name}"' for name in _read_columns(schema) if name not in CONTENT)
         # Counted and not read from the file: a user column may be called file_row_number.
-        ordinal = ", row_number() over () - 1 as ordinal" if schema is MULTIMODAL_SCHEMA else ""
-        return f"select {columns}{ordinal} from read_parquet({_quoted(self._url(table))})"
-
-    def _url(self, table: str) -> str:
-        store, name = self.context.store, self.context.files[table]
-        return store.path_of(name) if store.is_local else store.url_of(name)
+        ordinal = ", row_number() over () - 1 as ordinal" if _is_row_table(schema) else ""
+        store = self.context.store
+        where = store.path_of(self._file(table).path) if store.is_local else self.url(table)
+        return f"select {columns}{ordinal} from read_parquet({_quoted(where)})"
 
     # -- columns
 
     def expected_columns(self) -> pa.Table:
         """What the columns of the asset's tables should be."""
-        declared = self.context.schema
-        schemas = {
-            **_SCHEMAS,
-            "rows": declared.row_schema(),
-            "materialized_rows": declared.row_schema(),
-            "filtered_rows": declared.filtered_schema(),
-        }
         return table_of(
-            (
-                (table, place, column.name, _type_name(column.type), column.nullable)
-                for table in OWN_TABLES[self.asset]
-                for place, column in enumerate(schemas[table])
-            ),
-            _EXPECTED,
+            (row for table in self.context.own_tables for row in _columns(table, self._file(table).schema)), _EXPECTED
         )
 
     def actual_columns(self) -> pa.Table:
         """What the columns of the asset's files are; nullable is what Parquet's own schema says."""
-        return table_of((row for table in OWN_TABLES[self.asset] for row in self._columns(table)), _EXPECTED)
-
-    def _columns(self, table: str) -> Iterator[tuple[Any, ...]]:
-        for place, column in enumerate(self.parquet(table).schema_arrow):
-            yield table, place, column.name, _type_name(column.type), column.nullable
+        return table_of(
+            (row for table in self.context.own_tables for row in _columns(table, self.parquet(table).schema_arrow)),
+            _EXPECTED,
+        )
 
     # -- shards
 
@@ -216,13 +209,13 @@ class Tables:
             _MEMBERS,
         )
 
-    def parsed_source_refs(self) -> pa.Table:
+    def source_refs(self, table: str) -> pa.Table:
         """Path, member and range of each row's locator, and what is wrong with it; rows without one are left out."""
-        return table_of(self._refs(), _REFS)
+        return table_of(self._refs(table), _REFS)
 
-    def _refs(self) -> Iterator[tuple[Any, ...]]:
+    def _refs(self, table: str) -> Iterator[tuple[Any, ...]]:
         ordinal = 0
-        for batch in self._batches("rows", ["source_ref"]):
+        for batch in self._batches(table, ["source_ref"]):
             for text in batch.column("source_ref").to_pylist():
                 if text is not None:
                     try:
@@ -238,7 +231,7 @@ class Tables:
     def content(self, table: str) -> pa.Table:
         """Each row of a row table with size and CRC-32C of its media bytes, null where it has none.
 
-        `source_size` is the size that its locator tells, null where it tells none or names a frame of it.
+        `source_size` is the size that its locator gives, null where it gives none or names one frame.
         """
         if table not in self._content:
             self._content[table] = self._read_content(table)
@@ -267,7 +260,7 @@ class Tables:
     def reread(self, table: str) -> pa.Table:
         """Up to 8 items of at most 4 MiB, spread over the partition, with the CRC-32C of their ranges in local shards.
 
-        A remote shard is not asked again: what is read of it is paid for.
+        A remote shard is not read again: each request costs money.
         """
         return table_of(self._reread(table), _REREAD)
 
@@ -315,9 +308,8 @@ class Tables:
         return pa.Table.from_batches(batches, _TEXTS)
 
     def _batches(self, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        where = self.context.store.url_of(self.context.files[table])
         file = self.parquet(table)
-        return read_batches(file, batch_bytes=self.context.batch_bytes, columns=columns, name=where)
+        return read_batches(file, batch_bytes=self.context.batch_bytes, columns=columns, name=self.url(table))
 
     # -- declarations
 
@@ -363,47 +355,46 @@ def _source_size(text: str | None) -> int | None:
     return ref.byte_size if ref.frame_index is None else None
 
 
+def _is_row_table(schema: pa.Schema) -> bool:
+    return bool(schema.names[: len(MULTIMODAL_SCHEMA)] == MULTIMODAL_SCHEMA.names)
+
+
+def _read_columns(schema: pa.Schema) -> Sequence[str]:
+    """The columns that relations over a table read: of a row table the reserved ones, as others may have any name."""
+    names: list[str] = MULTIMODAL_SCHEMA.names if _is_row_table(schema) else schema.names
+    return names
+
+
+def _columns(table: str, schema: pa.Schema) -> Iterator[tuple[Any, ...]]:
+    for place, column in enumerate(schema):
+        yield table, place, column.name, _type_name(column.type), column.nullable
+
+
 def _type_name(kind: pa.DataType) -> str:
-    # Parquet calls a list's items "element", Arrow "item": the name is no part of the type.
+    # Parquet calls a list's items "element", Arrow "item": the name is not part of the type.
     return f"list<{_type_name(kind.value_type)}>" if pa.types.is_list(kind) else str(kind)
 
 
 def _quoted(url: str) -> str:
-    """A file as a literal; what DuckDB would take for a pattern stands for itself."""
+    """A file as a literal, with DuckDB's wildcards escaped."""
     literal = "".join(f"[{c}]" if c in "*?[" else c for c in url)
     return "'" + literal.replace("'", "''") + "'"
 
 
-_SCHEMAS: Mapping[str, pa.Schema] = {
-    "raw_shards": MEMBER_INDEX_SCHEMA,
-    "rows": MULTIMODAL_SCHEMA,
-    "rejects": REJECTS_SCHEMA,
-    "materialized_rows": MULTIMODAL_SCHEMA,
-    "filtered_rows": MULTIMODAL_SCHEMA,
-    "dropped": DROPPED_SCHEMA,
+DERIVED: Mapping[str, Callable[[TableRelations, str], pa.Table]] = {
+    "_content": TableRelations.content,
+    "_reread": TableRelations.reread,
+    "_texts": TableRelations.texts,
+    "_source_refs": TableRelations.source_refs,
 }
+"""Suffix of a relation that is computed from the table whose name is before it."""
 
-TABLE_VIEWS: Mapping[str, Callable[[Tables], str | pa.Table]] = {
-    "raw_shards": lambda tables: tables.select("raw_shards"),
-    "rows": lambda tables: tables.select("rows"),
-    "rejects": lambda tables: tables.select("rejects"),
-    "materialized_rows": lambda tables: tables.select("materialized_rows"),
-    "filtered_rows": lambda tables: tables.select("filtered_rows"),
-    "dropped": lambda tables: tables.select("dropped"),
-    "rows_content": lambda tables: tables.content("rows"),
-    "materialized_content": lambda tables: tables.content("materialized_rows"),
-    "filtered_content": lambda tables: tables.content("filtered_rows"),
-    "materialized_reread": lambda tables: tables.reread("materialized_rows"),
-    "filtered_reread": lambda tables: tables.reread("filtered_rows"),
-    "rows_texts": lambda tables: tables.texts("rows"),
-    "materialized_texts": lambda tables: tables.texts("materialized_rows"),
-    "filtered_texts": lambda tables: tables.texts("filtered_rows"),
-    "expected_columns": Tables.expected_columns,
-    "actual_columns": Tables.actual_columns,
-    "shards": Tables.shards,
-    "shard_members": Tables.shard_members,
-    "parsed_source_refs": Tables.parsed_source_refs,
-    "known_modalities": Tables.known_modalities,
-    "materialize_mode": Tables.materialize_mode,
+RELATIONS: Mapping[str, Callable[[TableRelations], pa.Table]] = {
+    "expected_columns": TableRelations.expected_columns,
+    "actual_columns": TableRelations.actual_columns,
+    "shards": TableRelations.shards,
+    "shard_members": TableRelations.shard_members,
+    "known_modalities": TableRelations.known_modalities,
+    "materialize_mode": TableRelations.materialize_mode,
 }
-"""View name to what makes it: a statement for DuckDB, or an Arrow table."""
+"""The relations that belong to no one table."""

@@ -1,4 +1,4 @@
-"""Runs an asset's checks over one partition: makes the views, executes each statement, keeps the first violations.
+"""Runs an asset's checks over one partition: provides the relations, executes each statement, lists first violations.
 
 DuckDB works in bounded memory, more only where there are very many rows, and in two threads; it spills to a scratch
 folder and downloads nothing. A table whose columns are wrong fails its `schema` check, and with it every other check of
@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from mm_assets.checks.catalog import Check, checks_of
 from mm_assets.checks.context import CheckContext, Outcome
-from mm_assets.checks.packed import PACKED_VIEWS, PackedRelations
-from mm_assets.checks.relations import OWN_TABLES, TABLE_VIEWS, Tables
+from mm_assets.checks.packed import PACKED_RELATIONS, PackedRelations
+from mm_assets.checks.relations import TableRelations
 from mm_assets.errors import SourceError
 
 __all__ = ["CheckContext", "Outcome", "run_checks"]
@@ -27,12 +27,11 @@ _FETCH = 4096
 _ROW_MEMORY = 768  # bytes that DuckDB needs for a row of the widest check, which cannot all be spilled
 
 
-def run_checks(asset: str, context: CheckContext) -> list[Outcome]:
+def run_checks(context: CheckContext) -> list[Outcome]:
     """Runs every check of an asset, in the order of the catalog.
 
     Args:
-        asset: "raw_shards", "rows", "materialized_rows", "filtered_rows", "packed_mult" or "packed_mstr".
-        context: the partition.
+        context: the asset and the partition.
 
     Returns:
         An outcome per check.
@@ -43,14 +42,11 @@ def run_checks(asset: str, context: CheckContext) -> list[Outcome]:
         SchemaMismatchError: a table of an asset before this one lacks a column.
     """
     outcomes: list[Outcome] = []
-    with _Session(asset, context) as session:
-        for check in checks_of(asset):
-            wrong_columns = outcomes and not outcomes[0].passed and asset in _TABLE_ASSETS
+    with _Session(context) as session:
+        for check in checks_of(context.asset):
+            wrong_columns = outcomes and not outcomes[0].passed and context.own_tables
             outcomes.append(_not_judged(check) if wrong_columns else session.judge(check))
     return outcomes
-
-
-_TABLE_ASSETS = frozenset({"raw_shards", "rows", "materialized_rows", "filtered_rows"})
 
 
 def _not_judged(check: Check) -> Outcome:
@@ -64,14 +60,13 @@ def _not_judged(check: Check) -> Outcome:
 
 
 class _Session:
-    """A DuckDB connection with the views that were asked for so far."""
+    """A DuckDB connection with the relations that were asked for so far."""
 
-    def __init__(self, asset: str, context: CheckContext) -> None:
+    def __init__(self, context: CheckContext) -> None:
         import duckdb
 
-        pa.default_memory_pool().release_unused()  # what the stage itself is done with
+        pa.default_memory_pool().release_unused()  # what the stage itself no longer needs
         self._error: type[Exception] = duckdb.Error
-        self._asset = asset
         self._context = context
         self._scratch = tempfile.TemporaryDirectory(prefix="mm-assets-checks-")
         self._memory_limit = max(context.memory_limit, 16 << 20)
@@ -86,8 +81,8 @@ class _Session:
         )
         if not context.store.is_local:
             self._connection.register_filesystem(context.store.fs)
-        self._tables = Tables(context, asset)
-        self._packed = PackedRelations(context, asset, self._tables, self._scratch.name)
+        self._tables = TableRelations(context)
+        self._packed = PackedRelations(context, self._tables, self._scratch.name)
         self._provided: set[str] = set()
 
     def __enter__(self) -> _Session:
@@ -105,9 +100,8 @@ class _Session:
     def _provide(self, name: str) -> None:
         if name in self._provided:
             return
-        made: str | pa.Table = (
-            PACKED_VIEWS[name](self._packed) if name in PACKED_VIEWS else TABLE_VIEWS[name](self._tables)
-        )
+        packed = PACKED_RELATIONS.get(name)
+        made: str | pa.Table = self._tables.relation(name) if packed is None else packed(self._packed)
         if isinstance(made, str):
             self._connection.execute(f'create view "{name}" as {made}')
             self._allow(_ROW_MEMORY * self._tables.parquet(name).metadata.num_rows)
@@ -128,7 +122,7 @@ class _Session:
             SourceError: a file cannot be read, or the statement could not be executed.
         """
         try:
-            for name in check.needs:
+            for name in check.relations:
                 self._provide(name)
             result = self._connection.execute(check.sql)
             names = [column[0] for column in result.description]
@@ -138,9 +132,8 @@ class _Session:
                 count += len(more)
         except self._error as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise SourceError(
-                self._files_of(check), f"the check {check.name} of {self._asset} could not be executed: {reason}"
-            ) from error
+            what = f"the check {check.name} of {self._context.asset} could not be executed: {reason}"
+            raise SourceError(self._files_of(check), what) from error
         return Outcome(
             name=check.name,
             passed=count == 0,
@@ -151,11 +144,11 @@ class _Session:
         )
 
     def _files_of(self, check: Check) -> str:
-        """The files that a check reads, those of its asset where its views have other names."""
-        files = self._context.files
-        named = [name for name in check.needs if name in files] or [n for n in OWN_TABLES[self._asset] if n in files]
-        names = [files[name] for name in named] or list(self._context.packed.values())
-        return ", ".join(self._context.store.url_of(name) for name in names)
+        """The files that a check reads, those of its asset where its relations have other names."""
+        known = self._context.tables
+        named = [name for name in check.relations if name in known] or self._context.own_tables
+        paths = [known[name].path for name in named if name in known] or list(self._context.packed.values())
+        return ", ".join(self._context.store.url_of(path) for path in paths)
 
 
 def _shown(value: Any) -> Any:

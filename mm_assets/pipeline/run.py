@@ -16,11 +16,11 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.checks.context import CheckContext, Outcome
+from mm_assets.checks.context import CheckContext, Outcome, TableFile
 from mm_assets.checks.runner import run_checks
 from mm_assets.errors import SourceError
 from mm_assets.packing.plan import PackPlan
-from mm_assets.pipeline.chain import RAW_SHARDS, Stage, Table
+from mm_assets.pipeline.chain import FILTERED_ROWS, RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, StageRecord
 from mm_assets.rows.base import RowSource, row_sources
@@ -145,7 +145,7 @@ class Run:
         self.preview = preview or Preview()
         self.files: list[SourceFile] = []
         self._by_url: dict[str, SourceFile] = {}
-        self._files = dict(files or {})
+        self._published = dict(files or {})
         self._others = _OtherFiles(self.spec)
         self._tables: list[pq.ParquetFile] = []
         self._started = time.perf_counter()
@@ -227,7 +227,7 @@ class Run:
             )
             with sink:
                 yield sink
-        self._files[table.name] = draft.result()
+        self._published[table.name] = draft.result()
 
     def finish(
         self,
@@ -250,24 +250,31 @@ class Run:
         if not self.files:
             self.open_shards()
         context = CheckContext(
+            asset=self.stage.name,
             store=self.dataset.store,
-            files={t.name: self.dataset.table(t.name, self.key) for s in self.stage.lineage for t in s.tables},
+            tables={
+                table.name: TableFile(path=self.dataset.table(table.name, self.key), schema=table.schema(self.schema))
+                for stage in self.stage.lineage
+                for table in stage.tables
+            },
+            own_tables=tuple(table.name for table in self.stage.tables),
             shards=tuple(self.containers),
-            schema=self.schema,
             packed=dict(packed or {}),
+            packed_format=self.stage.packed_format,
+            packed_from=FILTERED_ROWS.tables[0].name,
             plan=self.plan,
             known_modalities=frozenset(self.spec.layout.extensions.values()),
             materialize_mode=self.spec.materialize,
             on_misaligned=self.spec.on_misaligned,
         )
-        outcomes = tuple(run_checks(self.stage.name, context))
+        outcomes = tuple(run_checks(context))
         record = StageRecord(
             stage=self.stage.name,
             partition=self.key,
             config_digest=self.stage.digest(self.spec),
             schema_digest=self.schema.digest,
             inputs=self.inputs,
-            files=self._files,
+            files=self._published,
             counts=counts,
             outcomes=outcomes,
             notes=tuple(notes),
@@ -282,5 +289,5 @@ class Run:
             check_seconds=time.perf_counter() - began,
             preview=self.preview,
             schema=self.stage.tables[0].schema(self.schema) if self.stage.tables else None,
-            urls={name: self.dataset.store.url_of(file.path) for name, file in self._files.items()},
+            urls={name: self.dataset.store.url_of(file.path) for name, file in self._published.items()},
         )

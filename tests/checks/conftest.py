@@ -16,12 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mm_assets.checks.context import CheckContext, Outcome
+from mm_assets.checks.context import CheckContext, Outcome, TableFile
 from mm_assets.checks.runner import run_checks
 from mm_assets.filters.apply import apply_filters
 from mm_assets.packing.pack import pack_rows, packable
 from mm_assets.packing.plan import PackPlan
 from mm_assets.packing.presets import choose_plan
+from mm_assets.pipeline.chain import CHAIN
 from mm_assets.rows.columns import RowStream
 from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.materialize import materialize
@@ -134,15 +135,22 @@ class Partition:
         rows = rows if after is None else after
         self.write(table, pa.Table.from_pylist(rows, before.schema))
 
-    def context(self, **changes: Any) -> CheckContext:
-        """What the checks are given, with changes."""
-        tables = ("raw_shards", "rows", "rejects", "materialized_rows", "filtered_rows", "dropped")
+    def context(self, asset: str, **changes: Any) -> CheckContext:
+        """What the checks of an asset are given, with changes."""
+        stage = next(stage for stage in CHAIN if stage.name == asset)
         made = CheckContext(
+            asset=asset,
             store=self.store,
-            files={table: f"{table}/p.parquet" for table in tables},
+            tables={
+                table.name: TableFile(path=f"{table.name}/p.parquet", schema=table.schema(self.schema))
+                for above in stage.lineage
+                for table in above.tables
+            },
+            own_tables=tuple(table.name for table in stage.tables),
             shards=[TarSource(SourceFile(str(self.shard)))],
-            schema=self.schema,
             packed={form: f"packed/p.{form}" for form in self.packed},
+            packed_format=stage.packed_format,
+            packed_from="filtered_rows",
             plan=self.plan,
             materialize_mode=self.mode,
         )
@@ -150,9 +158,9 @@ class Partition:
 
     def outcomes(self, asset: str, **changes: Any) -> dict[str, Outcome]:
         """Runs the checks of an asset; by name."""
-        context = self.context(**changes)
+        context = self.context(asset, **changes)
         try:
-            return {outcome.name: outcome for outcome in run_checks(asset, context)}
+            return {outcome.name: outcome for outcome in run_checks(context)}
         finally:
             for shard in context.shards:
                 shard.file.close()

@@ -425,7 +425,7 @@ def test_long_values_are_cut(partition) -> None:
 def test_missing_table_is_named(partition) -> None:
     """Checks whose input is not among the partition's files say which."""
     with pytest.raises(SourceError, match="need the table rows"):
-        partition.outcomes("rows", files={})
+        partition.outcomes("rows", tables={})
     partition.path("rows").unlink()
     with pytest.raises(SourceError, match=r"rows/p\.parquet"):
         partition.outcomes("rows")

@@ -17,8 +17,8 @@ before as (
         select ordinal, sample_id, position, modality, md5_number(source_ref) as source_ref_digest
         from materialized_rows
     ) as m
-    left join materialized_texts as t using (ordinal)
-    left join (select ordinal, content_size, crc32c from materialized_content) as c using (ordinal)
+    left join materialized_rows_texts as t using (ordinal)
+    left join (select ordinal, content_size, crc32c from materialized_rows_content) as c using (ordinal)
 ),
 
 kept as (
@@ -27,8 +27,8 @@ kept as (
         select ordinal, sample_id, position, modality, md5_number(source_ref) as source_ref_digest
         from filtered_rows
     ) as f
-    left join filtered_texts as t using (ordinal)
-    left join (select ordinal, content_size, crc32c from filtered_content) as c using (ordinal)
+    left join filtered_rows_texts as t using (ordinal)
+    left join (select ordinal, content_size, crc32c from filtered_rows_content) as c using (ordinal)
 ),
 
 -- Where positions are no longer those of before, they may count the sample's rows from 0.

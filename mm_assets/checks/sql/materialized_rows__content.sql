@@ -1,6 +1,6 @@
 -- Every media row has its bytes, as many as its source_ref says, or an error (neither yet with `materialize: write`), no other row has.
 select c.sample_id, c.position, c.modality, c.content_size, c.source_size, r.materialize_error, r.source_ref
-from materialized_content as c
+from materialized_rows_content as c
 left join materialized_rows as r using (ordinal)
 where
     (c.content_size is not null and c.modality in ('text', 'metadata'))

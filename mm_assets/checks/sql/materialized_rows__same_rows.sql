@@ -9,7 +9,7 @@ before as (
 after as (
     select *
     from materialized_rows
-    left join materialized_texts using (ordinal)
+    left join materialized_rows_texts using (ordinal)
 )
 
 select

@@ -6,7 +6,7 @@ rows_of as (
         count(*) filter (where position >= 0) as num_content_rows,
         count(*) filter (where metadata_json_digest is not null) as num_metadata
     from filtered_rows
-    left join filtered_texts using (ordinal)
+    left join filtered_rows_texts using (ordinal)
     group by sample_id
 ),
 

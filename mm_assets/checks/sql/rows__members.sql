@@ -8,7 +8,7 @@ found as (
 
 referenced as (
     select path as shard, member, count(distinct coalesce(byte_offset, -1)) as num_referenced
-    from parsed_source_refs
+    from rows_source_refs
     where path in (select shard from shards)
     group by path, member
 ),

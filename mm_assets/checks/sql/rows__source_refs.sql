@@ -17,7 +17,7 @@ from (
                 then 'a media row without a source and without an error'
         end as problem
     from rows as r
-    left join parsed_source_refs as p using (ordinal)
+    left join rows_source_refs as p using (ordinal)
     left join shards as s on s.shard = p.path
     left join shard_members as m
         on m.shard = p.path and m.member = p.member and m.byte_offset is not distinct from p.byte_offset

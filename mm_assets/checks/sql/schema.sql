@@ -1,4 +1,4 @@
--- The member index has exactly the declared columns: names, order, types and which of them may be null.
+-- The tables have exactly the declared columns: names, order, types and which of them may be null.
 select
     table_name,
     ordinal,
