@@ -1,12 +1,12 @@
 """Raw reading and writing of packed files against bare loops over a mapping with known positions.
 
-Makes 20,000 distinct samples of an image (random bytes of a JPEG's size), a caption and a second of sound, 1.1 GB, as
-MULT and as MSTR, and runs on them, each row in a fresh process per round and the medians of five rounds told:
+Makes 20,000 distinct samples of an image (random bytes of a JPEG's size), a caption and a second of audio, 1.1 GB, as
+MULT and as MSTR, and runs on them, each row in a fresh process per round and the medians of five rounds reported:
 
-- random batches of 64 and sequential scans, of all modalities and of the caption alone. A bare loop cuts the same
-  views out of a mapping of its own, from positions in Python lists. Both read the first byte of every view. They take
-  turns within one pass, and are timed by the thread's CPU time, so that other work on the
-  machine touches the ratio little. The first pass pays for the pages' first touch, the second does not.
+- random batches of 64 and sequential scans, of all modalities and of the caption alone. A bare loop slices the same
+  views out of a mapping of its own, from positions in Python lists. Both read the first byte of every view. They
+  alternate within one pass, and are timed by the thread's CPU time, so that other work on the machine affects the ratio
+  little. The first pass pays for the pages' first touch, the second does not.
 - the same batches from a cold file, for 0.3 s, against loops that know the positions: one that asks the kernel for a
   batch's pages before it touches them, and one that only touches them.
 - opening, warm and cold, with 20 thousand samples and with 20 million; the first batch from open.
@@ -32,11 +32,10 @@ from typing import Any
 
 import numpy as np
 
+import mm_assets
 from mm_assets.formats import (
     ModalitySpec,
-    MstrReader,
     MstrWriter,
-    MultReader,
     MultWriter,
     Payload,
     crc32c,
@@ -53,16 +52,15 @@ SPECS = (
 )
 ALL = tuple(spec.name for spec in SPECS)
 BATCH = 64
-TURNS = {True: 10, False: 4}  # of a pass, shuffled or not: a scan has a start, which a turn must not be made of
+ROUNDS = {True: 10, False: 4}  # of a pass, shuffled or not: a scan reads ahead, which must not be a round's main work
 COLD_SECONDS = 0.3
 LARGE = 20_000_000  # samples of the file that is only opened
 WRITERS = {"mult": MultWriter, "mstr": MstrWriter}
-Reader = MultReader | MstrReader
 Row = Callable[[Path, int], dict[str, float]]
 
 
 def samples(count: int) -> list[tuple[str, dict[str, Payload]]]:
-    """Samples of 12 to 34 KB of image, a short caption and 32 KB of sound; the same every time."""
+    """Samples of 12 to 34 KB of image, a short caption and 32 KB of audio; the same every time."""
     generator = np.random.default_rng(4)
     pool = generator.bytes(64 << 20)
     sizes = generator.integers(12_000, 34_000, count).tolist()
@@ -142,11 +140,11 @@ class Known:
     """A mapping, and where every payload's data is: what a bare loop starts from."""
 
     def __init__(self, path: Path, names: tuple[str, ...], *, random: bool) -> None:
-        with open_reader(path) as reader:
-            count = len(reader)
+        with mm_assets.open(path) as data:
+            count = len(data)
             columns = []
             for name in names:
-                views = reader.read_raw_batch(range(count), [name])[name]
+                views = data.read_raw(range(count), [name])[name]
                 base = np.frombuffer(views[0].obj, np.uint8).__array_interface__["data"][0]
                 at = [np.frombuffer(v, np.uint8).__array_interface__["data"][0] - base for v in views]
                 columns += [at, [start + len(v) for start, v in zip(at, views, strict=True)]]
@@ -188,23 +186,26 @@ def touch(batch: dict[str, list[memoryview | None]]) -> int:
 
 
 def passes(folder: Path, count: int, form: str, names: tuple[str, ...], *, shuffled: bool) -> dict[str, float]:
-    """Two passes, ours and the bare loop in turns; samples per second of CPU time."""
+    """Two passes, ours and the bare loop in rounds; samples per second of CPU time."""
     path = folder / f"x.{form}"
     known = Known(path, names, random=False)
     generator = np.random.default_rng(os.getpid())
     order = generator.permutation(count) if shuffled else np.arange(count)
-    turns = TURNS[shuffled]
-    parts = np.array_split(order, turns)
+    rounds = ROUNDS[shuffled]
+    parts = np.array_split(order, rounds)
     found: dict[str, float] = {}
-    with open_reader(path) as reader:
+    with mm_assets.open(path) as data:
         for number in ("first", "second"):
+            scan = Scan(data, names)
             seconds = {"ours": 0.0, "bare": 0.0}
             totals = {"ours": 0, "bare": 0}
-            for k in range(turns):
+            for k in range(rounds):
                 # Not the same part right after each other: it would be in the processor's cache.
-                mine, theirs = parts[k], parts[(k + turns // 2) % turns].tolist()
+                mine, theirs = parts[k], parts[(k + rounds // 2) % rounds].tolist()
                 sides: dict[str, Callable[[], int]] = {
-                    "ours": lambda mine=mine: ours(reader, mine, names, shuffled=shuffled),
+                    "ours": lambda mine=mine, scan=scan: (
+                        shuffled_batches(data, mine, names) if shuffled else scan.read(len(mine))
+                    ),
                     "bare": lambda theirs=theirs: known.read(theirs),
                 }
                 for side in ("ours", "bare") if k % 2 else ("bare", "ours"):
@@ -219,11 +220,27 @@ def passes(folder: Path, count: int, form: str, names: tuple[str, ...], *, shuff
     return found
 
 
-def ours(reader: Reader, ids: np.ndarray, names: tuple[str, ...], *, shuffled: bool) -> int:
-    """The same by `read_raw_batch`, or by `scan_raw`."""
-    if shuffled:
-        return sum(touch(reader.read_raw_batch(ids[k : k + BATCH], names)) for k in range(0, len(ids), BATCH))
-    return sum(touch(block) for block in reader.scan_raw(names, start=int(ids[0]), stop=int(ids[-1]) + 1))
+def shuffled_batches(data: mm_assets.Dataset, indices: np.ndarray, names: tuple[str, ...]) -> int:
+    """The same by `read_raw`."""
+    return sum(touch(data.read_raw(indices[k : k + BATCH], names)) for k in range(0, len(indices), BATCH))
+
+
+class Scan:
+    """The same by one `scan_raw`, a part at a time: up to a block more than asked for, and less the next time."""
+
+    def __init__(self, data: mm_assets.Dataset, names: tuple[str, ...]) -> None:
+        self.blocks = data.scan_raw(names)
+        self.wanted = 0
+
+    def read(self, count: int) -> int:
+        """The next samples."""
+        total = 0
+        self.wanted += count
+        while self.wanted > 0:
+            block = next(self.blocks)
+            total += touch(block)
+            self.wanted -= len(next(iter(block.values())))
+        return total
 
 
 def cold(folder: Path, count: int) -> dict[str, float]:
@@ -238,30 +255,30 @@ def cold(folder: Path, count: int) -> dict[str, float]:
     # Everything is read, not only its first byte: what is measured is when it arrives.
     pages = [np.arange(start, end, 4096).tolist() for start, end in spans.tolist()]
 
-    def touch_pages(ids: list[int]) -> int:
-        return sum(known.map[position] for i in ids for position in pages[i])
+    def touch_pages(indices: list[int]) -> int:
+        return sum(known.map[position] for i in indices for position in pages[i])
 
-    def bare(ids: np.ndarray) -> None:
-        touch_pages(ids.tolist())
+    def bare(indices: np.ndarray) -> None:
+        touch_pages(indices.tolist())
 
-    def advised(ids: np.ndarray) -> None:
-        for start, end in spans[ids].tolist():
+    def advised(indices: np.ndarray) -> None:
+        for start, end in spans[indices].tolist():
             os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_WILLNEED)
-        touch_pages(ids.tolist())
+        touch_pages(indices.tolist())
 
     found = {}
     for name, read in (("advised", advised), ("ours", None), ("bare", bare), ("ours again", None)):
         known.map.madvise(mmap.MADV_DONTNEED)
         evict(path)
-        with open_reader(path) as reader:
+        with mm_assets.open(path) as data:
             done, start = 0, time.perf_counter()
-            for ids in batches:
+            for indices in batches:
                 if read is None:
-                    reader.read_raw_batch(ids)
-                    touch_pages(ids.tolist())
+                    data.read_raw(indices)
+                    touch_pages(indices.tolist())
                 else:
-                    read(ids)
-                done += len(ids)
+                    read(indices)
+                done += len(indices)
                 if time.perf_counter() - start > COLD_SECONDS:
                     break
             found[name] = done / (time.perf_counter() - start)
@@ -290,12 +307,12 @@ def opening(folder: Path, count: int) -> dict[str, float]:
             times.append(time.perf_counter() - start)
             reader.close()
         found[f"{name}, cold ms"] = 1e3 * statistics.median(times)
-    ids = np.random.default_rng(1).permutation(count)[:BATCH]
+    indices = np.random.default_rng(1).permutation(count)[:BATCH]
     for state, prepare in (("cold", evict), ("warm", load)):
         prepare(folder / "x.mult")
         start = time.perf_counter()
-        with open_reader(folder / "x.mult") as reader:
-            touch(reader.read_raw_batch(ids))
+        with mm_assets.open(folder / "x.mult") as data:
+            touch(data.read_raw(indices))
             found[f"x.mult, first batch, {state} ms"] = 1e3 * (time.perf_counter() - start)
     return found
 

@@ -20,19 +20,19 @@ __all__ = ["DatasetFields"]
 
 
 class DatasetFields:
-    """The modalities of a dataset and their fields; set up at the first question, by the first file.
+    """The modalities of a dataset and their fields; read from the first file when they are first needed.
 
     Args:
-        shards: the files.
+        files: of the dataset.
         given: fields in place of those of the schema, by name.
-        only: the modalities that are had, in their order; None: all, in the file's order.
+        only: the modalities to show, in their order; None: all, in the file's order.
     """
 
-    def __init__(self, shards: OpenFiles, *, given: Mapping[str, Field], only: Sequence[str] | None = None) -> None:
+    def __init__(self, files: OpenFiles, *, given: Mapping[str, Field], only: Sequence[str] | None = None) -> None:
         self.given = dict(given)
         self.only = None if only is None else tuple(only)
-        self._shards = shards
-        self._path = shards.name
+        self._files = files
+        self._path = files.name
         self._stored: tuple[str, ...] | None = None  # the names in the file
         self._chosen: tuple[str, ...] | None = None  # the names that were chosen last
         self._fields: dict[str, Field] = {}
@@ -40,13 +40,13 @@ class DatasetFields:
         self._record_sizes: dict[str, int] = {}
 
     def set_up(self) -> None:
-        """Look at the first file, where there is one; fine twice.
+        """Read the fields of the first file, where there is one; fine twice.
 
         Raises:
             SchemaMismatchError: a given field is not the file's.
         """
-        if self._stored is None and len(self._shards):
-            reader = self._shards[0]
+        if self._stored is None and len(self._files):
+            reader = self._files[0]
             for spec in reader.modalities:
                 self._set_up(reader, spec)
             for name in self.given:
@@ -83,7 +83,7 @@ class DatasetFields:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The modalities that are had, in order."""
+        """The modalities, in order."""
         self.set_up()
         return (self._stored or ()) if self.only is None else self.only
 

@@ -1,14 +1,15 @@
-"""Packed files as values: the one module that joins containers, which know bytes, and fields, which know values.
+"""Packed files as values: what users open, read and take views of.
 
 A dataset is one packed file, or the files of a manifest, a folder or a list as one, local or behind any fsspec URL; or
 a view: some samples or modalities of another dataset, on the same open files. Its schema says which fields it has, so
 opening needs no other argument. An absent value is None. Every error names the file, the sample and the modality.
+`SampleReader` and `RawReader` do the reading; here is what they are asked for.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -16,14 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.dataset.codecs import DatasetFields
-from mm_assets.dataset.decoding import Batch, count_threads
+from mm_assets.dataset.decoding import Arrays, Batch
 from mm_assets.dataset.files import PackedFiles
 from mm_assets.dataset.manifest import Manifest
-from mm_assets.dataset.open_files import Ids, OpenFiles, ShardedIds
+from mm_assets.dataset.open_files import DatasetIds, OpenFiles
+from mm_assets.dataset.prefetch import arrays_of
+from mm_assets.dataset.raw import RawBatch, RawReader
 from mm_assets.dataset.reader import SampleReader
 from mm_assets.dataset.writer import DatasetWriter, create, spec_of
-from mm_assets.fields import Field
+from mm_assets.fields import ArraySpec, Field
+from mm_assets.fields.base import Out
 from mm_assets.formats import VerifyReport
+from mm_assets.formats.batch import Indices
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +88,7 @@ def open(
     return Dataset(OpenFiles(files), fields=given)
 
 
-class Dataset(SampleReader):
+class Dataset:
     """A packed dataset, open for reading; made by `open`.
 
     ``dataset[i]`` is one sample, a dict of values by modality name. Reading is safe from several threads. It pickles
@@ -93,9 +98,9 @@ class Dataset(SampleReader):
     view, of which everything here is true, further views too. Each is closed on its own, the files with the last.
 
     Args:
-        shards: the files and the selection of samples; the dataset closes them.
+        files: the files and the selection of samples; the dataset closes them.
         fields: to decode with in place of those of the schema, by name.
-        modalities: the names that are had; None: all.
+        modalities: the names to show; None: all.
 
     Attributes:
         path: path or URL of the file, manifest or folder; of a list the first file and the number of others.
@@ -104,24 +109,28 @@ class Dataset(SampleReader):
 
     def __init__(
         self,
-        shards: OpenFiles,
+        files: OpenFiles,
         *,
         fields: Mapping[str, Field] | None = None,
         modalities: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(shards, DatasetFields(shards, given=fields or {}, only=modalities))
-        self.manifest: Manifest | None = shards.files.manifest
+        self.path = files.name
+        self.manifest: Manifest | None = files.files.manifest
+        self._files = files
+        self._fields = DatasetFields(files, given=fields or {}, only=modalities)
+        self._samples = SampleReader(files, self._fields)
+        self._raw = RawReader(files, self._fields)
         if self.manifest is None:  # which opens no file before it is read
             try:
                 self._fields.set_up()  # fields that do not fit are refused now, not at the first read
             except BaseException:
-                shards.close()
+                files.close()
                 raise
 
     # --- views --------------------------------------------------------------------------------------------------------
 
     def _view(self, positions: npt.NDArray[np.int64]) -> Dataset:
-        return Dataset(self._shards.share(positions), fields=self._fields.given, modalities=self._fields.only)
+        return Dataset(self._files.share(positions), fields=self._fields.given, modalities=self._fields.only)
 
     def with_settings(self, settings: Mapping[str, Mapping[str, Any]]) -> Dataset:
         """The same samples, decoded with other settings, such as ``{"image": {"channels": 3}}``.
@@ -139,19 +148,19 @@ class Dataset(SampleReader):
             SchemaMismatchError: a modality is of a type that is not known here.
         """
         fields = self._fields.changed(settings)
-        return Dataset(self._shards.share(), fields=fields, modalities=self._fields.only)
+        return Dataset(self._files.share(), fields=fields, modalities=self._fields.only)
 
-    def select(self, ids: Ids | slice) -> Dataset:
+    def select(self, indices: Indices | slice) -> Dataset:
         """A view of some samples, in the order given; 8 bytes a sample, none of them read.
 
         Args:
-            ids: indices (repeats are fine, negative ones count from the end), a slice, or a mask (len,) of bool.
+            indices: repeats are fine, negative ones count from the end; or a slice, or a mask (len,) of bool.
 
         Raises:
             IndexError: no such sample, or a mask of another length.
             TypeError: not integers or bools in one dimension.
         """
-        return self._view(self._shards.positions(self._chosen(ids)))
+        return self._view(self._files.positions(self._chosen(indices)))
 
     def select_modalities(self, names: Sequence[str]) -> Dataset:
         """A view of all samples with some modalities only, in the order given: no other is read.
@@ -159,7 +168,7 @@ class Dataset(SampleReader):
         Raises:
             KeyError: no such modality.
         """
-        return Dataset(self._shards.share(), fields=self._fields.given, modalities=self._fields.choose(names))
+        return Dataset(self._files.share(), fields=self._fields.given, modalities=self._fields.choose(names))
 
     def split(self, fractions: Mapping[str, float], *, seed: int = 0) -> dict[str, Dataset]:
         """Views of parts of the samples, such as ``{"train": 0.9, "val": 0.1}``.
@@ -197,16 +206,16 @@ class Dataset(SampleReader):
         """
         from mm_assets.dataset.selection import matching_rows
 
-        return self.select(matching_rows(self._shards, self.names, self._fields.known, sql))
+        return self.select(matching_rows(self._files, self.names, self._fields.known, sql))
 
     # --- what is in it ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Samples."""
-        return self._shards.num_samples
+        return self._files.num_samples
 
     def __repr__(self) -> str:
-        stored = "" if self._shards.selection is None else f" of {self._shards.num_stored}"
+        stored = "" if self._files.selection is None else f" of {self._files.num_stored}"
         return f"Dataset({self.path!r}, {len(self)}{stored} samples)"
 
     @property
@@ -222,31 +231,31 @@ class Dataset(SampleReader):
     @property
     def selection(self) -> npt.NDArray[np.int64] | None:
         """Where the samples of a view stand among all samples of its files: (len,) int64; None for all of them."""
-        return self._shards.selection
+        return self._files.selection
 
     @property
     def files(self) -> tuple[str, ...]:
         """Paths or URLs of the packed files, in order."""
-        return tuple(file.location for file in self._shards.files.entries)
+        return tuple(file.location for file in self._files.files.entries)
 
     @property
     def schema(self) -> dict[str, Any]:
         """The file's schema section, or the manifest's schema."""
         if self.manifest is not None:
             return dict(self.manifest.schema)
-        return dict(self._shards[0].schema)
+        return dict(self._files[0].schema)
 
     @property
     def sample_ids(self) -> Sequence[str]:
         """The samples' ids in order; only those that are asked for are read."""
-        return ShardedIds(self._shards)
+        return DatasetIds(self._files)
 
     def find(self, sample_id: str) -> int | None:
         """The index of the first sample of that id, or None.
 
         The first call reads all ids and sorts their hashes; 12 bytes a sample are kept then, for all views together.
         """
-        return self._shards.find(sample_id)
+        return self._files.find(sample_id)
 
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
         """Which samples have a modality: (len,) bool.
@@ -256,7 +265,7 @@ class Dataset(SampleReader):
         """
         self._fields.check_name(name)
         present = np.zeros(len(self), np.bool_)
-        for reader, rows, local in self._shards.pieces():
+        for reader, rows, local in self._files.pieces():
             present[rows] = reader.presence(name)[local]
         return present
 
@@ -266,40 +275,130 @@ class Dataset(SampleReader):
     def __getitem__(self, i: int) -> dict[str, Any]: ...
 
     @overload
-    def __getitem__(self, i: Ids | slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, i: Indices | slice) -> list[dict[str, Any]]: ...
 
-    def __getitem__(self, i: int | Ids | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        """One sample, as `read_sample`; or a list of them, as `read_samples`, for indices, a slice or a mask."""
+    def __getitem__(self, i: int | Indices | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        """One sample, as `read_sample`; or a list of them, with one request to each file.
+
+        Args:
+            i: an index; or indices, a slice or a mask, as for `select`.
+        """
         which: Any = i  # also what only behaves like an array, such as a tensor
         if isinstance(which, slice | Sequence) or getattr(which, "ndim", 0) > 0:
-            return self.read_samples(self._chosen(which))
-        return self.read_sample(which)
+            return self._samples.read_samples(self._chosen(which))
+        return self._samples.read_sample(which)
 
-    def __getitems__(self, ids: Ids) -> list[dict[str, Any]]:
-        """Many samples, as `read_samples`: what torch's DataLoader asks for a batch.
+    def __getitems__(self, indices: Indices) -> list[dict[str, Any]]:
+        """Many samples, as ``dataset[indices]``: what torch's DataLoader asks for a batch.
 
         Values that are arrays are the caller's own here, never views of a file: of those that may not be written to
         torch warns.
         """
-        return [{name: _writeable(value) for name, value in one.items()} for one in self.read_samples(ids)]
+        found = self._samples.read_samples(indices)
+        return [{name: _writeable(value) for name, value in one.items()} for one in found]
 
-    def _chosen(self, ids: Ids | slice) -> Ids:
+    def _chosen(self, indices: Indices | slice) -> Indices:
         """Indices for a slice or a mask too."""
-        if isinstance(ids, slice):
-            return range(*ids.indices(len(self)))
-        if isinstance(ids, np.ndarray) and ids.dtype == np.bool_ and ids.ndim == 1:
-            if len(ids) != len(self):
-                raise IndexError(f"{self.path}: a mask of {len(ids)} for {len(self)} samples")
-            return np.flatnonzero(ids)
-        return ids
+        if isinstance(indices, slice):
+            return range(*indices.indices(len(self)))
+        if isinstance(indices, np.ndarray) and indices.dtype == np.bool_ and indices.ndim == 1:
+            if len(indices) != len(self):
+                raise IndexError(f"{self.path}: a mask of {len(indices)} for {len(self)} samples")
+            return np.flatnonzero(indices)
+        return indices
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """All samples in order."""
-        return (self.read_sample(i) for i in range(len(self)))
+        return map(self._samples.read_sample, range(len(self)))
+
+    def read_sample(self, i: int, modalities: Sequence[str] | None = None) -> dict[str, Any]:
+        """One sample: value by modality name, None where absent.
+
+        Args:
+            i: index; negative counts from the end.
+            modalities: names to read; all by default. Nothing else is touched.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+            SchemaMismatchError: a modality is of a type that is not known here.
+        """
+        return self._samples.read_sample(i, modalities)
+
+    def read_modality(self, name: str, indices: Indices, *, threads: int | None = 0) -> list[Any]:
+        """One modality of many samples, in the order of `indices`, None where absent; no other modality is touched.
+
+        Args:
+            name: the modality.
+            indices: repeats are fine, negative ones count from the end.
+            threads: as for `read_batch`.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+            SchemaMismatchError: the modality is of a type that is not known here.
+            ValueError: no number of threads.
+        """
+        return self._samples.read_modality(name, indices, threads=threads)
+
+    def read_batch(
+        self,
+        indices: Indices,
+        modalities: Sequence[str] | None = None,
+        *,
+        out: Mapping[str, Out] | None = None,
+        threads: int | None = 0,
+        verify: bool | None = None,
+    ) -> dict[str, Batch]:
+        """Some modalities of many samples, rows aligned in all of them.
+
+        Args:
+            indices: repeats are fine, negative ones count from the end.
+            modalities: names to read; all by default.
+            out: arrays to decode into, by modality, such as `empty_batch` makes; of a modality with several arrays a
+                mapping. The samples are written to the first rows, all of their elements, and any further row is left
+                as it is; the batch holds views of them. Modalities that are not in it get new arrays. After an error
+                the content is undefined.
+            threads: how many threads decode, for fields whose codec lets them (`Field.decodes_in_parallel`); 0 decodes
+                in the calling thread, None takes one for each core. The result is the same. The threads are kept for
+                the next call, until `close`.
+            verify: check the payloads' checksums, where the files have them; by default as the dataset was opened.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+            SchemaMismatchError: a modality is of a type that is not known here.
+            ValueError: `out` does not fit, or no number of threads.
+        """
+        return self._samples.read_batch(indices, modalities, out=out, threads=threads, verify=verify)
+
+    def batch_layout(
+        self, n: int, modalities: Sequence[str] | None = None
+    ) -> dict[str, ArraySpec | dict[str, ArraySpec]]:
+        """Shape (n, …) and dtype of the arrays of a batch, by modality; without those whose values come as a list.
+
+        Args:
+            n: rows.
+            modalities: names; all by default.
+
+        Raises:
+            KeyError: no such modality.
+            SchemaMismatchError: a modality is of a type that is not known here.
+            CorruptError: the file's schema has values of an impossible size.
+            ValueError: a negative `n`.
+        """
+        return self._samples.batch_layout(n, modalities)
+
+    def empty_batch(self, n: int, modalities: Sequence[str] | None = None) -> dict[str, Arrays]:
+        """Zeroed arrays for the `out` of `read_batch`, to be used again and again; else as `batch_layout`."""
+        return arrays_of(self.batch_layout(n, modalities), np.zeros)
 
     def to_arrow(
         self,
-        ids: Ids | slice | None = None,
+        indices: Indices | slice | None = None,
         modalities: Sequence[str] | None = None,
         *,
         raw: Sequence[str] = (),
@@ -312,7 +411,7 @@ class Dataset(SampleReader):
         the stored data bytes, `large_binary`.
 
         Args:
-            ids: indices, a slice or a mask, as for `select`; all samples by default.
+            indices: or a slice or a mask, as for `select`; all samples by default.
             modalities: names to read; all by default.
             raw: modalities whose stored bytes are wanted, whatever their field is; also of a type not known here.
             threads: as for `read_batch`.
@@ -324,22 +423,56 @@ class Dataset(SampleReader):
             SchemaMismatchError: a modality is of a type that is not known here.
             ValueError: no number of threads.
         """
-        from mm_assets.dataset.arrow import BLOCK_ROWS, make_table
+        chosen = range(len(self)) if indices is None else self._chosen(indices)
+        return self._samples.to_arrow(chosen, modalities, raw=raw, threads=threads)
 
-        names, as_stored = self._fields.choose(modalities), self._fields.choose(raw)
-        fields = {name: None if name in as_stored else self._fields.field(name) for name in names}
-        workers = count_threads(threads)
-        positions = self._shards.positions(range(len(self)) if ids is None else self._chosen(ids))
-        blocks = (positions[start : start + BLOCK_ROWS] for start in range(0, len(positions), BLOCK_ROWS))
-        return make_table(
-            fields,
-            blocks,
-            read=self._read_rows,
-            decode=lambda block, name, rows: self._decode_rows(block, name, rows, workers),
-            decode_batches=lambda block, rows: self._decode_batches(
-                block, rows, self._targets(tuple(rows), {}, len(block)), workers
-            ),
-        )
+    def read_raw(self, indices: Indices, modalities: Sequence[str] | None = None) -> RawBatch:
+        """The stored data bytes of samples, not decoded, in the order of `indices`; one request to each file.
+
+        Args:
+            indices: repeats are fine, negative ones count from the end.
+            modalities: names to read, also of types that are not known here; all by default. Nothing else is touched.
+
+        Returns:
+            Modality name to n views, None where absent. Views of mapped files stay valid after `close`.
+
+        Raises:
+            IndexError: no such sample.
+            KeyError: no such modality.
+            FormatError: the file is damaged there.
+        """
+        return self._raw.read(indices, modalities)
+
+    def stream_raw(self, batches: Iterable[Indices], modalities: Sequence[str] | None = None) -> Iterator[RawBatch]:
+        """The stored data bytes of one batch after the other, each as `read_raw`, the next one being read ahead.
+
+        Before a batch is yielded, the one after it is read: of local files this requests the pages that are not in
+        memory, and waits for none of the data; of remote ones a thread makes the requests meanwhile. So the storage has
+        something to do while a batch is used. `batches` is asked for one batch more than was yielded, before the first
+        one too; its arrays may be used again as soon as it is asked for the next.
+
+        Args:
+            batches: indices of the samples of each batch, as for `read_raw`; may have no end.
+            modalities: names to read, also of types that are not known here; all by default. Nothing else is touched.
+
+        Raises:
+            KeyError: no such modality; at once. What follows comes after the batches before it, and ends the stream.
+            IndexError: no such sample.
+            FormatError: a file is damaged there.
+        """
+        return self._raw.stream(batches, modalities)
+
+    def scan_raw(self, modalities: Sequence[str] | None = None) -> Iterator[RawBatch]:
+        """The stored data bytes of all samples in order, some hundred samples at a time, each block as `read_raw`.
+
+        Args:
+            modalities: names to read, also of types that are not known here; all by default. Nothing else is touched.
+
+        Raises:
+            KeyError: no such modality.
+            FormatError: a file is damaged.
+        """
+        return self._raw.scan(modalities)
 
     def verify(self) -> VerifyReport:
         """Read everything and report what is damaged, by sample and modality; also files against their manifest.
@@ -347,7 +480,7 @@ class Dataset(SampleReader):
         Of a view the whole files, whose samples have other numbers there. Damage never raises, nor does a file of
         several that cannot be opened.
         """
-        return self._shards.verify()
+        return self._files.verify()
 
     # --- life time ----------------------------------------------------------------------------------------------------
 
@@ -356,9 +489,8 @@ class Dataset(SampleReader):
 
         Fine twice. Arrays and views that were handed out stay valid.
         """
-        self._shards.close()
-        self._pool.close()
-        self._requests.close()
+        self._files.close()
+        self._samples.close()
 
     def __enter__(self) -> Self:
         return self
@@ -369,7 +501,7 @@ class Dataset(SampleReader):
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self._shards.files, self._shards.selection, self._fields.given, self._fields.only)
+        return _reopen, (self._files.files, self._files.selection, self._fields.given, self._fields.only)
 
 
 def _writeable(value: Any) -> Any:

@@ -9,38 +9,32 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from mm_assets.dataset.workers import WorkerPool
 from mm_assets.errors import ConfigError, CorruptError, FormatError
 from mm_assets.fields import ArraySpec, Field
 from mm_assets.fields.base import PAYLOAD, Out, describe
 from mm_assets.formats import Column
-from mm_assets.storage.forking import renew_in_children
 
 __all__ = [
     "Allocate",
     "Arrays",
     "Batch",
-    "DecodePool",
     "Place",
     "batch_layout",
     "batch_target",
     "change_settings",
-    "count_threads",
     "decode_batches",
     "decode_values",
     "locate",
 ]
-
-MAX_THREADS = 256  # far beyond where decoding gains; a slip of the hand must not start thousands
 
 # Rows cost differently: a thread that had cheap ones takes the next run. More runs would only cost more hand-overs.
 _RUNS_PER_THREAD = 4
@@ -58,8 +52,6 @@ Allocate: TypeAlias = Callable[[tuple[int, ...], "np.dtype[Any]"], npt.NDArray[A
 Place: TypeAlias = Callable[[int], tuple[str, int]]
 """The file that a row of the batch is in, and its sample's index there."""
 
-T = TypeVar("T")
-
 
 class Batch(NamedTuple):
     """One modality of many samples.
@@ -75,60 +67,6 @@ class Batch(NamedTuple):
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
-
-
-def count_threads(threads: int | None) -> int:
-    """How many threads are meant: None is one for each core that this process may use.
-
-    Raises:
-        ValueError: no number of threads.
-    """
-    if threads is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return min(cores or 1, MAX_THREADS)
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
-        raise ValueError(f"threads: found {threads!r}, expected None or an integer from 0 to {MAX_THREADS}")
-    return threads
-
-
-class DecodePool:
-    """Threads for decoding, started at the first use and joined by `close`; several callers may share it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._executor: ThreadPoolExecutor | None = None
-        self._made_for = (0, 0)  # threads, process
-        self._closed = False
-        renew_in_children(self)
-
-    def renew_locks(self) -> None:
-        """In a forked child: see `forking`."""
-        self._lock = threading.Lock()
-
-    def start(self, threads: int, tasks: Sequence[Callable[[], T]]) -> list[Future[T]]:
-        """Hand tasks to that many threads, to be done in their order.
-
-        Raises:
-            ValueError: the pool is closed.
-        """
-        with self._lock:  # held until all tasks are in, so that nobody closes the executor in between
-            if self._closed:
-                raise ValueError("the dataset is closed")
-            wanted = (threads, os.getpid())
-            if self._executor is None or self._made_for != wanted:
-                if self._executor is not None and self._made_for[1] == wanted[1]:
-                    self._executor.shutdown(wait=True)
-                # In a forked child the parent's threads do not exist, and their executor is only dropped.
-                self._executor = ThreadPoolExecutor(threads, thread_name_prefix="mm_assets-decode")
-                self._made_for = wanted
-            return [self._executor.submit(task) for task in tasks]
-
-    def close(self) -> None:
-        """Finish what was started, and join the threads; fine twice."""
-        with self._lock:
-            executor, self._executor, self._closed = self._executor, None, True
-        if executor is not None:
-            executor.shutdown(wait=True)
 
 
 def _runs(count: int, threads: int) -> list[tuple[int, int]]:
@@ -221,7 +159,7 @@ def decode_batches(
     rows: Mapping[str, Column],
     targets: Mapping[str, Arrays | None],
     *,
-    pool: DecodePool,
+    pool: WorkerPool,
     threads: int,
     place: Place,
 ) -> dict[str, Batch]:
@@ -279,7 +217,7 @@ def _first_damaged(field: Field, name: str, rows: Column, error: FormatError, pl
     return locate(error, name, (PAYLOAD, None))
 
 
-def decode_values(field: Field, name: str, rows: Column, *, pool: DecodePool, threads: int, place: Place) -> list[Any]:
+def decode_values(field: Field, name: str, rows: Column, *, pool: WorkerPool, threads: int, place: Place) -> list[Any]:
     """Decode each payload as a single one would be, whatever the field's batches are; None where absent.
 
     Raises:

@@ -22,10 +22,10 @@ __all__ = ["IdLookup", "RowLookup", "hash_texts"]
 
 _BLOCK = 1 << 15  # ids hashed together
 
-Ids = Iterable[str]
+SampleIds = Iterable[str]
 
 
-def hash_texts(texts: Ids, count: int) -> npt.NDArray[np.uint64]:
+def hash_texts(texts: SampleIds, count: int) -> npt.NDArray[np.uint64]:
     """The 64-bit hash of each text's UTF-8 (its first MiB), (count,): the hash by which packed files look up ids.
 
     Args:
@@ -39,16 +39,16 @@ def hash_texts(texts: Ids, count: int) -> npt.NDArray[np.uint64]:
         # Where every byte is a character, a text's length is that of its bytes.
         sizes = map(len, block) if data.isascii() else (len(text.encode()) for text in block)
         offsets = np.fromiter(accumulate(sizes, initial=0), np.uint64, len(block) + 1)
-        hashes[start : start + len(block)] = hash_ids(offsets, partial(_cut, data))
+        hashes[start : start + len(block)] = hash_ids(offsets, partial(_slice, data))
         start += len(block)
     return hashes
 
 
-def _cut(data: bytes, start: int, stop: int) -> bytes:
+def _slice(data: bytes, start: int, stop: int) -> bytes:
     return data[start:stop]
 
 
-def _blocks(texts: Ids) -> Iterator[list[str]]:
+def _blocks(texts: SampleIds) -> Iterator[list[str]]:
     iterator = iter(texts)
     while block := list(islice(iterator, _BLOCK)):
         yield block
@@ -61,7 +61,7 @@ class IdLookup:
         self._lock = threading.Lock()
         self._sorted: tuple[npt.NDArray[np.uint64], npt.NDArray[Any]] | None = None
 
-    def candidates(self, sample_id: str, count: int, files: Callable[[], Iterable[Ids]]) -> list[int]:
+    def candidates(self, sample_id: str, count: int, files: Callable[[], Iterable[SampleIds]]) -> list[int]:
         """Positions of the samples whose id has the hash of `sample_id`, ascending.
 
         Args:
@@ -88,8 +88,8 @@ class IdLookup:
         return found
 
     @staticmethod
-    def _sort(count: int, files: Iterable[Ids]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[Any]]:
-        hashes = hash_texts((sample_id for ids in files for sample_id in ids), count)
+    def _sort(count: int, files: Iterable[SampleIds]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[Any]]:
+        hashes = hash_texts((sample_id for sample_ids in files for sample_id in sample_ids), count)
         # Stable: of one id twice, the first comes first.
         order = np.argsort(hashes, kind="stable").astype(np.uint32 if count < 2**32 else np.uint64)
         return hashes[order], order

@@ -14,37 +14,37 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.dataset.files import MAX_OPEN, PackedFiles, Reader
+from mm_assets.dataset.files import MAX_OPEN, NUM_REQUESTS, PackedFiles, Reader
 from mm_assets.dataset.id_index import IdLookup, RowLookup
+from mm_assets.dataset.workers import WorkerPool
 from mm_assets.errors import FormatError, SchemaMismatchError, SourceError
 from mm_assets.formats import FileDamage, VerifyReport
-from mm_assets.formats.multi_file import JoinedReads
+from mm_assets.formats.batch import Indices
 from mm_assets.storage.forking import renew_in_children
 
-__all__ = ["Ids", "OpenFiles", "ShardedIds", "as_indices"]
+if TYPE_CHECKING:
+    from mm_assets.formats.fast_path import MultiFile
 
-Ids = Sequence[int] | npt.NDArray[np.integer]
-"""Indices of samples; repeats are fine, negative ones count from the end."""
+__all__ = ["DatasetIds", "OpenFiles", "check_indices"]
 
-_BLOCK = 1 << 14  # ids that are looked at together while iterating
+T = TypeVar("T")
 
-# Files are joined for raw reads once an eighth as many samples as they have was looked up: sooner than each of them
-# begins to keep positions of its own, which would be kept twice.
-_JOIN_AFTER = 8
+_BLOCK = 1 << 14  # ids that are read together while iterating
 
 # Bytes of tables of remote files that are kept: 16 or more a sample and modality. Of a local file they are its pages.
 MAX_TABLES = 512 << 20
 
 
-class _OpenFiles:
+class _SharedFiles:
     """The readers that are open, the most recently used last, for everybody who shares them."""
 
     def __init__(self, files: PackedFiles) -> None:
@@ -56,12 +56,13 @@ class _OpenFiles:
         self.tables = 0  # bytes, of the remote ones among the readers
         for number, reader in files.take_opened().items():
             self._add(number, reader)
-        self.joined: JoinedReads | None = None
-        self.may_join = not files.any_remote and 0 < len(files.entries) <= MAX_OPEN
+        self.multi_file: MultiFile | None = None
+        self.may_be_multi_file = not files.any_remote and 0 < len(files.entries) <= MAX_OPEN
         self.users: weakref.WeakSet[OpenFiles] = weakref.WeakSet()  # weak: one that is dropped unclosed holds no file
         starts = accumulate((file.num_samples for file in files.entries), initial=0)
         self.starts = tuple(starts)[:-1]
         self.lookup = IdLookup()
+        self.requests = WorkerPool()  # threads that wait for remote files
 
     def renew_locks(self) -> None:
         """In a forked child: see `forking`."""
@@ -138,13 +139,13 @@ class OpenFiles:
     """
 
     def __init__(self, files: PackedFiles, selection: npt.NDArray[np.int64] | None = None) -> None:
-        self._join(_OpenFiles(files), selection)
+        self._join(_SharedFiles(files), selection)
 
-    def _join(self, open_files: _OpenFiles, selection: npt.NDArray[np.int64] | None) -> None:
-        self._files = open_files
+    def _join(self, shared: _SharedFiles, selection: npt.NDArray[np.int64] | None) -> None:
+        self._shared = shared
         self._closed = False
-        self.files = open_files.files
-        self.starts = open_files.starts
+        self.files = shared.files
+        self.starts = shared.starts
         self.num_stored = sum(file.num_samples for file in self.files.entries)
         self._starts = np.array(self.starts, dtype=np.int64)
         if selection is not None:
@@ -155,9 +156,8 @@ class OpenFiles:
         self._rows: RowLookup | None = None
         self._is_sole = len(self.files) == 1 and selection is None
         self._sole: Reader | None = None
-        self._looked_up = 0  # samples of raw batches, until files are joined
-        with open_files.lock:
-            open_files.users.add(self)
+        with shared.lock:
+            shared.users.add(self)
 
     @property
     def name(self) -> str:
@@ -173,10 +173,10 @@ class OpenFiles:
         Raises:
             ValueError: this one is closed.
         """
-        with self._files.lock:
+        with self._shared.lock:
             self._check_open()
             other = OpenFiles.__new__(OpenFiles)
-            other._join(self._files, self.selection if selection is None else selection)
+            other._join(self._shared, self.selection if selection is None else selection)
         return other
 
     def __len__(self) -> int:
@@ -187,9 +187,9 @@ class OpenFiles:
         return (self[number] for number in range(len(self)))
 
     def __getitem__(self, number: int) -> Reader:
-        with self._files.lock:
+        with self._shared.lock:
             self._check_open()
-        return self._files.get(number)
+        return self._shared.get(number)
 
     def sole(self) -> Reader | None:
         """The one file of a dataset that has all samples of it, and of no other; else None.
@@ -200,44 +200,46 @@ class OpenFiles:
         sole = self._sole
         if sole is None and self._is_sole:
             sole = self[0]
-            with self._files.lock:  # not closed meanwhile
+            with self._shared.lock:  # not closed meanwhile
                 self._check_open()
                 self._sole = sole
         return sole
 
-    def joined(self, count: int) -> JoinedReads | None:
-        """All files for raw reads of samples in any of them; None until enough of them are read, and of remote files.
-
-        Args:
-            count: samples that are about to be read.
+    @property
+    def multi_file(self) -> MultiFile | None:
+        """All files for raw reads by one look-up, once a view that shares them has made that.
 
         Raises:
             ValueError: the dataset is closed.
         """
-        files = self._files
         if self._closed:
             self._check_open()
-        # A view of few samples must not open files that it has nothing of.
-        if files.joined is None and files.may_join and 2 * self.num_samples >= self.num_stored:
-            self._looked_up += count
-            if _JOIN_AFTER * self._looked_up >= self.num_stored:
-                self._join_files()
-        return files.joined
+        return self._shared.multi_file
 
-    def _join_files(self) -> None:
-        files = self._files
-        files.may_join = False
+    @property
+    def may_be_multi_file(self) -> bool:
+        """Whether all files are local and few enough to stay open, and nobody has tried to read them as one yet."""
+        return self._shared.may_be_multi_file
+
+    def make_multi_file(self, make: Callable[[Iterator[Reader]], MultiFile | None]) -> MultiFile | None:
+        """Read all files as one from now on, if `make` finds that they can be; it is asked once.
+
+        Args:
+            make: gets the readers in order, opened as it asks for them.
+
+        Raises:
+            ValueError: the dataset is closed.
+        """
+        shared = self._shared
+        shared.may_be_multi_file = False
         try:
-            if not self[0].only_cuts:
-                return
-            readers = list(self)
+            made = make(iter(self))
         except (FormatError, SchemaMismatchError, SourceError, OSError):
-            return  # which is the error of whoever asks for a sample of that file
-        sources = [source for reader in readers if (source := reader.mapped) is not None]
-        if len(sources) == len(readers):
-            with files.lock:  # not closed meanwhile
-                self._check_open()
-                files.joined = JoinedReads(readers, sources)
+            return None  # which is the error of whoever asks for a sample of that file
+        with shared.lock:  # not closed meanwhile
+            self._check_open()
+            shared.multi_file = made
+        return made
 
     def _check_open(self) -> None:
         if self._closed:
@@ -260,18 +262,18 @@ class OpenFiles:
         number = bisect_right(self.starts, position) - 1  # of the files that start here, the last: empty come before
         return self[number], position - self.starts[number]
 
-    def positions(self, ids: Ids) -> npt.NDArray[np.int64]:
+    def positions(self, indices: Indices) -> npt.NDArray[np.int64]:
         """The positions of samples: (n,) int64.
 
         Args:
-            ids: indices; repeats are fine, negative ones count from the end.
+            indices: repeats are fine, negative ones count from the end.
 
         Raises:
             IndexError: no such sample.
             TypeError: not integers in one dimension.
         """
-        indices = as_indices(ids, self.num_samples, self.name)
-        return indices if self.selection is None else self.selection[indices]
+        rows = check_indices(indices, self.num_samples, self.name)
+        return rows if self.selection is None else self.selection[rows]
 
     def split(
         self, positions: npt.NDArray[np.int64]
@@ -301,6 +303,37 @@ class OpenFiles:
             number = int(numbers[where[0]])
             yield number, where, positions[where] - self.starts[number]
 
+    def read_each(
+        self, positions: npt.NDArray[np.int64], read: Callable[[Reader, npt.NDArray[np.int64]], T]
+    ) -> Iterator[tuple[npt.NDArray[np.int64], T]]:
+        """What `read` finds in each file that has some of the samples, with their rows; remote files are read at once.
+
+        Args:
+            positions: of the samples.
+            read: gets a file and the samples' indices in it.
+        """
+        parts = self.parts(positions)
+        if not self.files.any_remote:
+            for number, where, local in parts:
+                yield where, read(self[number], local)
+            return
+
+        def read_file(number: int, local: npt.NDArray[np.int64]) -> T:
+            return read(self[number], local)
+
+        tasks = [(where, partial(read_file, number, local)) for number, where, local in parts]
+        if len(tasks) == 1:
+            yield tasks[0][0], tasks[0][1]()
+            return
+        futures = self._shared.requests.start(NUM_REQUESTS, [task for _, task in tasks])
+        try:
+            for (where, _), future in zip(tasks, futures, strict=True):
+                yield where, future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)  # after an error nothing runs on
+
     def pieces(self) -> Iterator[tuple[Reader, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """All samples file by file: reader, their indices here, their indices in it."""
         if self.selection is not None:
@@ -325,7 +358,7 @@ class OpenFiles:
             return [] if found is None else [found]
         self._check_open()
         # Not under the lock of the open files: making the look-up takes seconds, and others go on reading.
-        candidates = self._files.lookup.candidates(sample_id, self.num_stored, lambda: (r.sample_ids for r in self))
+        candidates = self._shared.lookup.candidates(sample_id, self.num_stored, lambda: (r.sample_ids for r in self))
         found_at = []
         for position in candidates:
             reader, local = self.locate(position)
@@ -370,23 +403,26 @@ class OpenFiles:
 
     def close(self) -> None:
         """Stop reading, and close every open file that nobody else shares; fine twice."""
-        with self._files.lock:
+        shared = self._shared
+        with shared.lock:
             self._closed = True
             self._sole = None
-            self._files.users.discard(self)
-            if not self._files.users:
-                for reader in self._files.readers.values():
-                    reader.close()
-                self._files.readers.clear()
-                self._files.joined = None
-                self._files.lookup.forget()
+            shared.users.discard(self)
+            if shared.users:
+                return
+            for reader in shared.readers.values():
+                reader.close()
+            shared.readers.clear()
+            shared.multi_file = None
+            shared.lookup.forget()
+        shared.requests.close()  # not under the lock, which its threads take
 
 
-def as_indices(ids: Ids, count: int, name: str) -> npt.NDArray[np.int64]:
+def check_indices(indices: Indices, count: int, name: str) -> npt.NDArray[np.int64]:
     """Indices as given, checked and counted from the start: (n,) int64.
 
     Args:
-        ids: indices; repeats are fine, negative ones count from the end.
+        indices: repeats are fine, negative ones count from the end.
         count: samples that there are.
         name: the dataset, for messages.
 
@@ -394,8 +430,10 @@ def as_indices(ids: Ids, count: int, name: str) -> npt.NDArray[np.int64]:
         IndexError: no such sample.
         TypeError: not integers in one dimension.
     """
-    # NumPy would look at a range number by number.
-    array = np.arange(ids.start, ids.stop, ids.step) if isinstance(ids, range) else np.asarray(ids)
+    # NumPy would read a range number by number.
+    if isinstance(indices, range):
+        indices = np.arange(indices.start, indices.stop, indices.step)
+    array = np.asarray(indices)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         found = f"{array.dtype} of {array.ndim} dimensions"
         raise TypeError(f"{name}: sample indices: {found}, expected integers of one")
@@ -403,19 +441,19 @@ def as_indices(ids: Ids, count: int, name: str) -> npt.NDArray[np.int64]:
     wrong = np.flatnonzero((array >= count) | (array < -count))
     if len(wrong):
         raise IndexError(f"{name}: sample {array[wrong[0]]} of {count}")
-    indices = array.astype(np.int64)
-    indices[indices < 0] += count
-    return indices
+    checked = array.astype(np.int64)
+    checked[checked < 0] += count
+    return checked
 
 
-class ShardedIds(Sequence[str]):
+class DatasetIds(Sequence[str]):
     """The ids of all samples, in order; files are opened as their ids are asked for."""
 
-    def __init__(self, shards: OpenFiles) -> None:
-        self._shards = shards
+    def __init__(self, files: OpenFiles) -> None:
+        self._files = files
 
     def __len__(self) -> int:
-        return self._shards.num_samples
+        return self._files.num_samples
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -425,22 +463,22 @@ class ShardedIds(Sequence[str]):
 
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return self._take(self._shards.positions(range(*index.indices(len(self)))))
-        reader, local = self._shards.place(index)
+            return self._take(self._files.positions(range(*index.indices(len(self)))))
+        reader, local = self._files.place(index)
         return reader.sample_ids[local]
 
     def _take(self, positions: npt.NDArray[np.int64]) -> list[str]:
         found = [""] * len(positions)
-        for reader, where, local in self._shards.split(positions):
+        for reader, where, local in self._files.split(positions):
             ids = reader.sample_ids
             for row, i in zip(where.tolist(), local.tolist(), strict=True):
                 found[row] = ids[i]
         return found
 
     def __iter__(self) -> Iterator[str]:
-        selection = self._shards.selection
+        selection = self._files.selection
         if selection is None:
-            return (sample_id for reader in self._shards for sample_id in reader.sample_ids)
+            return (sample_id for reader in self._files for sample_id in reader.sample_ids)
         blocks = (selection[start : start + _BLOCK] for start in range(0, len(selection), _BLOCK))
         return (sample_id for block in blocks for sample_id in self._take(block))
 
@@ -449,4 +487,4 @@ class ShardedIds(Sequence[str]):
 
     def find(self, sample_id: str) -> int | None:
         """The index of the first sample of that id, or None."""
-        return self._shards.find(sample_id)
+        return self._files.find(sample_id)

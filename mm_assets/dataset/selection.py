@@ -36,11 +36,13 @@ Indices = npt.NDArray[np.int64]
 _ROUNDING = Fraction(1, 10**9)  # how far from 1 a sum of fractions may be that was meant to be 1
 
 
-def split_rows(ids: Iterable[str], count: int, fractions: Mapping[str, float], *, seed: int) -> dict[str, Indices]:
+def split_rows(
+    sample_ids: Iterable[str], count: int, fractions: Mapping[str, float], *, seed: int
+) -> dict[str, Indices]:
     """Share samples out by a hash of their ids; the rule is in ``docs/reading.md``.
 
     Args:
-        ids: of the samples, in order.
+        sample_ids: in order.
         count: how many.
         fractions: share of each part, by name, above 0; up to 1 together.
         seed: from 0 to 2**64 - 1.
@@ -55,14 +57,14 @@ def split_rows(ids: Iterable[str], count: int, fractions: Mapping[str, float], *
     number = operator.index(seed)
     if not 0 <= number < 2**64:
         raise ConfigError("arguments", "seed", f"found {number}, expected an integer from 0 to 2**64 - 1")
-    marks = _mix(hash_texts(ids, count) ^ _mix(np.array([number], np.uint64) + np.uint64(_STEP)))
-    # A bound of 2**64 has no uint64, and no mark reaches it.
-    parts = np.searchsorted(np.array([bound for bound in bounds if bound < 2**64], np.uint64), marks, side="right")
+    points = _mix(hash_texts(sample_ids, count) ^ _mix(np.array([number], np.uint64) + np.uint64(_STEP)))
+    # A bound of 2**64 has no uint64, and no point reaches it.
+    parts = np.searchsorted(np.array([bound for bound in bounds if bound < 2**64], np.uint64), points, side="right")
     return {name: np.flatnonzero(parts == part) for part, name in enumerate(fractions)}
 
 
 def _bounds(fractions: Mapping[str, float]) -> list[int]:
-    """Where each part ends among the marks, of which there are 2**64."""
+    """Where each part ends among the points, of which there are 2**64."""
     if not fractions:
         raise ConfigError("arguments", "fractions", "found none, expected the share of each part by name")
     ends: list[Fraction] = []
@@ -85,7 +87,7 @@ _STEP = 0x9E3779B97F4A7C15
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finalizer, a bijection: every bit of a hash comes to count for the order of the marks."""
+    """SplitMix64's finalizer, a bijection: every bit of a hash comes to count for the order of the points."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -98,7 +100,7 @@ _INDEX, _SAMPLE_ID, _TABLE = "index", "sample_id", "samples"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
+class _SqlColumn:
     """A column of the table `samples`.
 
     Attributes:
@@ -114,11 +116,11 @@ class _Column:
     record: np.dtype[np.void] | None = None
 
 
-def matching_rows(shards: OpenFiles, names: Sequence[str], fields: Mapping[str, Field], sql: str) -> Indices:
+def matching_rows(files: OpenFiles, names: Sequence[str], fields: Mapping[str, Field], sql: str) -> Indices:
     """The indices of the samples that fulfil a condition, ascending; see `Dataset.filter`.
 
     Args:
-        shards: the samples.
+        files: with the samples.
         names: the modalities.
         fields: of those whose metadata records are known.
         sql: the condition.
@@ -129,8 +131,8 @@ def matching_rows(shards: OpenFiles, names: Sequence[str], fields: Mapping[str, 
     """
     with _Query(sql) as query:
         columns = query.choose(_columns(names, fields))
-        tables = _tables(shards, columns)
-        if query.looks_around and len(shards):
+        tables = _tables(files, columns)
+        if query.has_subquery and len(files):
             import pyarrow as pa
 
             tables = iter([pa.concat_tables(tables)])  # a subquery sees all samples, not a block of them
@@ -138,14 +140,14 @@ def matching_rows(shards: OpenFiles, names: Sequence[str], fields: Mapping[str, 
     return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
 
 
-def _columns(names: Sequence[str], fields: Mapping[str, Field]) -> list[_Column]:
-    columns = [_Column(name=_INDEX, kind="index"), _Column(name=_SAMPLE_ID, kind="sample_id")]
+def _columns(names: Sequence[str], fields: Mapping[str, Field]) -> list[_SqlColumn]:
+    columns = [_SqlColumn(name=_INDEX, kind="index"), _SqlColumn(name=_SAMPLE_ID, kind="sample_id")]
     for name in names:
-        columns.append(_Column(name=f"present_{name}", kind="present", modality=name))
-        columns.append(_Column(name=f"size_{name}", kind="size", modality=name))
+        columns.append(_SqlColumn(name=f"present_{name}", kind="present", modality=name))
+        columns.append(_SqlColumn(name=f"size_{name}", kind="size", modality=name))
         record = fields[name].metadata_type if name in fields else None
         if record is not None and _record_names(record):
-            columns.append(_Column(name=name, kind="record", modality=name, record=record))
+            columns.append(_SqlColumn(name=name, kind="record", modality=name, record=record))
     return columns
 
 
@@ -174,7 +176,7 @@ class _Query:
         )
         self._names: set[str] = set()
         self._all = False
-        self.looks_around = False
+        self.has_subquery = False
         try:
             ((found,),) = self._connection.execute("select json_serialize_sql(?)", [self._sql]).fetchall()
             parsed = json.loads(found)
@@ -196,16 +198,16 @@ class _Query:
                 if kind == "COLUMN_REF":
                     self._names.update(name.casefold() for name in node["column_names"])
                 self._all |= kind == "STAR"
-                self.looks_around |= kind == "SUBQUERY"
+                self.has_subquery |= kind == "SUBQUERY"
                 stack.extend(node.values())
 
-    def choose(self, columns: Sequence[_Column]) -> list[_Column]:
+    def choose(self, columns: Sequence[_SqlColumn]) -> list[_SqlColumn]:
         """The index and the columns that the condition names.
 
         Raises:
             ConfigError: one that it names is several, which differ at most in case: SQL does not see that.
         """
-        by_name: dict[str, list[_Column]] = {}
+        by_name: dict[str, list[_SqlColumn]] = {}
         for column in columns:
             by_name.setdefault(column.name.casefold(), []).append(column)
         chosen = [same for name, same in by_name.items() if self._all or name in self._names]
@@ -236,10 +238,10 @@ def _wrong(message: str) -> ConfigError:
     return ConfigError("arguments", "sql", lines[0] if lines else "is no condition")
 
 
-def _tables(shards: OpenFiles, columns: Sequence[_Column]) -> Iterator[pa.Table]:
+def _tables(files: OpenFiles, columns: Sequence[_SqlColumn]) -> Iterator[pa.Table]:
     """The table `samples` in blocks; one of no rows where there is no sample, so that its columns are known."""
     none = np.zeros(0, np.int64)
-    pieces = shards.pieces() if shards.num_samples else ((reader, none, none) for reader in islice(shards, 1))
+    pieces = files.pieces() if files.num_samples else ((reader, none, none) for reader in islice(files, 1))
     for reader, rows, local in pieces:
         piece = _Piece(reader)
         for start in range(0, max(len(rows), 1), _BLOCK_ROWS):
@@ -253,7 +255,7 @@ class _Piece:
         self._reader = reader
         self._whole: dict[tuple[str, str], npt.NDArray[Any]] = {}  # columns of all its samples, for the next block
 
-    def table(self, columns: Sequence[_Column], rows: Indices, local: Indices) -> pa.Table:
+    def table(self, columns: Sequence[_SqlColumn], rows: Indices, local: Indices) -> pa.Table:
         """A block.
 
         Args:
@@ -266,14 +268,14 @@ class _Piece:
 
         return pa.table({column.name: self._values(column, rows, local) for column in columns})
 
-    def _values(self, column: _Column, rows: Indices, local: Indices) -> pa.Array:
+    def _values(self, column: _SqlColumn, rows: Indices, local: Indices) -> pa.Array:
         import pyarrow as pa
 
         if column.kind == "index":
             return pa.array(rows)
         if column.kind == "sample_id":
-            ids = self._reader.sample_ids
-            return pa.array([ids[i] for i in local.tolist()], type=pa.string())
+            sample_ids = self._reader.sample_ids
+            return pa.array([sample_ids[i] for i in local.tolist()], type=pa.string())
         present = self._column("presence", column.modality)[local]
         if column.kind == "present":
             return pa.array(present)

@@ -1,20 +1,23 @@
-"""What readers hand from step to step: a file's head, where a batch's payloads are, and runs of bounded size.
+"""What readers pass from step to step: a file's head, where a batch's payloads are, and runs of bounded size.
 
-Values only; whoever makes one has checked what it says.
+Values only; whoever makes one has checked it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.formats.records import Descriptor, Payload, Trailer
 
-BLOCK_ROWS = 1 << 14  # samples looked at together by whole-file operations
+Indices: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
+"""Indices of samples; repeats are fine, negative ones count from the end."""
+
+BLOCK_ROWS = 1 << 14  # samples processed together by whole-file operations
 BLOCK_BYTES = 16 << 20  # payload bytes held together by them; one payload may be larger
 
 
@@ -42,7 +45,7 @@ class Places:
         ptrs: (n,) uint64, absolute; of MSTR the data, of MULT the record and the data behind it. 0 where absent.
         sizes: (n,) uint64, bytes at `ptrs`; 0 where absent.
         crcs: (n,) uint32, CRC-32C of record and data; 0 where absent.
-        records: (n, metadata_size) uint8, MSTR's records; None where they stand at `ptrs`.
+        records: (n, metadata_size) uint8, MSTR's records; None where they are at `ptrs`.
     """
 
     present: npt.NDArray[np.bool_]
@@ -112,7 +115,7 @@ class Bounds(NamedTuple):
             [None if one is None else one[start:stop] for one in self.present],
         )
 
-    def cut(self, view: memoryview, m: int) -> list[memoryview | None]:
+    def slices(self, view: memoryview, m: int) -> list[memoryview | None]:
         """The data of one modality as slices of the mapping; None where absent."""
         starts, ends, present = self.starts[m].tolist(), self.ends[m].tolist(), self.present[m]
         if present is None:

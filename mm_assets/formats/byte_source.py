@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import TruncatedError
-from mm_assets.formats.page_cache import CAN_ASK, PageCache
+from mm_assets.formats.page_cache import CAN_ADVISE, PageCache
 
 READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # Windows translates line ends without O_BINARY
 _HAS_MADVISE, _HAS_PREAD = hasattr(mmap, "MADV_DONTNEED"), hasattr(os, "pread")  # Windows has neither
@@ -87,7 +87,7 @@ class MappedFile:
             self.size = status.st_size
             # An empty file cannot be mapped.
             self._map = mmap.mmap(fd, self.size, access=mmap.ACCESS_READ) if self.size else None
-            if CAN_ASK and self._map is not None:
+            if CAN_ADVISE and self._map is not None:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
                 self._map.madvise(mmap.MADV_RANDOM)
         except BaseException:
@@ -95,7 +95,7 @@ class MappedFile:
             raise
         self._fd = fd
         self._give_back = weakref.finalize(self, os.close, fd)  # readers are let go unclosed while others read
-        self._ahead = PageCache(fd)
+        self._page_cache = PageCache(fd)
         self._view = memoryview(self._map if self._map is not None else b"")
 
     def reopened(self) -> bool:
@@ -136,8 +136,8 @@ class MappedFile:
             views = [view[offset : offset + size] for offset, size in ranges]
         except ValueError:
             raise ValueError(f"{self.name} is closed") from None
-        if CAN_ASK:
-            self._ahead.fetch_ranges(ranges)
+        if CAN_ADVISE:
+            self._page_cache.fetch_ranges(ranges)
         return views
 
     def read(self, offset: int, size: int) -> memoryview:
@@ -156,47 +156,47 @@ class MappedFile:
 
     def fetch(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
         """Has the ranges [start, end) of a batch brought into memory, if a few that are probed are not there."""
-        if CAN_ASK:
-            self._ahead.fetch(starts, ends)
+        if CAN_ADVISE:
+            self._page_cache.fetch(starts, ends)
 
     def may_skip(self, count: int) -> bool:
         """Whether a batch of `count` ranges need not be fetched, because nothing was missed for long."""
-        return not CAN_ASK or self._ahead.may_skip(count)
+        return not CAN_ADVISE or self._page_cache.may_skip(count)
 
     def pick(self) -> int:
         """A number, another each time, by which it is chosen what of a batch is looked at."""
-        return self._ahead.pick()
+        return self._page_cache.pick()
 
-    def is_still_there(self, count: int, position: int) -> bool:
+    def is_still_resident(self, count: int, position: int) -> bool:
         """Whether a batch of `count` ranges need not be fetched, by one of its positions."""
-        return not CAN_ASK or self._ahead.is_still_there(count, position)
+        return not CAN_ADVISE or self._page_cache.is_still_resident(count, position)
 
-    def is_present(self, position: int) -> bool:
+    def is_resident(self, position: int) -> bool:
         """Whether the byte at a position is in memory; False where that cannot be told."""
-        return not CAN_ASK or self._ahead.is_present(position)
+        return not CAN_ADVISE or self._page_cache.is_resident(position)
 
-    def ask(self, start: int, end: int) -> None:
+    def request(self, start: int, end: int) -> None:
         """Has the range [start, end) brought into memory, whether it is there or not."""
-        if CAN_ASK:
-            self._ahead.ask(start, end)
+        if CAN_ADVISE:
+            self._page_cache.request(start, end)
 
     def fetch_one(self, offset: int, size: int) -> None:
         """Has one range brought into memory, if it is more than the page that its first touch brings."""
-        if CAN_ASK and size > mmap.PAGESIZE:
-            self._ahead.fetch_one(offset, offset + size)
+        if CAN_ADVISE and size > mmap.PAGESIZE:
+            self._page_cache.fetch_one(offset, offset + size)
 
     def expect(self, offset: int, size: int) -> None:
         """Tells the kernel that a range is read in order, or again and again: it may read ahead and around."""
-        if CAN_ASK and size and self._map is not None and not self._map.closed:
+        if CAN_ADVISE and size and self._map is not None and not self._map.closed:
             start = offset // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_NORMAL, start, offset + size - start)
 
-    def warm(self, offset: int, size: int) -> bool:
+    def page_in(self, offset: int, size: int) -> bool:
         """Has a small range brought into memory whole; False, and nothing done, where it is too large for that."""
-        if size > WHOLE_LIMIT or not CAN_ASK:
-            return not CAN_ASK
+        if size > WHOLE_LIMIT or not CAN_ADVISE:
+            return not CAN_ADVISE
         self.expect(offset, size)
-        self._ahead.fetch_all(offset, offset + size)
+        self._page_cache.fetch_all(offset, offset + size)
         return True
 
     def drop(self, offset: int, size: int) -> None:
@@ -208,7 +208,7 @@ class MappedFile:
 
     def close(self) -> None:
         """Closes the file. The mapping itself lives as long as views that were handed out; closing twice is fine."""
-        self._ahead.forget()
+        self._page_cache.forget()
         self._give_back()
         self._view.release()
         if self._map is not None:
@@ -277,7 +277,7 @@ class Table:
     __slots__ = (
         "_array",
         "_cells",
-        "_is_warm",
+        "_is_paged_in",
         "_view",
         "_words",
         "count",
@@ -299,7 +299,7 @@ class Table:
         self.itemsize = self.dtype.itemsize
         self.region = region or Region(source, ptr, self.nbytes)
         self.in_reach = self.region.in_reach  # whether the whole table may be viewed for the sake of one row
-        self._is_warm = False  # small, and brought into memory whole
+        self._is_paged_in = False  # small, and brought into memory whole
         self._view: memoryview | None = None
         self._cells: memoryview | None = None
         self._array: npt.NDArray[Any] | None = None
@@ -342,15 +342,15 @@ class Table:
             self.source.expect(self.ptr, self.nbytes)
         return self.array()
 
-    def fetch(self, ids: npt.NDArray[np.int64]) -> None:
-        """Has rows `ids`, if the table is of a mapped file, brought into memory where they are not."""
+    def fetch(self, indices: npt.NDArray[np.int64]) -> None:
+        """Has rows `indices`, if the table is of a mapped file, brought into memory where they are not."""
         source = self.source
-        if self._is_warm or not isinstance(source, MappedFile):
+        if self._is_paged_in or not isinstance(source, MappedFile):
             return
-        if source.warm(self.ptr, self.nbytes):
-            self._is_warm = True
+        if source.page_in(self.ptr, self.nbytes):
+            self._is_paged_in = True
         else:
-            starts = ids.astype(np.uint64) * np.uint64(self.itemsize) + np.uint64(self.ptr)
+            starts = indices.astype(np.uint64) * np.uint64(self.itemsize) + np.uint64(self.ptr)
             source.fetch(starts, starts + np.uint64(self.itemsize))
 
     def span(self, start: int, stop: int) -> npt.NDArray[Any]:
@@ -384,17 +384,17 @@ class Table:
         self._array = self._words = None
 
 
-def gather(tables: Iterable[Table], ids: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
-    """Rows `ids` of every table, each (n,) of its dtype.
+def gather(tables: Iterable[Table], indices: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+    """Rows `indices` of every table, each (n,) of its dtype.
 
     Regions in reach that are not kept yet share one request to the source, and so do the rows of tables out of reach.
     """
     tables = list(tables)
     for table in tables:
-        table.fetch(ids)
+        table.fetch(indices)
     Region.fetch(table.region for table in tables)
     far = [table for table in tables if not table.in_reach]
-    ranges = [(table.ptr + i * table.itemsize, table.itemsize) for table in far for i in ids.tolist()]
+    ranges = [(table.ptr + i * table.itemsize, table.itemsize) for table in far for i in indices.tolist()]
     views: list[memoryview] = []
     if ranges:
         source = far[0].source
@@ -402,9 +402,9 @@ def gather(tables: Iterable[Table], ids: npt.NDArray[np.int64]) -> list[npt.NDAr
     result = []
     for table in tables:
         if table.in_reach:
-            result.append(table.array()[ids])
+            result.append(table.array()[indices])
         else:
-            mine, views = views[: len(ids)], views[len(ids) :]
+            mine, views = views[: len(indices)], views[len(indices) :]
             result.append(np.frombuffer(b"".join(mine), table.dtype))
     return result
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mm_assets.errors import BadMagicError, CorruptError, TruncatedError
 from mm_assets.formats import batch
 from mm_assets.formats.batch import Bounds, Head, Places, any_of, blocks
-from mm_assets.formats.byte_source import MappedFile, Table, gather, view_block
+from mm_assets.formats.byte_source import Table, gather, view_block
 from mm_assets.formats.reader import PackedReader
 from mm_assets.formats.records import (
     HEAD_CRC_OFFSET,
@@ -170,7 +170,7 @@ class MstrReader(PackedReader):
             )
             for region in self._regions
         ]
-        self._warm: set[int] = set()  # streams that are small, and were brought into memory whole
+        self._paged_in: set[int] = set()  # streams that are small, and were paged in whole
         self._rows: list[Table] = [
             self._table(region.metadata_ptr, self._num_samples, mstr_row(spec.metadata_size))
             for region, spec in zip(self._regions, self.modalities, strict=True)
@@ -206,17 +206,17 @@ class MstrReader(PackedReader):
         bad = (ptrs < region.data_ptr) | (ptrs > end) | (sizes > end - ptrs)
         return sizes, np.where(ptrs != 0, bad, (sizes != 0) | (rows["crc32c"] != 0))
 
-    def _locate(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> dict[int, Places]:
-        found = gather([self._rows[number] for number in numbers], ids)
-        return {number: self._places(ids, number, rows) for number, rows in zip(numbers, found, strict=True)}
+    def _locate(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> dict[int, Places]:
+        found = gather([self._rows[number] for number in numbers], indices)
+        return {number: self._places(indices, number, rows) for number, rows in zip(numbers, found, strict=True)}
 
-    def _places(self, ids: npt.NDArray[np.int64], number: int, rows: npt.NDArray[Any]) -> Places:
+    def _places(self, indices: npt.NDArray[np.int64], number: int, rows: npt.NDArray[Any]) -> Places:
         sizes, bad = self._check_rows(rows, number)
         if bad.any():
             k = int(bad.argmax())
-            raise self._misplaced(int(ids[k]), number, int(rows["data_ptr"][k]), int(sizes[k]))
+            raise self._misplaced(int(indices[k]), number, int(rows["data_ptr"][k]), int(sizes[k]))
         ptrs = np.ascontiguousarray(rows["data_ptr"])
-        cells = rows.view(np.uint8).reshape(len(ids), rows.dtype.itemsize)
+        cells = rows.view(np.uint8).reshape(len(indices), rows.dtype.itemsize)
         return Places(
             present=ptrs != 0,
             ptrs=ptrs,
@@ -225,18 +225,19 @@ class MstrReader(PackedReader):
             records=np.ascontiguousarray(cells[:, MSTR_ROW_PREFIX.itemsize :]),
         )
 
-    def _raw_bounds(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
-        streams = [self._stream_bounds(ids, number) for number in numbers]
+    def data_bounds(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
+        """Where the data of one or more samples of a mapped file is, without records, checked."""
+        streams = [self._stream_bounds(indices, number) for number in numbers]
         return Bounds(*zip(*streams, strict=True))
 
     def _stream_bounds(
-        self, ids: npt.NDArray[np.int64], number: int
+        self, indices: npt.NDArray[np.int64], number: int
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
         """Starts, ends and presence of one stream's data."""
         table, limits = self._rows[number], self._limits[number]
-        table.fetch(ids)
+        table.fetch(indices)
         # The first two numbers of a row are position, and size with checksum above it.
-        words = table.words().take(ids, 0)
+        words = table.words().take(indices, 0)
         ptrs, sizes = words[:, 0], words[:, 1] & _LOW_HALF
         # Unsigned numbers wrap where a position is below the region, and are far too large then.
         offsets = ptrs - limits.data_ptr
@@ -248,29 +249,27 @@ class MstrReader(PackedReader):
         bad = np.where(present, outside, words[:, 1] != 0)
         if bad.any():
             k = int(bad.argmax())
-            raise self._misplaced(int(ids[k]), number, int(ptrs[k]), int(sizes[k]))
+            raise self._misplaced(int(indices[k]), number, int(ptrs[k]), int(sizes[k]))
         return ptrs, ends, present
 
-    def is_warm(self, name: str) -> bool:
-        """Whether a stream is small, and was brought into memory whole.
+    def is_paged_in(self, number: int) -> bool:
+        """Whether a stream is small, and was paged in whole."""
+        return number in self._paged_in
 
-        Raises:
-            KeyError: no such modality.
-        """
-        return self._number(name) in self._warm
-
-    def _fetch_data(self, source: MappedFile, numbers: Sequence[int], bounds: Bounds) -> None:
+    def fetch_data(self, numbers: Sequence[int], bounds: Bounds) -> None:
+        """Has the data of a batch of a mapped file paged in where it is not."""
+        source = self.mapped
         for m, number in enumerate(numbers):
-            if number not in self._warm:
+            if source is not None and number not in self._paged_in:
                 region = self._regions[number]
-                if source.warm(region.data_ptr, region.data_size):
-                    self._warm.add(number)
+                if source.page_in(region.data_ptr, region.data_size):
+                    self._paged_in.add(number)
                 else:
                     source.fetch(bounds.starts[m], bounds.ends[m])
 
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
         """Which samples have a modality: (N,) bool."""
-        present: npt.NDArray[np.bool_] = self._rows[self._number(name)].column()["data_ptr"] != 0
+        present: npt.NDArray[np.bool_] = self._rows[self.number_of(name)].column()["data_ptr"] != 0
         return present
 
     def sizes(self, name: str) -> npt.NDArray[np.uint32]:
@@ -280,7 +279,7 @@ class MstrReader(PackedReader):
             KeyError: no such modality.
             CorruptError: a payload is larger than the format allows.
         """
-        number = self._number(name)
+        number = self.number_of(name)
         rows = self._rows[number].column()
         sizes = rows["data_size"].astype(np.uint64)
         sizes[rows["data_ptr"] != 0] += np.uint64(self.modalities[number].metadata_size)
@@ -302,7 +301,7 @@ class MstrReader(PackedReader):
 
     def records(self, name: str) -> npt.NDArray[np.uint8]:
         """Every metadata record: (N, metadata_size) uint8, a strided view, no copy; zeros where absent; read-only."""
-        table = self._rows[self._number(name)]
+        table = self._rows[self.number_of(name)]
         cells = table.column().view(np.uint8).reshape(self._num_samples, table.itemsize)
         return cells[:, MSTR_ROW_PREFIX.itemsize :]
 

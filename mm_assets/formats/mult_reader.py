@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mm_assets.errors import BadMagicError, CorruptError, TruncatedError, UnsupportedVersionError
 from mm_assets.formats import batch
 from mm_assets.formats.batch import Bounds, Head, Places, any_of, blocks
-from mm_assets.formats.byte_source import MappedFile, Region, Table, gather, view_block
+from mm_assets.formats.byte_source import Region, Table, gather, view_block
 from mm_assets.formats.reader import PackedReader
 from mm_assets.formats.records import (
     DIRECTORY_SECTION,
@@ -119,7 +119,7 @@ class MultReader(PackedReader):
             expected = str(16 * num_samples * count)
             raise CorruptError(self._path, "the size of the directory", found=directory.size, expected=expected)
         whole = Region(self._source, directory.ptr, directory.size)
-        # The same bytes as the columns below, so that one look-up finds several modalities (`_raw_bounds`).
+        # The same bytes as the columns below, so that one look-up finds several modalities (`data_bounds`).
         self._words = self._table(directory.ptr, 2 * num_samples * count, "<u8")
         self._halves = self._table(directory.ptr, 4 * num_samples * count, "<u4")
         for number in range(count):
@@ -142,7 +142,7 @@ class MultReader(PackedReader):
                 return None
             if size < record_size or ptr < self._body_ptr or ptr + size > self._size:
                 raise self._misplaced(i, number, ptr, size)
-            expected = crcs.cell(i) if self._verify else 0
+            expected = crcs.cell(i) if self.verifies else 0
         else:
             places = self._locate(np.array([i], np.int64), (number,))[number]
             if not places.present[0]:
@@ -162,15 +162,15 @@ class MultReader(PackedReader):
             expected=f"at least {least} bytes within {self._body_ptr}..{self._size}",
         )
 
-    def _locate(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> dict[int, Places]:
+    def _locate(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> dict[int, Places]:
         if not self._has_tail:
-            return {number: self._locate_by_headers(ids, number) for number in numbers}
-        found = iter(gather([table for number in numbers for table in self._columns[number]], ids))
-        return {number: self._places(ids, number, next(found), next(found), next(found)) for number in numbers}
+            return {number: self._locate_by_headers(indices, number) for number in numbers}
+        found = iter(gather([table for number in numbers for table in self._columns[number]], indices))
+        return {number: self._places(indices, number, next(found), next(found), next(found)) for number in numbers}
 
     def _places(
         self,
-        ids: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int64],
         number: int,
         ptrs: npt.NDArray[np.uint64],
         sizes: npt.NDArray[Any],
@@ -184,17 +184,18 @@ class MultReader(PackedReader):
         bad |= np.where(present, (sizes < self.modalities[number].metadata_size) | (ptrs < self._body_ptr), sizes != 0)
         if bad.any():
             k = int(bad.argmax())
-            raise self._misplaced(int(ids[k]), number, int(ptrs[k]), int(sizes[k]))
+            raise self._misplaced(int(indices[k]), number, int(ptrs[k]), int(sizes[k]))
         return Places(present=present, ptrs=ptrs, sizes=sizes, crcs=crcs)
 
-    def _raw_bounds(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
+    def data_bounds(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
+        """Where the data of one or more samples of a mapped file is, without records, checked."""
         if not self._has_tail:
-            return self._bounds_by_headers(ids, numbers)
+            return self._bounds_by_headers(indices, numbers)
         for number in numbers:
-            self._columns[number][0].fetch(ids)
-            self._columns[number][1].fetch(ids)
+            self._columns[number][0].fetch(indices)
+            self._columns[number][1].fetch(indices)
         plan = self._plan(numbers)
-        cells = ids + plan.first_cells
+        cells = indices + plan.first_cells
         ptrs = self._words.array().take(cells)
         cells += plan.to_sizes
         sizes = self._halves.array().take(cells).astype(np.uint64)
@@ -202,7 +203,7 @@ class MultReader(PackedReader):
         offsets = ptrs - plan.body_ptr
         most = np.maximum(offsets, sizes - plan.record_sizes)
         outside = np.maximum(most, np.add(offsets, sizes, out=offsets), out=most) > plan.room
-        shape = len(numbers), len(ids)
+        shape = len(numbers), len(indices)
         ends = (ptrs + sizes).reshape(shape)
         if not any_of(outside):
             return Bounds((ptrs + plan.record_sizes).reshape(shape), ends, plan.all_present)
@@ -211,13 +212,15 @@ class MultReader(PackedReader):
         if bad.any():
             m, k = (int(place[0]) for place in np.nonzero(bad))
             place, size = ptrs.reshape(shape)[m, k], sizes.reshape(shape)[m, k]
-            raise self._misplaced(int(ids[k]), numbers[m], int(place), int(size))
+            raise self._misplaced(int(indices[k]), numbers[m], int(place), int(size))
         starts = np.where(present, ptrs + plan.record_sizes, ptrs)
         return Bounds(starts.reshape(shape), ends, present.reshape(shape))
 
-    def _fetch_data(self, source: MappedFile, numbers: Sequence[int], bounds: Bounds) -> None:
-        # The payloads of a sample are neighbours, so a batch is probed, and asked for, as a whole.
-        source.fetch(np.asarray(bounds.starts), np.asarray(bounds.ends))
+    def fetch_data(self, numbers: Sequence[int], bounds: Bounds) -> None:
+        """Has the data of a batch of a mapped file paged in where it is not."""
+        # The payloads of a sample are neighbours, so a batch is probed, and requested, as a whole.
+        if self.mapped is not None:
+            self.mapped.fetch(np.asarray(bounds.starts), np.asarray(bounds.ends))
 
     def _plan(self, numbers: Sequence[int]) -> _Plan:
         key = tuple(numbers)
@@ -237,18 +240,18 @@ class MultReader(PackedReader):
             )
         return plan
 
-    def _bounds_by_headers(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
-        places = [self._locate_by_headers(ids, number) for number in numbers]
+    def _bounds_by_headers(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
+        places = [self._locate_by_headers(indices, number) for number in numbers]
         present = np.array([found.present for found in places])
         ptrs, sizes = np.array([found.ptrs for found in places]), np.array([found.sizes for found in places])
         records = self._plan(numbers).record_sizes.reshape(-1, 1)
         return Bounds(np.where(present, ptrs + records, ptrs), ptrs + sizes, present)
 
-    def _locate_by_headers(self, ids: npt.NDArray[np.int64], number: int) -> Places:
-        starts, lengths, bad = self._sample_places(gather([self._index_table], ids)[0])
+    def _locate_by_headers(self, indices: npt.NDArray[np.int64], number: int) -> Places:
+        starts, lengths, bad = self._sample_places(gather([self._index_table], indices)[0])
         if bad.any():
             k = int(bad.argmax())
-            raise self._misplaced_sample(int(ids[k]), int(starts[k]), int(lengths[k]))
+            raise self._misplaced_sample(int(indices[k]), int(starts[k]), int(lengths[k]))
         header_size = self._header_type.itemsize
         views = self._source.view_many([(ptr, header_size) for ptr in starts.tolist()])
         headers = np.frombuffer(b"".join(views), self._header_type)
@@ -259,13 +262,13 @@ class MultReader(PackedReader):
         bad = np.where(present, bad, (offsets | sizes) != 0)
         if bad.any():
             k = int(bad.argmax())
-            raise self._misplaced(int(ids[k]), number, int(starts[k] + offsets[k]), int(sizes[k]))
+            raise self._misplaced(int(indices[k]), number, int(starts[k] + offsets[k]), int(sizes[k]))
         zero = np.uint64(0)
         return Places(
             present=present,
             ptrs=np.where(present, starts + offsets, zero),
             sizes=sizes,
-            crcs=np.zeros(len(ids), np.uint32),
+            crcs=np.zeros(len(indices), np.uint32),
         )
 
     def _sample_places(
@@ -289,12 +292,12 @@ class MultReader(PackedReader):
 
     def _all_places(self, number: int) -> Iterator[tuple[int, Places]]:
         for first in range(0, self._num_samples, batch.BLOCK_ROWS):
-            ids = np.arange(first, min(first + batch.BLOCK_ROWS, self._num_samples))
-            yield first, self._locate(ids, (number,))[number]
+            indices = np.arange(first, min(first + batch.BLOCK_ROWS, self._num_samples))
+            yield first, self._locate(indices, (number,))[number]
 
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
         """Which samples have a modality: (N,) bool."""
-        number = self._number(name)
+        number = self.number_of(name)
         if self._has_tail:
             present: npt.NDArray[np.bool_] = self._columns[number][0].column() != 0
             return present
@@ -305,7 +308,7 @@ class MultReader(PackedReader):
 
     def sizes(self, name: str) -> npt.NDArray[np.uint32]:
         """Bytes of record and data of every sample: (N,) uint32, 0 where absent."""
-        number = self._number(name)
+        number = self.number_of(name)
         if self._has_tail:
             return self._columns[number][1].column().copy()
         result = np.zeros(self._num_samples, np.uint32)
@@ -323,7 +326,7 @@ class MultReader(PackedReader):
             KeyError: no such modality.
             CorruptError: a payload is out of place.
         """
-        number = self._number(name)
+        number = self.number_of(name)
         size = self.modalities[number].metadata_size
         result = np.zeros((self._num_samples, size), np.uint8)
         for first, places in self._all_places(number):

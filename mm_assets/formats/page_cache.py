@@ -24,11 +24,11 @@ _REST = 16  # batches, one of which is looked at in the mean while nothing is mi
 _SMALL = 512  # ranges of a batch that would not matter much if it came from disk unasked
 
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux has it
-CAN_ASK = hasattr(os, "posix_fadvise")  # macOS has none: there the kernel's own guesses are left to work
+CAN_ADVISE = hasattr(os, "posix_fadvise")  # macOS has none: there the kernel's own guesses are left to work
 _CANNOT_TELL = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}  # the file system or kernel has no such read
 
 
-class Looks:
+class Residency:
     """How often batches are looked at for whether they are in memory: seldom while nothing is missed.
 
     It may be used by several threads, which then share what they learn.
@@ -73,7 +73,7 @@ class Looks:
         self._calm = 0
 
 
-class PageCache(Looks):
+class PageCache(Residency):
     """What is known of which pages of one file are in memory.
 
     Where that cannot be told (no `RWF_NOWAIT`, or a file system that refuses it) every batch is asked for: that makes
@@ -96,7 +96,7 @@ class PageCache(Looks):
         """Asks for nothing any more: the descriptor will be another file's."""
         self._fd = -1
 
-    def is_present(self, position: int) -> bool:
+    def is_resident(self, position: int) -> bool:
         """Whether the byte at a position is in memory; False where that cannot be told."""
         if not self._can_tell or _NOWAIT is None:
             return False
@@ -112,14 +112,14 @@ class PageCache(Looks):
             return False
         return True  # also behind the end of the file, where nothing is to be had
 
-    def is_still_there(self, count: int, position: int) -> bool:
+    def is_still_resident(self, count: int, position: int) -> bool:
         """Whether a batch of `count` ranges need not be fetched, by the one look that `fetch` would take at `position`.
 
         False wherever `fetch` would look at more than one.
         """
         if self._calm < _CALM or count > _SMALL:
             return False
-        if self.is_present(position):
+        if self.is_resident(position):
             self._calm += 1
             return True
         self._calm = 0
@@ -133,9 +133,9 @@ class PageCache(Looks):
             ends: of the same shape, not below `starts`; the ranges lie within the file.
         """
         for k in self.probes(starts.size):
-            if not self.is_present(starts.item(k)):
+            if not self.is_resident(starts.item(k)):
                 self._calm = 0
-                self._ask(starts, ends)
+                self._request(starts, ends)
                 return
         self._calm += 1
 
@@ -145,10 +145,10 @@ class PageCache(Looks):
             self.fetch_one(ranges[0][0], sum(ranges[0]))
             return
         for k in self.probes(len(ranges)):
-            if not self.is_present(ranges[k][0]):
+            if not self.is_resident(ranges[k][0]):
                 self._calm = 0
                 starts, sizes = np.array(ranges, np.uint64).T
-                self._ask(starts, starts + sizes)
+                self._request(starts, starts + sizes)
                 return
         self._calm += 1
 
@@ -160,27 +160,27 @@ class PageCache(Looks):
         self._singles += 1
         if self._calm >= _CALM and self._singles % _PATIENCE:
             return
-        if self.is_present(start):
+        if self.is_resident(start):
             self._calm += 1
         else:
             self._calm = 0
-            self.ask(start, end)
+            self.request(start, end)
 
     def fetch_all(self, start: int, end: int) -> None:
         """Has a long range brought into memory unless all of the few positions that are probed are there."""
         step = max(PAGE, -(-(end - start) // _PROBES))
-        if not all(self.is_present(position) for position in range(start, end, step)):
-            self.ask(start, end)
+        if not all(self.is_resident(position) for position in range(start, end, step)):
+            self.request(start, end)
 
-    def _ask(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
+    def _request(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
         """Asks for the pages of all ranges, once for those that touch."""
         firsts = (starts.ravel() // np.uint64(PAGE)).astype(np.int64)
         lasts = (-(-ends.ravel().astype(np.int64) // PAGE)).astype(np.int64)
-        firsts, lasts = touching(firsts, lasts)
+        firsts, lasts = merge_touching(firsts, lasts)
         for first, last in zip((firsts * PAGE).tolist(), (lasts * PAGE).tolist(), strict=True):
-            self.ask(first, last)
+            self.request(first, last)
 
-    def ask(self, start: int, end: int) -> None:
+    def request(self, start: int, end: int) -> None:
         """Asks for the pages of one range."""
         for position in range(start, end, REQUEST):
             try:
@@ -189,7 +189,7 @@ class PageCache(Looks):
                 return  # a file system that takes no advice, or a file that another thread has closed
 
 
-def touching(
+def merge_touching(
     firsts: npt.NDArray[np.int64], lasts: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Runs [first, last) of which those that touch or overlap are made one, ascending; (n,) each, n from 1."""

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import operator
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import CorruptError, FormatError, SchemaMismatchError, TruncatedError
 from mm_assets.formats import batch
-from mm_assets.formats.batch import Chunk, Column, Head, Places, any_of, blocks
+from mm_assets.formats.batch import Bounds, Chunk, Column, Head, Indices, Places, any_of, blocks
 from mm_assets.formats.byte_source import ByteSource, MappedFile, Region, Table, drop_pages
-from mm_assets.formats.raw import Ids, RawReads
 from mm_assets.formats.records import (
     IDS_SECTION,
     MAX_MODALITIES,
@@ -37,8 +36,11 @@ from mm_assets.formats.report import FileDamage, VerifyReport
 from mm_assets.formats.sample_ids import NumberedIds, SampleIds, StoredIds
 from mm_assets.formats.tail import SECTION_NAMES, Tail, Window, check_descriptor
 
+if TYPE_CHECKING:
+    from mm_assets.formats.fast_path import RawCache
 
-class PackedReader(RawReads):
+
+class PackedReader(ABC):
     """Reads one packed file; see `MultReader` and `MstrReader`, and `open_reader` for either.
 
     Payloads are `memoryview`s into the mapping, valid as long as someone holds them, also after `close`. A reader may
@@ -50,10 +52,15 @@ class PackedReader(RawReads):
         verify: check the CRC-32C of every payload that is read.
         window: what `open_reader` has fetched of the source already.
 
+    Attributes:
+        mapped: the mapping of a local file; None of any other.
+        verifies: whether every payload that is read has its checksum checked.
+        raw_cache: what `fast_path` has cached of this file.
+
     Raises:
-        FormatError: the file is not of this format, cut off, damaged, or of a later version.
+        FormatError: the file is not of this format, truncated, damaged, or of a later version.
         SchemaMismatchError: the file does not have the given modalities.
-        OSError: the file cannot be had.
+        OSError: the file cannot be read.
     """
 
     format: ClassVar[str]
@@ -66,11 +73,11 @@ class PackedReader(RawReads):
         verify: bool = False,
         window: Window | None = None,
     ) -> None:
-        super().__init__()
         opened = isinstance(source, str | os.PathLike)
         self._source: ByteSource = MappedFile(source) if isinstance(source, str | os.PathLike) else source
-        self._mapped = self._source if isinstance(self._source, MappedFile) else None
-        self._verify = verify
+        self.mapped = self._source if isinstance(self._source, MappedFile) else None
+        self.verifies = verify
+        self.raw_cache: RawCache | None = None
         self._tables: list[Table] = []
         try:
             self._open(modalities, window)
@@ -142,8 +149,28 @@ class PackedReader(RawReads):
         """One payload of a mapped file and its checksum, or None where absent."""
 
     @abstractmethod
-    def _locate(self, ids: npt.NDArray[np.int64], numbers: Sequence[int]) -> dict[int, Places]:
-        """Where the payloads of samples `ids` are, by modality, checked; `CorruptError` where one is out of place."""
+    def _locate(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> dict[int, Places]:
+        """Where the payloads of samples are, by modality, checked; `CorruptError` where one is out of place."""
+
+    @abstractmethod
+    def data_bounds(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
+        """Where the data of one or more samples of a mapped file is, without records; checked as by `_locate`.
+
+        Args:
+            indices: as `check_indices` gives them.
+            numbers: of the modalities.
+
+        Raises:
+            CorruptError: a payload is out of place.
+        """
+
+    @abstractmethod
+    def fetch_data(self, numbers: Sequence[int], bounds: Bounds) -> None:
+        """Has the data of a batch of a mapped file paged in where it is not."""
+
+    def is_paged_in(self, number: int) -> bool:
+        """Whether the data of a modality is small, and was paged in whole."""
+        return False
 
     @abstractmethod
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
@@ -192,9 +219,9 @@ class PackedReader(RawReads):
         if given is None:
             raise TruncatedError(
                 self._path,
-                "no tail: the file is cut off, or another writer made it; then its modalities must be given",
+                "no tail: the file is truncated, or another writer made it; then its modalities must be given",
             )
-        if self._verify:
+        if self.verifies:
             raise CorruptError(self._path, "no tail, and so no checksums that verify=True could check")
         self._match(given, head.descriptors)
         by_hash = {name_hash(spec.name): spec for spec in given}
@@ -242,9 +269,10 @@ class PackedReader(RawReads):
     # Reading.
 
     def _checks(self, verify: bool | None) -> bool:
-        return self._verify if verify is None else verify and self._has_tail
+        return self.verifies if verify is None else verify and self._has_tail
 
-    def _number(self, name: str) -> int:
+    def number_of(self, name: str) -> int:
+        """The number of a modality in the file; `KeyError` where there is none of that name."""
         try:
             return self._numbers[name]
         except KeyError:
@@ -258,11 +286,17 @@ class PackedReader(RawReads):
             raise IndexError(f"{self._path}: sample {i} of {self._num_samples}")
         return i
 
-    def _indices(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        array = np.asarray(ids)
+    def check_indices(self, indices: Indices) -> npt.NDArray[np.int64]:
+        """Indices of samples, checked and counted from the start: (n,).
+
+        Raises:
+            IndexError: no such sample.
+            TypeError: not integers in one dimension.
+        """
+        array = np.asarray(indices)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise TypeError(f"sample indices: {array.dtype} of {array.ndim} dimensions, expected integers of one")
-        # The short way for what loaders pass: a negative number is a huge one without its sign.
+        # The shortcut for what loaders pass: a negative number is a huge one without its sign.
         if array.dtype == np.int64 and not any_of(array.view(np.uint64) >= self._limit):
             return array
         # Compared before the cast: a large uint64 must not wrap.
@@ -284,48 +318,25 @@ class PackedReader(RawReads):
             KeyError: no such modality.
             CorruptError: the bytes are out of place or, with `verify`, not those that were written.
         """
-        number = self._number(name)
+        number = self.number_of(name)
         i = self._index(i)
-        if self._mapped is None:  # there are requests to save
+        if self.mapped is None:  # there are requests to save
             return self.read_samples([i], (name,))[name][0]
         found = self._read_one(i, number)
         if found is None:
             return None
         payload, expected = found
-        if self._verify:
+        if self.verifies:
             self._check_payload(i, number, payload, expected)
         return payload
 
-    def read_raw(self, i: int, name: str) -> memoryview | None:
-        """The data of one payload without its record, a view into the mapping; else as `read_payload`."""
-        payload = self.read_payload(i, name)
-        return None if payload is None else memoryview(payload.data)
-
-    def read_payloads(self, ids: Sequence[int] | npt.NDArray[np.integer], name: str) -> list[Payload | None]:
-        """The payloads of many samples, in the order asked, None where absent; one request to the source.
-
-        Args:
-            ids: indices of the samples, repeats allowed; negative count from the end.
-            name: the modality.
-
-        Raises:
-            IndexError: no such sample.
-            KeyError: no such modality.
-            CorruptError: as for `read_payload`; nothing is returned then.
-        """
-        return self.read_samples(ids, (name,))[name]
-
     def read_samples(
-        self,
-        ids: Sequence[int] | npt.NDArray[np.integer],
-        names: Sequence[str] | None = None,
-        *,
-        verify: bool | None = None,
+        self, indices: Indices, names: Sequence[str] | None = None, *, verify: bool | None = None
     ) -> dict[str, list[Payload | None]]:
-        """The payloads of many samples by modality, each list in the order asked; one request to the source.
+        """The payloads of many samples by modality, each list in the order of `indices`; one request to the source.
 
         Args:
-            ids: indices of the samples, repeats allowed; negative count from the end.
+            indices: of the samples, repeats allowed; negative count from the end.
             names: modalities to read; all by default.
             verify: check every payload's checksum, where the file has them; by default as the reader was opened.
 
@@ -334,21 +345,23 @@ class PackedReader(RawReads):
             KeyError: no such modality.
             CorruptError: as for `read_payload`; nothing is returned then.
         """
-        numbers = [self._number(name) for name in (self.names if names is None else names)]
-        indices = self._indices(ids)
-        check = self._checks(verify)
-        return self._fetch(indices, self._locate(indices, numbers), check)
+        numbers = self._numbers_of(names)
+        checked = self.check_indices(indices)
+        return self._fetch(checked, self._locate(checked, numbers), self._checks(verify))
+
+    def _numbers_of(self, names: Sequence[str] | None) -> list[int]:
+        return [self.number_of(name) for name in (self.names if names is None else names)]
 
     def read_columns(
-        self, ids: Ids, names: Sequence[str] | None = None, *, verify: bool | None = None
+        self, indices: Indices, names: Sequence[str] | None = None, *, verify: bool | None = None
     ) -> dict[str, Column]:
         """The same as `read_samples`, records and data apart: for decoders of batches, and quicker."""
         numbers = list(dict.fromkeys(self._numbers_of(names)))
-        indices = self._indices(ids)
+        checked = self.check_indices(indices)
         check = self._checks(verify)
-        places = self._locate(indices, numbers)
+        places = self._locate(checked, numbers)
         views = self._views(places)
-        return {self.names[number]: self._column(indices, number, places[number], views, check) for number in numbers}
+        return {self.names[number]: self._column(checked, number, places[number], views, check) for number in numbers}
 
     def _column(
         self, indices: npt.NDArray[np.int64], number: int, found: Places, views: Iterator[memoryview], verify: bool
@@ -430,7 +443,7 @@ class PackedReader(RawReads):
             KeyError: no such modality.
             CorruptError: as for `read_payload`.
         """
-        if self._mapped is not None:
+        if self.mapped is not None:
             return {name: self.read_payload(i, name) for name in (self.names if names is None else names)}
         return {name: payloads[0] for name, payloads in self.read_samples([i], names).items()}
 
@@ -441,7 +454,7 @@ class PackedReader(RawReads):
             KeyError: no such modality.
             CorruptError: a payload that must be read is out of place.
         """
-        number = self._number(name)
+        number = self.number_of(name)
         if self._has_tail:
             return self._stored_checksums(number)
         result = np.zeros(self._num_samples, np.uint32)
@@ -468,7 +481,7 @@ class PackedReader(RawReads):
             KeyError: no such modality.
             CorruptError: a payload is out of place or, with `verify`, damaged.
         """
-        numbers = [self._number(name) for name in (self.names if names is None else names)]
+        numbers = self._numbers_of(names)
         check = self._checks(verify)
         for first in range(0, self._num_samples, batch.BLOCK_ROWS):
             indices = np.arange(first, min(first + batch.BLOCK_ROWS, self._num_samples))
@@ -564,7 +577,7 @@ class PackedReader(RawReads):
             table.forget()
         if isinstance(self.sample_ids, StoredIds):
             self.sample_ids.forget()
-        self._last = None
+        self.raw_cache = None
         self._source.close()
 
     def __enter__(self) -> Self:
@@ -578,7 +591,7 @@ class PackedReader(RawReads):
     def __reduce__(self) -> tuple[object, ...]:
         source = self._source.path if isinstance(self._source, MappedFile) else self._source
         modalities = None if self._has_tail else self.modalities
-        return _reopen, (type(self), source, modalities, self._verify)
+        return _reopen, (type(self), source, modalities, self.verifies)
 
 
 def _reopen(

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.dataset.decoding import Allocate, Batch, DecodePool
+from mm_assets.dataset.decoding import Allocate, Batch
 from mm_assets.dataset.prefetch import BufferPool, arrays_of
+from mm_assets.dataset.workers import WorkerPool
 from mm_assets.errors import ConfigError, FormatError, LoaderError, optional_import
 from mm_assets.fields import ArraySpec
 from mm_assets.loading.collate import MultimodalCollator, Ragged, as_tensors
@@ -47,7 +48,7 @@ class BatchSource(Protocol):
 
     def read_batch(
         self,
-        ids: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int64],
         modalities: Sequence[str],
         *,
         out: Mapping[str, Any] | None = None,
@@ -131,7 +132,7 @@ class BatchMaker:
         self._seeded = {name for name, transform in self._transforms.items() if _takes_rng(transform)}
         self._threads = threads if threads > 1 else 0
         self._first_threads = first_threads if first_threads > 1 else 0
-        self._pool = DecodePool()
+        self._pool = WorkerPool()
         self._skip_damaged = skip_damaged
         self._pin_memory = pin_memory
         self._options: dict[str, Any] = {}
@@ -162,14 +163,14 @@ class BatchMaker:
             return self._make(step, self._threads if number else self._first_threads)
 
     def _make(self, step: Step, threads: int) -> Made:
-        ids, damaged, columns = self._read(step, threads)
+        indices, damaged, columns = self._read(step, threads)
         valid = step.valid
         if damaged:
             lost = {one.index for one in damaged}
-            valid = valid & np.fromiter((index not in lost for index in step.ids.tolist()), np.bool_, len(valid))
+            valid = valid & np.fromiter((index not in lost for index in step.indices.tolist()), np.bool_, len(valid))
         for name, transform in self._transforms.items():
-            columns[name] = self._transform(name, transform, columns[name], ids, threads)
-        return Made(batch=self._collate(columns, ids, valid), damaged=damaged, stop=step.stop)
+            columns[name] = self._transform(name, transform, columns[name], indices, threads)
+        return Made(batch=self._collate(columns, indices, valid), damaged=damaged, stop=step.stop)
 
     def close(self) -> None:
         """End the threads that transform; those that decode are the source's."""
@@ -183,19 +184,19 @@ class BatchMaker:
         """The samples that are in the batch, those that should have been, and the values."""
         options = {**self._options, "threads": threads, "out": arrays_of(self._layouts, self._allocate)}
         try:
-            return step.ids, (), dict(self._source.read_batch(step.ids, self._names, **options))
+            return step.indices, (), dict(self._source.read_batch(step.indices, self._names, **options))
         except FormatError as error:
             if not self._skip_damaged:
                 raise
-            damaged = self._find_damaged(step.ids)
+            damaged = self._find_damaged(step.indices)
             if not damaged:  # nothing is wrong with any one of them
                 raise
-            ids = self._stand_in(step, {one.index for one in damaged}, error)
-        return ids, damaged, dict(self._source.read_batch(ids, self._names, **options))
+            indices = self._stand_in(step, {one.index for one in damaged}, error)
+        return indices, damaged, dict(self._source.read_batch(indices, self._names, **options))
 
-    def _find_damaged(self, ids: npt.NDArray[np.int64]) -> tuple[DamagedSample, ...]:
+    def _find_damaged(self, indices: npt.NDArray[np.int64]) -> tuple[DamagedSample, ...]:
         epoch = self._order.epoch
-        found = ((index, self._damage(index)) for index in dict.fromkeys(ids.tolist()))
+        found = ((index, self._damage(index)) for index in dict.fromkeys(indices.tolist()))
         return tuple(DamagedSample(index=index, epoch=epoch, error=error) for index, error in found if error)
 
     def _damage(self, index: int) -> FormatError | None:
@@ -209,7 +210,7 @@ class BatchMaker:
 
     def _stand_in(self, step: Step, lost: set[int], error: FormatError) -> npt.NDArray[np.int64]:
         """The samples of a step, others in the rows of those that are lost."""
-        good = [index for index in step.ids.tolist() if index not in lost]
+        good = [index for index in step.indices.tolist() if index not in lost]
         if not good:
             # A shard that cannot be opened, say, and an order that takes its samples together.
             count = self._order.num_samples
@@ -217,17 +218,17 @@ class BatchMaker:
             candidates = self._order.at(far).tolist()
             good = [next((index for index in candidates if index not in lost and self._damage(index) is None), -1)]
             if good[0] < 0:
-                detail = f"all {len(step.ids)} samples of a batch are damaged, and so are {MAX_STAND_INS} others"
+                detail = f"all {len(step.indices)} samples of a batch are damaged, and so are {MAX_STAND_INS} others"
                 raise LoaderError(f"{detail}; the first: {error}") from error
-        ids = step.ids.copy()
-        rows = [row for row, index in enumerate(ids.tolist()) if index in lost]
-        ids[rows] = [good[number % len(good)] for number in range(len(rows))]
-        return ids
+        indices = step.indices.copy()
+        rows = [row for row, index in enumerate(indices.tolist()) if index in lost]
+        indices[rows] = [good[number % len(good)] for number in range(len(rows))]
+        return indices
 
     # --- transforming -------------------------------------------------------------------------------------------------
 
     def _transform(
-        self, name: str, transform: Transform, column: Batch, ids: npt.NDArray[np.int64], threads: int
+        self, name: str, transform: Transform, column: Batch, indices: npt.NDArray[np.int64], threads: int
     ) -> Batch:
         """Each value that is present transformed; None makes it absent."""
         values, present = rows_of(column), column.present.tolist()
@@ -235,7 +236,7 @@ class BatchMaker:
         def run(start: int, stop: int) -> list[Any]:
             found: list[Any] = []
             for row in range(start, stop):
-                index = int(ids[row])
+                index = int(indices[row])
                 if not present[row]:
                     found.append(None)
                     continue
@@ -260,15 +261,17 @@ class BatchMaker:
 
     # --- collating ----------------------------------------------------------------------------------------------------
 
-    def _collate(self, columns: dict[str, Batch], ids: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]) -> Any:
-        extra: dict[str, Any] = {"valid": valid, "index": ids}
+    def _collate(self, columns: dict[str, Batch], indices: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]) -> Any:
+        extra: dict[str, Any] = {"valid": valid, "index": indices}
         if isinstance(self._collator, MultimodalCollator):
             batch = self._collator(columns, allocate=self._allocate)
             if self._collator.return_tensors == "pt":
                 extra = as_tensors(extra)
         else:
             rows = {name: rows_of(column) for name, column in columns.items()}
-            batch = self._collator([{name: values[row] for name, values in rows.items()} for row in range(len(ids))])
+            batch = self._collator(
+                [{name: values[row] for name, values in rows.items()} for row in range(len(indices))]
+            )
             if not isinstance(batch, dict):
                 return batch
         for name, value in extra.items():

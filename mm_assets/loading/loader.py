@@ -15,8 +15,8 @@ from functools import partial
 from itertools import count
 from typing import Any, Self
 
-from mm_assets.dataset.decoding import count_threads
 from mm_assets.dataset.prefetch import Prefetch
+from mm_assets.dataset.workers import count_threads
 from mm_assets.errors import ConfigError, LoaderError
 from mm_assets.loading.batches import BatchMaker, BatchSource, Collate, DamagedSample, Made, Transform, check_pinning
 from mm_assets.loading.collate import MultimodalCollator

@@ -33,13 +33,13 @@ class Step:
     Attributes:
         start: positions of the epoch that all ranks have been given before it.
         stop: the same after it.
-        ids: (n,) int64, the samples.
+        indices: (n,) int64, the samples.
         valid: (n,) bool; False for a sample that is only repeated, so that all ranks have a batch of one size.
     """
 
     start: int
     stop: int
-    ids: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]
     valid: npt.NDArray[np.bool_]
 
 
@@ -78,14 +78,14 @@ class EpochPlan:
         while start < whole_stop:
             num_steps = min(max(1, CHUNK // self.batch_size), (whole_stop - start) // together)
             starts = start + together * np.arange(num_steps)
-            ids = self.order.at((starts[:, None] + mine).ravel()).reshape(num_steps, self.batch_size)
-            for row in ids:
+            indices = self.order.at((starts[:, None] + mine).ravel()).reshape(num_steps, self.batch_size)
+            for row in indices:
                 # A copy: the caller may keep it, and must not keep the whole chunk with it.
-                yield Step(start=start, stop=start + together, ids=row.copy(), valid=np.ones(len(row), np.bool_))
+                yield Step(start=start, stop=start + together, indices=row.copy(), valid=np.ones(len(row), np.bool_))
                 start += together
         rows, valid = self._last_rows(start, count - start)
         if len(rows):
-            yield Step(start=start, stop=count, ids=self.order.at(rows), valid=valid)
+            yield Step(start=start, stop=count, indices=self.order.at(rows), valid=valid)
 
     def _last_rows(self, start: int, rest: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Positions of this rank's last batch, out of `rest` from `start` on, and which of them are no repeats."""

@@ -138,7 +138,7 @@ def _checksums(source: Any, probes: npt.NDArray[np.int64], name: str) -> list[in
     found: list[int | str | None] = []
     for probe in probes.tolist():
         try:
-            raw = source.read_raw(probe, name)
+            raw = source.read_raw([probe], [name])[name][0]
         except FormatError:
             found.append("damaged")
             continue

@@ -126,7 +126,7 @@ def test_arrays_and_images(file: Path, tmp_path: Path, demo_shards: Path) -> Non
     add_values(file, "image", ImageField(), images)
     assert np.array_equal(column(file, "box")[0], np.array([[1.5, 2], [3, 4]]))
     with mm_assets.open(file) as dataset:
-        assert bytes(dataset.read_raw(3, "image")) == image
+        assert bytes(dataset.read_raw([3], ["image"])["image"][0]) == image
         assert dataset[3]["image"].ndim == 3
 
 

@@ -79,14 +79,14 @@ def test_one_modality_touches_no_other(packed):
         assert dataset.read_modality("text", [3, 3, -1, 0]) == ["text 3 é", "text 3 é", "text 8 é", "text 0 é"]
         assert dataset.read_modality("label", np.array([3, 0], np.uint8)) == [None, -5]
         assert dataset.read_modality("text", []) == []
-        assert bytes(dataset.read_raw(1, "text")) == "text 1 é".encode()
-        assert bytes(dataset.read_raw(0, "image")).startswith(b"\x89PNG")
-        assert dataset.read_raw(2, "image") is None
+        assert bytes(dataset.read_raw([1], ["text"])["text"][0]) == "text 1 é".encode()
+        assert bytes(dataset.read_raw([0], ["image"])["image"][0]).startswith(b"\x89PNG")
+        assert dataset.read_raw([2], ["image"])["image"][0] is None
         for call in (
             lambda: dataset.read_sample(0, ["no such"]),
             lambda: dataset.read_modality("no such", [0]),
             lambda: dataset.read_batch([0], ["no such"]),
-            lambda: dataset.read_raw(0, "no such"),
+            lambda: dataset.read_raw([0], ["no such"]),
             lambda: dataset.presence("no such"),
         ):
             with pytest.raises(KeyError, match="no such"):
@@ -209,7 +209,7 @@ def test_damage_names_file_sample_and_modality(packed):
             (4, "id-4", "text")
         ]
     with mm_assets.open(packed, verify=True) as dataset, pytest.raises(CorruptError, match="sample 4"):
-        dataset.read_raw(4, "text")
+        dataset.read_raw([4], ["text"])
 
 
 def test_pickle_threads_and_close(packed):
@@ -264,7 +264,7 @@ def test_a_users_field_and_an_unknown_one(tmp_path, form):
         assert list(dataset.fields) == ["b"]
         assert dataset.names == ("a", "b")
         assert dataset.read_sample(0, ["b"]) == {"b": "x"}
-        assert bytes(dataset.read_raw(0, "a")) == b"HEY"
+        assert bytes(dataset.read_raw([0], ["a"])["a"][0]) == b"HEY"
         for call in (lambda: dataset[0], lambda: dataset.read_batch([0]), lambda: dataset.read_modality("a", [0])):
             with pytest.raises(SchemaMismatchError, match=r"'a'.*Shout.*read_raw"):
                 call()
@@ -296,7 +296,7 @@ def test_a_missing_package_leaves_the_rest_readable(tmp_path, form, monkeypatch)
     monkeypatch.setitem(globals(), "MISSING", ["x"])
     with mm_assets.open(path) as dataset:
         assert dataset.read_sample(0, ["b"]) == {"b": None}
-        assert bytes(dataset.read_raw(0, "a")) == b"1"
+        assert bytes(dataset.read_raw([0], ["a"])["a"][0]) == b"1"
         with pytest.raises(SchemaMismatchError, match="pip install none"):
             dataset.read_batch([0], ["a"])
 
@@ -336,7 +336,7 @@ def test_a_file_of_a_stranger_schema(tmp_path):
         assert dataset.fields == {"unnamed": TextField()}
         assert dataset.read_sample(0, ["unnamed"]) == {"unnamed": "t"}
         for name in ("new", "wide", "reserved"):
-            assert bytes(dataset.read_raw(0, name)) == b"t"
+            assert bytes(dataset.read_raw([0], [name])[name][0]) == b"t"
             with pytest.raises(SchemaMismatchError, match=name):
                 dataset.read_modality(name, [0])
 
@@ -507,8 +507,8 @@ def test_names_of_modalities(packed):
     with mm_assets.open(packed) as dataset:
         for _ in range(2):
             for names in (["text"], ("text",), iter(["text"]), {"text": 1}):
-                assert list(dataset.read_raw_batches([0], names)) == ["text"]
-        for method in (dataset.read_raw_batches, dataset.read_batch, dataset.read_samples):
+                assert list(dataset.read_raw([0], names)) == ["text"]
+        for method in (dataset.read_raw, dataset.read_batch):
             with pytest.raises(TypeError, match="'text', expected a list of names"):
                 method([0], "text")
 
@@ -604,4 +604,4 @@ def test_bytes_of_any_kind(tmp_path):
     """A field that keeps bytes gives the same bytes by read_raw as were written."""
     path = write(tmp_path / "x.mstr", range(1), fields={"b": BytesField()}, make=lambda _: {"b": b"\0\xff"})
     with mm_assets.open(path) as dataset:
-        assert bytes(dataset.read_raw(0, "b")) == dataset[0]["b"] == b"\0\xff"
+        assert bytes(dataset.read_raw([0], ["b"])["b"][0]) == dataset[0]["b"] == b"\0\xff"

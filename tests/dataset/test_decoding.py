@@ -232,9 +232,9 @@ def test_any_modality_of_any_sample_may_be_missing(tmp_path_factory, examples, d
                 expected = [pairs[i][name] and pairs[i][name][1] for i in ids]
                 assert same(dataset.read_modality(name, ids), expected)
                 assert same(dataset.read_modality(name, ids, threads=2), expected)
-                raw = dataset.read_raw_batch(ids, name)
+                raw = dataset.read_raw(ids, [name])[name]
                 assert [one and bytes(one) for one in raw] == [
-                    view and bytes(view) for view in (dataset.read_raw(i, name) for i in ids)
+                    view and bytes(view) for view in (dataset.read_raw([i], [name])[name][0] for i in ids)
                 ]
             out = dataset.empty_batch(len(ids))
             fill(out, 1)
@@ -553,14 +553,14 @@ def test_raw_batches_are_views(packed):
     """Raw reads of many samples give the stored bytes in the order asked, None where absent, for any type of field."""
     with mm_assets.open(packed) as dataset:
         order = [4, 3, 2, 4, -1]
-        raw = dataset.read_raw_batch(order, "text")
+        raw = dataset.read_raw(order, ["text"])["text"]
         assert [one and bytes(one).decode() for one in raw] == [sample(i % COUNT)["text"] for i in order]
         assert all(isinstance(one, memoryview) and one.readonly for one in raw if one is not None)
-        assert dataset.read_raw_batch([], "image") == []
+        assert dataset.read_raw([], ["image"])["image"] == []
         with pytest.raises(IndexError):
-            dataset.read_raw_batch([COUNT], "text")
+            dataset.read_raw([COUNT], ["text"])
         with pytest.raises(KeyError, match="typo"):
-            dataset.read_raw_batch([0], "typo")
+            dataset.read_raw([0], ["typo"])
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

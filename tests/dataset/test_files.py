@@ -191,7 +191,7 @@ def test_remote_folders_and_lists(tmp_path, form):
                 assert dataset.files == (f"memory://far/a.{form}", f"memory://far/b.{form}")
                 batch = dataset.read_batch([4, 0], threads=2)
                 assert batch["text"].values == ["text 4 é", "text 0 é"]
-                assert [bytes(one) for one in dataset.read_raw_batch([4, 0], "text")] == [
+                assert [bytes(one) for one in dataset.read_raw([4, 0], ["text"])["text"]] == [
                     b"text 4 \xc3\xa9",
                     b"text 0 \xc3\xa9",
                 ]

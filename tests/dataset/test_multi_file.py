@@ -17,8 +17,9 @@ import mm_assets
 from mm_assets.errors import CorruptError
 from mm_assets.fields import BytesField, TextField
 from mm_assets.formats import byte_source as source
-from mm_assets.formats import raw
-from mm_assets.formats.page_cache import CAN_ASK, PAGE, PageCache
+from mm_assets.formats import fast_path
+from mm_assets.formats.page_cache import CAN_ADVISE, PAGE, PageCache
+from mm_assets.formats.reader import PackedReader
 
 FIELDS = {"blob": BytesField(), "text": TextField()}
 SIZES = (5, 0, 1, 9, 0, 3)  # samples of each file
@@ -45,12 +46,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> Iterator[tuple[mm_assets.Dataset, mm_assets.Dataset]]:
-    """The files twice: asked file by file, and joined."""
-    with mm_assets.open(folder) as apart, mm_assets.open(folder) as joined:
-        apart._shards._files.may_join = False
-        joined.read_raw_batches(range(TOTAL))
-        assert joined._shards.joined(0) is not None
-        yield apart, joined
+    """The files twice: read file by file, and as one."""
+    with mm_assets.open(folder) as apart, mm_assets.open(folder) as multi:
+        apart._files._shared.may_be_multi_file = False
+        multi.read_raw(range(TOTAL))
+        assert multi._files.multi_file is not None
+        yield apart, multi
 
 
 def plain(batch: dict[str, list[memoryview | None]]) -> dict[str, list[bytes | None]]:
@@ -63,53 +64,53 @@ def plain(batch: dict[str, list[memoryview | None]]) -> dict[str, list[bytes | N
     names=st.sampled_from([None, ("blob",), ("text",), ("text", "blob"), ()]),
     chosen=st.none() | st.lists(st.integers(0, TOTAL - 1), min_size=1, max_size=30),
 )
-def test_joined_files_give_the_same(
+def test_files_as_one_give_the_same(
     pair: tuple[mm_assets.Dataset, mm_assets.Dataset],
     ids: list[int],
     names: tuple[str, ...] | None,
     chosen: list[int] | None,
 ) -> None:
-    """Whatever indices, modalities and view: joined files give what files apart give, and what was written."""
-    apart, joined = pair
+    """Whatever indices, modalities and view: files read as one give what files apart give, and what was written."""
+    apart, multi = pair
     if chosen is not None:
-        apart, joined = apart.select(chosen), joined.select(chosen)
+        apart, multi = apart.select(chosen), multi.select(chosen)
         ids = [i % len(chosen) for i in ids]
-    found = plain(joined.read_raw_batches(ids, names))
-    assert found == plain(apart.read_raw_batches(ids, names))
+    found = plain(multi.read_raw(ids, names))
+    assert found == plain(apart.read_raw(ids, names))
     stored = [value(i if chosen is None else chosen[i]) for i in (i % TOTAL if chosen is None else i for i in ids)]
     for name, column in found.items():
         wanted = [one[name] for one in stored]
         assert column == [one.encode() if isinstance(one, str) else one for one in wanted]
 
 
-def test_files_are_joined_once_an_eighth_was_read(folder: Path) -> None:
+def test_files_become_one_once_an_eighth_was_read(folder: Path) -> None:
     """Few reads open few files; no such sample is said as before; a closed dataset reads nothing."""
     with mm_assets.open(sorted(folder.iterdir())) as data:
-        data.read_raw_batches([0])
-        assert data._shards.joined(0) is None
-        data.read_raw_batches([0, TOTAL - 1])
-        assert data._shards.joined(0) is not None
+        data.read_raw([0])
+        assert data._files.multi_file is None
+        data.read_raw([0, TOTAL - 1])
+        assert data._files.multi_file is not None
         with pytest.raises(IndexError, match=f"sample {TOTAL} of {TOTAL}"):
-            data.read_raw_batches([0, TOTAL])
+            data.read_raw([0, TOTAL])
         with pytest.raises(KeyError):
-            data.read_raw_batches([0], ["sound"])
+            data.read_raw([0], ["sound"])
         view = data.select([3, 4])
-    assert plain(view.read_raw_batches([1])) == plain(view.read_raw_batches([1]))
+    assert plain(view.read_raw([1])) == plain(view.read_raw([1]))
     with pytest.raises(ValueError, match="closed"):
-        data.read_raw_batches([0])
+        data.read_raw([0])
     view.close()
     with pytest.raises(ValueError, match="closed"):
-        view.read_raw_batches([0])
+        view.read_raw([0])
 
 
 def test_views_outlive_the_files(folder: Path) -> None:
     """What was handed out stays readable after the dataset is closed; reading goes on in other threads till then."""
     with mm_assets.open(folder) as data:
-        found = [data.read_raw_batches(range(TOTAL)) for _ in range(3)]
+        found = [data.read_raw(range(TOTAL)) for _ in range(3)]
 
         def read() -> None:
             while True:
-                assert plain(data.read_raw_batches([7, 1]))["text"] == [None, b"t"]
+                assert plain(data.read_raw([7, 1]))["text"] == [None, b"t"]
 
         pool = ThreadPoolExecutor(2)
         reading = [pool.submit(read) for _ in range(2)]
@@ -121,15 +122,15 @@ def test_views_outlive_the_files(folder: Path) -> None:
         assert plain(batch)["blob"] == [value(i)["blob"] for i in range(TOTAL)]
 
 
-def test_no_room_for_positions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all readers together may keep no more, files are asked one by one."""
-    monkeypatch.setattr("mm_assets.formats.multi_file.BUDGET", raw._Budget(0))
+def test_without_memory_budget(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the memory budget files are read one by one."""
+    monkeypatch.setattr("mm_assets.formats.fast_path.BUDGET", fast_path._Budget(0))
     with mm_assets.open(folder) as data:
         for _ in range(3):
-            assert plain(data.read_raw_batches(range(TOTAL)))["blob"] == [value(i)["blob"] for i in range(TOTAL)]
-        joined = data._shards.joined(0)
-        assert joined is not None
-        assert joined.read(np.arange(3), ["blob"]) is None
+            assert plain(data.read_raw(range(TOTAL)))["blob"] == [value(i)["blob"] for i in range(TOTAL)]
+        multi = data._files.multi_file
+        assert multi is not None
+        assert multi.read(np.arange(3), ["blob"]) is None
 
 
 def test_damage_stays_that_of_its_file(folder: Path, tmp_path: Path) -> None:
@@ -138,8 +139,8 @@ def test_damage_stays_that_of_its_file(folder: Path, tmp_path: Path) -> None:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     bad = sorted(tmp_path.iterdir())[3]  # samples 6 to 14
     with mm_assets.open(bad) as one:
-        reader = one._shards[0]
-        place = reader._locate(np.array([4]), [reader._number("blob")])
+        reader = one._files[0]
+        place = reader._locate(np.array([4]), [reader.number_of("blob")])
         ptr = int(next(iter(place.values())).ptrs[0])
     data = bytearray(bad.read_bytes())
     at = data.find(ptr.to_bytes(8, "little"))
@@ -149,93 +150,94 @@ def test_damage_stays_that_of_its_file(folder: Path, tmp_path: Path) -> None:
         at = data.find(ptr.to_bytes(8, "little"), at)
     bad.write_bytes(data)
     with mm_assets.open(tmp_path) as found:
-        room = raw.BUDGET._left
+        left = fast_path.BUDGET._left
         for _ in range(3):
             with pytest.raises(CorruptError, match=f"{bad.name}.*sample 4"):
-                found.read_raw_batches(range(TOTAL), ["blob"])
+                found.read_raw(range(TOTAL), ["blob"])
             others = [i for i in range(TOTAL) if i != 10]
-            assert plain(found.read_raw_batches(others, ["blob"]))["blob"] == [value(i)["blob"] for i in others]
+            assert plain(found.read_raw(others, ["blob"]))["blob"] == [value(i)["blob"] for i in others]
         # What the others keep of their own; nothing is held for all of them together.
-        assert room - raw.BUDGET._left <= raw.Positions.nbytes(TOTAL - SIZES[3])
+        assert left - fast_path.BUDGET._left <= fast_path.CachedBounds.nbytes(TOTAL - SIZES[3])
 
 
-def test_threads_look_positions_up_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that read first at the same moment keep one table together, and read right meanwhile."""
-    monkeypatch.setattr("mm_assets.formats.multi_file.BUDGET", budget := raw._Budget(1 << 20))
-    bounds = raw.RawReads.all_bounds
+def test_threads_cache_bounds_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that read first at the same moment cache the bounds once, and read right meanwhile."""
+    monkeypatch.setattr("mm_assets.formats.fast_path.BUDGET", budget := fast_path._Budget(1 << 20))
+    bounds = fast_path._all_bounds
 
-    def slow(self: raw.RawReads, name: str) -> object:
+    def slow(reader: PackedReader, number: int) -> object:
         time.sleep(0.01)
-        return bounds(self, name)
+        return bounds(reader, number)
 
-    monkeypatch.setattr(raw.RawReads, "all_bounds", slow)
+    monkeypatch.setattr(fast_path, "_all_bounds", slow)
     begin = threading.Barrier(8)
 
     def read(data: mm_assets.Dataset) -> dict[str, list[bytes | None]]:
         begin.wait()
         for _ in range(5):
-            found = data.read_raw_batches(range(TOTAL), ["blob"])
+            found = data.read_raw(range(TOTAL), ["blob"])
         return plain(found)
 
     with mm_assets.open(folder) as data:
         with ThreadPoolExecutor(8) as pool:
             for found in pool.map(read, [data] * 8):
                 assert found["blob"] == [value(i)["blob"] for i in range(TOTAL)]
-        assert data._shards.joined(0) is not None
-        assert (1 << 20) - budget._left == raw.Positions.nbytes(TOTAL)
+        assert data._files.multi_file is not None
+        one = fast_path.CachedBounds.nbytes(TOTAL)  # files that are read meanwhile may cache their own, once
+        assert one <= (1 << 20) - budget._left <= 2 * one
     gc.collect()
     assert budget._left == 1 << 20
 
 
-def test_a_view_of_few_samples_joins_no_files(folder: Path) -> None:
-    """However often it is read, a small view joins no files; it uses those that a larger one has joined."""
+def test_a_view_of_few_samples_opens_few_files(folder: Path) -> None:
+    """However often it is read, a small view does not open all files as one; it uses what a larger one has made."""
     with mm_assets.open(sorted(folder.iterdir())) as data:
         view = data.select([0, 1])
         for _ in range(50):
-            view.read_raw_batches([0, 1, 1])
-        assert view._shards.joined(0) is None
-        data.read_raw_batches(range(TOTAL))
-        assert view._shards.joined(0) is not None
+            view.read_raw([0, 1, 1])
+        assert view._files.multi_file is None
+        data.read_raw(range(TOTAL))
+        assert view._files.multi_file is not None
         view.close()
 
 
-@pytest.mark.skipif(not CAN_ASK, reason="the system has no posix_fadvise to ask for pages with")
+@pytest.mark.skipif(not CAN_ADVISE, reason="the system has no posix_fadvise to ask for pages with")
 def test_what_is_not_in_memory_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A miss has the pages of the whole batch asked for, in each file its own; without one nothing is, and few look."""
     monkeypatch.setattr(source, "WHOLE_LIMIT", 0)  # no stream is brought into memory whole
     there, looked = True, 0
     asked: dict[int, set[int]] = {}
 
-    def is_present(self: PageCache, position: int) -> bool:
+    def is_resident(self: PageCache, position: int) -> bool:
         nonlocal looked
         looked += 1
         return there
 
-    def ask(self: PageCache, start: int, end: int) -> None:
+    def request(self: PageCache, start: int, end: int) -> None:
         asked.setdefault(self._fd, set()).update(range(start // PAGE, -(-end // PAGE)))
 
-    monkeypatch.setattr(PageCache, "is_present", is_present)
-    monkeypatch.setattr(PageCache, "ask", ask)
+    monkeypatch.setattr(PageCache, "is_resident", is_resident)
+    monkeypatch.setattr(PageCache, "request", request)
     ids = np.array([17, 3, 5, 12, 0, 8])
     with mm_assets.open(folder) as data:
         for _ in range(200):
-            data.read_raw_batches(ids, ["blob"])
+            data.read_raw(ids, ["blob"])
         looked, before = 0, dict(asked)
         for _ in range(160):
-            data.read_raw_batches(ids, ["blob"])
+            data.read_raw(ids, ["blob"])
         assert 5 <= looked <= 20
         assert asked == before
         there = False
         asked.clear()
         for _ in range(32):
-            found = data.read_raw_batches(ids, ["blob"])
+            found = data.read_raw(ids, ["blob"])
         found_pages = {os.fstat(fd).st_ino: pages for fd, pages in asked.items()}
         monkeypatch.undo()
         assert plain(found)["blob"] == [value(int(i))["blob"] for i in ids]
         wanted: dict[int, set[int]] = {}
-        for number, where, local in data._shards.parts(ids):
-            reader = data._shards[number]
-            places = next(iter(reader._locate(local, [reader._number("blob")]).values()))
+        for number, where, local in data._files.parts(ids):
+            reader = data._files[number]
+            places = next(iter(reader._locate(local, [reader.number_of("blob")]).values()))
             pages = wanted.setdefault(os.open(reader.path, os.O_RDONLY), set())
             for row, ptr, size in zip(where.tolist(), places.ptrs.tolist(), places.sizes.tolist(), strict=True):
                 assert size >= len(value(int(ids[row]))["blob"] or b"")

@@ -19,16 +19,18 @@ def test_raw_batches_of_several_modalities_and_files(tmp_path, extension):
                 writer.write(f"{part}-{number}", values)
     with mm_assets.open(tmp_path) as dataset:
         ids = [11, 0, 5, 5, -1, 7]
-        found = dataset.read_raw_batches(ids)
+        found = dataset.read_raw(ids)
         assert list(found) == ["a", "b"]
         for name, views in found.items():
-            assert views == [dataset.read_raw(i, name) for i in ids]
+            assert views == [dataset.read_raw([i], [name])[name][0] for i in ids]
         assert None in found["b"]
         view = dataset.select([7, 2])
-        assert view.read_raw_batches([1, 0], ["b"]) == {"b": [dataset.read_raw(2, "b"), dataset.read_raw(7, "b")]}
-        assert dataset.read_raw_batches([], ["a"]) == {"a": []}
+        assert view.read_raw([1, 0], ["b"]) == {
+            "b": [dataset.read_raw([2], ["b"])["b"][0], dataset.read_raw([7], ["b"])["b"][0]]
+        }
+        assert dataset.read_raw([], ["a"]) == {"a": []}
         with pytest.raises(KeyError):
-            dataset.read_raw_batches([0], ["c"])
+            dataset.read_raw([0], ["c"])
 
 
 @pytest.mark.parametrize("extension", ["mult", "mstr"])
@@ -54,18 +56,18 @@ def test_raw_batches_in_a_stream(tmp_path, extension):
         for data in (dataset, dataset.select(range(7, -1, -1)), one):
             given = [[i % len(data) for i in ids] for ids in batches]
             for names in (None, ["b"]):
-                assert list(data.stream_raw(given, names)) == [data.read_raw_batches(ids, names) for ids in given]
+                assert list(data.stream_raw(given, names)) == [data.read_raw(ids, names) for ids in given]
         stream = dataset.stream_raw(endless())
         assert asked == []
         for k in range(9):
-            assert next(stream) == dataset.read_raw_batches(batches[k % 4])
+            assert next(stream) == dataset.read_raw(batches[k % 4])
             assert len(asked) == k + 2
         stream.close()
         assert list(dataset.stream_raw([])) == []
         for wrong, error in (([[1], [8], [2]], IndexError), (failing(), RuntimeError)):
             stream = dataset.stream_raw(wrong)
             for ids in batches if error is RuntimeError else [[1]]:
-                assert next(stream) == dataset.read_raw_batches(ids)
+                assert next(stream) == dataset.read_raw(ids)
             with pytest.raises(error):
                 next(stream)
             assert list(stream) == []
@@ -89,6 +91,8 @@ def test_a_raw_scan_gives_every_sample_in_order(tmp_path, extension):
         for data in (dataset, dataset.select(range(999, 100, -2)), dataset.select([])):
             for names in (["b", "a"], ["b"]):
                 found = {name: [view for block in data.scan_raw(names) for view in block[name]] for name in names}
-                assert found == {name: [data.read_raw(i, name) for i in range(len(data))] for name in names}
+                assert found == {
+                    name: [data.read_raw([i], [name])[name][0] for i in range(len(data))] for name in names
+                }
         with pytest.raises(KeyError):
             next(dataset.scan_raw(["c"]))

@@ -132,12 +132,11 @@ def test_what_is_no_index_is_refused(data: Dataset, which: Any) -> None:
         data.select(which)
 
 
-def test_read_samples_takes_modalities_and_threads(data: Dataset) -> None:
-    """Only the modalities named are decoded, by threads as without; of none the samples are empty dicts."""
+def test_samples_of_some_modalities(data: Dataset) -> None:
+    """Samples of a view have only its modalities; of none they are empty dicts."""
     expected = [{"photo": data[i]["photo"], "text": data[i]["text"]} for i in (5, 6, 7)]
-    for threads in (0, 2):
-        assert same(data.read_samples([5, 6, 7], ["photo", "text"], threads=threads), expected)
-    assert data.read_samples([1, 2], []) == [{}, {}]
+    assert same(data.select_modalities(["photo", "text"])[[5, 6, 7]], expected)
+    assert data.select_modalities([])[[1, 2]] == [{}, {}]
 
 
 def test_each_payload_of_a_batch_is_decoded_once(data: Dataset) -> None:
@@ -176,7 +175,7 @@ def test_a_view_is_a_dataset(paths: list[str], chosen: list[int], draw: st.DataO
                 batch = view.read_batch(range(len(view)), threads=threads)
                 assert same(batch, data.read_batch(rows, threads=threads))
             assert view.read_modality("label", range(len(view))) == data.read_modality("label", rows)
-            assert view.read_raw_batch(range(len(view)), "photo") == data.read_raw_batch(rows, "photo")
+            assert view.read_raw(range(len(view)), ["photo"])["photo"] == data.read_raw(rows, ["photo"])["photo"]
             for i in range(COUNT):
                 expected = rows.tolist().index(i) if i in rows else None
                 assert view.find(f"id{i:03d}") == expected
@@ -217,7 +216,7 @@ def test_a_modality_that_is_not_chosen_is_not_touched(paths: list[str]) -> None:
     """A view of the text asks the files for the text only."""
     with mm_assets.open(paths[0]) as data:
         view = data.select_modalities(["text"])
-        reader = type(view._shards[0])
+        reader = type(view._files[0])
         with mock.patch.object(reader, "read_columns", autospec=True, side_effect=reader.read_columns) as read:
             view[[0, 1]]
         assert [tuple(call.args[2]) for call in read.call_args_list] == [("text",)]
@@ -245,7 +244,7 @@ def test_errors_of_a_view_name_file_and_sample(tmp_path: Path) -> None:
     """A damaged payload is told by its file and its index there, not by its index in the view."""
     paths = write(tmp_path, "mult", (3, 3))
     with mm_assets.open(paths) as data:
-        raw = bytes(data.read_raw(4, "photo") or b"")
+        raw = bytes(data.read_raw([4], ["photo"])["photo"][0] or b"")
     content = Path(paths[1]).read_bytes()
     assert content.count(raw) == 1
     Path(paths[1]).write_bytes(content.replace(raw, bytes(len(raw))))
@@ -393,7 +392,7 @@ def test_a_condition_on_a_view_sees_the_view(data: Dataset) -> None:
 
 def test_a_condition_reads_no_more_than_it_names(data: Dataset) -> None:
     """Records of modalities that the condition does not name are not read, and no payload is."""
-    reader = type(data._shards[0])
+    reader = type(data._files[0])
     with (
         mock.patch.object(reader, "records", autospec=True, side_effect=reader.records) as records,
         mock.patch.object(reader, "read_columns", autospec=True, side_effect=reader.read_columns) as read,
@@ -543,7 +542,7 @@ def test_the_lookup_is_made_once_for_all_views(paths: list[str]) -> None:
         with mm_assets.open(paths) as data, data.select([5, 2]) as view, view.select([1]) as inner:
             assert (data.find("id002"), view.find("id002"), inner.find("id002")) == (2, 1, 0)
         assert sort.call_count == 1
-    assert data._shards._files.lookup._sorted is None
+    assert data._files._shared.lookup._sorted is None
     with pytest.raises(ValueError, match="closed"):
         data.find("id002")
 
@@ -582,7 +581,7 @@ def test_columns_hold_the_values(data: Dataset, monkeypatch: pytest.MonkeyPatch)
             for name in ("image", "state", "tokens"):
                 expected[name] = None if expected[name] is None else expected[name].tolist()
             expected["note"] = None if expected["note"] is None else f'{{"i":[{i}]}}'
-            raw = data.read_raw(i, "photo")
+            raw = data.read_raw([i], ["photo"])["photo"][0]
             expected["photo"] = None if raw is None else bytes(raw)
             assert row == expected
 
@@ -595,7 +594,7 @@ def test_some_columns_of_some_samples(data: Dataset) -> None:
     assert data.select([3]).to_arrow(modalities=["label"]).to_pylist() == [{"label": data[3]["label"]}]
     raw = data.to_arrow([0, 4], ["image", "text"], raw=["image"])
     assert raw.schema.field("image").type == pa.large_binary()
-    assert raw.column("image").to_pylist() == [bytes(data.read_raw(0, "image") or b""), None]
+    assert raw.column("image").to_pylist() == [bytes(data.read_raw([0], ["image"])["image"][0] or b""), None]
     empty = data.to_arrow([])
     assert (empty.num_rows, empty.schema) == (0, data.to_arrow().schema)
     with pytest.raises(KeyError, match="nothing"):

@@ -89,7 +89,7 @@ def test_verify_names_damaged_samples(cli, demo_shards: Path) -> None:  # type: 
     cli("run", "--shards", str(demo_shards / "captions-*.tar"), "--root", "out")
     (mult,) = (cli.work / "out/default/packed").glob("*.mult")
     with open_reader(str(mult)) as reader:
-        needle = bytes(reader.read_raw(3, "image"))
+        needle = bytes(reader.read_payload(3, "image").data)
         sample_id = reader.sample_ids[3]
     damaged = bytearray(mult.read_bytes())
     damaged[damaged.index(needle) + 40] ^= 1

@@ -369,7 +369,7 @@ def test_caption_pairs_of_real_shards(tmp_path, form, shared_data, members_of):
         batch = dataset.read_batch(range(12))
         rows = [dataset[i] for i in range(12)]
         assert dataset.fields["pair"] == fields["pair"]
-        raw = dataset.read_raw(1, "kept")
+        raw = dataset.read_raw([1], ["kept"])["kept"][0]
         assert bytes(raw).endswith(samples[1]["jpg"])
     arrays = batch["pair"].values
     assert arrays["image"].shape == (12, 64, 64, 3)

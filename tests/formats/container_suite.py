@@ -87,10 +87,10 @@ class ContainerSuite:
                 assert plain(reader.read_payload(i, "text")) == wanted["text"]
                 assert plain(reader.read_payload(i - len(SAMPLES), "image")) == wanted["image"]
                 assert reader.read_sample(i, ["text"]).keys() == {"text"}
-            batch = reader.read_payloads([3, 0, -1, 1, 0], "image")
+            batch = reader.read_samples([3, 0, -1, 1, 0], ["image"])["image"]
             assert [plain(value) for value in batch] == [plain(SAMPLES[i][1].get("image")) for i in (3, 0, 3, 1, 0)]
-            assert reader.read_payloads([], "image") == []
-            assert reader.read_payloads(np.array([2], np.uint8), "text") == [None]
+            assert reader.read_samples([], ["image"])["image"] == []
+            assert reader.read_samples(np.array([2], np.uint8), ["text"])["text"] == [None]
             assert reader.verify().ok
 
     def test_columns(self, file: Path) -> None:
@@ -112,14 +112,14 @@ class ContainerSuite:
     def test_raw_is_a_view_of_the_mapping(self, file: Path) -> None:
         """A raw read copies nothing: its bytes are the mapping's own, and read-only."""
         with self.reader(file) as reader:
-            raw = reader.read_raw(0, "image")
+            raw = reader.read_payload(0, "image").data
             assert raw is not None
             assert isinstance(raw.obj, mmap.mmap)
             assert raw.readonly
             assert raw == b"\xff\xd8pixels"
-            assert reader.read_raw(1, "image") is None
-            assert reader.read_raw(1, "text") == b""
-            assert isinstance(reader.read_payloads([0], "image")[0].data.obj, mmap.mmap)
+            assert reader.read_payload(1, "image") is None
+            assert reader.read_payload(1, "text").data == b""
+            assert isinstance(reader.read_samples([0], ["image"])["image"][0].data.obj, mmap.mmap)
 
     def test_no_samples(self, tmp_path: Path) -> None:
         """A file without samples is valid and reads as such."""
@@ -133,7 +133,7 @@ class ContainerSuite:
                 reader.presence("image").shape == reader.sizes("text").shape == reader.checksums("text").shape == (0,)
             )
             assert reader.records("image").shape == (0, 16)
-            assert reader.read_payloads([], "text") == []
+            assert reader.read_samples([], ["text"])["text"] == []
             assert list(reader.scan()) == []
             with pytest.raises(IndexError, match="sample 0 of 0"):
                 reader.read_payload(0, "image")
@@ -191,7 +191,7 @@ class ContainerSuite:
         with self.reader(write(self.writer, tmp_path / "x", samples)) as reader:
             for k in range(len(values)):
                 assert plain(reader.read_payload(k, "text")) == (b"12345678", b"12345678")
-            assert reader.read_raw(-1, "text") == b""
+            assert reader.read_payload(-1, "text").data == b""
 
     def check_content(self, folder: Path, content: tuple) -> None:
         """Writes any modalities and samples, and reads them back, mapped and remote."""
@@ -203,7 +203,9 @@ class ContainerSuite:
                 for spec in specs:
                     wanted = [plain(payloads.get(spec.name)) for _, payloads in samples]
                     assert [plain(reader.read_payload(i, spec.name)) for i in range(len(samples))] == wanted
-                    assert [plain(v) for v in reader.read_payloads(range(len(samples)), spec.name)] == wanted
+                    assert [
+                        plain(v) for v in reader.read_samples(range(len(samples)), [spec.name])[spec.name]
+                    ] == wanted
                 for i, (sample_id, _) in enumerate(samples):
                     assert reader.sample_ids.find(sample_id) == i
                 assert reader.verify().ok
@@ -218,24 +220,24 @@ class ContainerSuite:
                     reader.read_payload(i, "text")
             for ids in ([0, 4], [-5], np.array([2**64 - 1], np.uint64)):
                 with pytest.raises(IndexError, match="of 4"):
-                    reader.read_payloads(ids, "text")
+                    reader.read_samples(ids, ["text"])
             for call in (reader.presence, reader.sizes, reader.records, reader.checksums):
                 with pytest.raises(KeyError, match="no modality 'sound'; it has image, text"):
                     call("sound")
             with pytest.raises(KeyError):
                 reader.read_sample(0, ["sound"])
             with pytest.raises(KeyError):
-                reader.read_payloads([0], "sound")
+                reader.read_samples([0], ["sound"])
             with pytest.raises(TypeError):
                 reader.read_payload("0", "text")
             for ids in ([0.5], [[0]], ["a"]):
                 with pytest.raises(TypeError, match="expected integers"):
-                    reader.read_payloads(ids, "text")
+                    reader.read_samples(ids, ["text"])
 
     def test_close(self, file: Path) -> None:
         """After close reading raises ValueError, but what was handed out stays valid; closing twice is fine."""
         reader = self.reader(file)
-        raw, records = reader.read_raw(0, "image"), reader.records("text")
+        raw, records = reader.read_payload(0, "image").data, reader.records("text")
         reader.sample_ids.find("a")
         reader.close()
         reader.close()
@@ -243,7 +245,7 @@ class ContainerSuite:
         assert records[0].tobytes() == b"12345678"
         for call in (
             lambda: reader.read_payload(0, "text"),
-            lambda: reader.read_payloads([0], "text"),
+            lambda: reader.read_samples([0], ["text"])["text"],
             lambda: reader.presence("text"),
             lambda: reader.sample_ids[0],
             lambda: reader.sample_ids.find("a"),
@@ -286,7 +288,7 @@ class ContainerSuite:
 
         def work() -> None:
             for _ in range(50):
-                results.append([plain(value) for value in reader.read_payloads(range(4), "text")] == wanted)
+                results.append([plain(value) for value in reader.read_samples(range(4), ["text"])["text"]] == wanted)
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -331,7 +333,7 @@ class ContainerSuite:
                     for name in reader.names:
                         wanted = [plain(payloads.get(name)) for _, payloads in SAMPLES]
                         assert [plain(reader.read_payload(i, name)) for i in range(4)] == wanted
-                        assert [plain(value) for value in reader.read_payloads(range(4), name)] == wanted
+                        assert [plain(value) for value in reader.read_samples(range(4), [name])[name]] == wanted
                         assert reader.presence(name).tolist() == [value is not None for value in wanted]
                         assert reader.sizes(name).tolist() == [len(b"".join(v)) if v else 0 for v in wanted]
                         assert reader.checksums(name).tolist() == [crc32c(*v) if v else 0 for v in wanted]
@@ -367,7 +369,7 @@ class ContainerSuite:
         assert plain(reader.read_payload(4000, "text")) == plain(SAMPLES[0][1]["text"])
         assert reader.read_payload(4002, "text") is None
         assert {n: plain(v) for n, v in reader.read_sample(4003).items()}["image"] == (b"\x01" * 16, b"\x02" * 40)
-        assert [plain(v) for v in reader.read_payloads([4, 1, 4003], "image")] == [
+        assert [plain(v) for v in reader.read_samples([4, 1, 4003], ["image"])["image"]] == [
             plain(SAMPLES[k][1].get("image")) for k in (0, 1, 3)
         ]
         assert reader.sample_ids[4999] == "id 4999"

@@ -30,7 +30,7 @@ class DamageSuite:
         """A changed byte of a payload is found by `verify`, named by sample and modality, and by reads that check."""
         data = self.damaged(file, b"hello")
         reader = self.reader(MemorySource(data))
-        assert reader.read_raw(0, "text") == b"iello"
+        assert reader.read_payload(0, "text").data == b"iello"
         report = reader.verify()
         assert not report.ok
         assert [(d.sample, d.sample_id, d.modality) for d in report.damage] == [(0, "a", "text")]
@@ -40,8 +40,8 @@ class DamageSuite:
         assert checked.read_payload(0, "image") is not None
         for call in (
             lambda: checked.read_payload(0, "text"),
-            lambda: checked.read_raw(0, "text"),
-            lambda: checked.read_payloads([1, 0], "text"),
+            lambda: checked.read_payload(0, "text").data,
+            lambda: checked.read_samples([1, 0], ["text"])["text"],
             lambda: list(checked.scan()),
         ):
             with pytest.raises(CorruptError, match="sample 0, modality 'text': the payload does not have its checksum"):

@@ -57,7 +57,7 @@ def values(path: Path | MemorySource) -> dict[str, list[tuple[bytes, bytes] | No
         report = reader.verify()
         assert report.ok, report.damage
         return {
-            name: [plain(payload) for payload in reader.read_payloads(range(len(reader)), name)]
+            name: [plain(payload) for payload in reader.read_samples(range(len(reader)), [name])[name]]
             for name in reader.names
         }
 
@@ -158,10 +158,10 @@ def test_the_same_additions_give_the_same_bytes(tmp_path: Path) -> None:
 def test_open_readers_go_on(file: Path) -> None:
     """A reader that was open before still reads everything, and a new one sees the stream."""
     with MstrReader(file) as old:
-        before = {name: [plain(p) for p in old.read_payloads(range(4), name)] for name in old.names}
+        before = {name: [plain(p) for p in old.read_samples(range(4), [name])[name]] for name in old.names}
         add_stream(file, SCORE, SCORES)
         assert old.names == ("image", "text")
-        assert {name: [plain(p) for p in old.read_payloads(range(4), name)] for name in old.names} == before
+        assert {name: [plain(p) for p in old.read_samples(range(4), [name])[name]] for name in old.names} == before
         assert old.verify().ok
         with MstrReader(file) as new:
             assert new.names == ("image", "text", "score")

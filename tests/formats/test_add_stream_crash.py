@@ -131,7 +131,7 @@ def read(data: bytes) -> Content:
     """Ids and every payload."""
     reader = MstrReader(MemorySource(data))
     content: Content = {
-        name: [plain(payload) for payload in reader.read_payloads(range(3), name)] for name in reader.names
+        name: [plain(payload) for payload in reader.read_samples(range(3), [name])[name]] for name in reader.names
     }
     assert list(reader.sample_ids) == ["a", "b", "c"]
     return content

@@ -44,7 +44,7 @@ def read_everything(data: bytes, *, tailless: bool = False, verify_only: bool = 
     for name in reader.names:
         for method in (reader.presence, reader.sizes, reader.checksums, reader.records):
             calls.append(lambda method=method, name=name: method(name))
-        calls.append(lambda name=name: reader.read_payloads(range(count), name))
+        calls.append(lambda name=name: reader.read_samples(range(count), [name])[name])
     for call in calls:
         with contextlib.suppress(FormatError):
             call()

@@ -68,7 +68,7 @@ class TestMstr(ContainerSuite, WriterSuite, DamageSuite):
         data[at] ^= 0xFF
         for opener in (MstrReader, open_reader):
             reader = opener(MemorySource(bytes(data)))
-            assert reader.read_raw(0, "text") == b"hello"
+            assert reader.read_payload(0, "text").data == b"hello"
             report = reader.verify()
             assert len(report.damage) == 1
             assert "the header page" in report.damage[0].message
@@ -78,7 +78,7 @@ class TestMstr(ContainerSuite, WriterSuite, DamageSuite):
         data = bytearray(file.read_bytes())
         data[4096 + 100] ^= 1
         reader = MstrReader(MemorySource(bytes(data)))
-        assert reader.read_raw(0, "text") == b"hello"
+        assert reader.read_payload(0, "text").data == b"hello"
         assert ["shadow" in d.message for d in reader.verify().damage] == [True]
 
     def test_both_pages_damaged(self, file: Path) -> None:
@@ -99,7 +99,7 @@ class TestMstr(ContainerSuite, WriterSuite, DamageSuite):
         source = MemorySource(data + b"a stream under construction")
         reader = MstrReader(source)
         source.data = bytes(8192) + source.data[8192:]
-        assert reader.read_raw(0, "text") == b"hello"
+        assert reader.read_payload(0, "text").data == b"hello"
         assert MstrReader(MemorySource(data + bytes(100))).verify().ok
 
     def test_version(self, file: Path) -> None:
@@ -135,8 +135,8 @@ class TestMstr(ContainerSuite, WriterSuite, DamageSuite):
             reader = MstrReader(MemorySource(data))
         else:
             reader = MstrReader(MemorySource(without_tail(data)), modalities=SPECS)
-        assert reader.read_payloads([3], "image")[0] is not None
-        for call in (lambda: reader.read_payload(0, "image"), lambda: reader.read_payloads([3, 0], "image")):
+        assert reader.read_samples([3], ["image"])["image"][0] is not None
+        for call in (lambda: reader.read_payload(0, "image"), lambda: reader.read_samples([3, 0], ["image"])["image"]):
             with pytest.raises(CorruptError, match="sample 0, modality 'image': a row points outside"):
                 call()
         assert (0, "image") in [(d.sample, d.modality) for d in reader.verify().damage]

@@ -82,10 +82,10 @@ class TestMult(ContainerSuite, WriterSuite, DamageSuite):
         struct.pack_into("<I", directory, 32, size)
         reader = MultReader(MemorySource(with_section(data, 3, bytes(directory))))
         assert reader.read_payload(0, "text") is not None
-        assert reader.read_payloads([3], "image")[0] is not None
+        assert reader.read_samples([3], ["image"])["image"][0] is not None
         for call in (
             lambda: reader.read_payload(0, "image"),
-            lambda: reader.read_payloads([3, 0], "image"),
+            lambda: reader.read_samples([3, 0], ["image"])["image"],
             lambda: reader.records("image"),
         ):
             with pytest.raises(CorruptError, match="sample 0, modality 'image': a payload is out of place"):
@@ -121,7 +121,7 @@ class TestMult(ContainerSuite, WriterSuite, DamageSuite):
         assert reader.read_payload(3, "image") is not None
         for call in (
             lambda: reader.read_payload(0, "image"),
-            lambda: reader.read_payloads([3, 0], "image"),
+            lambda: reader.read_samples([3, 0], ["image"])["image"],
             lambda: reader.sizes("image"),
             lambda: reader.checksums("image"),
         ):
@@ -154,7 +154,7 @@ class TestMult(ContainerSuite, WriterSuite, DamageSuite):
         """A sample header that differs from the directory is reported; the directory is what readers follow."""
         data = file.read_bytes()
         reader = MultReader(MemorySource(self.bent(data, 128 + 12, "<I", 17)))
-        assert reader.read_raw(0, "image") == b"\xff\xd8pixels"
+        assert reader.read_payload(0, "image").data == b"\xff\xd8pixels"
         damage = reader.verify().damage
         assert [(d.sample, d.modality) for d in damage] == [(0, "image")]
         assert "the directory and the sample's header differ" in damage[0].message
@@ -162,7 +162,7 @@ class TestMult(ContainerSuite, WriterSuite, DamageSuite):
     def test_damaged_index(self, file: Path) -> None:
         """A damaged index is reported as a section and by sample; payloads are still read by the directory."""
         reader = MultReader(MemorySource(self.bent(file.read_bytes(), 27, "<Q", 2**63)))
-        assert reader.read_raw(0, "text") == b"hello"
+        assert reader.read_payload(0, "text").data == b"hello"
         damage = reader.verify().damage
         assert [(d.sample, d.message.split(" (")[0]) for d in damage] == [
             (None, "the index section does not have its checksum"),

@@ -15,6 +15,7 @@ from mm_assets.errors import TruncatedError
 from mm_assets.formats import MappedFile, ModalitySpec, MstrWriter, MultWriter, Payload, open_reader
 from mm_assets.formats import byte_source as source_module
 from mm_assets.formats import page_cache as readahead
+from mm_assets.formats.fast_path import read_raw, scan_raw
 from mm_assets.formats.page_cache import PAGE, REQUEST, PageCache
 
 SPEC = ModalitySpec(name="x", type_id=1, metadata_size=8)
@@ -61,16 +62,16 @@ def arrays(ranges: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 def test_nothing_is_asked_for_what_is_there(kernel: Kernel) -> None:
     """Of a batch in memory four of 64 ranges are probed, not always the same, and later fewer."""
-    ahead = PageCache(3)
+    cache = PageCache(3)
     starts, ends = arrays([(k * PAGE, k * PAGE + 10) for k in range(64)])
     seen = set()
     for _ in range(64):
-        ahead.fetch(starts, ends)
+        cache.fetch(starts, ends)
         assert len(kernel.probes) == 4
         seen |= set(kernel.probes)
         kernel.probes.clear()
     assert len(seen) > 32
-    ahead.fetch(starts, ends)
+    cache.fetch(starts, ends)
     assert len(kernel.probes) == 1
     assert kernel.asked == []
 
@@ -78,13 +79,13 @@ def test_nothing_is_asked_for_what_is_there(kernel: Kernel) -> None:
 def test_a_miss_asks_for_the_whole_batch(kernel: Kernel) -> None:
     """One missing page makes it ask for all ranges, once a page, those that touch together."""
     kernel.pages = set(range(100)) - {5}
-    ahead = PageCache(3)
+    cache = PageCache(3)
     # In any order; two in one page, two in neighbouring pages, one within another, one over three requests.
     ranges = [(90_000, 90_001), (5 * PAGE, 5 * PAGE + 1), (6 * PAGE - 2, 7 * PAGE), (2 * PAGE, 2 * PAGE + 3)]
     ranges += [(2 * PAGE + 100, 2 * PAGE + 200), (1 << 20, (1 << 20) + 2 * REQUEST + 1)]
     for fetch in (
-        lambda: ahead.fetch(*arrays(ranges)),
-        lambda: ahead.fetch_ranges([(start, end - start) for start, end in ranges]),
+        lambda: cache.fetch(*arrays(ranges)),
+        lambda: cache.fetch_ranges([(start, end - start) for start, end in ranges]),
     ):
         kernel.asked.clear()
         fetch()
@@ -93,48 +94,48 @@ def test_a_miss_asks_for_the_whole_batch(kernel: Kernel) -> None:
     # After a miss all four are looked at again.
     kernel.pages = None
     kernel.probes.clear()
-    ahead.fetch(*arrays([(k, k) for k in range(64)]))
+    cache.fetch(*arrays([(k, k) for k in range(64)]))
     assert len(kernel.probes) == 4
 
 
 def test_matrices_and_nothing(kernel: Kernel) -> None:
     """Ranges of several modalities come as matrices; no range at all asks nothing."""
     kernel.pages = set()
-    ahead = PageCache(3)
-    ahead.fetch(*arrays([]))
-    ahead.fetch_ranges([])
+    cache = PageCache(3)
+    cache.fetch(*arrays([]))
+    cache.fetch_ranges([])
     assert (kernel.probes, kernel.asked) == ([], [])
     starts = np.array([[0, 8 * PAGE], [PAGE, 20 * PAGE]], np.uint64)
-    ahead.fetch(starts, starts + np.uint64(PAGE))
+    cache.fetch(starts, starts + np.uint64(PAGE))
     assert kernel.asked == [(0, 2 * PAGE), (8 * PAGE, PAGE), (20 * PAGE, PAGE)]
 
 
 def test_single_ranges(kernel: Kernel) -> None:
     """A single read is probed; when nothing was missed for long only every eighth is, until one is missed again."""
-    ahead = PageCache(3)
+    cache = PageCache(3)
     for _ in range(64):
-        ahead.fetch_one(0, 3 * PAGE)
+        cache.fetch_one(0, 3 * PAGE)
     assert len(kernel.probes) == 64
     for _ in range(80):
-        ahead.fetch_one(0, 3 * PAGE)
+        cache.fetch_one(0, 3 * PAGE)
     assert len(kernel.probes) == 74
     kernel.pages = set()
     for _ in range(8):
-        ahead.fetch_one(100, 3 * PAGE)
+        cache.fetch_one(100, 3 * PAGE)
     assert kernel.asked[0] == (100, 3 * PAGE - 100)
     asked = len(kernel.asked)
-    ahead.fetch_ranges([(PAGE, 2 * PAGE)])
+    cache.fetch_ranges([(PAGE, 2 * PAGE)])
     assert kernel.asked[asked:] == [(PAGE, 2 * PAGE)]
 
 
 def test_long_ranges(kernel: Kernel) -> None:
     """Of a long range several positions are probed: its first page may be there alone."""
-    ahead = PageCache(3)
-    ahead.fetch_one(0, 4 * REQUEST)
+    cache = PageCache(3)
+    cache.fetch_one(0, 4 * REQUEST)
     assert kernel.probes == [0, REQUEST, 2 * REQUEST, 3 * REQUEST]
     assert kernel.asked == []
     kernel.pages = {0}
-    ahead.fetch_one(0, 4 * REQUEST)
+    cache.fetch_one(0, 4 * REQUEST)
     assert kernel.asked == [(k * REQUEST, REQUEST) for k in range(4)]
 
 
@@ -142,9 +143,9 @@ def test_long_ranges(kernel: Kernel) -> None:
 def test_where_it_cannot_be_told(kernel: Kernel, code: int) -> None:
     """A file system that refuses the probe is asked once whether it can, and then every batch is asked for."""
     kernel.refuses = code
-    ahead = PageCache(3)
+    cache = PageCache(3)
     for _ in range(3):
-        ahead.fetch(*arrays([(0, 1), (2 * PAGE, 2 * PAGE + 1)]))
+        cache.fetch(*arrays([(0, 1), (2 * PAGE, 2 * PAGE + 1)]))
     assert len(kernel.probes) == 1
     assert kernel.asked == 3 * [(0, PAGE), (2 * PAGE, PAGE)]
 
@@ -159,11 +160,11 @@ def test_a_kernel_without_such_reads(kernel: Kernel, monkeypatch: pytest.MonkeyP
 def test_closed(kernel: Kernel) -> None:
     """Once the file is closed nothing is asked of its descriptor, which may be another file's, and nothing raises."""
     kernel.pages = set()
-    ahead = PageCache(3)
-    ahead.forget()
-    ahead.fetch(*arrays([(0, 1)]))
+    cache = PageCache(3)
+    cache.forget()
+    cache.fetch(*arrays([(0, 1)]))
     kernel.refuses = errno.EBADF
-    ahead.fetch(*arrays([(0, 1)]))
+    cache.fetch(*arrays([(0, 1)]))
     assert kernel.asked == [(0, PAGE)]
 
 
@@ -173,11 +174,11 @@ def test_without_advice(tmp_path: Path, writer: type, monkeypatch: pytest.Monkey
     with writer(tmp_path / "x", [SPEC], fsync=False) as file:
         for k in range(5):
             file.write(str(k), {"x": Payload(bytes(8), bytes([k]) * 20_000)})
-    monkeypatch.setattr(source_module, "CAN_ASK", False)
+    monkeypatch.setattr(source_module, "CAN_ADVISE", False)
     with open_reader(tmp_path / "x") as reader:
-        assert [bytes(view) for view in reader.read_raw_batch([4, 1])["x"]] == [b"\x04" * 20_000, b"\x01" * 20_000]
-        assert sum(len(block["x"]) for block in reader.scan_raw()) == 5
-        assert reader.read_raw(2, "x") == b"\x02" * 20_000
+        assert [bytes(view) for view in read_raw(reader, [4, 1], ["x"])["x"]] == [b"\x04" * 20_000, b"\x01" * 20_000]
+        assert sum(len(block["x"]) for block in scan_raw(reader, ["x"])) == 5
+        assert reader.read_payload(2, "x").data == b"\x02" * 20_000
         assert reader.presence("x").all()
         assert reader.verify().ok
 
@@ -187,7 +188,7 @@ def cold(path: Path) -> None:
     fd = os.open(path, os.O_RDWR)
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    there = PageCache(fd).is_present(path.stat().st_size // 2)
+    there = PageCache(fd).is_resident(path.stat().st_size // 2)
     os.close(fd)
     if there or not hasattr(os, "RWF_NOWAIT"):
         pytest.skip("this file system or kernel does not let go of a file's pages, or does not tell")
@@ -208,19 +209,19 @@ def test_a_cold_file(tmp_path: Path, writer: type) -> None:
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         probe = PageCache(fd)
-        found = reader.read_raw_batch(ids)["x"]
+        found = read_raw(reader, ids, ["x"])["x"]
         places = reader._locate(np.arange(200), [0])[0]
         positions = [int(places.ptrs[k]) + 50_000 for k in range(200)]
         deadline = time.monotonic() + 10
-        while not all(probe.is_present(positions[k]) for k in ids) and time.monotonic() < deadline:
+        while not all(probe.is_resident(positions[k]) for k in ids) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert all(probe.is_present(positions[k]) for k in ids)
-        assert sum(probe.is_present(position) for position in positions) < 60
+        assert all(probe.is_resident(positions[k]) for k in ids)
+        assert sum(probe.is_resident(position) for position in positions) < 60
         assert [bytes(view) for view in found] == [payloads[k] for k in ids]
-        everything = [view for block in reader.scan_raw() for view in block["x"]]
-        while not all(probe.is_present(position) for position in positions) and time.monotonic() < deadline:
+        everything = [view for block in scan_raw(reader, ["x"]) for view in block["x"]]
+        while not all(probe.is_resident(position) for position in positions) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert all(probe.is_present(position) for position in positions)
+        assert all(probe.is_resident(position) for position in positions)
         assert [bytes(view) for view in everything] == payloads
         os.close(fd)
 

@@ -150,7 +150,7 @@ def test_a_batch(form: str) -> None:
         assert size < 10 << 20
         assert [plain(p) for p in first["image"]] == [plain(p) for p in again["image"]]
         assert [int.from_bytes(p.metadata, "little") for p in again["image"]] == ids.tolist()
-        reader.read_payloads(range(100, 164), "image")  # neighbours
+        reader.read_samples(range(100, 164), ["image"])  # neighbours
         calls, ranges, size = requests.take()
         assert (calls, ranges) == (1, 1)
         assert size <= 64 * (SIZE + 100)
@@ -161,7 +161,7 @@ def test_one_modality_of_mstr(form: str) -> None:
     requests = Requests()
     with opened(form) as reader:
         requests.take()
-        texts = reader.read_payloads(range(COUNT), "text")
+        texts = reader.read_samples(range(COUNT), ["text"])["text"]
         assert all(bytes(p.data) == b"t" for p in texts)
         calls, _, size = requests.take()
         assert calls == 2

@@ -305,9 +305,12 @@ def test_decoded_batches_are_checked_by_default_and_raw_bytes_by_choice(tmp_path
             list(MultimodalLoader(dataset, ["text"], 8))
         unchecked = MultimodalLoader(dataset, ["text"], COUNT, shuffle=False, verify=False)
         assert next(iter(unchecked))["text"][3] == "the teyt of 0003"
-        assert bytes(dataset.read_raw_batch([3], "text")[0] or b"") == b"the teyt of 0003"
+        assert bytes(dataset.read_raw([3], ["text"])["text"][0] or b"") == b"the teyt of 0003"
     with mm_assets.open(path, verify=True) as dataset:
-        for read in (lambda: dataset.read_raw(3, "text"), lambda: dataset.read_raw_batch([2, 3], "text")):
+        for read in (
+            lambda: dataset.read_raw([3], ["text"])["text"][0],
+            lambda: dataset.read_raw([2, 3], ["text"])["text"],
+        ):
             with pytest.raises(CorruptError, match="sample 3, modality 'text'"):
                 read()
 

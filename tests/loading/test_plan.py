@@ -62,7 +62,7 @@ def test_each_sample_comes_exactly_once_an_epoch(
             assert {step.start for step in ranks} == {delivered}
             assert len({step.stop for step in ranks}) == 1
             delivered = ranks[0].stop
-            found += [index for step in ranks for index in step.ids[step.valid].tolist()]
+            found += [index for step in ranks for index in step.indices[step.valid].tolist()]
     left = order.num_samples - delivered
     assert found == order.at(np.arange(delivered)).tolist()  # the order's own sequence, and so each once
     assert left < divided[-1]["batch_size"] * divided[-1]["world_size"] if divided[-1]["drop_last"] else left == 0
@@ -77,14 +77,14 @@ def test_ranks_are_even_where_they_should_be(order: EpochOrder, division: dict[s
     assert [len(run) for run in runs] == [plan.count() for plan in plans]
     repeats = sum(int((~step.valid).sum()) for run in runs for step in run)
     assert all(step.valid.all() for run in runs for step in run[:-1])
-    assert all(0 < len(step.ids) <= division["batch_size"] for run in runs for step in run)
+    assert all(0 < len(step.indices) <= division["batch_size"] for run in runs for step in run)
     if division["drop_last"] or division["even_batches"]:
-        assert len({tuple(len(step.ids) for step in run) for run in runs}) == 1
+        assert len({tuple(len(step.indices) for step in run) for run in runs}) == 1
     else:
-        sizes = [sum(len(step.ids) for step in run) for run in runs]
+        sizes = [sum(len(step.indices) for step in run) for run in runs]
         assert max(sizes) - min(sizes) <= 1
     if division["drop_last"]:
-        assert {len(step.ids) for run in runs for step in run} <= {division["batch_size"]}
+        assert {len(step.indices) for run in runs for step in run} <= {division["batch_size"]}
     if not division["even_batches"] or division["drop_last"]:
         assert repeats == 0
     assert repeats < division["world_size"]
@@ -98,15 +98,15 @@ def test_four_ranks_are_one_of_four_times_the_batch(order: EpochOrder, batch_siz
     four = in_step(ranks_of(order, {"batch_size": batch_size, "world_size": 4}), 0)
     assert len(one) == len(four)
     for alone, ranks in zip(one, four, strict=True):
-        assert [i for step in ranks for i in step.ids[step.valid].tolist()] == alone.ids.tolist()
+        assert [i for step in ranks for i in step.indices[step.valid].tolist()] == alone.indices.tolist()
 
 
 def test_steps_do_not_depend_on_how_many_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order is asked in chunks; the seams are not to be seen."""
     plan = EpochPlan(order=EpochOrder(num_samples=1_000, shuffle="block", block_size=30), batch_size=7)
-    whole = [step.ids.tolist() for step in plan.steps(14)]
+    whole = [step.indices.tolist() for step in plan.steps(14)]
     monkeypatch.setattr(loader_plan, "CHUNK", 20)
-    assert [step.ids.tolist() for step in plan.steps(14)] == whole
+    assert [step.indices.tolist() for step in plan.steps(14)] == whole
 
 
 def test_a_plan_over_ten_billion_samples_starts_anywhere() -> None:
@@ -114,14 +114,14 @@ def test_a_plan_over_ten_billion_samples_starts_anywhere() -> None:
     plan = EpochPlan(order=EpochOrder(num_samples=10**10), batch_size=64, rank=3, world_size=8)
     first = next(plan.steps(5 * 10**9))
     assert (first.start, first.stop) == (5 * 10**9, 5 * 10**9 + 512)
-    assert first.ids.tolist() == plan.order.at(5 * 10**9 + 192 + np.arange(64)).tolist()
+    assert first.indices.tolist() == plan.order.at(5 * 10**9 + 192 + np.arange(64)).tolist()
     assert plan.count() == 19_531_250
 
 
 def test_ids_are_the_callers_own() -> None:
     """A batch's samples keep no more memory alive than themselves."""
     steps = EpochPlan(order=EpochOrder(num_samples=1_000), batch_size=10).steps()
-    assert next(steps).ids.base is None
+    assert next(steps).indices.base is None
 
 
 # -- ranks

@@ -172,7 +172,7 @@ def test_a_stream_of_raw_batches(in_memory: Pair) -> None:
     before = threading.active_count()
     assert list(remote.stream_raw(ids, ["blob", "text"])) == list(local.stream_raw(ids, ["blob", "text"]))
     stream = remote.stream_raw([ids[0], [len(local)], ids[1]], ["text"])
-    assert next(stream) == local.read_raw_batches(ids[0], ["text"])
+    assert next(stream) == local.read_raw(ids[0], ["text"])
     with pytest.raises(IndexError):
         next(stream)
 
@@ -207,7 +207,7 @@ def test_a_dataset_is_read_in_few_requests(folder: Path, server: tuple[dict[str,
             assert all(read.start is not None for read in reads), "no whole file"
             record.requests.clear()
             data.read_batch(range(1, ROWS, 2))
-            data.read_raw_batches(range(0, ROWS, 3))
+            data.read_raw(range(0, ROWS, 3))
             assert len(record.requests) <= (2 if form == "mult" else 6)
             assert sum(read.sent for read in record.requests) <= 2 * (folder / form / f"0.{form}").stat().st_size
 
@@ -218,7 +218,7 @@ def test_a_value_without_bytes_takes_no_request(server: tuple[dict[str, Any], An
     with mm_assets.open("s3://loading/mstr/0.mstr", storage_options=options) as data:
         data.read_batch([0], ["label"])
         record.requests.clear()
-        assert data.read_raw(9, "label") == b""
+        assert data.read_raw([9], ["label"])["label"][0] == b""
         assert data.read_batch([9, 3], ["label"])["label"].values.tolist() == [9, 3]
         assert record.requests == []
 
@@ -233,7 +233,7 @@ def test_far_payloads_are_asked_for_together(server: tuple[dict[str, Any], Any],
     with mm_assets.open("s3://loading/far.mult", storage_options=options) as data:
         data.read_batch([5])
         record.requests.clear()
-        found = data.read_raw_batch([0, 2, 11, 4, 7], "blob")
+        found = data.read_raw([0, 2, 11, 4, 7], ["blob"])["blob"]
         assert [bytes(one[:1])[0] for one in found] == [0, 2, 11, 4, 7]
         starts = sorted((read.start, read.end) for read in record.requests)
         assert [round((end - start) / (100 << 10)) for start, end in starts] == [8, 1]
@@ -320,7 +320,7 @@ def test_the_files_of_a_batch_are_asked_at_once(gated: str) -> None:
         check_asked_at_once(lambda: data.read_batch(ids, ["label"])["label"].values.tolist(), ids)
         check_asked_at_once(lambda: data.read_modality("label", ids), ids)
         check_asked_at_once(
-            lambda: [bytes(raw) for raw in data.read_raw_batch(ids, "blob")], [value(i)["blob"] for i in ids]
+            lambda: [bytes(raw) for raw in data.read_raw(ids, ["blob"])["blob"]], [value(i)["blob"] for i in ids]
         )
 
 
@@ -403,7 +403,7 @@ def test_storage_that_fails_is_no_damage(gated: str, monkeypatch: pytest.MonkeyP
 def test_tables_of_remote_files_are_bounded(gated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of remote files as many stay open as their tables fit a bounded memory, and all can be read again and again."""
     with mm_assets.open(gated) as data:
-        shards = data._shards._files
+        shards = data._files._shared
         assert len(shards.readers) == FILES
         one = shards.tables // FILES
         assert one >= ROWS * 16 * len(FIELDS)
@@ -421,7 +421,7 @@ def test_tables_of_remote_files_are_bounded(gated: str, monkeypatch: pytest.Monk
 def test_one_file_is_opened_once(gated: str) -> None:
     """Threads that need one file that is not open yet wait for one opening of it."""
     with mm_assets.open(gated) as data:
-        shards = data._shards._files
+        shards = data._files._shared
         shards.tables -= shards._table_bytes(2, shards.readers.pop(2))
         GatedFileSystem.shut()
         found: list[int] = []
@@ -429,12 +429,12 @@ def test_one_file_is_opened_once(gated: str) -> None:
         for thread in threads:
             thread.start()
         GatedFileSystem.wait_for(1)
-        assert data._shards._files.opening.keys() == {2}
+        assert data._files._shared.opening.keys() == {2}
         GatedFileSystem.gate.set()
         for thread in threads:
             thread.join()
         assert found == [125] * 4
-        assert not data._shards._files.opening
+        assert not data._files._shared.opening
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

@@ -74,7 +74,9 @@ def test_other_bytes_may_be_anything(files: dict[str, Path], form: str, num_work
     path.write_bytes(whole)
     with mm_assets.open(path, verify=True) as data:
         assert texts_of(data, num_workers=num_workers) == TEXTS
-        assert [bytes(raw or b"").decode() for raw in data.read_raw_batch(range(COUNT), "text")] == list(TEXTS.values())
+        assert [bytes(raw or b"").decode() for raw in data.read_raw(range(COUNT), ["text"])["text"]] == list(
+            TEXTS.values()
+        )
         assert data.presence("sound").tolist() == [i % 4 != 3 for i in range(COUNT)]
         for name in SIZES:
             with pytest.raises(CorruptError, match=f"modality '{name}'"):
@@ -128,7 +130,7 @@ def test_no_page_of_another_modality_is_read(files: dict[str, Path], form: str, 
         read = resident(path) & ~opened
         assert read.any()
         assert (read & others).sum() == 0
-        bytes(data.read_raw(0, "image") or b"")  # what would be noticed: the pages of one image
+        bytes(data.read_raw([0], ["image"])["image"][0] or b"")  # what would be noticed: the pages of one image
         assert (resident(path) & ~opened & others).sum() >= SIZES["image"] // PAGE - 4
 
 
@@ -173,5 +175,5 @@ def test_no_range_of_another_modality_is_asked_for(files: dict[str, Path], remot
         assert [m for m in middles if any(start <= m < stop for start, stop in asked)] == []
         assert sum(stop - start for start, stop in asked) < 0.1 * files[form].stat().st_size
         NotingFileSystem.ranges.clear()
-        data.read_raw(0, "image")
+        data.read_raw([0], ["image"])
         assert any(start <= middles[0] < stop for start, stop in NotingFileSystem.ranges)

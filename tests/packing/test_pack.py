@@ -180,7 +180,7 @@ def test_interleaved_keeps_positions_and_bytes(tmp_path: Path) -> None:
         position, _, data = field.item_payload(payload.metadata, payload.data, 0)
         assert (position, bytes(data)) == (1, image)
         assert reader.read_payload(1, "image") is None
-        assert bytes(reader.read_raw(0, "metadata")) == b'{"x":  1.50}'
+        assert bytes(reader.read_payload(0, "metadata").data) == b'{"x":  1.50}'
         assert reader.read_payload(1, "metadata") is None
     assert summary.num_samples == 2
     assert summary.num_items == 4

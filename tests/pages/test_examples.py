@@ -65,7 +65,7 @@ def small(captions: Path) -> Iterator[Dataset]:
         mm_assets.open(captions) as data,
         mm_assets.create(path, {"image": ImageField(), "text": TextField()}, fsync=False) as writer,
     ):
-        for number, sample in enumerate(data.with_settings(sized).read_samples(range(len(data)), threads=2)):
+        for number, sample in enumerate(data.with_settings(sized)):
             writer.write(str(number), sample)
     with mm_assets.open(path) as data:
         assert len(data) == 40

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from mm_assets.dataset.decoding import DecodePool
+from mm_assets.dataset.workers import WorkerPool
 from mm_assets.storage.forking import renew_in_children
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -21,7 +21,7 @@ class Holder:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.parametrize("taken", [Holder, DecodePool])
+@pytest.mark.parametrize("taken", [Holder, WorkerPool])
 def test_a_lock_held_at_fork_is_free_in_the_child(taken: type) -> None:
     """A child can take a lock that a thread of its parent holds; in the parent it stays held."""
     holder = taken()

@@ -80,7 +80,7 @@ class Mult(Adapter):
 
     def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
         """Views into the file."""
-        found = self._data.read_raw_batches(ids, modalities)
+        found = self._data.read_raw(ids, modalities)
         return [found[name] for name in modalities]
 
     def random(self, modalities: Sequence[str], batches: Iterable[Ids]) -> Iterator[Columns]:

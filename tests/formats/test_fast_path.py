@@ -23,11 +23,12 @@ from mm_assets.formats import (
     Payload,
     batch,
     byte_source,
+    fast_path,
     open_reader,
-    raw,
 )
 from mm_assets.formats.byte_source import MappedFile
-from mm_assets.formats.page_cache import CAN_ASK, PageCache
+from mm_assets.formats.fast_path import read_raw, scan_raw
+from mm_assets.formats.page_cache import CAN_ADVISE, PageCache
 
 from .examples import SAMPLES, SPECS, MemorySource, sealed, sections_of, without_tail, write
 
@@ -39,7 +40,7 @@ FULL = tuple(
 Reader = MultReader | MstrReader
 
 # macOS has no posix_fadvise: there nothing is looked at and nothing is asked for.
-needs_advice = pytest.mark.skipif(not CAN_ASK, reason="the system has no posix_fadvise to ask for pages with")
+needs_advice = pytest.mark.skipif(not CAN_ADVISE, reason="the system has no posix_fadvise to ask for pages with")
 
 
 @pytest.fixture(params=["mult", "mstr"])
@@ -75,10 +76,10 @@ def test_batches(tmp_path: Path, form: str, samples: tuple) -> None:
     for reader in readers(path):
         with reader:
             for ids in ([2, 0, -1, 1, 0], list(range(len(samples))), [3], []):
-                for names in (None, ("text",), ("text", "image"), ()):
+                for names in (reader.names, ("text",), ("text", "image"), ()):
                     for given_ids in (ids, np.array(ids, np.int64), np.array(ids, np.int16)):
-                        found = reader.read_raw_batch(given_ids, names)
-                        assert list(found) == list(reader.names if names is None else names)
+                        found = read_raw(reader, given_ids, names)
+                        assert list(found) == list(names)
                         for name, column in found.items():
                             assert plain(column) == wanted(samples, ids, name)
 
@@ -86,8 +87,8 @@ def test_batches(tmp_path: Path, form: str, samples: tuple) -> None:
 def test_views(tmp_path: Path, form: str) -> None:
     """What a batch gives are read-only slices of the mapping, of the modalities named, and valid after close."""
     reader = open_reader(write(WRITERS[form], tmp_path / "x", FULL))
-    found = reader.read_raw_batch([3, 4], ["image"])
-    blocks = list(reader.scan_raw(["image"]))
+    found = read_raw(reader, [3, 4], ["image"])
+    blocks = list(scan_raw(reader, ["image"]))
     reader.close()
     for view in (*found["image"], *blocks[0]["image"]):
         assert view is not None
@@ -107,51 +108,42 @@ def test_scans(
     size: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A scan gives every sample of its range once, in order, however it is cut into blocks."""
-    monkeypatch.setattr(raw, "SCAN_ROWS", rows)
-    monkeypatch.setattr(raw, "SCAN_VIEWS", views)
+    """A scan gives every sample once, in order, whatever the blocks."""
+    monkeypatch.setattr(fast_path, "SCAN_ROWS", rows)
+    monkeypatch.setattr(fast_path, "SCAN_VIEWS", views)
     monkeypatch.setattr(batch, "BLOCK_BYTES", size)
     path = write(WRITERS[form], tmp_path / "x", samples)
     count = len(samples)
     for reader in readers(path):
         with reader:
-            for names in (None, ("text",), ("text", "image")):
-                for start, stop in ((0, None), (1, None), (1, 3), (0, 0), (count, count)):
-                    last = count if stop is None else stop
-                    if not start <= last <= count:
-                        with pytest.raises(IndexError, match=f"of {count}"):
-                            reader.scan_raw(names, start=start, stop=stop)
-                        continue
-                    found: dict[str, list[bytes | None]] = {}
-                    for block in reader.scan_raw(names, start=start, stop=stop):
-                        assert list(block) == list(reader.names if names is None else names)
-                        assert len({len(column) for column in block.values()}) == 1
-                        for name, column in block.items():
-                            found.setdefault(name, []).extend(plain(column))
-                    for name, column in found.items():
-                        assert column == wanted(samples, list(range(start, last)), name)
-                    assert bool(found) == (last > start)
-            assert all(block == {} for block in reader.scan_raw(()))
+            for names in (reader.names, ("text",), ("text", "image")):
+                found: dict[str, list[bytes | None]] = {}
+                for block in scan_raw(reader, names):
+                    assert list(block) == list(names)
+                    assert len({len(column) for column in block.values()}) == 1
+                    for name, column in block.items():
+                        found.setdefault(name, []).extend(plain(column))
+                for name, column in found.items():
+                    assert column == wanted(samples, list(range(count)), name)
+                assert bool(found) == (count > 0)
+            assert all(block == {} for block in scan_raw(reader, ()))
 
 
 def test_wrong_questions(tmp_path: Path, form: str) -> None:
-    """Samples, ranges and modalities that do not exist are refused at the call; a closed reader says that it is."""
+    """Samples and modalities that do not exist are refused at the call; a closed reader says that it is."""
     reader = open_reader(write(WRITERS[form], tmp_path / "x", FULL))
     for ids in ([9], [-10], np.array([9]), np.array([2**64 - 1], np.uint64)):
         with pytest.raises(IndexError, match="of 9"):
-            reader.read_raw_batch(ids)
+            read_raw(reader, ids, reader.names)
     for ids in ([0.5], np.zeros((1, 1), np.int64)):
         with pytest.raises(TypeError, match="expected integers"):
-            reader.read_raw_batch(ids)
-    for call in (lambda: reader.read_raw_batch([0], ["sound"]), lambda: reader.scan_raw(["sound"])):
+            read_raw(reader, ids, reader.names)
+    for call in (lambda: read_raw(reader, [0], ["sound"]), lambda: scan_raw(reader, ["sound"])):
         with pytest.raises(KeyError, match="no modality 'sound'"):
             call()
-    for start, stop in ((-1, None), (0, 10), (3, 2)):
-        with pytest.raises(IndexError, match="of 9"):
-            reader.scan_raw(start=start, stop=stop)
-    scan = reader.scan_raw()
+    scan = scan_raw(reader, reader.names)
     reader.close()
-    for read in (lambda: reader.read_raw_batch([0]), lambda: next(scan)):
+    for read in (lambda: read_raw(reader, [0], reader.names), lambda: next(scan)):
         with pytest.raises(ValueError, match="is closed"):
             read()
 
@@ -159,26 +151,23 @@ def test_wrong_questions(tmp_path: Path, form: str) -> None:
 def test_closed_between_look_up_and_read(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that another thread closes in the middle of a batch says so too."""
     reader = open_reader(write(WRITERS[form], tmp_path / "x", FULL))
-    monkeypatch.setattr(reader, "_fetch_data", lambda *_: reader.close())
+    monkeypatch.setattr(reader, "fetch_data", lambda *_: reader.close())
     with pytest.raises(ValueError, match=r"x is closed"):
-        reader.read_raw_batch([0])
+        read_raw(reader, [0], reader.names)
 
 
 def test_verify(tmp_path: Path, form: str) -> None:
-    """A flipped byte of the data is told where checksums are asked for, by the reader or by the call, else not."""
+    """A flipped byte of the data raises where the reader verifies, else not."""
     path = write(WRITERS[form], tmp_path / "x", FULL)
     data = bytearray(path.read_bytes())
     data[data.index(bytes([7]) * 300) + 100] ^= 1
     path.write_bytes(data)
     with open_reader(path) as reader, open_reader(path, verify=True) as careful:
-        assert len(reader.read_raw_batch([7])["image"]) == 1
-        assert len(careful.read_raw_batch([7], verify=False)["image"]) == 1
-        assert careful.read_raw_batch([7], ["text"])["text"] == [b"t" * 7]
+        assert len(read_raw(reader, [7], reader.names)["image"]) == 1
+        assert read_raw(careful, [7], ["text"])["text"] == [b"t" * 7]
         for read in (
-            lambda: reader.read_raw_batch([7], verify=True),
-            lambda: careful.read_raw_batch([7]),
-            lambda: list(reader.scan_raw(verify=True)),
-            lambda: list(careful.scan_raw()),
+            lambda: read_raw(careful, [7], careful.names),
+            lambda: list(scan_raw(careful, careful.names)),
         ):
             with pytest.raises(CorruptError, match="sample 7") as caught:
                 read()
@@ -226,15 +215,15 @@ def test_wrong_places(
     with open_reader(path) as reader:
 
         def singly(ids: list[int]) -> list[bytes | None]:
-            found = reader.read_payloads(ids, "image")
+            found = reader.read_samples(ids, ["image"])["image"]
             return [None if payload is None else bytes(payload.data) for payload in found]
 
         for ids in ([sample], [0, sample, 1], list(range(len(samples)))):
             expected = outcome(lambda ids=ids: singly(ids))
             for names in (["image"], ["text", "image"]):
-                found = outcome(lambda ids=ids, names=names: plain(reader.read_raw_batch(ids, names)["image"]))
+                found = outcome(lambda ids=ids, names=names: plain(read_raw(reader, ids, names)["image"]))
                 assert found == expected
-        found = outcome(lambda: [one for block in reader.scan_raw(["image"]) for one in plain(block["image"])])
+        found = outcome(lambda: [one for block in scan_raw(reader, ["image"]) for one in plain(block["image"])])
         assert found == outcome(lambda: singly(list(range(len(samples)))))
 
 
@@ -245,7 +234,7 @@ def test_region_at_the_start_of_the_file(tmp_path: Path) -> None:
     struct.pack_into("<QQ", data, 9 + 24, 0, 0)  # data_ptr and data_size of the first stream
     path.write_bytes(sealed(bytes(data)))
     with open_reader(path) as reader:
-        assert reader.read_raw_batch([0, 1]) == {"image": [None, None], "text": [b"t", None]}
+        assert read_raw(reader, [0, 1], reader.names) == {"image": [None, None], "text": [b"t", None]}
 
 
 def test_streams_too_large_to_warm(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +242,7 @@ def test_streams_too_large_to_warm(tmp_path: Path, form: str, monkeypatch: pytes
     monkeypatch.setattr(byte_source, "WHOLE_LIMIT", 0)
     with open_reader(write(WRITERS[form], tmp_path / "x", FULL)) as reader:
         for _ in range(2):
-            found = reader.read_raw_batch([8, 2])
+            found = read_raw(reader, [8, 2], reader.names)
             assert plain(found["image"]) == wanted(FULL, [8, 2], "image")
             assert plain(found["text"]) == [b"t" * 8, b"t" * 2]
 
@@ -267,20 +256,20 @@ def test_wide_records(tmp_path: Path, form: str) -> None:
     path = write(WRITERS[form], tmp_path / "x", samples, specs)
     ids = np.random.default_rng(1).permutation(20)
     with open_reader(path) as reader:
-        for names in (["m3"], ["m4", "m0", "m2"], None):
-            for name, column in reader.read_raw_batch(ids, names).items():
+        for names in (["m3"], ["m4", "m0", "m2"], reader.names):
+            for name, column in read_raw(reader, ids, names).items():
                 assert plain(column) == [f"{i}-{name[1:]}".encode() for i in ids.tolist()]
 
 
-@pytest.mark.parametrize("room", [raw.MAX_ALL_POSITIONS, 16 * len(SAMPLES), 0])
+@pytest.mark.parametrize("room", [fast_path.MAX_PROCESS_BOUNDS, 16 * len(SAMPLES), 0])
 def test_batches_stay_the_same(tmp_path: Path, form: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are alike before and after positions are kept, of all modalities, of one, or of none for want of room."""
-    monkeypatch.setattr(raw, "BUDGET", raw._Budget(room))
+    monkeypatch.setattr(fast_path, "BUDGET", fast_path._Budget(room))
     ids = list(range(len(SAMPLES)))
     with open_reader(write(WRITERS[form], tmp_path / "x", SAMPLES)) as reader:
         for _ in range(6):
             for names in (["text"], ["image", "text"]):
-                found = reader.read_raw_batch(ids, names)
+                found = read_raw(reader, ids, names)
                 assert {name: plain(found[name]) for name in names} == {n: wanted(SAMPLES, ids, n) for n in names}
 
 
@@ -293,21 +282,21 @@ def test_the_short_way_is_the_long_way(tmp_path: Path, form: str, monkeypatch: p
     names = ("text", "image")
     with open_reader(path) as reader:
         for _ in range(8):
-            reader.read_raw_batch(everything, names)
+            read_raw(reader, everything, names)
         for ids in (*kinds, everything[:0]):
-            found = reader.read_raw_batch(ids, names)
+            found = read_raw(reader, ids, names)
             wanted_ids = np.asarray(ids, np.int64).tolist()
             assert {name: plain(found[name]) for name in found} == {n: wanted(SAMPLES, wanted_ids, n) for n in found}
         for wrong in (len(SAMPLES), -len(SAMPLES) - 1, 2**62):
             with pytest.raises(IndexError, match=re.escape(f"{path}: sample {wrong} of {len(SAMPLES)}")):
-                reader.read_raw_batch(np.array([0, wrong]), names)
+                read_raw(reader, np.array([0, wrong]), names)
         for kind in (np.zeros((1, 2), np.int64), np.zeros(2), np.zeros(2, np.bool_)):
             with pytest.raises(TypeError, match="expected integers of one"):
-                reader.read_raw_batch(kind, names)
+                read_raw(reader, kind, names)
         with pytest.raises(KeyError, match="no modality 'sound'"):
-            reader.read_raw_batch(everything, ["sound"])
+            read_raw(reader, everything, ["sound"])
     with pytest.raises(ValueError, match=re.escape(f"{path} is closed")):
-        reader.read_raw_batch(everything, names)
+        read_raw(reader, everything, names)
 
 
 @needs_advice
@@ -318,27 +307,27 @@ def test_what_was_calm_is_looked_at(tmp_path: Path, form: str, monkeypatch: pyte
     looked: list[int] = []
     asked: list[tuple[int, int]] = []
 
-    def is_present(self: PageCache, position: int) -> bool:
+    def is_resident(self: PageCache, position: int) -> bool:
         looked.append(position)
         return there
 
-    monkeypatch.setattr(PageCache, "is_present", is_present)
-    monkeypatch.setattr(PageCache, "ask", lambda self, start, end: asked.append((start, end)))
+    monkeypatch.setattr(PageCache, "is_resident", is_resident)
+    monkeypatch.setattr(PageCache, "request", lambda self, start, end: asked.append((start, end)))
     names = ("image", "text")
     with open_reader(write(WRITERS[form], tmp_path / "x", FULL)) as reader:
         ids = np.arange(len(FULL))[::-1].copy()
         for _ in range(100):
-            reader.read_raw_batch(ids, names)
+            read_raw(reader, ids, names)
         looked.clear()
         for _ in range(64):
-            reader.read_raw_batch(ids, names)
+            read_raw(reader, ids, names)
         assert 2 <= len(looked) <= 8
         assert asked == []
         there = False
         for _ in range(32):
-            found = reader.read_raw_batch(ids, names)
+            found = read_raw(reader, ids, names)
             assert {name: plain(found[name]) for name in names} == {n: wanted(FULL, ids.tolist(), n) for n in names}
-        places = reader._locate(ids, [reader._number(name) for name in names])
+        places = reader._locate(ids, [reader.number_of(name) for name in names])
         for place in (int(ptr) for found_at in places.values() for ptr in found_at.ptrs):
             assert any(start <= place < end for start, end in asked)
 
@@ -348,18 +337,20 @@ def test_looks_do_not_keep_step_with_batches(tmp_path: Path, form: str, monkeypa
     """Read in order, batch after batch of one size, looks come to every sample of every modality in the end."""
     monkeypatch.setattr(byte_source, "WHOLE_LIMIT", 0)
     looked: set[int] = set()
-    monkeypatch.setattr(PageCache, "is_present", lambda self, position: not looked.add(position))
+    monkeypatch.setattr(PageCache, "is_resident", lambda self, position: not looked.add(position))
     samples = [
         (str(i), {"image": Payload(bytes(16), b"i" * 99), "text": Payload(bytes(8), b"t" * 99)}) for i in range(16)
     ]
     with open_reader(write(WRITERS[form], tmp_path / "x", samples)) as reader:
         names, halves = ("image", "text"), (np.arange(8), np.arange(8, 16))
         for k in range(200):
-            reader.read_raw_batch(halves[k % 2], names)
+            read_raw(reader, halves[k % 2], names)
         looked.clear()
         for k in range(20_000):
-            reader.read_raw_batch(halves[k % 2], names)
-        wanted_at = {int(start) for name in names for start in reader.all_bounds(name).starts[0]}
+            read_raw(reader, halves[k % 2], names)
+        wanted_at = {
+            int(start) for name in names for start in fast_path._all_bounds(reader, reader.number_of(name)).starts[0]
+        }
         assert looked >= wanted_at
 
 
@@ -368,8 +359,6 @@ def test_checksums_that_are_not_there(tmp_path: Path, form: str) -> None:
     path = write(WRITERS[form], tmp_path / "x", FULL)
     path.write_bytes(without_tail(path.read_bytes()))
     with open_reader(path, modalities=SPECS) as reader:
-        assert plain(reader.read_raw_batch([7], ["text"], verify=True)["text"]) == [b"t" * 7]
-        assert sum(len(block["text"]) for block in reader.scan_raw(verify=True)) == 9
         assert sum(len(block.indices) for block in reader.scan(verify=True)) == 9
         assert [bytes(one) for one in reader.read_columns([7], verify=True)["text"].datas] == [b"t" * 7]
 
@@ -383,7 +372,7 @@ def test_columns(tmp_path: Path, form: str) -> None:
             found = reader.read_columns(ids, ["text", "image", "text"])
             assert list(found) == ["text", "image"]
             for name, column in found.items():
-                for row, payload in enumerate(reader.read_payloads(ids, name)):
+                for row, payload in enumerate(reader.read_samples(ids, [name])[name]):
                     data = column.datas[row]
                     assert (None if data is None else bytes(data)) == (payload and bytes(payload.data))
                     assert (

@@ -1,0 +1,71 @@
+"""Threads that a dataset keeps for its calls: they decode, transform, and wait for remote files."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from mm_assets.storage.forking import renew_in_children
+
+__all__ = ["MAX_THREADS", "WorkerPool", "count_threads"]
+
+MAX_THREADS = 256  # far beyond where decoding gains; a slip of the hand must not start thousands
+
+T = TypeVar("T")
+
+
+def count_threads(threads: int | None) -> int:
+    """How many threads are meant: None is one for each core that this process may use.
+
+    Raises:
+        ValueError: no number of threads.
+    """
+    if threads is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return min(cores or 1, MAX_THREADS)
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
+        raise ValueError(f"threads: found {threads!r}, expected None or an integer from 0 to {MAX_THREADS}")
+    return threads
+
+
+class WorkerPool:
+    """Threads for decoding, started at the first use and joined by `close`; several callers may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+        self._made_for = (0, 0)  # threads, process
+        self._closed = False
+        renew_in_children(self)
+
+    def renew_locks(self) -> None:
+        """In a forked child: see `forking`."""
+        self._lock = threading.Lock()
+
+    def start(self, threads: int, tasks: Sequence[Callable[[], T]]) -> list[Future[T]]:
+        """Hand tasks to that many threads, to be done in their order.
+
+        Raises:
+            ValueError: the pool is closed.
+        """
+        with self._lock:  # held until all tasks are in, so that nobody closes the executor in between
+            if self._closed:
+                raise ValueError("the dataset is closed")
+            wanted = (threads, os.getpid())
+            if self._executor is None or self._made_for != wanted:
+                if self._executor is not None and self._made_for[1] == wanted[1]:
+                    self._executor.shutdown(wait=True)
+                # In a forked child the parent's threads do not exist, and their executor is only dropped.
+                self._executor = ThreadPoolExecutor(threads, thread_name_prefix="mm_assets-decode")
+                self._made_for = wanted
+            return [self._executor.submit(task) for task in tasks]
+
+    def close(self) -> None:
+        """Finish what was started, and join the threads; fine twice."""
+        with self._lock:
+            executor, self._executor, self._closed = self._executor, None, True
+        if executor is not None:
+            executor.shutdown(wait=True)
