@@ -210,6 +210,7 @@ class RawCache:
         self.recent: _Recent | None = None
         self._bounds: dict[int, CachedBounds | None] = {}  # by modality; None: not cacheable
         self._num_read: dict[int, int] = {}  # samples, by modality, until its bounds are cached
+        self._lock = threading.Lock()  # of whoever makes bounds
 
     def bounds(self, reader: PackedReader, numbers: Sequence[int], count: int) -> list[CachedBounds] | None:
         """The bounds of these modalities, of which `count` samples are looked up; None where some are not cached.
@@ -230,19 +231,25 @@ class RawCache:
         if number in self._bounds or not reader.has_checksums:
             return None
         self._num_read[number] = num_read = self._num_read.get(number, 0) + count
-        if _READS_PER_CACHE * num_read < len(reader):
-            return None
+        if _READS_PER_CACHE * num_read < len(reader) or not self._lock.acquire(blocking=False):
+            return None  # in a forked child the lock may stay another's: then it is done without
+        try:
+            if number not in self._bounds:
+                self._bounds[number] = self._make(reader, number)
+            return self._bounds[number]
+        finally:
+            self._lock.release()
+
+    def _make(self, reader: PackedReader, number: int) -> CachedBounds | None:
         size = CachedBounds.nbytes(len(reader))
         release = BUDGET.take(self, size) if size <= MAX_FILE_BOUNDS else None
-        found: CachedBounds | None = None
-        if release is not None:
-            bounds = _all_bounds(reader, number)
-            if bounds is None:
-                release()
-            else:
-                found = CachedBounds([bounds], len(reader))
-        self._bounds[number] = found
-        return found
+        if release is None:
+            return None
+        bounds = _all_bounds(reader, number)
+        if bounds is None:
+            release()
+            return None
+        return CachedBounds([bounds], len(reader))
 
 
 def _all_bounds(reader: PackedReader, number: int) -> Bounds | None:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import sys
 import threading
 import time
@@ -445,8 +446,8 @@ def test_open_files_follow_what_the_process_may_have(
     allowed: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quarter of the allowed descriptors, whatever little or unlimited number that is, within sane bounds."""
-    limit = packed_files.resource.RLIM_INFINITY if allowed < 0 else allowed
-    monkeypatch.setattr(packed_files.resource, "getrlimit", lambda _: (limit, limit))
+    limit = resource.RLIM_INFINITY if allowed < 0 else allowed
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     assert packed_files._most_files() == expected
 
 
