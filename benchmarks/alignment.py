@@ -221,7 +221,7 @@ def hour_long_clip(rate: Fraction, sample_rate: int) -> str:
     lines = [
         f"One real file of an hour ({count:,} frames of H.264, {HOUR * sample_rate:,} samples of FLAC at",
         f"{sample_rate:,} Hz, {len(data) / 1e6:.1f} MB; made in {made - started:.0f} s), kept as it is:",
-        f"all {len(flashes)} flashes stand at their frames, the frames around them too.",
+        f"all {len(flashes)} flashes are at their frames, the frames around them too.",
         f"A segment's start is at most {np.abs(starts - heard).max()} sample from the click that is heard,",
         f"and {worst:.3f} from the exact time ({first:.3f} in the first ten minutes, {last:.3f} in the last).",
         f"Listing its packets took {encoded - made:.2f} s, decoding {len(around)} frames {decoded - encoded:.1f} s.",
@@ -237,7 +237,7 @@ def tables(found: list[Measured]) -> str:
         "over all offsets, in samples: of any segment's start against its frame's exact time, and (in brackets) of a "
         "flash's segment against the click that is heard.",
         "",
-        "| frames a second | Hz | arrays | file, as frames | file, kept |",
+        "| frames per second | Hz | arrays | file, as frames | file, kept |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for name in RATES:
@@ -253,7 +253,7 @@ def tables(found: list[Measured]) -> str:
         "in samples in the first and in the last minute. For the float rule a rate is stored once as the nearest "
         "float32 of the true ratio, once as the usual decimal number (29.97 for 30000/1001).",
         "",
-        "| frames a second | Hz | integers: first, last minute | float32 of the ratio | float32 of the decimal |",
+        "| frames per second | Hz | integers: first, last minute | float32 of the ratio | float32 of the decimal |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for name, rate in RATES.items():

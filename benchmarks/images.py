@@ -185,7 +185,7 @@ def speeds(pictures: list[Picture], rounds: int) -> str:
         for name, run in runs.items():
             taken[name].append(seconds_of(run, pictures, out))
     lines = [
-        f"| | images/s, {THREADS} threads | of the bare loop | of `exact` | processor ms an image | of `exact` |",
+        f"| | images/s, {THREADS} threads | of the bare loop | of `exact` | processor ms per image | of `exact` |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
 

@@ -1,6 +1,6 @@
-"""Train a small image-text contrastive model on packed captions; stop it, and go on where it stopped.
+"""Train a small contrastive image-text model on packed captions, with checkpoints to stop and resume.
 
-An image encoder and a text encoder learn to send a picture and its caption to the same place, other pairs apart, by a
+An image encoder and a text encoder learn to embed a picture and its caption close together, and other pairs apart, by a
 symmetric cross-entropy over the similarities in a batch. ``make run`` packs the demo captions that this reads; with
 ``--data`` it reads any packed dataset that has an image and a text in each sample.
 """
@@ -30,7 +30,7 @@ from torch.nn import functional
 DATA = Path(__file__).resolve().parent.parent / "dagster_home" / "data" / "captions" / "manifest.json"
 SIDE = 32  # pixels of the square that an image is decoded to
 MAX_TOKENS = 64
-WIDTH = 64  # of the space that both encoders lead to
+WIDTH = 64  # of the shared embedding space
 
 TOKENIZER = ByteTokenizer()
 
@@ -39,30 +39,30 @@ TOKENIZER = ByteTokenizer()
 
 
 def prepare_image(image: npt.NDArray[np.uint8], rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """A drawing on white instead of on nothing, mirrored at random.
+    """Composite a drawing on white, and mirror it at random.
 
     Args:
         image: (H, W, 4) uint8.
-        rng: depends on seed, epoch and sample alone, so that a resumed run draws what the uninterrupted one does.
+        rng: depends only on seed, epoch and sample, so that a resumed run draws the same as an uninterrupted one.
 
     Returns:
         (3, H, W) float32 in [-1, 1].
     """
-    colours, alpha = image[:, :, :3].astype(np.float32), image[:, :, 3:].astype(np.float32) / 255
-    shown = colours * alpha + 255 * (1 - alpha)
+    colors, alpha = image[:, :, :3].astype(np.float32), image[:, :, 3:].astype(np.float32) / 255
+    shown = colors * alpha + 255 * (1 - alpha)
     if rng.random() < 0.5:
         shown = shown[:, ::-1]
     return np.ascontiguousarray(shown.transpose(2, 0, 1) / 127.5 - 1)
 
 
 def prepare_text(text: str) -> npt.NDArray[np.int64]:
-    """The ids of a caption's bytes, (n,) int64."""
+    """Return the ids of a caption's bytes, (n,) int64."""
     return np.array(TOKENIZER.encode(text), np.int64)
 
 
 def make_loader(data: Dataset, *, batch_size: int, seed: int, num_workers: int) -> MultimodalLoader:
-    """Batches of images at one size, and of padded ids, as tensors."""
-    # All of a drawing of any shape, between bars that nothing covers: `prepare_image` makes them white.
+    """Return a loader of images at one size and padded ids, as tensors."""
+    # Pad drawings of any shape with transparent bars, which `prepare_image` makes white.
     sized = data.with_settings({"image": {"decode_size": [SIDE, SIDE], "decode_resize": "pad", "channels": 4}})
     collator = MultimodalCollator(
         {
@@ -77,7 +77,7 @@ def make_loader(data: Dataset, *, batch_size: int, seed: int, num_workers: int) 
         shuffle=True,
         num_workers=num_workers,
         collator=collator,
-        drop_last=True,  # a pair is told apart from the others of its batch: a small one is another task
+        drop_last=True,  # a pair is contrasted with the others of its batch: a smaller batch is another task
         seed=seed,
         transforms={"image": prepare_image, "text": prepare_text},
     )
@@ -87,7 +87,7 @@ def make_loader(data: Dataset, *, batch_size: int, seed: int, num_workers: int) 
 
 
 class ImageEncoder(nn.Module):
-    """Three convolutions, each to half the size of the one before, and a linear map of what is left."""
+    """Three convolutions, each halving the size, and a linear map."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class ImageEncoder(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Embedded bytes, a convolution over them, and the largest of what it finds anywhere."""
+    """Embedded bytes, a convolution over them, and a maximum over the positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,22 +117,22 @@ class TextEncoder(nn.Module):
 
 
 class ContrastiveModel(nn.Module):
-    """Both encoders, and how sharply similarities are told apart."""
+    """Both encoders, and the scale of the similarities."""
 
     def __init__(self) -> None:
         super().__init__()
         self.image, self.text = ImageEncoder(), TextEncoder()
-        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # where CLIP begins
+        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # CLIP's initial value
 
     def forward(self, images: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """How well each image, a row, fits each text, a column: (n, n)."""
+        """Return the similarity of each image, a row, to each text, a column: (n, n)."""
         rows = functional.normalize(self.image(images), dim=1)
         columns = functional.normalize(self.text(ids), dim=1)
         return self.log_scale.clamp(max=math.log(100)).exp() * rows @ columns.T
 
 
 def loss_of(similarities: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of finding each image's text and each text's image; of n pairs at random it is ln n."""
+    """Return the cross-entropy of finding each image's text and each text's image; ln n for guesses among n pairs."""
     pairs = torch.arange(len(similarities))
     return (functional.cross_entropy(similarities, pairs) + functional.cross_entropy(similarities.T, pairs)) / 2
 
@@ -141,13 +141,13 @@ def loss_of(similarities: torch.Tensor) -> torch.Tensor:
 
 
 class Trainer:
-    """A training run: model, optimizer, and the place in the data.
+    """A training run: model, optimizer, and position in the data.
 
     Args:
         data: with the modalities ``image`` and ``text``.
-        batch_size: pairs of a step.
-        seed: of the model's first weights, the order of the samples, and the transforms.
-        num_workers: threads that decode.
+        batch_size: pairs per step.
+        seed: of the model's initial weights, the order of the samples, and the transforms.
+        num_workers: decoding threads.
     """
 
     def __init__(self, data: Dataset, *, batch_size: int = 20, seed: int = 0, num_workers: int = 2) -> None:
@@ -160,11 +160,11 @@ class Trainer:
         self.losses: list[float] = []
 
     def run(self, steps: int) -> None:
-        """Train until so many steps are done, over as many epochs as that takes."""
-        idle = 0  # epochs without a step; the first may only be what was left of one
+        """Train until this number of steps is done, over as many epochs as needed."""
+        idle = 0  # epochs without a step; the first may be the rest of an epoch
         while len(self.losses) < steps:
             done, idle = len(self.losses), idle + 1
-            with iter(self.loader) as batches:  # from where the loader stands, to the end of its epoch
+            with iter(self.loader) as batches:  # from the loader's position to the end of its epoch
                 for batch in batches:
                     loss = self.step(batch)
                     if loss is None:
@@ -179,8 +179,8 @@ class Trainer:
                 raise SystemExit("no batch has two samples with both an image and a text: there is nothing to contrast")
 
     def step(self, batch: dict[str, Any]) -> float | None:
-        """One step of the optimizer; gives the loss before it, None for a batch without two pairs to contrast."""
-        # Rows that repeat another one, or lack their image or text, are no pairs.
+        """Take one optimizer step and return the loss before it; None for a batch without two pairs to contrast."""
+        # Rows that repeat another one, or lack their image or text, are not pairs.
         rows = batch["valid"] & batch["present"]["image"] & batch["present"]["text"]
         if rows.sum() < 2:
             return None
@@ -191,11 +191,11 @@ class Trainer:
         return loss.item()
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint, whole or not at all."""
+        """Write a checkpoint atomically."""
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "loader": self.loader.state_dict(),  # behind the last batch that was trained on
+            "loader": self.loader.state_dict(),  # after the last batch that was trained on
             "losses": self.losses,
         }
         temporary = path.with_name(path.name + ".tmp")
@@ -203,7 +203,7 @@ class Trainer:
         os.replace(temporary, path)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint; the loader refuses one of other data, or of another seed."""
+        """Resume from a checkpoint; the loader refuses one with other data or another seed."""
         state = torch.load(path, weights_only=True)
         self.loader.load_state_dict(state["loader"])
         self.model.load_state_dict(state["model"])
@@ -212,28 +212,28 @@ class Trainer:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train by the arguments of the command line."""
+    """Train with the arguments of the command line."""
     parser = argparse.ArgumentParser(description="Train a small image-text contrastive model on packed captions.")
-    parser.add_argument("--data", default=str(DATA), help="a packed file, manifest or folder, or their URL")
-    parser.add_argument("--steps", type=int, default=60, help="of the whole run, those before a checkpoint counted")
+    parser.add_argument("--data", default=str(DATA), help="path or URL of a packed file, manifest or folder")
+    parser.add_argument("--steps", type=int, default=60, help="of the whole run, including those before a checkpoint")
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2, help="threads that decode")
-    parser.add_argument("--checkpoint", type=Path, help="file that is written at the end, and resumed from")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--workers", type=int, default=2, help="decoding threads")
+    parser.add_argument("--checkpoint", type=Path, help="file to write at the end, and to resume from")
+    parser.add_argument("--resume", action="store_true", help="resume from the checkpoint")
     options = parser.parse_args(arguments)
     if options.resume and options.checkpoint is None:
         parser.error("--resume needs --checkpoint")
     if options.data == str(DATA) and not DATA.exists():
-        raise SystemExit(f"{DATA} is not there: `make run` packs the demo captions; --data names other data")
-    # The model is small, and other cores decode. With one thread, sums are also made in one order on any machine.
+        raise SystemExit(f"{DATA} does not exist: `make run` packs the demo captions; --data names other data")
+    # The model is small, and other cores decode. One thread also makes the order of sums the same on every machine.
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     with mm_assets.open(options.data) as data:
         trainer = Trainer(data, batch_size=options.batch_size, seed=options.seed, num_workers=options.workers)
         if options.resume:
             trainer.load(options.checkpoint)
-            print(f"going on after step {len(trainer.losses)}, in epoch {trainer.loader.epoch}")
+            print(f"resuming after step {len(trainer.losses)}, in epoch {trainer.loader.epoch}")
         trainer.run(options.steps)
         if options.checkpoint is not None:
             trainer.save(options.checkpoint)

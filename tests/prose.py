@@ -31,6 +31,10 @@ CHECKED = (
     "docs/packing.md",
     "docs/pipeline.md",
     "docs/running.md",
+    "examples",
+    "benchmarks/README.md",
+    "benchmarks/loading/README.md",
+    "tests/pages",
 )
 """What is checked without arguments."""
 

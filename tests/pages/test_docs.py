@@ -1,4 +1,4 @@
-"""What docs/packing.md, docs/files.md and docs/pipeline.md say, held against the code and against files it makes."""
+"""docs/packing.md, docs/files.md and docs/pipeline.md agree with the code and with the files that it makes."""
 
 import hashlib
 import json
@@ -103,7 +103,7 @@ def test_the_complete_pack_example_is_allowed() -> None:
 
 
 def test_the_fixed_presets_are_as_documented() -> None:
-    """The table of presets has the packed modalities of each in order, with their fields."""
+    """The table of presets has the packed modalities of each preset in order, with their fields."""
     found: dict[str, list[tuple[str, str]]] = {}
     preset = ""
     for first, name, kind, _ in cells(section(PACKING, "## Presets")):
@@ -138,7 +138,7 @@ def test_limits_of_packing_are_as_documented() -> None:
 
 
 def test_rest_rows_and_metadata_hold_what_is_documented(tmp_path: Path, demo_shards: Path) -> None:
-    """The listing has the documented keys, equals the printed example, and its entries are numbered as `rest` is."""
+    """The listing has the documented keys, equals the printed example, and its entries have the positions of `rest`."""
     part = section(PACKING, "## What `rest`, `rows` and `metadata` hold")
     documented = {row[0].strip("`") for row in cells(part)}
     make(tmp_path, "video", demo_shards / "video-00000.tar")
@@ -212,7 +212,7 @@ def json_keys(value: object, name: str) -> Iterator[str]:
 
 
 def test_every_key_of_the_json_files_is_documented(captions: Path) -> None:
-    """Each key in each JSON file of a dataset stands in the section on that file."""
+    """Each key in each JSON file of a dataset is in the section on that file."""
     common = codes(section(FILES, "## Files and shards")) | {"path", "sha256", "size"}
     sections = {
         "manifest.json": ["## manifest.json and manifests/&lt;digest&gt;.json", "## schema.json"],
@@ -255,7 +255,7 @@ def test_columns_of_tables_are_as_documented(table: str, schema: pa.Schema) -> N
 
 
 def test_every_reason_of_a_reject_is_documented() -> None:
-    """Each reason that the code of the stage can give stands in the table of reasons, and no other."""
+    """The table of reasons has exactly the reasons that the code of the stage can give."""
     documented = {
         code for stage, reason, _ in (r for r in cells(section(FILES, "### `rejects`")) if len(r) == 3)
         for code in codes(reason) if stage == "`rows`"
@@ -266,7 +266,7 @@ def test_every_reason_of_a_reject_is_documented() -> None:
     found = re.findall(r'BadTextError\("(\w+)"', source)
     found += re.findall(r'_reject(?:_member)?\((?:number|member|json_member), "(\w+)"', source)
     found += re.findall(r'problems\.append\(\("(\w+)"', source)
-    found += ["no_text"]  # the one of two that an expression chooses
+    found += ["no_text"]  # written as part of a conditional expression
     assert documented == set(found)
 
 
@@ -342,7 +342,7 @@ def test_every_key_of_samples_is_documented() -> None:
 
 
 def test_the_table_of_extensions_is_that_of_the_code() -> None:
-    """Each extension stands at its row modality."""
+    """Each extension is listed with its row modality."""
     rows = [row for row in cells(section(PIPELINE, "## Sample layout").split("### ")[0]) if len(row) == 2]
     found = {extension: row[0].strip("`") for row in rows[:-1] for extension in row[1].split()}
     assert found == dict(MODALITY_OF_EXTENSION)
@@ -365,7 +365,7 @@ def test_the_example_of_a_list_gives_its_rows(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_partition_patterns_group_as_printed() -> None:
-    """Both patterns of the page give the keys that stand beside them."""
+    """Both patterns of the page give the keys in their comments."""
     (example,) = blocks(section(PIPELINE, "### Groups of shards"), "yaml")
     patterns = re.findall(r"partition_pattern: '(.*?)'", example)
     keys = []

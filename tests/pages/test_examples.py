@@ -1,4 +1,4 @@
-"""The examples run: the contrastive model learns the demo captions, and goes on where it was stopped, bit for bit."""
+"""The examples run: the contrastive model learns the demo captions, and a stopped run resumes bit for bit."""
 
 import io
 import json
@@ -24,7 +24,7 @@ SCRIPT = EXAMPLES / "contrastive.py"
 
 @pytest.fixture
 def torch() -> Iterator[Any]:
-    """Torch with one thread and deterministic, and as it was afterwards."""
+    """Torch with one thread and deterministic; its settings are restored afterwards."""
     torch = pytest.importorskip("torch")
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
@@ -36,13 +36,13 @@ def torch() -> Iterator[Any]:
 
 @pytest.fixture
 def script(torch: Any) -> SimpleNamespace:
-    """The names of the script, as one that imports it has them."""
+    """The names that the script defines."""
     return SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 
 
 @pytest.fixture(scope="module")
 def captions(tmp_path_factory: pytest.TempPathFactory, demo_shards: Path) -> Path:
-    """The demo captions, their images as they are in the shard."""
+    """The demo captions, with images as in the shard."""
     path = tmp_path_factory.mktemp("captions") / "captions.mult"
     with (
         tarfile.open(demo_shards / "captions-00000.tar") as tar,
@@ -58,7 +58,7 @@ def captions(tmp_path_factory: pytest.TempPathFactory, demo_shards: Path) -> Pat
 
 @pytest.fixture(scope="module")
 def small(captions: Path) -> Iterator[Dataset]:
-    """The same with images of 32 pixels, so that decoding them again and again takes no time."""
+    """The same with images of 32 pixels, so that decoding them is fast."""
     path = captions.with_name("small.mult")
     sized = {"image": {"decode_size": [32, 32], "decode_resize": "pad", "channels": 4}}
     with (
@@ -81,10 +81,8 @@ def test_the_loss_falls(script: SimpleNamespace, small: Dataset) -> None:
     assert last < 0.7 * first
 
 
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(
-    script: SimpleNamespace, small: Dataset, torch: Any, tmp_path: Path
-) -> None:
-    """Stopped amid an epoch and resumed in a new trainer, losses and weights are those of the uninterrupted run."""
+def test_a_stopped_run_resumes_bit_for_bit(script: SimpleNamespace, small: Dataset, torch: Any, tmp_path: Path) -> None:
+    """Stopped during an epoch and resumed in a new trainer, losses and weights are those of an uninterrupted run."""
     whole = script.Trainer(small, seed=3)
     whole.run(12)
     stopped = script.Trainer(small, seed=3)
@@ -105,7 +103,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 def test_the_script_trains_on_the_demo_images(
     captions: Path, torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Run as a program on images of all their sizes it writes a checkpoint, and goes on from it with `--resume`."""
+    """Run as a program on images of all sizes, it writes a checkpoint and resumes from it with `--resume`."""
     checkpoint = tmp_path / "run.pt"
     command = [str(SCRIPT), "--data", str(captions), "--checkpoint", str(checkpoint), "--batch-size", "4", "--steps"]
     for more in (["1"], ["2", "--resume"]):
@@ -117,8 +115,8 @@ def test_the_script_trains_on_the_demo_images(
     assert list(tmp_path.iterdir()) == [checkpoint]
 
 
-def test_what_is_missing_is_said(script: SimpleNamespace, small: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without packed data, too few samples, or a checkpoint to resume from, a sentence says what to do."""
+def test_errors_name_what_is_missing(script: SimpleNamespace, small: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing packed data, too few samples, or a missing checkpoint end with a message that says what to do."""
     monkeypatch.setitem(script.main.__globals__, "DATA", Path("nowhere") / "manifest.json")
     with pytest.raises(SystemExit, match="`make run` packs the demo captions"):
         script.main([])
@@ -128,15 +126,15 @@ def test_what_is_missing_is_said(script: SimpleNamespace, small: Dataset, monkey
         script.main(["--resume"])
 
 
-def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script names the extra that it needs rather than failing at an import."""
+def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch the script ends with the name of the extra that installs it."""
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(SystemExit, match=re.escape("pip install 'mm-assets[torch]'")):
         runpy.run_path(str(SCRIPT))
 
 
-def test_what_the_page_names_is_there() -> None:
-    """Each script has a section of the examples' page, and the options that it names are the script's."""
+def test_the_page_names_scripts_and_options_that_exist() -> None:
+    """Each script has a section of the examples' page, and every option that the page names exists."""
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^## `(.*?)`", page, flags=re.MULTILINE) == [path.name for path in EXAMPLES.glob("*.py")]
     options = set(re.findall(r"(?<!\w)--[a-z-]+", page))

@@ -52,14 +52,14 @@ def test_the_annotators_table_is_that_of_the_code(text, kind):
 
 
 def test_limits_in_the_text_are_those_of_the_code(text):
-    """The limits of what is decoded, of images and of sound, stand in the text."""
+    """The text has the limits of decoded images and audio."""
     assert f"{MAX_JPEG_PIXELS:,}" in text
     assert f"{MAX_PIXELS:,}" in text
     assert f"{MAX_SAMPLES:,}" in text
 
 
 def test_the_example_runs(text, make_table, image, tmp_path, monkeypatch):
-    """The example of one's own filter and annotator works as printed, named by import path."""
+    """The example of your own filter and annotator works as printed, named by import path."""
     (code,) = re.findall(r'^```python\n("""my_filters\.py.*?)^```', text, re.MULTILINE | re.DOTALL)
     (tmp_path / "my_filters.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))

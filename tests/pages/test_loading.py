@@ -1,4 +1,4 @@
-"""The examples of docs/loading.md run, and what it says of defaults and limits is what the code has."""
+"""The examples of docs/loading.md run, and its defaults and limits are those of the code."""
 
 import inspect
 import re
