@@ -2,12 +2,16 @@
 
 The frame's compressed strips or tiles are copied as they are, with every tag that their decoding needs, so its pixels
 are those of the original, whatever the compression. Nothing in the file is trusted: every count and position is checked
-before use, and whatever bytes arrive, the answer or a `MediaError` comes in time and memory proportional to them.
+before use, and any input gives an answer or a `MediaError`, in time and memory proportional to its size.
 
-Frames are the directories of the file's main chain, reduced-resolution ones included, as Pillow counts them. Left out
-of the new file are tags that point to other places of the old one (sub-images, EXIF and GPS directories, free lists)
-and descriptions of the whole stack (ImageJ, OME, tifffile). Old-style JPEG (compression 6), whose tables lie about the
-file, is refused where it would have to be taken apart. A file with one frame is returned as it is.
+Frames are the directories of the file's main chain, reduced-resolution ones included, as Pillow counts them. The new
+file leaves out tags that point to other places of the old one (sub-images, EXIF and GPS directories, free lists) and
+descriptions of the whole stack (ImageJ, OME, tifffile). Old-style JPEG (compression 6), whose tables are scattered over
+the file, is refused where it would have to be taken apart. A file with one frame is returned as it is.
+
+The layouts of the four kinds of TIFF, tag numbers, types and enumerations come from tifffile. The walk and the copy do
+not: `TiffWriter` refuses compressed bilevel frames and orders its bytes otherwise than published runs have them, and
+`TiffFile` skips damaged tags and ends a cyclic chain with a line in the log, where a frame must be refused.
 """
 
 from __future__ import annotations
@@ -18,25 +22,33 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from tifffile import COMPRESSION, DATATYPE, PHOTOMETRIC, PLANARCONFIG, TIFF
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
 
-__all__ = ["TiffFrames", "is_tiff"]
+__all__ = ["TiffFrames"]
 
 
 MAX_FRAMES = 1 << 20  # ends the walk along a hostile chain of overlapping directories; real stacks have thousands
 
-_MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-# bytes of one value of each type; 13 and 18 are positions of directories
-_TYPE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
-_NUMBERS = {1: "u1", 3: "u2", 4: "u4", 16: "u8"}  # unsigned types, as NumPy spells them
-_LONG, _IFD, _LONG8, _IFD8 = 4, 13, 16, 18
+_FORMATS = {b"II*\0": TIFF.CLASSIC_LE, b"MM\0*": TIFF.CLASSIC_BE, b"II+\0": TIFF.BIG_LE, b"MM\0+": TIFF.BIG_BE}
+_TYPE_SIZES = {kind: struct.calcsize(f"={form}") for kind, form in TIFF.DATA_FORMATS.items()}  # bytes of one value
+_NUMBERS: dict[int, str] = {
+    DATATYPE.BYTE: "u1",
+    DATATYPE.SHORT: "u2",
+    DATATYPE.LONG: "u4",
+    DATATYPE.LONG8: "u8",
+}  # in NumPy's terms
+_DIRECTORIES = (DATATYPE.IFD, DATATYPE.IFD8)
 
-_WIDTH, _LENGTH, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
-_DESCRIPTION, _STRIP_OFFSETS, _SAMPLES, _ROWS_PER_STRIP, _STRIP_SIZES, _PLANAR = 270, 273, 277, 278, 279, 284
-_TILE_WIDTH, _TILE_LENGTH, _TILE_OFFSETS, _TILE_SIZES = 322, 323, 324, 325
-_UNCOMPRESSED, _OLD_JPEG, _YCBCR, _SEPARATE = 1, 6, 6, 2
+_WIDTH, _LENGTH, _BITS = TIFF.TAGS["ImageWidth"], TIFF.TAGS["ImageLength"], TIFF.TAGS["BitsPerSample"]
+_COMPRESSION, _PHOTOMETRIC = TIFF.TAGS["Compression"], TIFF.TAGS["PhotometricInterpretation"]
+_DESCRIPTION, _SAMPLES = TIFF.TAGS["ImageDescription"], TIFF.TAGS["SamplesPerPixel"]
+_PLANAR, _ROWS_PER_STRIP = TIFF.TAGS["PlanarConfiguration"], TIFF.TAGS["RowsPerStrip"]
+_STRIP_OFFSETS, _STRIP_SIZES = TIFF.TAGS["StripOffsets"], TIFF.TAGS["StripByteCounts"]
+_TILE_WIDTH, _TILE_LENGTH = TIFF.TAGS["TileWidth"], TIFF.TAGS["TileLength"]
+_TILE_OFFSETS, _TILE_SIZES = TIFF.TAGS["TileOffsets"], TIFF.TAGS["TileByteCounts"]
 
 # Positions in the old file, and vendors' tables of whole stacks: wrong or dangling in a file of one frame.
 _LEFT_OUT = frozenset(
@@ -58,61 +70,42 @@ _ESSENTIAL = frozenset(
 )
 
 
-def is_tiff(data: Buffer) -> bool:
-    """Whether the bytes begin as a TIFF or BigTIFF does."""
-    return bytes(data[:4]) in _MAGICS
-
-
-class _Flavour(NamedTuple):
-    """How a TIFF spells its numbers: classic or BigTIFF, in one of two byte orders."""
-
-    order: str
-    big: bool
-
-    @property
-    def inline(self) -> int:
-        """Bytes of a value that stands in its entry, and of a position."""
-        return 8 if self.big else 4
-
-    def pack(self, fields: str, *values: int | bytes) -> bytes:
-        return struct.pack(self.order + fields, *values)
-
-
 class _Entry(NamedTuple):
     tag: int
     type: int
     num_values: int
-    value: memoryview  # the bytes of the values, wherever they stand
+    value: memoryview  # the bytes of the values, wherever they are
 
 
 class TiffFrames:
-    """The frames of a TIFF that stands in memory.
+    """The frames of a TIFF in memory.
 
     Args:
         data: the whole file; it must stay alive and unchanged.
-        name: what messages call it.
+        name: its name in error messages.
 
     Raises:
-        MediaError: the bytes do not begin as a TIFF does, or end within its header.
+        MediaError: the bytes do not begin with a TIFF header, or end within it.
     """
 
     def __init__(self, data: Buffer, *, name: str = "<tiff>") -> None:
         self._data = memoryview(data).cast("B")
         self._name = name
-        if not is_tiff(self._data):
+        layout = _FORMATS.get(bytes(self._data[:4]))
+        if layout is None:
             raise self._error(f"begins with {bytes(self._data[:4])!r}, expected a TIFF header")
-        order = "<" if self._data[0] == 0x49 else ">"
-        big = 0x2B in (self._data[2], self._data[3])
-        self._flavour = _Flavour(order, big)
-        self._entry = struct.Struct(order + ("HHQ8s" if big else "HHI4s"))
-        self._count = struct.Struct(order + ("Q" if big else "H"))
-        self._position = struct.Struct(order + ("Q" if big else "I"))
-        if big:
-            sizes = struct.unpack(order + "HH", self._take(4, 4, "the header"))
+        self._order: str = layout.byteorder
+        self._inline: int = layout.tagoffsetthreshold  # bytes of a value that is in its entry, and of a position
+        self._entry = struct.Struct(self._order + layout.tagformat1[1:] + layout.tagformat2[1:])
+        self._count = struct.Struct(layout.tagnoformat)
+        self._position = struct.Struct(layout.offsetformat)
+        self._is_big = layout.version == TIFF.BIG_LE.version
+        if self._is_big:
+            sizes = struct.unpack(self._order + "HH", self._take(4, 4, "the header"))
             if sizes != (8, 0):
                 raise self._error(f"is a BigTIFF with positions of {sizes[0]} bytes, expected 8")
-        self._header_size = 16 if big else 8
-        (first,) = self._position.unpack(self._take(8 if big else 4, self._flavour.inline, "the header"))
+        self._header_size = 2 * self._inline
+        (first,) = self._position.unpack(self._take(self._inline, self._inline, "the header"))
         self._next = first  # position of the first directory that is not in `_directories`, 0 at the end of the chain
         self._directories: list[int] = []
         self._known: set[int] = set()
@@ -122,7 +115,7 @@ class TiffFrames:
         """Directories of the main chain.
 
         Raises:
-            MediaError: the chain leaves the file, comes back to itself, or does not end.
+            MediaError: the chain leaves the file, is cyclic, or is too long.
         """
         while self._walk():
             pass
@@ -131,7 +124,7 @@ class TiffFrames:
     def extract(self, frame_index: int) -> bytes:
         """One frame as a TIFF file.
 
-        Only the chain up to the frame has to be sound. Equal input gives equal bytes.
+        Only the chain up to the frame has to be valid. Equal input gives equal bytes.
 
         Args:
             frame_index: from 0.
@@ -166,7 +159,7 @@ class TiffFrames:
         number = len(self._directories)
         what = f"the directory of frame {number}"
         if at < self._header_size:
-            raise self._error(f"{what} should stand at byte {at}, within the header")
+            raise self._error(f"{what} should be at byte {at}, within the header")
         if at in self._known:
             raise self._error(f"{what} is at byte {at}, where an earlier one is: the chain of frames is a loop")
         if number >= MAX_FRAMES:
@@ -178,7 +171,7 @@ class TiffFrames:
         if link_at + self._position.size <= len(self._data):
             (self._next,) = self._position.unpack_from(self._data, link_at)
         else:
-            self._next = len(self._data)  # cut off: this frame may still be whole, a later one is not
+            self._next = len(self._data)  # truncated: this frame may still be complete, a later one is not
         return True
 
     def _read_entries(self, number: int) -> dict[int, _Entry]:
@@ -188,11 +181,11 @@ class TiffFrames:
         (count,) = self._count.unpack(self._take(at, self._count.size, what))
         table = self._take(at + self._count.size, count * self._entry.size, f"{what}: its directory")
         entries: dict[int, _Entry] = {}
-        inline, value_at = self._flavour.inline, at + self._count.size + self._entry.size - self._flavour.inline
+        inline, value_at = self._inline, at + self._count.size + self._entry.size - self._inline
         total = 0
         for tag, kind, values, raw in self._entry.iter_unpack(table):
             start, value_at = value_at, value_at + self._entry.size
-            if tag in _LEFT_OUT or kind in (_IFD, _IFD8):
+            if tag in _LEFT_OUT or kind in _DIRECTORIES:
                 continue
             size = _TYPE_SIZES.get(kind, 0) * values
             if size > inline:
@@ -201,7 +194,7 @@ class TiffFrames:
                 if tag not in _ESSENTIAL:
                     continue
                 if tag in entries:
-                    raise self._error(f"{what}: tag {tag} stands twice")
+                    raise self._error(f"{what}: tag {tag} is there twice")
                 raise self._error(
                     f"{what}: tag {tag} holds {values} values of type {kind} at byte {start}, "
                     f"which is not within the TIFF's {len(self._data)} bytes"
@@ -219,7 +212,7 @@ class TiffFrames:
             return None
         if entry.type not in _NUMBERS:
             raise self._error(f"{what}: tag {tag} is of type {entry.type}, expected unsigned numbers")
-        values = np.frombuffer(entry.value, self._flavour.order + _NUMBERS[entry.type])
+        values = np.frombuffer(entry.value, self._order + _NUMBERS[entry.type])
         if values.dtype.itemsize == 8 and int(values.max()) > np.iinfo(np.int64).max:
             raise self._error(f"{what}: tag {tag} holds {values.max()}, more than 63 bits")
         return values.astype(np.int64)
@@ -232,15 +225,15 @@ class TiffFrames:
 
     def _copy(self, number: int, entries: dict[int, _Entry]) -> bytes:
         what = f"frame {number}"
-        compression = self._number(entries, _COMPRESSION, _UNCOMPRESSED, what)
-        if compression == _OLD_JPEG:
+        compression = self._number(entries, _COMPRESSION, COMPRESSION.NONE, what)
+        if compression == COMPRESSION.OJPEG:
             raise self._error(f"{what} is compressed as old-style JPEG (6), which cannot be taken out of its file")
         tiled = _STRIP_OFFSETS not in entries
         offsets_tag, sizes_tag = (_TILE_OFFSETS, _TILE_SIZES) if tiled else (_STRIP_OFFSETS, _STRIP_SIZES)
         offsets = self._numbers(entries, offsets_tag, what)
         if offsets is None:
             raise self._error(f"{what} has no data: neither strips nor tiles")
-        needed = self._raw_sizes(entries, len(offsets), what) if compression == _UNCOMPRESSED else None
+        needed = self._raw_sizes(entries, len(offsets), what) if compression == COMPRESSION.NONE else None
         sizes = self._numbers(entries, sizes_tag, what)
         if sizes is None:
             if needed is None:
@@ -248,9 +241,7 @@ class TiffFrames:
                     f"{what}: tag {sizes_tag} is missing: the sizes of its {len(offsets)} strips or tiles"
                 )
             sizes = needed
-            raw = sizes.astype(self._flavour.order + "u8" if self._flavour.big else self._flavour.order + "u4")
-            kind = _LONG8 if self._flavour.big else _LONG
-            entries[sizes_tag] = _Entry(sizes_tag, kind, len(sizes), memoryview(raw.tobytes()))
+            entries[sizes_tag] = self._positions(sizes_tag, sizes)
         if len(sizes) != len(offsets):
             raise self._error(f"{what} has {len(offsets)} positions and {len(sizes)} sizes of strips or tiles")
         blocks, places = self._blocks(offsets, sizes, needed, what)
@@ -263,14 +254,14 @@ class TiffFrames:
 
     def _raw_sizes(self, entries: dict[int, _Entry], count: int, what: str) -> npt.NDArray[np.int64] | None:
         """Bytes that each strip or tile takes uncompressed; None where that is not plain arithmetic."""
-        if self._number(entries, _PHOTOMETRIC, 0, what) == _YCBCR:
+        if self._number(entries, _PHOTOMETRIC, 0, what) == PHOTOMETRIC.YCBCR:
             return None  # may be subsampled
         width, length = self._number(entries, _WIDTH, 0, what), self._number(entries, _LENGTH, 0, what)
         samples = self._number(entries, _SAMPLES, 1, what)
         bits = self._numbers(entries, _BITS, what)
         bits_per_pixel = samples * (1 if bits is None else int(bits[0]))
         planes = 1
-        if self._number(entries, _PLANAR, 1, what) == _SEPARATE:
+        if self._number(entries, _PLANAR, 1, what) == PLANARCONFIG.SEPARATE:
             planes, bits_per_pixel = samples, bits_per_pixel // max(samples, 1)
         if _TILE_WIDTH in entries:
             tile = self._number(entries, _TILE_WIDTH, 0, what) * bits_per_pixel + 7 >> 3
@@ -284,7 +275,7 @@ class TiffFrames:
         return self._bounded([row * height for height in heights] * planes)
 
     def _bounded(self, sizes: Iterable[int]) -> npt.NDArray[np.int64]:
-        limit = len(self._data) + 1  # larger than anything that can be there, and still an int64
+        limit = len(self._data) + 1  # more than any file position, and still an int64
         return np.array([min(size, limit) for size in sizes], np.int64)
 
     def _blocks(
@@ -294,7 +285,7 @@ class TiffFrames:
         needed: npt.NDArray[np.int64] | None,
         what: str,
     ) -> tuple[list[tuple[int, int]], npt.NDArray[np.int64]]:
-        """The parts of the file to copy, none twice, and where each strip or tile stands after them in a row.
+        """The parts of the file to copy, none twice, and where each strip or tile is once they follow each other.
 
         A strip or tile of no bytes at position 0 is one that its writer left out; it stays so (-1).
         """
@@ -310,7 +301,7 @@ class TiffFrames:
             return [(int(offsets[0]), int(ends[-1]))], offsets - offsets[0]  # one after the other, as most are written
         here = ~((offsets == 0) & (sizes == 0))
         if needed is not None:
-            # Writers state sizes that are too small, and readers that know the shape read on: the bytes must be there.
+            # Some writers state sizes that are too small, and readers that know the shape read on: copy them too.
             ends = np.where(here, np.minimum(np.maximum(ends, offsets + needed), total), ends)
         starts, ends = offsets[here], ends[here]
         if not len(starts):
@@ -321,12 +312,16 @@ class TiffFrames:
         first = np.flatnonzero(np.concatenate(([True], sorted_starts[1:] > reach[:-1])))
         block_starts = sorted_starts[first]
         block_ends = reach[np.concatenate((first[1:] - 1, [len(reach) - 1]))]
-        # An odd size is filled up: values of two bytes stand at even positions, as the format asks.
+        # An odd size is padded: the format requires values at even positions.
         placed = np.concatenate(([0], np.cumsum((block_ends - block_starts + 1) // 2 * 2)[:-1]))
         block_of = np.searchsorted(block_starts, starts, side="right") - 1
         places = np.full(len(offsets), -1, np.int64)
         places[here] = placed[block_of] + starts - block_starts[block_of]
         return list(zip(block_starts.tolist(), block_ends.tolist(), strict=True)), places
+
+    def _positions(self, tag: int, numbers: npt.NDArray[np.int64]) -> _Entry:
+        kind = DATATYPE.LONG8 if self._is_big else DATATYPE.LONG
+        return _Entry(tag, kind, len(numbers), memoryview(numbers.astype(self._order + _NUMBERS[kind]).tobytes()))
 
     def _assemble(
         self,
@@ -336,24 +331,23 @@ class TiffFrames:
         places: npt.NDArray[np.int64],
     ) -> bytes:
         """Header, directory, values, data."""
-        flavour, inline = self._flavour, self._flavour.inline
+        inline = self._inline
+        entries[offsets_tag] = self._positions(offsets_tag, places)  # of the right size; of the right value below
         tags = sorted(entries)
         values_at = self._header_size + self._count.size + len(tags) * self._entry.size + self._position.size
-        sizes = {tag: inline * len(places) if tag == offsets_tag else len(entries[tag].value) for tag in tags}
-        data_at = values_at + sum(size + size % 2 for size in sizes.values() if size > inline)
+        sizes = [len(entries[tag].value) for tag in tags]
+        data_at = values_at + sum(size + size % 2 for size in sizes if size > inline)
         data_at = -(-data_at // 16) * 16
-        moved = np.where(places < 0, 0, places + data_at).astype(flavour.order + ("u8" if flavour.big else "u4"))
-        if not flavour.big and data_at + sum(e - s + 1 for s, e in blocks) > 0xFFFFFFFF:
+        if not self._is_big and data_at + sum(e - s + 1 for s, e in blocks) > 0xFFFFFFFF:
             raise self._error("a frame of more than 4 GiB does not fit a classic TIFF")
+        entries[offsets_tag] = self._positions(offsets_tag, np.where(places < 0, 0, places + data_at))
         head = [bytes(self._data[:4])]
-        if flavour.big:
-            head.append(flavour.pack("HH", 8, 0))
+        if self._is_big:
+            head.append(struct.pack(self._order + "HH", 8, 0))
         head += [self._position.pack(self._header_size), self._count.pack(len(tags))]
         values: list[Any] = []
         for tag in tags:
-            kind, count, value = entries[tag].type, entries[tag].num_values, entries[tag].value
-            if tag == offsets_tag:
-                kind, count, value = _LONG8 if flavour.big else _LONG, len(places), memoryview(moved.tobytes())
+            _, kind, count, value = entries[tag]
             if len(value) <= inline:
                 raw = bytes(value)
             else:

@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.errors import ConfigError, MediaError, ShardReadError, SourceError
-from mm_assets.media.content_types import Buffer
-from mm_assets.media.tiff import TiffFrames, is_tiff
+from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.rows.content_column import REMOTE_REQUESTS, ContentColumn, ReadPool
 from mm_assets.rows.parquet import sample_groups
 from mm_assets.rows.schema import DROPPED_SCHEMA, MATERIALIZE
@@ -28,6 +27,9 @@ from mm_assets.sources.base import Source, open_container
 from mm_assets.sources.extract import MemberExtract, Shelf
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.urls import is_local
+
+if TYPE_CHECKING:
+    from mm_assets.media.tiff import TiffFrames
 
 __all__ = ["MaterializeStream", "OnError", "materialize"]
 
@@ -215,7 +217,7 @@ class _Fetcher:
         self._shared: set[Hashable] = set()  # items of several rows
         self._item_key: Hashable = None  # the item whose bytes are at hand
         self._item: Buffer | SourceError = b""
-        self._frames: TiffFrames | None = None
+        self._frames: TiffFrames | None = None  # of the item, if it is a TIFF and a frame of it was asked for
         self._item_buffer = bytearray()
         self._pool: ThreadPoolExecutor | None = None
         self._out: ContentColumn | None = None  # the batch in the making
@@ -430,9 +432,11 @@ class _Fetcher:
         self._uses[key] -= 1
         if isinstance(self._item, SourceError):
             raise self._item
-        if ref.frame_index is None or not is_tiff(self._item):
+        if ref.frame_index is None or sniff_content_type(self._item) != "image/tiff":
             return self._item
         if self._frames is None:
+            from mm_assets.media.tiff import TiffFrames
+
             self._frames = TiffFrames(self._item)
         frame = self._frames.extract(ref.frame_index)
         self.counts["frames"] += 1
