@@ -106,7 +106,7 @@ def _columns(fact: Fact) -> tuple[str, list[Any]]:
 
 
 def misaligned(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
-    """A judge of blocks: the samples whose parts contradict each other.
+    """Makes the filter step that finds samples whose parts contradict each other.
 
     Its reasons are the names of the checks that would find them.
 

@@ -1,14 +1,14 @@
 """Filters and annotators at work on a partition.
 
-Every row that comes in is either kept, in its order, or listed once among the dropped with the filter and the reason
-(rows that `fetch` itself leaves out are `fetch`'s to report). A metadata row goes only with its whole sample. Memory is
-bounded by a few blocks, whatever the partition's size. What a filter or annotator is stands in `filter_base`, how a
-declaration names them in `filter_registry`.
+Every row is either kept, in its order, or listed once among the dropped with the filter and the reason (rows that
+`fetch` omits are reported by `fetch`). A metadata row is dropped only with its whole sample. Memory is bounded by a few
+blocks, whatever the size of the partition. `base` says what a filter or annotator is, `registry` how a declaration
+names one.
 
-The order is the same whether content is at hand or fetched late, so both give the same rows:
+The order is the same whether content is present or fetched late, so both give the same rows:
 
 1. annotators that need no content, then filters that need none, each in the order given;
-2. `fetch`, where content is not at hand yet, and then the policy for rows whose content could not be had;
+2. `fetch`, where content is not present yet, and then the policy for rows whose content could not be read;
 3. annotators that need content, then filters that do (or ask to run among them), each in the order given;
 4. `packable`; then samples without content are dropped, and positions renumbered if asked for.
 """
@@ -25,8 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_assets.errors import ConfigError, FilterError, SchemaMismatchError
-from mm_assets.filters.base import Annotator, Block, Filter, MeasuredRowFilter
-from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
+from mm_assets.filters.base import Annotator, Block, Filter
 from mm_assets.rows.parquet import sample_groups
 from mm_assets.rows.schema import (
     DROPPED_SCHEMA,
@@ -34,25 +33,11 @@ from mm_assets.rows.schema import (
     MATERIALIZE,
     MISALIGNED,
     PACKABLE,
-    PIPELINE_FILTERS,
     DatasetSchema,
     Drop,
 )
 
-__all__ = [
-    "BUILTIN_ANNOTATORS",
-    "BUILTIN_FILTERS",
-    "PIPELINE_FILTERS",
-    "Annotator",
-    "Block",
-    "Drop",
-    "Filter",
-    "FilterStream",
-    "MeasuredRowFilter",
-    "apply_filters",
-    "build_annotator",
-    "build_filter",
-]
+__all__ = ["FilterStream", "apply_filters"]
 
 Fetch = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 

@@ -1,8 +1,8 @@
 """Packing: filtered rows become samples of MULT and MSTR files, in one pass and with the same payload bytes.
 
-Every content row of the table becomes exactly one item of one packed modality (`packable` has taken out before what no
-field accepts), and every sample its one packed sample, in the table's order. Content that a field keeps as it is gets
-copied and never decoded. Memory is one block of rows and one sample.
+Each content row becomes exactly one item of one packed modality (`packable` has dropped what no field accepts), and
+each sample one packed sample, in the table's order. Content that a field keeps as it is is copied and never decoded.
+Memory is one block of rows and one sample.
 """
 
 from __future__ import annotations
@@ -21,25 +21,12 @@ import pyarrow as pa
 from mm_assets.errors import EncodeError
 from mm_assets.formats import MstrWriter, MultWriter, Payload, crc32c
 from mm_assets.packing.placement import BlockRows, Placement, Placer
-from mm_assets.packing.plan import PackedModality, PackPlan, Selector
-from mm_assets.packing.presets import PRESETS, check_pack_config, choose_plan
+from mm_assets.packing.plan import PackPlan
 from mm_assets.rows.schema import Drop
 
-__all__ = [
-    "PRESETS",
-    "PackPlan",
-    "PackSummary",
-    "PackedModality",
-    "Selector",
-    "check_pack_config",
-    "choose_plan",
-    "encode_placed",
-    "listing_json",
-    "pack_rows",
-    "packable",
-]
+__all__ = ["PackSummary", "encode_placed", "listing_json", "pack_rows", "packable"]
 
-MAX_SAMPLE_BYTES = (1 << 32) - (1 << 24)  # MULT counts a sample in uint32; what is left out is headers and records
+MAX_SAMPLE_BYTES = (1 << 32) - (1 << 24)  # MULT counts a sample in uint32; the rest is for headers and records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +37,10 @@ class PackSummary:
         num_samples: samples in each file.
         num_items: content rows, each packed as one item.
         num_present: packed modality to the number of samples that have it.
-        num_refused: packed modality to the number of contents that its field refused, and which went to the rest or,
-            values of the JSON, nowhere; only where there are such.
+        num_refused: packed modality to the number of contents that its field refused: rows that went to the rest, and
+            values of the JSON that are absent; without modalities that refused none.
         num_rest: content rows in the rest.
-        notes: what was refused, in words, and the first of it for each packed modality.
+        notes: for each packed modality that refused content, how much and the first of it, in words.
         payload_bytes: bytes of all payloads, metadata records included.
         file_bytes: "mult" and "mstr" to the bytes of the file, for those made.
         source_digest: SHA-256 of what was packed, hexadecimal; see `pack_rows`.
@@ -71,7 +58,7 @@ class PackSummary:
 
 
 def packable(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
-    """A judge of blocks: which rows cannot be packed by a plan.
+    """Makes the filter step that finds rows which cannot be packed by a plan.
 
     Its reasons: ``not_materialized`` (the row has an error instead of content), ``no_content``, ``unpackable_<row
     modality>`` (its field refuses the content), ``unpackable_<packed modality>`` (a composite refuses its parts),
@@ -121,21 +108,21 @@ def pack_rows(
     """Writes packed files of filtered rows.
 
     The files' provenance gets a ``source_digest``: SHA-256 over one line for each packed row, sorted as bytes. A line
-    is the row's member name (with ``#`` and the frame's number behind it for a frame; empty where there is none), the
-    size of its content in decimal, and its CRC-32C in eight hexadecimal digits, with tabs between and a line feed
-    behind. The content of a text row is its UTF-8 text, that of a metadata row its JSON text; a metadata row without
-    JSON has no line.
+    is the row's member name (for a frame followed by ``#`` and its number; empty where there is none), the size of its
+    content in decimal, and its CRC-32C in eight hexadecimal digits, separated by tabs and ended by a line feed. The
+    content of a text row is its UTF-8 text, that of a metadata row its JSON text; a metadata row without JSON has no
+    line.
 
     Args:
         blocks: tables of whole samples, with content.
         plan: the pack plan.
         mult: the MULT file to write, or None.
         mstr: the MSTR file to write, or None.
-        provenance: what the files say of where they come from; JSON.
+        provenance: where the files come from; JSON.
         num_samples: how many samples `blocks` hold, where that is known; it saves MULT a copy of its body.
 
     Raises:
-        EncodeError: a row cannot be packed that `packable` should have taken out, or a limit of the format is passed.
+        EncodeError: a row cannot be packed that `packable` should have dropped, or a limit of the format is exceeded.
         ValueError: neither file is wanted.
     """
     if mult is None and mstr is None:
@@ -222,7 +209,7 @@ def encode_placed(placer: Placer, rows: BlockRows, placement: Placement, taker: 
 
 
 class _Packer:
-    """Turns blocks into payloads and keeps the sums."""
+    """Turns blocks into payloads and counts what was packed."""
 
     def __init__(self, plan: PackPlan) -> None:
         self.placer = Placer(plan)
@@ -241,9 +228,7 @@ class _Packer:
             sample_id = rows.sample_id[placement.start]
             for row, reason in placement.refused.items():
                 where = f"sample {sample_id!r}, {rows.modality[row]} at position {rows.position[row]}"
-                raise EncodeError(
-                    f"{where}: cannot be packed ({reason}), expected rows that `packable` has let through"
-                )
+                raise EncodeError(f"{where}: cannot be packed ({reason}), expected rows that `packable` accepts")
             payloads: dict[str, Payload] = {}
             for taker in placement.present:
                 payloads[self.placer.names[taker]] = self._payload(rows, taker, placement)

@@ -1,19 +1,20 @@
-"""What a shard's rows are like: which kinds of row each sample has, and what its JSON tells.
+"""What a shard's rows are like: which kinds of row each sample has, and what its JSON holds.
 
-Counted once, at registration, over the rows of the first shard; content has not been read by then, so names and JSON
-decide. `Survey.preset` chooses a preset that loses nothing of these rows; `generic` and `robotics` make their packed
-modalities of what was seen.
+Counted once, at registration, over the rows of the first shard. Content has not been read by then, so names and JSON
+decide. `Survey.preset` chooses a preset that loses none of these rows; `generic` and `robotics` make their packed
+modalities from the kinds of row that were found.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -70,7 +71,6 @@ class Group:
     num_samples: int = 0
     most: int = 0  # rows in one sample
     types: Counter[str | None] = field(default_factory=Counter)
-    extensions: Counter[str] = field(default_factory=Counter)
 
     def made_field(self) -> Field:
         """The field that most of the rows' types call for; `rest` has the others."""
@@ -98,11 +98,31 @@ class Group:
         return 2 * sum(count for kind, count in self.types.items() if kind in types) >= self.num_rows
 
 
+class _Row(NamedTuple):
+    """What is surveyed of a row."""
+
+    sample_id: str
+    modality: str
+    content_type: str | None
+    json: str | None
+    member: str | None
+    frame: int | None
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
+    for batch in batches:
+        names = ["sample_id", "modality", "content_type", "metadata_json", "source_ref"]
+        table = with_parsed_source_ref_columns(pa.Table.from_batches([batch]).select(names))
+        columns = [*names[:4], "_src_member", "_src_frame_index"]
+        for row in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
+            yield _Row(*row)
+
+
 class Survey:
     """What kinds of row there are in each sample of a shard.
 
     Args:
-        claimed: modalities whose rows are spoken for.
+        claimed: declared modalities, whose rows are not counted.
     """
 
     def __init__(self, claimed: tuple[PackedModality, ...] = ()) -> None:
@@ -117,66 +137,59 @@ class Survey:
         self.interleaved = False
         self.most: Counter[str] = Counter()  # row modality -> most rows of it in a sample
         self.least: dict[str, int] = {}
-        self._num_samples = 0
-        self._sample: str | None = None
-        self._json_member: str | None = None
         self._num_json = 0
         self._num_layouts = 0
         self._json_kinds: dict[str, set[str]] = {}  # top-level key -> what its values are
-        self._in_sample: Counter[tuple[str, str]] = Counter()
-        self._texts: Counter[bool] = Counter()  # of the present sample: plain (False) and timed (True)
-        self._most_plain = self._most_timed = 0
+        self._most_plain = self._most_timed = 0  # texts in a sample
 
-    def read(self, rows: Iterable[pa.RecordBatch]) -> None:
+    def read(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Counts the rows of all batches."""
-        for batch in rows:
-            names = ["sample_id", "modality", "content_type", "metadata_json", "source_ref"]
-            table = with_parsed_source_ref_columns(pa.Table.from_batches([batch]).select(names))
-            columns = [*names[:4], "_src_member", "_src_frame_index"]
-            for row in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
-                self._count(*row)
-        self._end_sample()
+        for _, sample in itertools.groupby(_rows(batches), key=operator.attrgetter("sample_id")):
+            self._count(sample)
 
-    def _count(
-        self,
-        sample: str,
-        modality: str,
-        content_type: str | None,
-        text: str | None,
-        member: str | None,
-        frame: int | None,
-    ) -> None:
-        if sample != self._sample:
-            self._end_sample()
-            self._sample = sample
-        if modality == "metadata":
-            self._json_member = member
-            self._look_into(text)
-            return
-        # Text out of the sample's JSON, and frames of one file: rows that have a place among each other.
-        self.interleaved |= frame is not None or (
-            modality == "text" and member is not None and member == self._json_member
-        )
-        _, role, extension = split_member_name(member) if member else ("", "", "")
-        if any(selector.rank(modality, role, extension) is not None for selector in self._claiming):
-            return
-        key = (modality, NUMBERED if role.isascii() and role.isdigit() else role)
-        group = self.groups.get(key)
-        if group is None:
-            group = self.groups[key] = Group(*key)
-        group.num_rows += 1
-        group.types[content_type] += 1
-        group.extensions[extension] += 1
-        self._in_sample[key] += 1
-        if modality == "text":
-            self._texts[extension in SUBTITLES] += 1
+    def _count(self, sample: Iterable[_Row]) -> None:
+        """Counts the rows of one sample, its metadata row first."""
+        json_member: str | None = None
+        counts: Counter[tuple[str, str]] = Counter()  # modality and role -> rows
+        texts: Counter[bool] = Counter()  # plain (False) and timed (True)
+        for row in sample:
+            if row.modality == "metadata":
+                json_member = row.member
+                self._look_into(row.json)
+                continue
+            # Text out of the sample's JSON, and frames of one file: rows whose order matters.
+            self.interleaved |= row.frame is not None or (
+                row.modality == "text" and row.member is not None and row.member == json_member
+            )
+            _, role, extension = split_member_name(row.member) if row.member else ("", "", "")
+            if any(selector.rank(row.modality, role, extension) is not None for selector in self._claiming):
+                continue
+            key = (row.modality, NUMBERED if role.isascii() and role.isdigit() else role)
+            group = self.groups.setdefault(key, Group(*key))
+            group.num_rows += 1
+            group.types[row.content_type] += 1
+            counts[key] += 1
+            if row.modality == "text":
+                texts[extension in SUBTITLES] += 1
+        by_modality: Counter[str] = Counter()
+        for key, count in counts.items():
+            group = self.groups[key]
+            group.num_samples += 1
+            group.most = max(group.most, count)
+            by_modality[key[0]] += count
+        for modality, count in by_modality.items():
+            self.most[modality] = max(self.most[modality], count)
+        for modality in ("text", "image", "audio"):
+            self.least[modality] = min(self.least.get(modality, by_modality[modality]), by_modality[modality])
+        self._most_plain = max(self._most_plain, texts[False])
+        self._most_timed = max(self._most_timed, texts[True])
 
     def _look_into(self, text: str | None) -> None:
         if text is None or self._num_json >= MAX_PARSED:
             return
         try:
             content = json.loads(text)
-        except (ValueError, RecursionError):  # it is told where the sample is packed
+        except (ValueError, RecursionError):  # reported when the sample is packed
             return
         if not isinstance(content, dict):
             return
@@ -187,27 +200,8 @@ class Survey:
                 self._json_kinds.setdefault(key, set()).add(_kind_of(content[key]))
 
     def json_key(self, keys: Iterable[str], kind: str) -> str | None:
-        """The first of some keys that samples' JSON has, and never with a value that is not of a kind."""
+        """The first of some keys whose values in the samples' JSON are all of one kind."""
         return next((key for key in keys if self._json_kinds.get(key) == {kind}), None)
-
-    def _end_sample(self) -> None:
-        if self._sample is None:
-            return
-        by_modality: Counter[str] = Counter()
-        for key, count in self._in_sample.items():
-            group = self.groups[key]
-            group.num_samples += 1
-            group.most = max(group.most, count)
-            by_modality[key[0]] += count
-        for modality, count in by_modality.items():
-            self.most[modality] = max(self.most[modality], count)
-        for modality in ("text", "image", "audio"):
-            self.least[modality] = min(self.least.get(modality, by_modality[modality]), by_modality[modality])
-        self._most_plain = max(self._most_plain, self._texts[False])
-        self._most_timed = max(self._most_timed, self._texts[True])
-        self._in_sample.clear()
-        self._texts.clear()
-        self._json_member = None
 
     def preset(self) -> str:
         """The preset that fits: each content row of every sample has a place in it."""
@@ -235,7 +229,7 @@ class Survey:
         return all(group.mostly(types) for group in groups)
 
     def _one_text(self) -> bool:
-        """Whether no sample has more than one sound, one plain text and one timed text, without roles."""
+        """Whether no sample has more than one audio row, one plain text and one timed text, without roles."""
         plain = all(not role for _, role in self.groups)
         one_each = self.most["audio"] == 1 and self._most_plain <= 1 and self._most_timed <= 1
         return plain and one_each and "text" in self.most
@@ -293,7 +287,7 @@ class Survey:
 
 
 def _is_robot(group: Group) -> bool:
-    """Whether a group is what robots record: arrays of states and actions, or depth images."""
+    """Whether a group is a robot's recording: arrays of states and actions, or depth images."""
     words = set(re.split(r"[._-]", group.role.lower()))
     return bool(words & ROBOT_ROLES) and group.modality == ("image" if words & {"depth"} else "array")
 
@@ -312,19 +306,19 @@ def _kind_of(value: Any) -> str:
 
 
 def _is_timed(item: Any) -> bool:
-    """Whether a JSON value is a stretch of time with a text, in one of the forms that `TimedTextField` takes."""
+    """Whether a JSON value is a time span with a text, in one of the forms that `TimedTextField` takes."""
     if isinstance(item, dict):
         return all(names & item.keys() for names in _TIMES)
     return False
 
 
 def _is_word(item: Any) -> bool:
-    """Whether a JSON value has a text, timed or not: aligners leave the times out where they find none."""
+    """Whether a JSON value has a text, timed or not: aligners omit the times of words that they do not find."""
     return isinstance(item, dict) and bool({"word", "text"} & item.keys())
 
 
 def _at(key: str) -> Selector:
-    """A value of the JSON that nobody asked for by name: where a later sample has it otherwise, it goes without."""
+    """A value of the JSON that was found, not declared: a later sample with another kind of value goes without it."""
     return Selector(take="json", key=(key,), on_refused="absent")
 
 

@@ -44,7 +44,7 @@ def test_the_declaration_example_is_allowed(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "__init__.py").write_text("")
     (tmp_path / "my_package" / "filters.py").write_text(
-        "from mm_assets.filters.apply import Filter\n\n\n"
+        "from mm_assets.filters import Filter\n\n\n"
         "class NoLogos(Filter):\n"
         "    def __init__(self, *, threshold: float) -> None:\n"
         "        self.threshold = threshold\n\n"
