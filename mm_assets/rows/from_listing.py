@@ -8,7 +8,6 @@ named in the rejects.
 
 from __future__ import annotations
 
-import io
 import json
 import posixpath
 from collections import Counter
@@ -50,39 +49,11 @@ MAX_POSITION = 2**31 - 1  # positions are int32
 Line = Mapping[str, Any] | BadTextError
 
 
-class _RandomAccess(io.RawIOBase):
-    """A source as a seekable file, for the Parquet reader."""
-
-    def __init__(self, source: SourceFile) -> None:
-        self._source = source
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = max(offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at}.get(whence, self._source.size), 0)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        target = memoryview(buffer).cast("B")
-        size = max(min(len(target), self._source.size - self._at), 0)
-        target[:size] = self._source.read(self._at, size) if size else b""
-        self._at += size
-        return size
-
-
 def _lines(source: SourceFile, layout: MemberRules) -> Iterator[Line]:
     """Each row of the list as keys and values, or why it is none."""
     if source.size >= 4 and source.read(0, 4) == _PARQUET:
         try:
-            file = pq.ParquetFile(_RandomAccess(source))
+            file = pq.ParquetFile(source.open())
             for batch in file.iter_batches(batch_size=BATCH_ROWS):
                 yield from _as_json_knows(batch).to_pylist()
         except pa.ArrowException as error:

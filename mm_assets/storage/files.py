@@ -205,9 +205,13 @@ class SourceFile:
         for view, position in zip(self.read_ranges(ranges), positions, strict=True):
             buffer[position : position + len(view)] = view
 
+    def open(self) -> io.RawIOBase:
+        """The file as a seekable, unbuffered binary file, for libraries that read such; each read is a request."""
+        return _RawFile(self)
+
     def stream(self) -> BinaryIO:
         """The whole file from its start, sequentially; each byte is read once."""
-        return io.BufferedReader(_SequentialReader(self), buffer_size=(4 << 20) if self._fd < 0 else (256 << 10))
+        return io.BufferedReader(self.open(), buffer_size=(4 << 20) if self._fd < 0 else (256 << 10))
 
     def close(self) -> None:
         """Closes the descriptor; ranges already read stay valid."""
@@ -230,7 +234,7 @@ def _endpoint(options: Options) -> dict[str, str]:
     return {key: str(given[key]) for key in ("client", "endpoint_url", "host", "port") if given.get(key) is not None}
 
 
-class _SequentialReader(io.RawIOBase):
+class _RawFile(io.RawIOBase):
     def __init__(self, source: SourceFile) -> None:
         self._source = source
         self._at = 0
@@ -238,10 +242,19 @@ class _SequentialReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at}.get(whence, self._source.size), 0)
+        return self._at
+
     def readinto(self, buffer: Any) -> int:
         target = memoryview(buffer).cast("B")
-        size = min(len(target), self._source.size - self._at)
-        if size > 0:
-            target[:size] = self._source.read(self._at, size)
-            self._at += size
-        return max(size, 0)
+        size = max(min(len(target), self._source.size - self._at), 0)
+        target[:size] = self._source.read(self._at, size) if size else b""
+        self._at += size
+        return size

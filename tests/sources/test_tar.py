@@ -9,7 +9,7 @@ import shutil
 import struct
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +24,7 @@ from mm_assets.sources.base import index_members
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, ShardDamage, escape_name, split_member_name
 from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
+from mm_assets.testing.sources import SourceSuite
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
@@ -600,3 +601,29 @@ def test_unknown_policy() -> None:
     """A policy that does not exist is refused."""
     with pytest.raises(ValueError, match="salvage"):
         list(TarSource(MemorySource(build([]))).members(on_damaged_shard="ignore"))
+
+
+class TestPlainTar(SourceSuite):
+    """A plain tar keeps the promises of a source."""
+
+    source = TarSource
+
+    def make(self, files: Sequence[tuple[str, bytes]]) -> bytes:
+        """The files as a tar."""
+        return build(list(files))
+
+
+class TestGzipTar(TestPlainTar):
+    """A tar in gzip keeps the promises of a source."""
+
+    def make(self, files: Sequence[tuple[str, bytes]]) -> bytes:
+        """The files as a tar in gzip."""
+        return gzip.compress(super().make(files))
+
+
+class TestZstdTar(TestPlainTar):
+    """A tar in zstd keeps the promises of a source."""
+
+    def make(self, files: Sequence[tuple[str, bytes]]) -> bytes:
+        """The files as a tar in zstd."""
+        return zstandard.compress(super().make(files))
