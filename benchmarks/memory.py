@@ -199,7 +199,7 @@ def measure_stage(shard: str, root: str) -> dict[str, Any]:
             began = time.perf_counter()
             members = list(index_members(TarSource(source)))
             rows = MemberRows([TarSource(source)]).rows(
-                partial(iter, members), layout=spec.layout, schema=schema, batch_bytes=spec.batch_bytes
+                partial(iter, members), layout=spec.samples, schema=schema, batch_bytes=spec.batch_bytes
             )
             stream = materialize(rows, open_file=lambda _: source, allowed=lambda _: True, batch_bytes=spec.batch_bytes)
             for _ in stream:

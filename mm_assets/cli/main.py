@@ -67,8 +67,6 @@ def main() -> None:
 
 def _specs(names: Sequence[str], module: str, root: str | None) -> list[DatasetSpec]:
     """The declared datasets of these names, or all."""
-    from dataclasses import replace
-
     from mm_assets.orchestration.launch import declared_datasets
 
     declared = declared_datasets(module)
@@ -77,7 +75,7 @@ def _specs(names: Sequence[str], module: str, root: str | None) -> list[DatasetS
         detail = f"{unknown[0]!r} is not declared in {module}; declared: {', '.join(sorted(declared)) or 'none'}"
         raise ConfigError("arguments", "--dataset", detail)
     chosen = [declared[name] for name in dict.fromkeys(names)] if names else list(declared.values())
-    return [replace(spec, root=root) if root else spec for spec in chosen]
+    return [spec.replace(root=root) if root else spec for spec in chosen]
 
 
 def _adhoc_spec(names: Sequence[str], module: str, shards: str, root: str | None, pack: str | None) -> DatasetSpec:
@@ -110,7 +108,9 @@ def _store_of(names: Sequence[str], module: str, root: str | None) -> list[Datas
     if root and names:
         from mm_assets.pipeline.spec import DatasetSpec
 
-        return [DatasetStore(DatasetSpec(name=name, shards="", root=_absolute(root))) for name in names]
+        place = _absolute(root)  # the shards of these datasets are not asked for, so their place stands for them
+        configs = [{"name": name, "shards": place, "root": place} for name in names]
+        return [DatasetStore(DatasetSpec.from_config(config, where="arguments")) for config in configs]
     return [DatasetStore(spec) for spec in _specs(names, module, _absolute(root) if root else None)]
 
 

@@ -1,61 +1,106 @@
-"""`ShardDataset`: a Dagster Component. One document of a defs.yaml is one dataset with all of its definitions."""
+"""`ShardDataset`: a Dagster Component. One document of a defs.yaml is one dataset with all of its definitions.
+
+Its keys are those of `DatasetSpec`: Dagster's tools (`dg check yaml`, the component's page in the UI, completion in an
+editor) get its JSON schema, and a declaration is checked by it once its templates are resolved.
+"""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, RootModel, model_validator
 
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.pipeline.spec import DatasetSpec
 
-__all__ = ["ShardDataset", "ShardDatasetAttributes", "default_root"]
-
-_AnyValue = Any
+__all__ = ["ShardDataset", "default_root"]
 
 
-class ShardDatasetAttributes(dg.Model):
-    """Keys of a declaration. Values are checked by `DatasetSpec.from_config`, whose messages name what is allowed."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: _AnyValue = Field(description="Dataset name: letters, digits and _.")
-    shards: _AnyValue = Field(description="Folder, glob or file of tar shards; any fsspec URL. Relative to this file.")
-    storage_options: _AnyValue = Field(None, description="File-system arguments for `shards`.")
-    source: _AnyValue = Field(
-        None, description="Source of the shards' rows. Default: detected from their bytes and names."
-    )
-    root: _AnyValue = Field(None, description="Storage root, a folder or URL. Default: $MM_ASSETS_ROOT.")
-    root_options: _AnyValue = Field(None, description="File-system arguments for `root`.")
-    partition_pattern: _AnyValue = Field(None, description="Regular expression with a group `partition`.")
-    settle_seconds: _AnyValue = Field(None, description="Age at which a shard is taken; 30.")
-    description: _AnyValue = Field(None, description="Shown in the UI.")
-    owners: _AnyValue = Field(None, description="E-mail addresses or team:name.")
-    samples: _AnyValue = Field(None, description="Sample layout: sample_id_field, texts_field, images_field, …")
-    materialize: _AnyValue = Field(None, description="read (default) or write.")
-    on_materialize_error: _AnyValue = Field(None, description="keep (default), drop_row, drop_sample or fail.")
-    on_damaged_shard: _AnyValue = Field(None, description="fail (default) or salvage.")
-    max_content_bytes: _AnyValue = Field(None, description="Larger items are errors on their rows; 256 MiB.")
-    annotators: _AnyValue = Field(None, description="List of annotators, each with its `type` and parameters.")
-    filters: _AnyValue = Field(None, description="List of filters, each with its `type` and parameters.")
-    on_misaligned: _AnyValue = Field(None, description="warn (default), drop_sample or fail.")
-    on_empty_sample: _AnyValue = Field(None, description="drop (default) or keep.")
-    renumber: _AnyValue = Field(None, description="Count positions from 0 again after filtering.")
-    parquet: _AnyValue = Field(None, description="compression and row_group_bytes.")
-    pack: _AnyValue = Field(None, description="Preset name, or fields with selectors. Default: by the first shard.")
-    batch_bytes: _AnyValue = Field(None, description="Content of one batch in memory; 16 MiB.")
-    runs_per_tick: _AnyValue = Field(None, description="Cap of runs that one tick requests; 25.")
-    cron: _AnyValue = Field(None, description="When the schedule looks for pending partitions.")
-    poll_seconds: _AnyValue = Field(None, description="Pause between two looks of a sensor; 30.")
-    run_sensor: _AnyValue = Field(None, description="Start the sensor of shards with the daemon; false.")
-    run_schedule: _AnyValue = Field(None, description="Start the schedule with the daemon; false.")
-    keep_manifests: _AnyValue = Field(None, description="Manifests that `mm-assets clean` keeps; 3.")
+def _options(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The schemas of the types that a value may have; pydantic adds null where the key may be left out."""
+    return [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
 
 
+def _allow_templates(schema: Mapping[str, Any], *, optional: bool) -> dict[str, Any]:
+    """A JSON schema that also takes a template (``{{ env.BUCKET }}``) and, for an optional value, nothing at all.
+
+    The alternatives are an ``if`` and not an ``anyOf``, so that a validator names the wrong key inside of a value.
+    """
+    options = _options(schema)
+    allowed = {key: value for part in (schema, *options) for key, value in part.items() if key != "anyOf"}
+    if "properties" in allowed:
+        required = allowed.get("required", ())
+        allowed["properties"] = {
+            name: _allow_templates(value, optional=name not in required)
+            for name, value in allowed["properties"].items()
+        }
+    if "items" in allowed:
+        allowed["items"] = _allow_templates(allowed["items"], optional=False)
+    if "type" in allowed:
+        kinds = [option["type"] for option in options]
+        of_text = {key: allowed.pop(key) for key in ("enum", "pattern") if key in allowed}
+        allowed["type"] = list(dict.fromkeys([*kinds, "string", *(["null"] if optional else [])]))
+        allowed["if"] = {"type": "string", "not": {"pattern": r"\{\{"}}
+        allowed["then"] = {"type": kinds[0] if len(kinds) == 1 else kinds, **of_text}
+    return allowed
+
+
+class _Attributes(RootModel[dict[str, Any]]):
+    """Attributes as the YAML gives them, before templates are resolved."""
+
+    @classmethod
+    def model_json_schema(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The schema of `DatasetSpec`, with templates, and with a default for `root`."""
+        schema = DatasetSpec.model_json_schema()
+        schema["required"].remove("root")
+        definitions = {name: _allow_templates(value, optional=True) for name, value in schema["$defs"].items()}
+        return {**_allow_templates(schema, optional=False), "type": "object", "$defs": definitions}
+
+
+class _Parameters(RootModel[dict[str, Any]]):
+    """Settings for `dg scaffold defs`: options for those of one value, all of them in its ``--json-params``."""
+
+    root: dict[str, Any] = {}
+
+    @classmethod
+    def model_json_schema(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The settings of `DatasetSpec` that have one value."""
+        settings = DatasetSpec.model_json_schema()["properties"]
+        single = ("string", "number", "integer", "boolean")
+        return {"properties": {name: s for name, s in settings.items() if _options(s)[0].get("type") in single}}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuses what would not load, before anything is written."""
+        DatasetSpec.from_config({"name": "dataset", **self.root}, where="arguments", default_root=default_root())
+        return self
+
+
+class _DatasetScaffolder(dg.Scaffolder[_Parameters]):
+    """Writes a defs.yaml with the settings that are given."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[_Parameters]:
+        """The options of `dg scaffold defs`."""
+        return _Parameters
+
+    def scaffold(self, request: dg.ScaffoldRequest[_Parameters]) -> None:
+        """Writes the file; a dataset without a name has the folder's, as far as names allow its characters."""
+        name = re.sub(r"[^A-Za-z0-9_]", "_", request.target_path.name).lstrip("_0123456789") or "dataset"
+        dg.scaffold_component(request, {"name": name, **request.params.root})
+
+
+@dg.scaffold_with(_DatasetScaffolder)
 class ShardDataset(dg.Component):
     """A dataset of tar shards: assets, checks, jobs, sensors and a schedule from a few lines of YAML.
+
+    Each shard is a partition that runs from member index to packed MULT and MSTR files. The jobs `<name>_pack` and
+    `<name>_manifest` run in one process. For *Materialize* in the UI to do so too, the project sets
+    `executor=dg.in_process_executor` in its `Definitions`: with Dagster's default, a process is started for each step,
+    which takes about 3 seconds.
 
     Args:
         spec: the checked declaration.
@@ -65,23 +110,20 @@ class ShardDataset(dg.Component):
         self.spec = spec
 
     @classmethod
-    def get_model_cls(cls) -> type[dg.Model]:
+    def get_model_cls(cls) -> type[BaseModel]:
         """The keys of a declaration, for Dagster's schema tools."""
-        return ShardDatasetAttributes
+        return _Attributes
 
     @classmethod
     def load(cls, attributes: Any, context: dg.ComponentLoadContext) -> "ShardDataset":
-        """Checks a declaration.
+        """Resolves the templates of a declaration and checks it.
 
         Raises:
             ConfigError: a key or value is wrong; names the file, the key and what is allowed.
         """
-        raw: Mapping[str, Any] = attributes.model_dump(exclude_unset=True)
-        config = context.resolution_context.resolve_value(raw)
         where = context.path / "defs.yaml" if context.path.is_dir() else context.path
-        folder = where.parent
-        spec = DatasetSpec.from_config(config, where=str(where), base=folder, default_root=default_root())
-        return cls(spec)
+        config = context.resolution_context.resolve_value({} if attributes is None else attributes.root)
+        return cls(DatasetSpec.from_config(config, where=str(where), base=where.parent, default_root=default_root()))
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """The dataset's definitions."""

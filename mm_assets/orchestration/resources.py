@@ -1,7 +1,5 @@
 """Resources: primitive configuration in, a plain library object out."""
 
-from dataclasses import replace
-
 import dagster as dg
 
 from mm_assets.pipeline.spec import DatasetSpec
@@ -26,4 +24,4 @@ class StorageRoot(dg.ConfigurableResource):  # type: ignore[type-arg]  # generic
 
     def open(self, spec: DatasetSpec) -> DatasetStore:
         """The dataset's folder below this root."""
-        return DatasetStore(replace(spec, root=self.root) if self.root else spec)
+        return DatasetStore(spec.replace(root=self.root) if self.root else spec)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules
+from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ ROWS = Stage(
     upstream=(RAW_SHARDS,),
     tables=(Table(name="rows", schema=DatasetSchema.row_schema), REJECTS),
     settings=lambda spec: {
-        "layout": {name: _plain(getattr(spec.layout, name)) for name in MemberRules.__slots__},
+        "layout": {name: _plain(value) for name, value in spec.samples},
         "grouped": spec.partition_pattern is not None,
         "batch_bytes": spec.batch_bytes,
         "row_group_bytes": spec.parquet.row_group_bytes,

@@ -265,7 +265,7 @@ def _schema_of(spec: DatasetSpec, url: str) -> tuple[DatasetSchema, bool]:
             for source in rows_of.sources
             for batch in index_members(source, on_damaged_shard=spec.on_damaged_shard, damage=[])
         ]
-        columns = rows_of.infer_columns(lambda: iter(index), layout=spec.layout)
+        columns = rows_of.infer_columns(lambda: iter(index), layout=spec.samples)
         annotators = [
             build_annotator(config, where=spec.where, key=f"annotators[{number}]")
             for number, config in enumerate(spec.annotators)
@@ -275,7 +275,7 @@ def _schema_of(spec: DatasetSpec, url: str) -> tuple[DatasetSchema, bool]:
         )
         rows = rows_of.rows(
             lambda: iter(index),
-            layout=spec.layout,
+            layout=spec.samples,
             schema=bare,
             grouped=spec.partition_pattern is not None,
             batch_bytes=spec.batch_bytes,

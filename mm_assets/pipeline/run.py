@@ -263,7 +263,7 @@ class Run:
             packed_format=self.stage.packed_format,
             packed_from=FILTERED_ROWS.tables[0].name,
             plan=self.plan,
-            known_modalities=frozenset(self.spec.layout.extensions.values()),
+            known_modalities=frozenset(self.spec.samples.extensions.values()),
             materialize_mode=self.spec.materialize,
             on_misaligned=self.spec.on_misaligned,
         )

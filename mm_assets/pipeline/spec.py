@@ -1,208 +1,97 @@
-"""What a dataset's declaration says, checked key by key.
+"""What a dataset's declaration says: one model with the type, default, bounds and description of every key.
 
-`DatasetSpec.from_config` takes the mapping that a YAML file or the command line gives and answers with a frozen value
-or a `ConfigError` that names the file, the key, what was found and what is allowed. Nothing here touches storage; what
-the first shard decides is in `pipeline.register`.
+`DatasetSpec.from_config` takes the mapping that a YAML file or the command line gives. It returns an immutable value or
+raises a `ConfigError` that names the file, the key, what was found and what is allowed. Nothing here touches storage:
+what the first shard decides is in `pipeline.register`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from mm_assets.errors import ConfigError
-from mm_assets.filters.registry import build_annotator, build_filter
-from mm_assets.rows.schema import RESERVED_COLUMNS, MemberRules
+from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
+from mm_assets.packing.presets import PRESETS, check_pack_config
+from mm_assets.rows.base import source_formats
+from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
 from mm_assets.storage.urls import is_local
 
-__all__ = ["DATASET_NAME", "PARTITION_KEY", "DatasetSpec", "ParquetOptions"]
+__all__ = ["PARTITION_KEY", "DatasetSpec", "ParquetOptions", "expected"]
 
-DATASET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # what Dagster takes for asset keys and job names
 PARTITION_KEY = re.compile(r"[A-Za-z0-9._-]+")
-MATERIALIZE_MODES = ("read", "write")
-ON_ERROR = ("keep", "drop_row", "drop_sample", "fail")
-ON_DAMAGE = ("fail", "salvage")
-ON_EMPTY = ("drop", "keep")
-ON_MISALIGNED = ("warn", "drop_sample", "fail")
-COMPRESSIONS = ("zstd", "snappy", "lz4", "gzip", "none")
-OWNER = re.compile(r"team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+")
-
-_T = TypeVar("_T")
+_NAME = "[A-Za-z][A-Za-z0-9_]*"  # what Dagster allows in asset keys and job names
+_OWNER = r"team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetOptions:
-    """How tables are written.
-
-    Attributes:
-        compression: codec of text and identity columns; media is stored as it is.
-        row_group_bytes: content of one row group, media included, in bytes.
-    """
-
-    compression: str = "zstd"
-    row_group_bytes: int = 32 << 20
+# -- types of values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetSpec:
-    """One dataset, as declared.
+def _check_name(name: str) -> str:
+    if not re.fullmatch(_NAME, name):
+        raise ValueError(f"is {name!r}, expected letters, digits and _, starting with a letter")
+    return name
 
-    Attributes:
-        name: the dataset's name: first part of its asset keys and folder below the root.
-        shards: folder, glob or file of tar shards, or of a Parquet or JSONL list; any fsspec URL.
-        storage_options: file-system arguments for `shards`.
-        source: format of the shards: a name of `SOURCES` or `TABLE_SOURCES`, or ``package.module:Class``; None detects
-            it from the first bytes of each, else from its name.
-        root: folder or URL that holds the dataset's folder.
-        root_options: file-system arguments for `root`.
-        partition_pattern: regular expression over a shard's path below the glob's root; its group ``partition``, or its
-            only group, is the partition key. None takes the base name without its suffix.
-        settle_seconds: a shard younger than this, or seen for less, is not taken yet.
-        description: shown in the UI.
-        owners: e-mail addresses or ``team:name``.
-        layout: how members become rows.
-        materialize: "read" fills `materialized_rows`; "write" fetches only what the filters let through.
-        on_materialize_error: "keep", "drop_row", "drop_sample" or "fail".
-        on_damaged_shard: "fail" or "salvage".
-        max_content_bytes: a larger item is an error on its row.
-        annotators: configurations of annotators, in order.
-        filters: configurations of filters, in order.
-        on_empty_sample: what happens to a sample that the filters left without content: "drop" or "keep".
-        renumber: positions count from 0 again after filtering.
-        parquet: how tables are written.
-        pack: preset name, mapping with fields, or None to look at the first shard.
-        on_misaligned: what happens to a sample whose parts contradict each other in time or place, such as notes
-            behind the end of their audio: "warn" packs it and says so, "drop_sample" drops it, "fail" fails the
-            partition.
-        batch_bytes: content of one batch in memory.
-        runs_per_tick: cap of runs that one tick of the sensor or schedule requests.
-        cron: when the schedule looks for pending partitions.
-        poll_seconds: pause between two looks of a sensor.
-        run_sensor: the sensor of shards starts with the daemon.
-        run_schedule: the schedule starts with the daemon.
-        keep_manifests: manifests that `clean` keeps, besides the newest.
-        where: the file of the declaration, for messages.
-    """
 
-    name: str
-    shards: str
-    root: str
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
-    source: str | None = None
-    root_options: Mapping[str, Any] = field(default_factory=dict)
-    partition_pattern: str | None = None
-    settle_seconds: float = 30.0  # an upload of one object rarely pauses longer
-    description: str = ""
-    owners: tuple[str, ...] = ()
-    layout: MemberRules = field(default_factory=MemberRules)
-    materialize: str = "read"
-    on_materialize_error: str = "keep"
-    on_damaged_shard: Literal["fail", "salvage"] = "fail"
-    max_content_bytes: int = 256 << 20  # an item is held in memory, a few times over while it is packed
-    annotators: tuple[Mapping[str, Any], ...] = ()
-    filters: tuple[Mapping[str, Any], ...] = ()
-    on_empty_sample: str = "drop"
-    renumber: bool = False
-    parquet: ParquetOptions = field(default_factory=ParquetOptions)
-    pack: str | Mapping[str, Any] | None = None
-    on_misaligned: str = "warn"
-    batch_bytes: int = 8 << 20
-    runs_per_tick: int = 25
-    cron: str = "*/15 * * * *"
-    poll_seconds: int = 30
-    run_sensor: bool = False
-    run_schedule: bool = False
-    keep_manifests: int = 3
-    where: str = "arguments"
+def _check_owners(owners: tuple[str, ...]) -> tuple[str, ...]:
+    for owner in owners:
+        if not re.fullmatch(_OWNER, owner):
+            raise ValueError(f"has {owner!r}, expected e-mail addresses or team:name")
+    return owners
 
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], *, where: str, base: Path | None = None, default_root: str | None = None
-    ) -> DatasetSpec:
-        """Checks a declaration.
 
-        Args:
-            config: keys and values as YAML gives them.
-            where: the file of the declaration, for messages.
-            base: folder that relative local paths of `shards` count from; None leaves them as they are.
-            default_root: storage root where the declaration names none.
+def _check_partition_pattern(pattern: str) -> str:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from error
+    if "partition" not in compiled.groupindex and compiled.groups != 1:
+        raise ValueError(f"has {compiled.groups} groups, expected one, or one named `partition`")
+    return pattern
 
-        Raises:
-            ConfigError: a key is unknown or missing, or a value is not allowed.
-        """
-        keys = _Keys(config, where, "")
-        name = keys.matching("name", DATASET_NAME, "letters, digits and _, starting with a letter")
-        shards = _below(keys.text("shards"), base)
-        if "root" in config and config["root"] is None:
-            raise ConfigError(where, "root", "is empty: is the environment variable that it names set?")
-        root = keys.optional("root", keys.text, default_root)
-        if root is None:
-            raise ConfigError(where, "root", "is missing: a folder or URL for the dataset's files")
-        spec = cls(
-            name=name,
-            shards=shards,
-            root=root,
-            storage_options=keys.optional("storage_options", keys.mapping, {}),
-            source=keys.optional("source", keys.text, None),
-            root_options=keys.optional("root_options", keys.mapping, {}),
-            partition_pattern=keys.optional("partition_pattern", keys.pattern, None),
-            settle_seconds=keys.optional("settle_seconds", keys.number, 30.0),
-            description=keys.optional("description", keys.text, ""),
-            owners=keys.optional("owners", keys.owners, ()),
-            layout=_layout(keys.optional("samples", keys.mapping, {}), where),
-            materialize=keys.choice("materialize", MATERIALIZE_MODES, "read"),
-            on_materialize_error=keys.choice("on_materialize_error", ON_ERROR, "keep"),
-            on_damaged_shard=cast(Literal["fail", "salvage"], keys.choice("on_damaged_shard", ON_DAMAGE, "fail")),
-            max_content_bytes=keys.integer("max_content_bytes", 256 << 20, least=1),
-            annotators=keys.optional("annotators", keys.mappings, ()),
-            filters=keys.optional("filters", keys.mappings, ()),
-            on_empty_sample=keys.choice("on_empty_sample", ON_EMPTY, "drop"),
-            renumber=keys.optional("renumber", keys.boolean, False),
-            parquet=_parquet(keys.optional("parquet", keys.mapping, {}), where),
-            pack=_tokenizers_below(keys.optional("pack", keys.text_or_mapping, None), base),
-            on_misaligned=keys.choice("on_misaligned", ON_MISALIGNED, "warn"),
-            batch_bytes=keys.integer("batch_bytes", 8 << 20, least=1 << 16),
-            runs_per_tick=keys.integer("runs_per_tick", 25, least=1),
-            cron=keys.optional("cron", keys.text, "*/15 * * * *"),
-            poll_seconds=keys.integer("poll_seconds", 30, least=1),
-            run_sensor=keys.optional("run_sensor", keys.boolean, False),
-            run_schedule=keys.optional("run_schedule", keys.boolean, False),
-            keep_manifests=keys.integer("keep_manifests", 3, least=1),
-            where=where,
-        )
-        keys.finish()
-        spec._check_processing()
-        return spec
 
-    def _check_processing(self) -> None:
-        from mm_assets.packing.presets import check_pack_config
-        from mm_assets.rows.base import source_formats
+def _check_source(source: str) -> str:
+    source_formats(source, where="")
+    return source
 
-        source_formats(self.source, where=self.where)
-        for number, config in enumerate(self.annotators):
-            build_annotator(config, where=self.where, key=f"annotators[{number}]")
-        for number, config in enumerate(self.filters):
-            build_filter(config, where=self.where, key=f"filters[{number}]")
-        check_pack_config(self.pack, where=self.where)
 
-    @property
-    def declared(self) -> dict[str, Any]:
-        """The settings that decide the dataset's schema: change them and the schema must be decided anew."""
-        layout = self.layout
-        return {
-            "samples": {
-                "user_columns": None if layout.user_columns is None else list(layout.user_columns),
-                "per_image_fields": list(layout.per_image_fields),
-                "per_text_fields": list(layout.per_text_fields),
-                "extensions": dict(sorted(layout.extensions.items())),
-            },
-            "annotators": [dict(a) for a in self.annotators],
-            "pack": dict(self.pack) if isinstance(self.pack, Mapping) else self.pack,
-            **({} if self.source is None else {"source": self.source}),
-        }
+def _check_root(root: object) -> object:
+    if root is None:
+        raise ValueError("is empty: is the environment variable that it names set?")
+    return root
+
+
+def _builds(build: Callable[..., object]) -> BeforeValidator:
+    """Builds each filter or annotator of a list once, which checks its type and parameters."""
+
+    def check(configs: Any, info: ValidationInfo) -> Any:
+        for number, config in enumerate(configs if isinstance(configs, (list, tuple)) else ()):
+            build(config, where="", key=f"{info.field_name}[{number}]")
+        return configs
+
+    return BeforeValidator(check)
+
+
+def _check_pack(pack: Any, info: ValidationInfo) -> Any:
+    pack = _tokenizers_below(pack, _base(info))
+    check_pack_config(pack, where="")
+    return dict(pack) if isinstance(pack, Mapping) else pack
+
+
+def _base(info: ValidationInfo) -> Path | None:
+    return (info.context or {}).get("base")
 
 
 def _below(url: str, base: Path | None) -> str:
@@ -227,175 +116,303 @@ def _tokenizers_below(value: Any, base: Path | None) -> Any:
     return found
 
 
-def _layout(config: Mapping[str, Any], where: str) -> MemberRules:
-    keys = _Keys(config, where, "samples.")
-    if "fields" in config and "user_columns" in config:
-        raise ConfigError(where, "samples.fields", "is another name of samples.user_columns: give one of them")
-    named = "fields" if "fields" in config else "user_columns"
-    columns = keys.optional(named, keys.texts, None)
-    for column in columns or ():
-        if column in RESERVED_COLUMNS:
-            detail = f"{column!r} is a reserved column; not allowed: {', '.join(sorted(RESERVED_COLUMNS))}"
-            raise ConfigError(where, f"samples.{named}", detail)
-    layout = MemberRules(
-        sample_id_field=keys.optional("sample_id_field", keys.text, None),
-        texts_field=keys.optional("texts_field", keys.text, "texts"),
-        images_field=keys.optional("images_field", keys.text, "images"),
-        image_member_field=keys.optional("image_member_field", keys.text, None),
-        user_columns=columns,
-        per_image_fields=keys.optional("per_image_fields", keys.texts, ()),
-        per_text_fields=keys.optional("per_text_fields", keys.texts, ()),
-        extensions=keys.optional("extensions", keys.extensions, {}),
-        allow_references=keys.optional("allow_references", keys.boolean, False),
-        allowed_references=keys.optional("allowed_references", keys.texts, ()),
-        max_text_bytes=keys.integer("max_text_bytes", 16 << 20, least=1),
+def _named_or_imported(names: Iterable[str]) -> dict[str, Any]:
+    return {"pattern": f"^({'|'.join(sorted(names))})$|:"}
+
+
+def _typed(table: Mapping[str, str]) -> dict[str, Any]:
+    """JSON schema of a mapping whose ``type`` is in a table or an import path; its class knows the other keys."""
+    kind = {
+        "type": "string",
+        "description": f"{', '.join(sorted(table))}; or module:Class.",
+        **_named_or_imported(table),
+    }
+    return {"properties": {"type": kind}, "required": ["type"]}
+
+
+_PACK_FIELDS = {
+    "preset": {"type": "string", "enum": list(PRESETS), "description": "The preset that the fields are added to."},
+    "fields": {"type": "array", "items": {"type": "object"}, "description": "Packed modalities (docs/packing.md)."},
+}
+_PACK_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "pattern": f"^({'|'.join(PRESETS)})$"},
+        {"type": "object", "properties": _PACK_FIELDS, "additionalProperties": False},
+    ]
+}
+
+
+# -- the model
+
+
+class ParquetOptions(Settings):
+    """How tables are written."""
+
+    compression: Literal["zstd", "snappy", "lz4", "gzip", "none"] = Field(
+        default="zstd", description="Codec of text and identity columns; media is stored as it is.", examples=["snappy"]
     )
-    keys.known.update({"fields", "user_columns"})
-    keys.finish()
-    return layout
-
-
-def _parquet(config: Mapping[str, Any], where: str) -> ParquetOptions:
-    keys = _Keys(config, where, "parquet.")
-    options = ParquetOptions(
-        compression=keys.choice("compression", COMPRESSIONS, "zstd"),
-        row_group_bytes=keys.integer("row_group_bytes", 32 << 20, least=1 << 16),
+    row_group_bytes: int = Field(
+        default=32 << 20,
+        ge=1 << 16,
+        description="Content of one row group, media included, in bytes.",
+        examples=[64 << 20],
     )
-    keys.finish()
-    return options
 
 
-class _Keys:
-    """Reads typed values out of one mapping and remembers which keys there are."""
+class DatasetSpec(Settings):
+    """One dataset, as declared."""
 
-    def __init__(self, config: Mapping[str, Any], where: str, prefix: str) -> None:
-        if not isinstance(config, Mapping):
-            raise ConfigError(
-                where, prefix.rstrip(".") or "declaration", f"is {_kind(config)}, expected keys and values"
-            )
-        self.config = config
-        self.where = where
-        self.prefix = prefix
-        self.known: set[str] = set()
+    name: Annotated[str, AfterValidator(_check_name), Field(json_schema_extra={"pattern": f"^{_NAME}$"})] = Field(
+        description="Name of the dataset: the first part of its asset keys, and its folder below `root`.",
+        examples=["web"],
+    )
+    shards: Annotated[Text, AfterValidator(lambda url, info: _below(url, _base(info)))] = Field(
+        description="Folder, glob or file of tar shards, or of a Parquet or JSONL list; any fsspec URL. A relative "
+        "path starts at the folder of the YAML file.",
+        examples=["s3://bucket/web/*.tar"],
+    )
+    storage_options: Mapping[str, Any] = Field(
+        default={}, description="Arguments of the file system of `shards`.", examples=[{"anon": True}]
+    )
+    source: (
+        Annotated[
+            str,
+            AfterValidator(_check_source),
+            Field(json_schema_extra=_named_or_imported(source_formats(None, where=""))),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Format of the shards: a name of the tables of sources, or `package.module:Class`. Default: "
+        "detected from the first bytes of each shard, else from its name.",
+        examples=["tar"],
+    )
+    root: Annotated[Text, BeforeValidator(_check_root)] = Field(
+        description="Folder or URL in which the dataset's folder is created. Default in a defs.yaml and on the "
+        "command line: `$MM_ASSETS_ROOT`, else `$DAGSTER_HOME/data`.",
+        examples=["s3://bucket/packed"],
+    )
+    root_options: Mapping[str, Any] = Field(
+        default={}, description="Arguments of the file system of `root`.", examples=[{"profile": "writer"}]
+    )
+    partition_pattern: Annotated[Text, AfterValidator(_check_partition_pattern)] | None = Field(
+        default=None,
+        description="Regular expression that groups shards, matched in a shard's path below the fixed part of the "
+        "glob: its group `partition`, or its only group, is the partition key. Default: one partition per shard, "
+        "named by its file name without suffix.",
+        examples=["^(?P<partition>[a-z]+)/"],
+    )
+    settle_seconds: float = Field(
+        default=30.0,  # an upload of one object rarely pauses longer
+        ge=0,
+        allow_inf_nan=False,
+        description="A shard is registered once it has not changed for so long.",
+        examples=[120],
+    )
+    description: str = Field(
+        default="", description="Shown in the UI with each asset and job.", examples=["Pages of the open web."]
+    )
+    owners: Annotated[Texts, AfterValidator(_check_owners)] = Field(
+        default=(), description="E-mail addresses or `team:name`, shown in the UI.", examples=[["team:data"]]
+    )
+    samples: MemberRules = Field(
+        default_factory=MemberRules, description="How members become rows.", examples=[{"sample_id_field": "url"}]
+    )
+    materialize: Literal["read", "write"] = Field(
+        default="read",
+        description="`read`: fetch content before filtering; `write`: fetch only what filters without content keep.",
+        examples=["write"],
+    )
+    on_materialize_error: Literal["keep", "drop_row", "drop_sample", "fail"] = Field(
+        default="keep",
+        description="For media that could not be read. `keep`: the row stays in `materialized_rows`, with the reason.",
+        examples=["drop_sample"],
+    )
+    on_damaged_shard: Literal["fail", "salvage"] = Field(
+        default="fail", description="`salvage`: take what is before and after the damage.", examples=["salvage"]
+    )
+    max_content_bytes: int = Field(
+        default=256 << 20,  # an item is held in memory, a few times over while it is packed
+        ge=1,
+        description="A larger item is an error on its row; in bytes.",
+        examples=[1 << 30],
+    )
+    annotators: Annotated[
+        tuple[Annotated[Mapping[str, Any], Field(json_schema_extra=_typed(BUILTIN_ANNOTATORS))], ...],
+        Field(strict=False),
+        _builds(build_annotator),
+    ] = Field(
+        default=(),
+        description="Annotators in order, each with its `type` and parameters (docs/filters.md); your own by import "
+        "path.",
+        examples=[[{"type": "image_size"}]],
+    )
+    filters: Annotated[
+        tuple[Annotated[Mapping[str, Any], Field(json_schema_extra=_typed(BUILTIN_FILTERS))], ...],
+        Field(strict=False),
+        _builds(build_filter),
+    ] = Field(
+        default=(),
+        description="Filters in order, each with its `type` and parameters (docs/filters.md); your own by import path.",
+        examples=[[{"type": "text_length", "min_chars": 20}]],
+    )
+    on_empty_sample: Literal["drop", "keep"] = Field(
+        default="drop", description="For samples that the filters left without content.", examples=["keep"]
+    )
+    renumber: bool = Field(default=False, description="Number positions from 0 again after filtering.", examples=[True])
+    parquet: ParquetOptions = Field(
+        default_factory=ParquetOptions,
+        description="Compression and row groups of the tables.",
+        examples=[{"compression": "snappy"}],
+    )
+    pack: Annotated[str | Mapping[str, Any] | None, BeforeValidator(_check_pack), WithJsonSchema(_PACK_SCHEMA)] = Field(
+        default=None,
+        description="A preset, or fields with selectors and the preset that they are added to (docs/packing.md). "
+        "Default: the preset that loses nothing of the first shard.",
+        examples=["interleaved"],
+    )
+    on_misaligned: Literal["warn", "drop_sample", "fail"] = Field(
+        default="warn",
+        description="For samples whose parts contradict each other in time or place, such as notes after the end of "
+        "their audio. `warn`: pack them and report it; `fail`: fail the partition.",
+        examples=["drop_sample"],
+    )
+    batch_bytes: int = Field(
+        default=8 << 20, ge=1 << 16, description="Content of one batch in memory, in bytes.", examples=[32 << 20]
+    )
+    runs_per_tick: int = Field(
+        default=25,
+        ge=1,
+        description="Largest number of runs that one tick of the sensor or schedule requests.",
+        examples=[100],
+    )
+    cron: Text = Field(default="*/15 * * * *", description="When the schedule ticks.", examples=["0 * * * *"])
+    poll_seconds: int = Field(
+        default=30, ge=1, description="Shortest pause between two ticks of a sensor.", examples=[300]
+    )
+    run_sensor: bool = Field(default=False, description="Start the sensor of shards with the daemon.", examples=[True])
+    run_schedule: bool = Field(default=False, description="Start the schedule with the daemon.", examples=[True])
+    keep_manifests: int = Field(
+        default=3, ge=1, description="Manifests that `mm-assets clean` keeps, the newest included.", examples=[10]
+    )
 
-    def fail(self, key: str, detail: str) -> ConfigError:
-        return ConfigError(self.where, self.prefix + key, detail)
+    _where: str = PrivateAttr("arguments")
 
-    def finish(self) -> None:
-        for key in self.config:
-            if key not in self.known:
-                raise self.fail(str(key), f"is not a setting; allowed here: {', '.join(sorted(self.known))}")
+    @property
+    def where(self) -> str:
+        """The file of the declaration, for messages."""
+        return self._where
 
-    def _get(self, key: str) -> Any:
-        self.known.add(key)
-        if key not in self.config:
-            raise self.fail(key, "is missing")
-        return self.config[key]
+    def model_post_init(self, context: Any) -> None:
+        """Takes the file of the declaration from the validation's context."""
+        self._where = (context or {}).get("where", "arguments")
 
-    def optional(self, key: str, read: Any, default: Any) -> Any:
-        self.known.add(key)
-        if self.config.get(key) is None:
-            return default
-        return read(key)
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], *, where: str, base: Path | None = None, default_root: str | None = None
+    ) -> DatasetSpec:
+        """Checks a declaration.
 
-    def _typed(self, key: str, kind: type[_T] | tuple[type, ...], expected: str) -> Any:
-        value = self._get(key)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.fail(key, f"is {_kind(value)}, expected {expected}")
-        return value
+        Args:
+            config: keys and values as YAML gives them.
+            where: the file of the declaration, for messages.
+            base: folder that relative local paths of shards and tokenizers start at; None leaves them as they are.
+            default_root: storage root where the declaration names none.
 
-    def text(self, key: str) -> str:
-        value: str = self._typed(key, str, "text")
-        if not value.strip():
-            raise self.fail(key, "is empty, expected text")
-        return value
-
-    def boolean(self, key: str) -> bool:
-        return bool(self._typed(key, bool, "true or false"))
-
-    def number(self, key: str) -> float:
-        value = float(self._typed(key, (int, float), "a number of at least 0"))
-        if not 0 <= value < float("inf"):
-            raise self.fail(key, f"is {value}, expected a number of at least 0")
-        return value
-
-    def integer(self, key: str, default: int, *, least: int) -> int:
-        self.known.add(key)
-        if self.config.get(key) is None:
-            return default
-        value = self._typed(key, int, f"a whole number of at least {least}")
-        if value < least:
-            raise self.fail(key, f"is {value}, expected a whole number of at least {least}")
-        return int(value)
-
-    def choice(self, key: str, allowed: Sequence[str], default: str) -> str:
-        self.known.add(key)
-        value = self.config.get(key)
-        if value is None:
-            return default
-        if value not in allowed:
-            raise self.fail(key, f"is {value!r}, allowed: {', '.join(allowed)}")
-        return str(value)
-
-    def matching(self, key: str, pattern: re.Pattern[str], expected: str) -> str:
-        value = self.text(key)
-        if not pattern.fullmatch(value):
-            raise self.fail(key, f"is {value!r}, expected {expected}")
-        return value
-
-    def mapping(self, key: str) -> dict[str, Any]:
-        value = self._typed(key, Mapping, "keys and values")
-        for name in value:
-            if not isinstance(name, str):
-                raise self.fail(key, f"has the key {name!r}, expected text keys")
-        return dict(value)
-
-    def mappings(self, key: str) -> tuple[dict[str, Any], ...]:
-        value = self._typed(key, (list, tuple), "a list")
-        for number, item in enumerate(value):
-            if not isinstance(item, Mapping):
-                raise self.fail(f"{key}[{number}]", f"is {_kind(item)}, expected keys and values with a `type`")
-        return tuple(dict(item) for item in value)
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        value = self._typed(key, (list, tuple), "a list of texts")
-        for number, item in enumerate(value):
-            if not isinstance(item, str) or not item:
-                raise self.fail(f"{key}[{number}]", f"is {_kind(item)}, expected text")
-        if len(set(value)) != len(value):
-            raise self.fail(key, "names something twice")
-        return tuple(value)
-
-    def text_or_mapping(self, key: str) -> str | dict[str, Any]:
-        value = self._typed(key, (str, Mapping), "a preset's name, or keys and values")
-        return value if isinstance(value, str) else dict(value)
-
-    def extensions(self, key: str) -> dict[str, str]:
-        mapping = self.mapping(key)
-        for extension, modality in mapping.items():
-            if extension != extension.lower() or extension.startswith(".") or not extension:
-                raise self.fail(f"{key}.{extension}", "is no extension: write it in lower case, without the dot")
-            if not isinstance(modality, str) or not DATASET_NAME.fullmatch(modality) or modality == "metadata":
-                raise self.fail(f"{key}.{extension}", f"is {modality!r}, expected the name of a row modality")
-        return mapping
-
-    def owners(self, key: str) -> tuple[str, ...]:
-        value = self.texts(key)
-        for owner in value:
-            if not OWNER.fullmatch(owner):
-                raise self.fail(key, f"has {owner!r}, expected e-mail addresses or team:name")
-        return value
-
-    def pattern(self, key: str) -> str:
-        value = self.text(key)
+        Raises:
+            ConfigError: a key is unknown or missing, or a value is not allowed.
+        """
+        if default_root is not None and isinstance(config, Mapping):
+            config = {"root": default_root, **config}
         try:
-            compiled = re.compile(value)
-        except re.error as error:
-            raise self.fail(key, f"is no regular expression: {error}") from error
-        if "partition" not in compiled.groupindex and compiled.groups != 1:
-            raise self.fail(key, f"has {compiled.groups} groups, expected one, or one named `partition`")
-        return value
+            return cls.model_validate(config, context={"where": where, "base": base})
+        except ValidationError as error:
+            raise _config_error(error, where) from error
+
+    def replace(self, **changes: Any) -> DatasetSpec:
+        """A copy with other settings, checked as those of a declaration.
+
+        Raises:
+            ConfigError: a key is unknown, or a value is not allowed.
+        """
+        return self.from_config({**dict(self), **changes}, where=self.where)
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """The settings that decide the dataset's schema: change them and the schema must be decided again."""
+        rules = self.samples
+        return {
+            "samples": {
+                "user_columns": None if rules.user_columns is None else list(rules.user_columns),
+                "per_image_fields": list(rules.per_image_fields),
+                "per_text_fields": list(rules.per_text_fields),
+                "extensions": dict(sorted(rules.extensions.items())),
+            },
+            "annotators": [dict(a) for a in self.annotators],
+            "pack": dict(self.pack) if isinstance(self.pack, Mapping) else self.pack,
+            **({} if self.source is None else {"source": self.source}),
+        }
 
 
-def _kind(value: object) -> str:
-    return "empty" if value is None else f"{type(value).__name__} {value!r}"
+# -- messages
+
+_KINDS = {
+    "array": "a list",
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "object": "keys and values",
+    "string": "text",
+}
+
+
+def expected(schema: Mapping[str, Any]) -> str:
+    """What a value may be, in words.
+
+    Args:
+        schema: JSON schema of the value, as `DatasetSpec.model_json_schema` has it.
+    """
+    if "anyOf" in schema:
+        return ", or ".join(expected(option) for option in schema["anyOf"] if option["type"] != "null")
+    if "enum" in schema:
+        return ", ".join(schema["enum"])
+    said = _KINDS[schema["type"]]
+    if schema.get("items", {}).get("type") == "string":
+        said += " of texts"
+    return said + (f" of at least {schema['minimum']}" if "minimum" in schema else "")
+
+
+def _config_error(error: ValidationError, where: str) -> ConfigError:
+    """The first of pydantic's errors, in the words that all declarations' errors have."""
+    found = error.errors(include_url=False)[0]
+    cause = found.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):  # of a filter, an annotator or the packing
+        return ConfigError(where, cause.key, cause.detail)
+    root = DatasetSpec.model_json_schema()
+    schema, parent, key = root, root, ""
+    for part in found["loc"]:
+        if part == "[key]":  # pydantic's way to say that the key itself is wrong
+            continue
+        key += f"[{part}]" if isinstance(part, int) else f".{part}"
+        options = schema.get("properties", {})
+        schema = (schema.get("items") if isinstance(part, int) else options.get(part)) or {"type": "string"}
+        if "$ref" in schema:
+            parent = schema = root["$defs"][schema["$ref"].rsplit("/", 1)[-1]]
+    detail = f"is {_shown(found['input'])}, expected {expected(schema)}"
+    if cause is not None:
+        detail = str(cause)
+    elif found["type"] == "missing":
+        detail = f"is missing: {schema['description']}"
+    elif found["type"] == "extra_forbidden":
+        known = sorted(parent["properties"])
+        detail = f"is not a setting; allowed here: {', '.join(known)}"
+        if found["loc"][-1] in known:
+            detail = "is another name of a setting that is given too: give one of them"
+    elif found["type"] == "literal_error":
+        detail = f"is {found['input']!r}, allowed: {expected(schema)}"
+    return ConfigError(where, key.lstrip(".") or "declaration", detail)
+
+
+def _shown(value: object) -> str:
+    empty = value is None or (isinstance(value, str) and not value.strip())
+    return "empty" if empty else f"{type(value).__name__} {value!r}"

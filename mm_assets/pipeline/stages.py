@@ -92,7 +92,7 @@ def rows(dataset: DatasetStore, key: str) -> StageResult:
         streams = [
             source.rows(
                 lambda: read_batches(index, batch_bytes=spec.batch_bytes),
-                layout=spec.layout,
+                layout=spec.samples,
                 schema=run.schema,
                 grouped=spec.partition_pattern is not None,
                 batch_bytes=spec.batch_bytes,
@@ -135,7 +135,7 @@ def materialized_rows(dataset: DatasetStore, key: str) -> StageResult:
 def _materialize(run: Run, batches: Iterator[pa.RecordBatch]) -> MaterializeStream:
     spec = run.spec
     shards = {file.url for file in run.files}
-    allowed = (*spec.layout.prefixes, *(folder for source in run.row_sources for folder in source.folders))
+    allowed = (*spec.samples.prefixes, *(folder for source in run.row_sources for folder in source.folders))
     return materialize(
         batches,
         open_file=run.open_file,

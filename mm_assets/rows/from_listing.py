@@ -118,7 +118,6 @@ class ListingRows:
         Raises:
             MissingColumnError: the list lacks a column that was asked for.
             SourceError: the list cannot be read.
-            ConfigError: a column that was asked for has a reserved name.
         """
         objects = (line for line in _lines(self.file, layout) if not isinstance(line, BadTextError))
         columns = columns_of(objects, layout, shown=self.file.url, skip=_OWN)

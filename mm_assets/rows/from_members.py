@@ -56,7 +56,6 @@ class MemberRows:
             Columns in order of first appearance, those of `per_image_fields` and `per_text_fields` last.
 
         Raises:
-            ConfigError: a column that was asked for has a reserved name.
             MissingColumnError: a column that was asked for is in no sample.
             SourceError: a shard could not be read.
         """

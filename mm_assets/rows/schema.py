@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from mm_assets.errors import SchemaMismatchError
 
@@ -34,6 +35,9 @@ __all__ = [
     "DatasetSchema",
     "Drop",
     "MemberRules",
+    "Settings",
+    "Text",
+    "Texts",
     "UserColumn",
 ]
 
@@ -104,6 +108,7 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
 """Type names of user columns and the Arrow type of each."""
 
 _NAME = re.compile(r"[^\x00-\x1f]+")
+_MODALITY_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 MATERIALIZE, PACKABLE, MISALIGNED, EMPTY_SAMPLE = "materialize", "packable", "misaligned", "empty_sample"
 PIPELINE_FILTERS: frozenset[str] = frozenset({MATERIALIZE, PACKABLE, MISALIGNED, EMPTY_SAMPLE})
@@ -168,36 +173,128 @@ class UserColumn:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberRules:
-    """How the members of one key become the rows of one sample.
+def _unique(texts: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(texts)) != len(texts):
+        raise ValueError("names something twice")
+    return texts
 
-    Attributes:
-        sample_id_field: key of the JSON that names the sample; None takes the member key.
-        texts_field: key of an interleaved sample's list of texts.
-        images_field: key of an interleaved sample's list of image tokens.
-        image_member_field: key of the JSON that names the member holding an interleaved sample's images where its
-            tokens do not.
-        user_columns: keys of the JSON that become columns; None takes every key that is seen in the first shard.
-        per_image_fields: keys whose lists go, item by item, to the image rows.
-        per_text_fields: keys whose lists go, item by item, to the text rows.
-        extensions: extension (lower case, no dot) to row modality, beside and above the built-in table.
-        allow_references: image tokens may be URLs or paths below `allowed_references`.
-        allowed_references: URL or path prefixes that references may point to.
-        max_text_bytes: larger JSON and text members are rejected.
+
+Text = Annotated[str, Field(pattern=r"\S")]
+"""A text that is not blank."""
+
+Texts = Annotated[
+    tuple[Text, ...], Field(strict=False, json_schema_extra={"uniqueItems": True}), AfterValidator(_unique)
+]
+"""A list of different texts."""
+
+
+class Settings(BaseModel):
+    """Settings of a declaration: immutable, no unknown keys, and values of the type that is asked for, not converted.
+
+    The type, default, bounds, description and an example of each key are in the model and nowhere else: messages, the
+    schema of the Dagster component and the tables of docs/settings.md are generated from it.
     """
 
-    sample_id_field: str | None = None
-    texts_field: str = "texts"
-    images_field: str = "images"
-    image_member_field: str | None = None
-    user_columns: tuple[str, ...] | None = None
-    per_image_fields: tuple[str, ...] = ()
-    per_text_fields: tuple[str, ...] = ()
-    extensions: Mapping[str, str] = field(default_factory=dict)
-    allow_references: bool = False
-    allowed_references: tuple[str, ...] = ()
-    max_text_bytes: int = 16 << 20
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, given: Any) -> Any:
+        """Removes keys without a value (``filters:`` and nothing after it), so that they take their default."""
+        if not isinstance(given, Mapping):
+            return given
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {key: value for key, value in given.items() if value is not None or key not in optional}
+
+
+def _check_columns(columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    for column in columns or ():
+        if column in RESERVED_COLUMNS:
+            raise ValueError(f"{column!r} is a reserved column; not allowed: {', '.join(sorted(RESERVED_COLUMNS))}")
+    return columns
+
+
+def _check_extension(extension: str) -> str:
+    if extension != extension.lower() or extension.startswith(".") or not extension:
+        raise ValueError("is not an extension: write it in lower case, without the dot")
+    return extension
+
+
+def _check_modality(modality: str) -> str:
+    if not _MODALITY_NAME.fullmatch(modality) or modality == "metadata":
+        raise ValueError(f"is {modality!r}, expected the name of a row modality")
+    return modality
+
+
+def _add_alias(schema: dict[str, Any]) -> None:
+    """Adds the other name of `user_columns` to the JSON schema; pydantic lists the first of several names only."""
+    alias = {"description": "Another name of `user_columns`."}
+    schema["properties"]["fields"] = schema["properties"]["user_columns"] | alias
+
+
+class MemberRules(Settings):
+    """How the members of one key become the rows of one sample."""
+
+    model_config = ConfigDict(json_schema_extra=_add_alias)
+
+    sample_id_field: Text | None = Field(
+        default=None,
+        description="Key of the sample's JSON that holds its id: a text, or a whole number. Without it, and in "
+        "samples that lack it, the member key is the id.",
+        examples=["url"],
+    )
+    texts_field: Text = Field(default="texts", description="Key of the list of texts.", examples=["paragraphs"])
+    images_field: Text = Field(default="images", description="Key of the list of image tokens.", examples=["pictures"])
+    image_member_field: Text | None = Field(
+        default=None,
+        description='Key that names the member of an image: in a token that is an object, `{"file": "x.1.png"}`; '
+        "else in the sample's JSON, for all tokens that do not name a member, as frames of that member in order.",
+        examples=["file"],
+    )
+    user_columns: Annotated[Texts | None, AfterValidator(_check_columns)] = Field(
+        default=None,
+        validation_alias=AliasChoices("user_columns", "fields"),
+        description="Keys of the JSON that become columns of the metadata row; `fields` is another name of this "
+        "setting. A shard in which no sample has one of them fails; `[]` makes none. Default: every key of the first "
+        "shard with samples, at most 512, except those that these settings name.",
+        examples=[["url", "language"]],
+    )
+    per_image_fields: Texts = Field(
+        default=(),
+        description="Keys whose lists go to the image rows: entry k to the k-th image, or, if the list is as long as "
+        "that of the tokens, nulls included, each to its position.",
+        examples=[["image_metadata"]],
+    )
+    per_text_fields: Texts = Field(
+        default=(),
+        description="Keys whose lists go to the text rows, in the same way.",
+        examples=[["language_scores"]],
+    )
+    extensions: Mapping[
+        Annotated[str, AfterValidator(_check_extension)], Annotated[str, AfterValidator(_check_modality)]
+    ] = Field(
+        default={},
+        description="Extension (lower case, no dot) to row modality, before the built-in table; new modalities may "
+        "be named. `<key>.json` is always the metadata.",
+        examples=[{"md": "text", "pt": "array"}],
+    )
+    allow_references: bool = Field(
+        default=False,
+        description="Image tokens may be URLs or absolute paths below `allowed_references`.",
+        examples=[True],
+    )
+    allowed_references: Texts = Field(
+        default=(),
+        description="Prefixes of the URLs and paths that image tokens, and the `path` of a `source_ref`, may point "
+        "to. Only applies with `allow_references: true`.",
+        examples=[["https://images.example.org/"]],
+    )
+    max_text_bytes: int = Field(
+        default=16 << 20,
+        ge=1,
+        description="A larger JSON or text member is rejected as `too_large`; in bytes.",
+        examples=[1 << 20],
+    )
 
     @property
     def prefixes(self) -> tuple[str, ...]:

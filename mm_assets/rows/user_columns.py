@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from mm_assets.errors import ConfigError, MissingColumnError
+from mm_assets.errors import MissingColumnError
 from mm_assets.rows.schema import RESERVED_COLUMNS, MemberRules, UserColumn
 from mm_assets.sources.text_members import dump_json
 
@@ -106,14 +106,9 @@ def columns_of(
         skip: further keys that are no columns unless asked for.
 
     Raises:
-        ConfigError: a key that was asked for has a reserved name.
         MissingColumnError: a key that was asked for is in none of the objects.
     """
     asked = layout.user_columns
-    for key in asked or ():
-        if key in RESERVED_COLUMNS:
-            detail = f"{key!r} is a reserved column; not allowed: {', '.join(sorted(RESERVED_COLUMNS))}"
-            raise ConfigError("arguments", "user_columns", detail)
     excluded = structural_keys(layout).union(skip) if asked is None else set()
     kinds: dict[str, _Kind] = {key: _Kind() for key in asked or ()}
     per_item: dict[tuple[str, str], _Kind] = {}

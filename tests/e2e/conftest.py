@@ -34,10 +34,9 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def demo_spec(declared: dict[str, DatasetSpec], dagster_home: Path, root: Path) -> Callable[[str], DatasetSpec]:
     """The declaration of a demo dataset, with its files below `root` and no settle time."""
-    from dataclasses import replace
 
     def get(demo: str, **changes: Any) -> DatasetSpec:
-        return replace(declared[demo], root=str(root), settle_seconds=0.0, **changes)
+        return declared[demo].replace(root=str(root), settle_seconds=0.0, **changes)
 
     return get
 

@@ -91,9 +91,8 @@ def test_a_young_shard_waits_for_its_settle_time(
     folder = inbox("docs-00000.tar")
     future = time.time() + 10_000
     os.utime(folder / "docs-00000.tar", (future, future))
-    from dataclasses import replace
 
-    spec = replace(demo_spec("docs", shards=str(folder)), settle_seconds=60.0)
+    spec = demo_spec("docs", shards=str(folder)).replace(settle_seconds=60.0)
     ticker = Ticker(instance, spec, "docs_shards")
     now = time.time()
     monkeypatch.setattr("mm_assets.pipeline.register.time.time", lambda: now)
@@ -182,9 +181,7 @@ def test_a_tick_of_the_schedule_says_which_shards_it_leaves(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
 ) -> None:
     """A shard that may still be written is not registered, and the skipped tick says so and what registers it."""
-    from dataclasses import replace
-
-    spec = replace(demo_spec("docs", shards=str(inbox("docs-00000.tar"))), settle_seconds=3600.0)
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar"))).replace(settle_seconds=3600.0)
     tick = _schedule_tick(instance, spec)
     assert not tick.run_requests
     assert "1 shards are younger than settle_seconds (3600)" in (tick.skip_message or "")

@@ -96,9 +96,7 @@ def test_a_killed_stage_leaves_no_partial_file(
     complete(dataset, key)
     assert list((root / "docs").rglob(".*")) == []
 
-    from dataclasses import replace
-
-    fresh = DatasetStore(replace(spec, root=str(tmp_path / "fresh")))
+    fresh = DatasetStore(spec.replace(root=str(tmp_path / "fresh")))
     register(fresh)
     complete(fresh, key)
     assert contents(root) == contents(tmp_path / "fresh")

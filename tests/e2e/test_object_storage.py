@@ -90,9 +90,8 @@ def test_the_chain_runs_on_s3_and_reads_each_payload_once(
         shards=f"s3://{bucket}/shards/*.tar",
         storage_options=options,
     )
-    from dataclasses import replace
 
-    spec = replace(spec, root=f"s3://{bucket}/out", root_options=options)
+    spec = spec.replace(root=f"s3://{bucket}/out", root_options=options)
     register_dataset(instance, DatasetStore(spec))  # looks at the first shard's JSON to decide the schema
     recorder.requests.clear()
     dataset = run_chain(instance, spec)
@@ -143,13 +142,10 @@ def test_a_failed_upload_leaves_no_object(
     bucket: str,
 ) -> None:
     """When the storage refuses an output the run fails with its URL and nothing stands under the final name."""
-    from dataclasses import replace
-
     from mm_assets.errors import SourceError
 
     upload(options, demo_shards / "captions-00000.tar", bucket)
-    spec = replace(
-        demo_spec("captions", shards=f"s3://{bucket}/shards/*.tar", storage_options=options),
+    spec = demo_spec("captions", shards=f"s3://{bucket}/shards/*.tar", storage_options=options).replace(
         root="s3://no-such-bucket/out",
         root_options=options,
     )

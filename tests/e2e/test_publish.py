@@ -71,9 +71,7 @@ def test_a_partition_whose_files_went_astray_is_left_out(dataset: DatasetStore) 
 
 def test_a_partition_made_again_and_not_published_is_left_out(dataset: DatasetStore) -> None:
     """When a stage has written other rows since publication, the marker no longer stands for them."""
-    from dataclasses import replace
-
-    other = DatasetStore(replace(dataset.spec, filters=({"type": "text_length", "min_chars": 50},)))
+    other = DatasetStore(dataset.spec.replace(filters=({"type": "text_length", "min_chars": 50},)))
     assert stages.filtered_rows(other, "docs-00000").passed
     report = publish.build_manifest(dataset)
     assert partitions_of(report) == ["docs-00001"]
@@ -102,11 +100,9 @@ def test_a_changed_shard_is_pending_again(dataset: DatasetStore, demo_shards: Pa
 
 def test_publishing_out_of_order_is_refused(dataset: DatasetStore) -> None:
     """Files that were not made from one another are not published together."""
-    from dataclasses import replace
-
     from mm_assets.errors import SourceError
 
-    other = DatasetStore(replace(dataset.spec, filters=()))
+    other = DatasetStore(dataset.spec.replace(filters=()))
     stages.filtered_rows(other, "docs-00000")
     with pytest.raises(SourceError, match="made with another configuration"):
         publish.publish(dataset, "docs-00000")
@@ -114,10 +110,8 @@ def test_publishing_out_of_order_is_refused(dataset: DatasetStore) -> None:
 
 def test_clean_keeps_what_a_kept_manifest_needs(dataset: DatasetStore) -> None:
     """Cleaning removes packed files of forgotten versions only, and a dry run removes nothing."""
-    from dataclasses import replace
-
     first = publish.build_manifest(dataset)
-    changed = DatasetStore(replace(dataset.spec, filters=({"type": "text_length", "min_chars": 50},)))
+    changed = DatasetStore(dataset.spec.replace(filters=({"type": "text_length", "min_chars": 50},)))
     for key in ("docs-00000", "docs-00001"):
         run_stages(changed, key)
     second = publish.build_manifest(changed)
@@ -177,11 +171,9 @@ def test_shards_that_are_all_gone_change_nothing(dataset: DatasetStore) -> None:
 
 def test_other_shards_do_not_take_over_a_dataset(dataset: DatasetStore, demo_shards: Path) -> None:
     """Shards of another place under the same name are refused, because they would be packed by the first one's plan."""
-    from dataclasses import replace
-
     from mm_assets.errors import ConfigError
 
-    other = DatasetStore(replace(dataset.spec, shards=str(demo_shards / "speech-*.tar")))
+    other = DatasetStore(dataset.spec.replace(shards=str(demo_shards / "speech-*.tar")))
     with pytest.raises(ConfigError, match="use another dataset name or root"):
         register(other)
     assert register(other, new_schema=True).added == ("speech-00000",)
@@ -189,12 +181,10 @@ def test_other_shards_do_not_take_over_a_dataset(dataset: DatasetStore, demo_sha
 
 def test_a_group_stays_registered_while_a_shard_joins_it(demo_spec: SpecOf, inbox: Callable[..., Path]) -> None:
     """A young shard makes its group wait; what is registered of the group stands until then."""
-    from dataclasses import replace
-
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")), partition_pattern=r"(docs)-\d+")
     assert [p.key for p in register(DatasetStore(spec)).partitions] == ["docs"]
     inbox("docs-00001.tar")
-    found = register(DatasetStore(replace(spec, settle_seconds=3600.0)))
+    found = register(DatasetStore(spec.replace(settle_seconds=3600.0)))
     assert (found.removed, found.changed, len(found.unsettled)) == ((), (), 2)
     (partition,) = found.partitions
     assert len(partition.shards) == 1
@@ -202,10 +192,8 @@ def test_a_group_stays_registered_while_a_shard_joins_it(demo_spec: SpecOf, inbo
 
 def test_clean_leaves_what_a_run_is_about_to_publish(dataset: DatasetStore) -> None:
     """Packed files that are recorded and not yet published stay; those of a partition that is gone go."""
-    from dataclasses import replace
-
     publish.build_manifest(dataset)
-    changed = DatasetStore(replace(dataset.spec, filters=({"type": "text_length", "min_chars": 50},)))
+    changed = DatasetStore(dataset.spec.replace(filters=({"type": "text_length", "min_chars": 50},)))
     stages.filtered_rows(changed, "docs-00000")
     stages.packed(changed, "docs-00000")
     publish.clean(changed, keep=1)

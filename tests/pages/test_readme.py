@@ -81,7 +81,5 @@ def test_the_loader_example_runs(tmp_path: Path, demo_shards: Path, monkeypatch:
 
 def test_every_setting_is_in_the_readme() -> None:
     """Each key that a declaration may have is named in the table of settings."""
-    from mm_assets.orchestration.component import ShardDatasetAttributes
-
-    missing = [key for key in ShardDatasetAttributes.model_fields if f"`{key}`" not in README]
+    missing = [key for key in DatasetSpec.model_fields if f"`{key}`" not in README]
     assert missing == []

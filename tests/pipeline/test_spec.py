@@ -46,7 +46,7 @@ def test_a_declaration_needs_three_settings() -> None:
         ({"samples": {"extensions": {".PNG": "image"}}}, "samples.extensions..PNG", "lower case"),
         ({"samples": {"extensions": {"png": "metadata"}}}, "samples.extensions.png", "row modality"),
         ({"samples": []}, "samples", "expected keys and values"),
-        ({"partition_pattern": "("}, "partition_pattern", "no regular expression"),
+        ({"partition_pattern": "("}, "partition_pattern", "not a regular expression"),
         ({"partition_pattern": "(a)(b)"}, "partition_pattern", "has 2 groups"),
         ({"owners": ["me"]}, "owners", "e-mail"),
         ({"filters": ["blur"]}, "filters[0]", "expected keys and values with a `type`"),

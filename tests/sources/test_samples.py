@@ -2,7 +2,7 @@
 
 import pytest
 
-from mm_assets.errors import ConfigError, SourceError
+from mm_assets.errors import SourceError
 from mm_assets.rows.schema import MemberRules
 from mm_assets.rows.source_ref import is_allowed_reference
 from mm_assets.rows.user_columns import UNFIT, columns_of, converter
@@ -128,8 +128,8 @@ def test_columns_that_are_asked_for() -> None:
     assert columns_of(objects, MemberRules(user_columns=()), shown="s") == ()
     with pytest.raises(SourceError, match="'zz'"):
         columns_of(objects, MemberRules(user_columns=("a", "zz")), shown="s")
-    with pytest.raises(ConfigError, match="reserved"):
-        columns_of(objects, MemberRules(user_columns=("modality",)), shown="s")
+    with pytest.raises(ValueError, match="reserved"):
+        MemberRules(user_columns=("modality",))
 
 
 def test_keys_that_are_data_do_not_become_columns_without_end() -> None:
