@@ -1,6 +1,8 @@
 """Fixtures: a Dagster instance of its own, and datasets over the demo shards with a storage root of their own."""
 
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,16 @@ import pytest
 from mm_assets.orchestration.launch import declared_datasets
 from mm_assets.pipeline.spec import DatasetSpec
 
+# `demo_project`, for this process and those that it starts.
+HERE = str(Path(__file__).resolve().parent)
+sys.path.append(HERE)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), HERE)))
+
 
 @pytest.fixture(scope="session")
 def declared() -> dict[str, DatasetSpec]:
     """The demo datasets, loaded once: Dagster remembers instances that tests have closed."""
-    return declared_datasets("mm_assets.definitions")
+    return declared_datasets("demo_project")
 
 
 @pytest.fixture

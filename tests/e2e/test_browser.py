@@ -20,7 +20,7 @@ from .test_daemon import process_group, wait_for
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-JOB = "/locations/mm_assets.definitions/jobs/captions_pack"
+JOB = "/locations/demo_project/jobs/captions_pack"
 RUNS = "{ runsOrError { ... on Runs { results { status } } } }"
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the UI is not looked at")
@@ -59,13 +59,13 @@ def test_a_partition_is_materialized_from_the_ui(dagster_home: Path, tmp_path: P
         # No daemon runs here that would take runs from a queue.
         "run_coordinator:\n  module: dagster._core.run_coordinator\n  class: DefaultRunCoordinator\n"
     )
-    dataset = DatasetStore(declared_datasets("mm_assets.definitions")["captions"])
+    dataset = DatasetStore(declared_datasets("demo_project")["captions"])
     with open_instance() as instance:
         register_dataset(instance, dataset)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     log = tmp_path / "webserver.log"
-    command = [sys.executable, "-m", "dagster_webserver", "-m", "mm_assets.definitions", "-h", "127.0.0.1"]
+    command = [sys.executable, "-m", "dagster_webserver", "-m", "demo_project", "-h", "127.0.0.1"]
     with process_group([*command, "-p", str(port)], log, tmp_path) as server:
         wait_for(lambda: query(url, "{ version }") is not None or server.poll() is not None, 90, log)
         with sync_playwright() as playwright:
