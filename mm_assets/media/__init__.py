@@ -1,4 +1,4 @@
-"""Facts about bytes: types, headers, codecs and notations of images, sound, video, scores and text.
+"""Facts about bytes: types, headers, codecs and notations of images, audio, video, scores and text.
 
 Bytes in, facts or arrays out. Nothing here opens a file or knows a field, a row or a container. Libraries that decode
 (Pillow, OpenCV, PyAV, libsndfile) are imported by the function that needs them.

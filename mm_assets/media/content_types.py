@@ -126,14 +126,14 @@ _NAMES: dict[str, str] = {
 
 
 def content_type_of_name(name: str) -> str | None:
-    """The MIME type that a file's last extension stands for, in any case; None for an unknown one or none."""
+    """The MIME type of a file's last extension, in any case; None for an unknown one or none."""
     base = name.replace("\\", "/").rsplit("/", 1)[-1]
     stem, dot, extension = base.rpartition(".")
     return _NAMES.get(extension.lower()) if dot and (stem or extension) else None
 
 
 def sniff_content_type(data: Buffer) -> str | None:
-    """The MIME type that the first bytes tell, from their magic numbers; None where they tell none.
+    """The MIME type of the first bytes, from their magic numbers; None where they have none.
 
     The first 512 bytes are enough. Text has no magic number, so plain text, JSON and the like give None.
     """

@@ -1,7 +1,10 @@
-"""FLAC files whose header does not tell their length: an encoder that writes to a pipe cannot go back to fill it in.
+"""FLAC files without a length in their header: an encoder that writes to a pipe cannot seek back to fill it in.
 
-The last frame tells it: its header holds its place in the stream and its size. libsndfile neither looks there nor
-reads such a file, so its header is completed for it. Section numbers are those of RFC 9639.
+The header of the last frame has its position in the stream and its size, from which the length follows. libsndfile does
+not read such a file, so it gets a copy with the length. Section numbers are those of RFC 9639.
+
+Why not PyAV: demuxing counts the same frames ten times slower, returns a length for truncated files too, where this
+module finds no last frame, and would make an extra of 104 MB a dependency of FLAC.
 """
 
 from __future__ import annotations
@@ -48,12 +51,12 @@ def read_stream_info(data: memoryview, start: int, name: str) -> StreamInfo:
     """Read the header of the FLAC stream that begins at `start`.
 
     Raises:
-        MediaError: it is cut off or does not begin with a STREAMINFO block.
+        MediaError: it is truncated or does not begin with a STREAMINFO block.
     """
     end = start + 8 + _STREAMINFO_SIZE
     block = bytes(data[start + 4 : end])
     if len(block) != 4 + _STREAMINFO_SIZE:
-        raise MediaError(name, f"FLAC STREAMINFO is cut off: needs {end} bytes, there are {len(data)}")
+        raise MediaError(name, f"FLAC STREAMINFO is truncated: needs {end} bytes, there are {len(data)}")
     if block[0] & 0x7F != 0 or int.from_bytes(block[1:4], "big") != _STREAMINFO_SIZE:
         raise MediaError(name, "FLAC does not start with its STREAMINFO block")
     packed = int.from_bytes(block[14:22], "big")
@@ -67,7 +70,7 @@ def read_stream_info(data: memoryview, start: int, name: str) -> StreamInfo:
 
 
 def with_length(data: Buffer, start: int, num_frames: int) -> bytes:
-    """A copy of a file in which the FLAC header at `start` tells this length."""
+    """A copy of a file in which the FLAC header at `start` has this length."""
     copy = bytearray(data)
     at = start + _PACKED_OFFSET
     packed = int.from_bytes(copy[at : at + 8], "big")

@@ -41,11 +41,11 @@ class HeaderReader:
     def piece(self, offset: int, size: int, what: str) -> bytes:
         """A copy of a range; `MediaError` where the file is too short."""
         if not self.has(offset, size):
-            raise self.fail(f"{what} is cut off: needs {size} bytes at {offset}, there are {self.size}")
+            raise self.fail(f"{what} is truncated: needs {size} bytes at {offset}, there are {self.size}")
         return bytes(self.view[offset : offset + size])
 
     def take(self, record: struct.Struct, offset: int, what: str) -> tuple[Any, ...]:
         """A record unpacked; `MediaError` where the file is too short."""
         if not self.has(offset, record.size):
-            raise self.fail(f"{what} is cut off: needs {record.size} bytes at {offset}, there are {self.size}")
+            raise self.fail(f"{what} is truncated: needs {record.size} bytes at {offset}, there are {self.size}")
         return record.unpack_from(self.view, offset)

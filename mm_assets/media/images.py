@@ -1,7 +1,7 @@
-"""What media bytes are and how large, told from their headers: nothing here decodes a pixel or a sample.
+"""Facts about images, read from their headers: codec, size, channels, orientation. Nothing here decodes a pixel.
 
-Every number is bounds-checked; whatever bytes arrive, a function answers or raises `MediaError`, in time bounded by
-the headers that are there. Ogg, MP3 and the rarer WAV codecs are left to libsndfile.
+Every number is bounds-checked; any input gives an answer or a `MediaError`, in time bounded by the headers that are
+there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_SEGMENTS, HeaderReade
 
 __all__ = ["ImageInfo", "probe_image"]
 
-_MAX_JUNK = 65_536  # bytes that may stand between two JPEG segments, as libjpeg tolerates them
+_MAX_JUNK = 65_536  # bytes that may be between two JPEG segments, as libjpeg tolerates them
 
 _EXIF = b"Exif\0\0"
 
@@ -42,7 +42,7 @@ class ImageInfo:
         bit_depth: bits of one stored sample (of a palette's index).
         has_8bit_form: whether there is one way to turn it into 8-bit grey or RGB. False for floating-point, signed or
             wider than 16-bit samples, for Lab and the like (TIFF), and for 12-bit JPEG.
-        num_frames: frames (TIFF pages, animation frames) whose headers stand in the bytes, at least 1; the other
+        num_frames: frames (TIFF pages, animation frames) whose headers are in the bytes, at least 1; the other
             attributes describe the first.
         orientation: EXIF orientation, 1 to 8; 1, as stored, where there is none.
     """
@@ -61,23 +61,23 @@ class ImageInfo:
 def probe_image(data: Buffer, *, name: str = "<image>") -> ImageInfo:
     """Read an image's header without decoding it.
 
-    The head of a file is enough for JPEG, PNG, BMP and WebP: the size stands in front (in JPEG behind EXIF and the
+    The head of a file is enough for JPEG, PNG, BMP and WebP: the size is at the front (in JPEG after EXIF and the
     like); transparency, orientation and frames count as far as the head shows them. A TIFF needs the bytes up to its
-    first directory, which may stand at the end.
+    first directory, which may be at the end.
 
     Args:
         data: the file's bytes.
         name: what messages call it.
 
     Raises:
-        MediaError: no JPEG, PNG, GIF, WebP, BMP or TIFF, or a header that is damaged or cut off.
+        MediaError: no JPEG, PNG, GIF, WebP, BMP or TIFF, or a header that is damaged or truncated.
     """
     head = HeaderReader(data, name)
     content_type = sniff_content_type(head.view)
     parse = _IMAGE_PARSERS.get(content_type or "")
     if parse is None:
         found = content_type or f"unknown bytes {bytes(head.view[:8])!r}"
-        raise head.fail(f"is no image that can be read: found {found}, expected JPEG, PNG, GIF, WebP, BMP or TIFF")
+        raise head.fail(f"is not a readable image: found {found}, expected JPEG, PNG, GIF, WebP, BMP or TIFF")
     info = parse(head)
     if info.width < 1 or info.height < 1:
         raise head.fail(f"{info.codec} image has no pixels: {info.width} x {info.height}")
@@ -95,11 +95,11 @@ def _probe_jpeg(head: HeaderReader) -> ImageInfo:
             start = junk.find(b"\xff")
             filled = junk[start:].lstrip(b"\xff") if start >= 0 else b""
             if not filled:
-                raise head.fail(f"JPEG header is cut off or damaged: no marker after byte {pos}")
+                raise head.fail(f"JPEG header is truncated or damaged: no marker after byte {pos}")
             pos += len(junk) - len(filled) + 1
             marker = filled[0]
         if marker == 0x00 or marker == 0x01 or 0xD0 <= marker <= 0xD8:
-            continue  # markers without a segment, and a stuffed byte amid junk
+            continue  # markers without a segment, and a stuffed byte in junk
         if marker in (0xD9, 0xDA):
             raise head.fail("JPEG has no frame header before its data")
         (length,) = head.take(_U16_BE, pos, "JPEG segment")
@@ -126,7 +126,7 @@ def _probe_jpeg(head: HeaderReader) -> ImageInfo:
 
 
 def _exif_orientation(tiff: memoryview) -> int:
-    """Orientation in an EXIF block; damage there is no damage of the image, so it reads as 1, upright."""
+    """Orientation in an EXIF block; damage there does not damage the image, so it reads as 1, upright."""
     try:
         tags, _ = _read_directory(HeaderReader(tiff, "EXIF"))
     except MediaError:
@@ -286,7 +286,7 @@ def _read_directory(head: HeaderReader) -> tuple[dict[int, list[int]], int]:
     tags: dict[int, list[int]] = {}
     (entries,) = head.take(count_of, pos, "TIFF directory")
     if not head.has(pos + count_of.size, entries * entry_of.size):
-        raise head.fail(f"TIFF directory at {pos} is cut off: {entries} entries, there are {head.size} bytes")
+        raise head.fail(f"TIFF directory at {pos} is truncated: {entries} entries, there are {head.size} bytes")
     for index in range(min(entries, MAX_SEGMENTS)):
         at = pos + count_of.size + index * entry_of.size
         tag, kind, count, _ = head.take(entry_of, at, "TIFF entry")
@@ -313,7 +313,7 @@ def _read_directory(head: HeaderReader) -> tuple[dict[int, list[int]], int]:
 def _probe_tiff(head: HeaderReader) -> ImageInfo:
     tags, num_frames = _read_directory(head)
     if 256 not in tags or 257 not in tags:
-        raise head.fail("TIFF directory tells no width and height")
+        raise head.fail("TIFF directory has no width and height")
     samples, photometric = tags.get(277, [1])[0], tags.get(262, [1])[0]
     alpha = any(kind in (1, 2) for kind in tags.get(338, ()))
     if photometric in (0, 1):

@@ -1,7 +1,7 @@
 """Notes, tempo and beats of a Standard MIDI File, with times in seconds.
 
 Times are counted in integers and become float64 seconds by one division, so each is the nearest float64 to the true
-time, after an hour as after a second. Whatever bytes arrive, a function answers or raises `MediaError`.
+time, after an hour as after a second. Any input gives an answer or a `MediaError`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Beats:
     measure: npt.NDArray[np.int64]
 
 
-def _joined(parts: list[Any], dtype: str) -> npt.NDArray[Any]:
+def _concatenated(parts: list[Any], dtype: str) -> npt.NDArray[Any]:
     """Buffers of one type, one after the other; the type is the memory's own."""
     arrays = [np.frombuffer(part, dtype=dtype) for part in parts if len(part)]
     return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
@@ -144,11 +144,11 @@ class _Timed:
     """Events of tracks that share a time, in order of time, and at one tick of the tracks."""
 
     def __init__(self, parts: list[Events]) -> None:
-        ticks = _joined([part.ticks for part in parts], "q")
+        ticks = _concatenated([part.ticks for part in parts], "q")
         order = np.argsort(ticks, kind="stable")
         self.ticks: _Ints = ticks[order]
-        self.keys: _Ints = _joined([part.keys for part in parts], "B")[order].astype(np.int64)
-        self.values: _Ints = _joined([part.values for part in parts], "i")[order].astype(np.int64)
+        self.keys: _Ints = _concatenated([part.keys for part in parts], "B")[order].astype(np.int64)
+        self.values: _Ints = _concatenated([part.values for part in parts], "i")[order].astype(np.int64)
 
     def last_of_each_tick(self) -> npt.NDArray[np.bool_]:
         """(n,) bool: of several at one tick, the last one holds."""
@@ -203,8 +203,8 @@ class _Clock:
 class MIDIFile:
     """A Standard MIDI File, read; `parse_midi` makes it.
 
-    In formats 0 and 1 all tracks share one time: tempo and time signature count wherever they stand, at one tick the
-    last in the order of tracks. In format 2 each track is a piece of its own, with its own tempo, and starts at 0.
+    In formats 0 and 1 all tracks share one time: tempo and time signature count in any track, at one tick the last in
+    the order of tracks. In format 2 each track is a piece of its own, with its own tempo, and starts at 0.
 
     Attributes:
         format: 0, 1 or 2.
@@ -239,7 +239,7 @@ class MIDIFile:
 
         Args:
             sustain: let the sustain pedal hold notes: a note that is released while its channel's pedal is down ends
-                when the pedal comes up, or where its pitch starts anew on its channel, or at the end of the tracks.
+                when the pedal comes up, or where its pitch starts again on its channel, or at the end of the tracks.
         """
         tables: list[NoteTable] = []
         first = 0
@@ -317,11 +317,11 @@ def _beat_times(clock: _Clock, start: int, count: int, quarters: int, denominato
 
 def _notes_of(group: list[Track], clock: _Clock, first: int, *, sustain: bool) -> NoteTable:
     """The notes of tracks that share a time, track by track; `first` is the number of the first track."""
-    onset = _joined([track.onset for track in group], "q")
-    release = _joined([track.release for track in group], "q")
-    pitch = _joined([track.pitch for track in group], "B")
-    channel = _joined([track.channel for track in group], "B")
-    program = _joined([track.program for track in group], "h").copy()
+    onset = _concatenated([track.onset for track in group], "q")
+    release = _concatenated([track.release for track in group], "q")
+    pitch = _concatenated([track.pitch for track in group], "B")
+    channel = _concatenated([track.channel for track in group], "B")
+    program = _concatenated([track.program for track in group], "h").copy()
     changes = _Timed([track.programs for track in group])
     for number in np.unique(channel[program < 0]):
         of_channel = changes.keys == number
@@ -344,7 +344,7 @@ def _notes_of(group: list[Track], clock: _Clock, first: int, *, sustain: bool) -
         onset_units / clock.per_second,
         (clock.units(release) - onset_units) / clock.per_second,
         pitch,
-        _joined([track.velocity for track in group], "B"),
+        _concatenated([track.velocity for track in group], "B"),
         channel,
         program.astype(np.uint8),
         tracks.astype(np.uint16),
@@ -385,7 +385,7 @@ def parse_midi(
 
     Args:
         data: the file.
-        name: what stands for it in an error.
+        name: its name in error messages.
         max_bytes: of the file.
         max_notes: of all tracks together.
         max_duration_seconds: of the longest track, at most `MAX_DURATION_SECONDS`.

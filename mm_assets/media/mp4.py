@@ -1,7 +1,7 @@
 """MP4 and QuickTime tables, checked before a demuxer sees them.
 
-A table states how many samples, edits or items there are, and a demuxer makes room for that many. Here the numbers are
-compared with the bytes that stand behind them, so that a small file cannot ask for a large memory. The walk goes
+A table states how many samples, edits or items there are, and a demuxer allocates memory for that many. Here the
+numbers are compared with the bytes that follow them, so that a small file cannot claim much memory. The walk goes
 wherever FFmpeg's goes: it reads tables in any box that holds boxes, whether or not they belong there.
 """
 
@@ -80,7 +80,7 @@ def check_sample_tables(data: Buffer, name: str) -> None:
 
 
 def _children(view: memoryview, kind: bytes, body: int, stop: int) -> int | None:
-    """Where the boxes in a box begin; None where FFmpeg looks for none."""
+    """Where the boxes in a box begin; None where FFmpeg does not read any."""
     if kind in _PARENTS:
         return body
     if kind in (b"free", b"hoov") and bytes(view[body + 4 : body + 8]) in (b"mvhd", b"cmov"):
@@ -99,7 +99,7 @@ class _Tables:
         self.view, self.name = view, name
         self.tracks = [_Track()]
         self.fragments = 0
-        self.samples = 0  # that no bytes of a table stand for
+        self.samples = 0  # without bytes in a table
 
     def enter(self, kind: bytes) -> None:
         """Note a box that holds boxes."""
@@ -113,7 +113,7 @@ class _Tables:
         if kind in _REFUSED:
             raise MediaError(self.name, f"found {_REFUSED[kind]}, expected a file without")
         if kind in (b"stsd", b"iprp"):
-            # FFmpeg parses what stands in them as it does a track: a table there is of no use but a hostile one.
+            # FFmpeg parses their content as it does a track's: a table there can only be hostile.
             hidden = _TABLE.search(view[body:stop])
             if hidden is not None:
                 raise MediaError(self.name, f"found a {hidden[0].decode()} within {kind.decode()}, expected none there")

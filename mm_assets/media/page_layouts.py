@@ -1,6 +1,6 @@
 """JSON layouts of document corpora, turned into words, boxes, labels, links and key fields.
 
-A layout is described, not coded: `LayoutMap` says where a JSON keeps what. Whatever JSON arrives, reading it gives a
+A layout is described, not coded: `LayoutMap` says where a JSON has what. Reading any JSON gives a
 `PageLayout` or None, or raises `EncodeError` that names the place. Nothing is dropped, repaired or scaled; the only
 arithmetic is that of a box's corners.
 """
@@ -28,7 +28,7 @@ _MISSING: Final = object()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutMap:
-    """Where a JSON layout keeps words, boxes and the rest.
+    """Where a JSON layout has words, boxes and the rest.
 
     Paths are keys joined by dots; a part of digits is an index into a list. None: the layout has no such thing. What
     is missing or null in the JSON this entry does not have; but `words` (or `segments`, or `pages`), texts and boxes
@@ -48,7 +48,7 @@ class LayoutMap:
         label: of a word and of a segment: text, or an integer, which is taken as its digits.
         page: number of its page, of a word and of a segment, from 0.
         id: what links call a segment by; None: its place in the list of all segments.
-        links: of a segment: list of (from, to) pairs. A link that stands at both its ends is one.
+        links: of a segment: list of (from, to) pairs. A link that is given at both its ends counts once.
         fields: an object with what the document says as a whole; or a list of paths, of each of which the value is a
             field by the path's last key.
         width: of every page, or of each of `pages`: a number, or a text of one.
@@ -92,7 +92,7 @@ class LayoutMap:
         if self.links is not None and self.segments is None:
             raise _bad_setting("links", self.links, "None without segments, which are what links join")
         if self.pages is not None and self.page is not None:
-            raise _bad_setting("page", self.page, "None where words stand within their pages")
+            raise _bad_setting("page", self.page, "None where words are within their pages")
         if (self.width is None) != (self.height is None):
             raise _bad_setting("height", self.height, "both width and height, or neither")
 
@@ -152,11 +152,11 @@ def _first(entries: object) -> Mapping[str, Any]:
 
 
 def layout_map(value: object, layout: str | LayoutMap = AUTO) -> LayoutMap | None:
-    """The description by which `read_layout` reads a JSON value; None where there is no layout to be read.
+    """The description by which `read_layout` reads a JSON value; None where there is no layout to read.
 
     Args:
         value: a parsed JSON value.
-        layout: a description, the name of one of `LAYOUTS`, or ``auto``: the one that `detect_layout` tells. There an
+        layout: a description, the name of one of `LAYOUTS`, or ``auto``: the one that `detect_layout` finds. There an
             empty list is the layout of a document without words, and a JSON with neither `form` nor `words` has none.
 
     Raises:
@@ -192,7 +192,7 @@ def read_layout(value: object, layout: str | LayoutMap = AUTO, *, num_pages: int
         num_pages: how many pages the document has, where that is known.
 
     Returns:
-        The layout; None where `layout_map` finds none. `page_sizes` is None where the JSON tells no sizes and boxes
+        The layout; None where `layout_map` finds none. `page_sizes` is None where the JSON has no sizes and boxes
         are in pixels.
 
     Raises:
@@ -422,7 +422,7 @@ def _is_coordinate(value: object) -> bool:
 
 def _extent(value: Any, where: str) -> int | float:
     """A page's width or height; some tools write it as text."""
-    if isinstance(value, str) and len(value) <= 32:  # longer ones are no number; Python's own limit is an error too
+    if isinstance(value, str) and len(value) <= 32:  # longer ones are not numbers; Python's own limit is an error too
         try:
             value = int(value) if value.isdecimal() else float(value)
         except ValueError:
@@ -444,7 +444,7 @@ def _at(value: Any, path: str) -> Any:
 
 
 def _list(scope: _Scope, path: str) -> tuple[list[Any], str]:
-    """The list at a path and the words for where it stands; null is an empty one."""
+    """The list at a path and the words for where it is; null is an empty one."""
     found, where = _at(scope.value, path), _join(scope.where, path)
     if found is not None and not isinstance(found, list):
         raise _wrong(where, _kind(found), "a list")

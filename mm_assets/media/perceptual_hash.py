@@ -22,7 +22,7 @@ MIN_SIDE = 64  # pixels of the shorter side that decoding at a reduced scale lea
 _CELLS = 32  # cells a side of the small copy
 _LEVELS = 16  # units of one grey level in it
 _SCALE = 4096  # of the cosines, which are rounded: with 12 bits of cells, sums stay far below 2**53
-MIN_DETAIL = 32  # frequencies of the 64 that must stand out for a picture to have a hash
+MIN_DETAIL = 32  # frequencies of the 64 that must be pronounced for a picture to have a hash
 _STANDS_OUT = 2.0  # grey levels; noise of re-encoding stays below it
 
 _DIAGONALS = 11  # v + u from 0 to 10: the 64 lowest frequencies beside the mean
@@ -76,16 +76,16 @@ def _small_copy(luma: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
 def _cell_sums(values: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], int]:
     """Sums over the cells of the first axis, (`_CELLS`, n) int64, and how many parts each of them sums.
 
-    A cell's edge may cut through a value: each value counts as `_CELLS` parts, of which every cell takes its own.
+    A cell's edge may divide a value: each value counts as `_CELLS` parts, of which every cell takes its own.
     """
     if len(values) < _CELLS:
         values = np.repeat(values, -(-_CELLS // len(values)), axis=0)
     first, cut = np.divmod(np.arange(_CELLS) * len(values), _CELLS)
     ends = [*first[1:].tolist(), len(values)]
-    # One sum for each cell: `reduceat` would turn the whole image into eight bytes a pixel first.
+    # One sum for each cell: `reduceat` would turn the whole image into eight bytes per pixel first.
     cells = [values[a:b].sum(axis=0, dtype=np.int64) for a, b in zip(first.tolist(), ends, strict=True)]
     sums = np.stack(cells) * _CELLS
-    shares = cut[:, None] * values[first]  # of the value that an edge cuts, what lies before it
+    shares = cut[:, None] * values[first]  # of the value that an edge divides, what is before it
     sums -= shares
     sums[:-1] += shares[1:]
     return sums, len(values)

@@ -1,7 +1,7 @@
-"""How much of a sound is silence: the share of it, and how long it is silent at both ends.
+"""How much of an audio file is silence: its share, and how long both ends are silent.
 
-A sound is cut into windows of equal length, the last one shorter. A window is silent when the level of every channel is
-below a threshold. Sounds are decoded in blocks, never whole, so memory does not grow with their length. docs/filters.md
+Audio is divided into windows of equal length, the last one shorter. A window is silent when the level of every channel
+is below a threshold. Audio is decoded in blocks, never whole, so memory does not grow with its length. docs/filters.md
 states the measure, which these functions follow.
 """
 
@@ -28,12 +28,12 @@ _BLOCK_SAMPLES = 1 << 17  # of all channels that are decoded at a time: half a m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """The silence in one sound.
+    """The silence in one audio file.
 
     Attributes:
-        share: of the sound that lies in silent windows, 0 to 1. A sound without samples is all silence: 1.
+        share: of the audio that is in silent windows, 0 to 1. Audio without samples is all silence: 1.
         leading_seconds: length of the silent windows before the first that is not.
-        trailing_seconds: length of the silent windows after the last that is not; of a sound that is all silence,
+        trailing_seconds: length of the silent windows after the last that is not; of audio that is all silence,
             both are its whole length.
     """
 
@@ -43,7 +43,7 @@ class Silence:
 
 
 def measure_silence(data: memoryview, *, threshold_dbfs: float, level: str, window_seconds: float) -> Silence:
-    """The silence in one encoded sound.
+    """The silence in one encoded audio file.
 
     Args:
         data: a WAV, FLAC, Ogg or MP3 file.
@@ -66,7 +66,7 @@ def measure_silence(data: memoryview, *, threshold_dbfs: float, level: str, wind
     silent = leading = trailing = 0  # samples a channel
     heard = False
     for squares, length in _windows(_blocks(data, info), window, mean=level == "rms"):
-        loud = np.flatnonzero(~(squares < limit))  # so that NaN, which is below nothing, is no silence
+        loud = np.flatnonzero(~(squares < limit))  # so that NaN, which is below nothing, does not count as silence
         silent += (len(squares) - len(loud)) * length
         if not len(loud):
             trailing += len(squares) * length
@@ -107,12 +107,12 @@ def _blocks(data: memoryview, info: AudioInfo) -> Iterator[npt.NDArray[np.float3
 
 
 def _readable(data: memoryview, info: AudioInfo) -> Buffer:
-    """The file itself, or where its header does not tell the length, a copy in which it does."""
+    """The file itself, or, where its header has no length, a copy that has."""
     if info.codec != "flac":
         return data
     start = size_of_id3(data)
-    told = flac.read_stream_info(data, start, "<audio>").num_frames
-    return data if told else flac.with_length(data, start, info.num_frames)
+    num_frames = flac.read_stream_info(data, start, "<audio>").num_frames
+    return data if num_frames else flac.with_length(data, start, info.num_frames)
 
 
 def _windows(
@@ -124,7 +124,7 @@ def _windows(
     """
     combine: np.ufunc = np.add if mean else np.maximum
     carried: npt.NDArray[np.float64] | None = None  # (channels,)
-    held = 0  # samples of the window that `carried` stands for
+    held = 0  # samples of the window that are in `carried`
     for block in blocks:
         squares = np.square(block, dtype=np.float64)
         edges = np.arange(window - held, len(squares), window) if held else np.arange(0, len(squares), window)

@@ -1,6 +1,6 @@
-"""Sound of video and sound files by PyAV, laid out by presentation time; resampled by soxr; mixed.
+"""Audio of video and audio files by PyAV, laid out by presentation time; resampled by soxr; mixed.
 
-Whatever bytes arrive, a function answers or raises `MediaError`; without the packages of the extra ``video`` it raises
+Any input gives an answer or a `MediaError`; without the packages of the extra ``video`` it raises
 `MissingExtraError`.
 """
 
@@ -34,14 +34,14 @@ __all__ = [
 
 MAX_SOUND_CHANNELS = 64
 MAX_SOUND_RATE = 768_000  # Hz
-_MAX_SILENCE = 1000  # times the sound there is: beyond it a few bytes would become gigabytes of zeros
+_MAX_SILENCE = 1000  # times the audio there is: beyond it a few bytes would become gigabytes of zeros
 _LONG_PACKET = 8192  # samples: the longest that a packet of few bytes is believed to have
-_SAMPLES_PER_BYTE = 8  # of sound that is not compressed by more than its bits
+_SAMPLES_PER_BYTE = 8  # of audio that is not compressed by more than its bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoundIndex:
-    """Extent of a file's sound, from its packets.
+    """Extent of a file's audio, from its packets.
 
     Attributes:
         start: seconds, presentation time of the first sample.
@@ -57,7 +57,7 @@ class SoundIndex:
 
 
 def index_sound(data: Buffer, *, name: str = "<video>") -> SoundIndex | None:
-    """Extent of the file's sound; None where there is none. Only its first packets are decoded.
+    """Extent of the file's audio; None where there is none. Only its first packets are decoded.
 
     Raises:
         MediaError: the file is damaged, or its packets are so far apart that it is silence but for a thousandth.
@@ -70,7 +70,7 @@ def index_sound(data: Buffer, *, name: str = "<video>") -> SoundIndex | None:
         time_base = time_base_of(stream.time_base, name)
         start: Fraction | None = None
         end: int | None = None
-        rate, channels, usual, told = stream.codec_context.sample_rate, 0, 1024, 0
+        rate, channels, usual, claimed_total = stream.codec_context.sample_rate, 0, 1024, 0
         for packet in container.demux(stream):
             if start is None:
                 for frame in packet.decode():
@@ -80,32 +80,32 @@ def index_sound(data: Buffer, *, name: str = "<video>") -> SoundIndex | None:
                         break
             if packet.size and packet.pts is not None:
                 end = max(end or packet.pts, packet.pts + (packet.duration or 0))
-                # A duration is only a claim: what few bytes can hold is more than most sound and less than hostile one.
+                # A duration is only a claim: its limit is more than most audio needs, less than hostile audio claims.
                 claimed = int(packet.duration * time_base * max(rate, 1)) + 1 if packet.duration else usual
-                told += min(claimed, max(_LONG_PACKET, 4 * usual, _SAMPLES_PER_BYTE * packet.size))
+                claimed_total += min(claimed, max(_LONG_PACKET, 4 * usual, _SAMPLES_PER_BYTE * packet.size))
         if start is None or end is None:
-            raise MediaError(name, "found a sound stream without samples, expected at least one")
+            raise MediaError(name, "found an audio stream without samples, expected at least one")
         if not 1 <= rate <= MAX_SOUND_RATE or not 1 <= channels <= MAX_SOUND_CHANNELS:
-            raise MediaError(name, f"found sound of {channels} channels at {rate} Hz")
-        # One tick is the most that a container's rounding takes; a sample or two do not make a sound longer.
+            raise MediaError(name, f"found audio of {channels} channels at {rate} Hz")
+        # One tick is the most that a container's rounding takes; a sample or two do not make audio longer.
         length = max(seconds_of(end, time_base, name) - start, Fraction(0))
         num_samples = round(length * rate)
-        if num_samples > _MAX_SILENCE * told:
-            expected = f"at most {_MAX_SILENCE} times the {told} that its packets can hold"
-            raise MediaError(name, f"found sound of {num_samples} samples, expected {expected}")
+        if num_samples > _MAX_SILENCE * claimed_total:
+            expected = f"at most {_MAX_SILENCE} times the {claimed_total} that its packets can hold"
+            raise MediaError(name, f"found audio of {num_samples} samples, expected {expected}")
         return SoundIndex(start=start, num_samples=num_samples, sample_rate=rate, channels=channels)
 
 
 def read_sound(
     data: Buffer, index: SoundIndex, *, stop: int | None = None, name: str = "<video>"
 ) -> npt.NDArray[np.float32]:
-    """Decode the sound, each packet at its presentation time: silence where the file has none.
+    """Decode the audio, each packet at its presentation time: silence where the file has none.
 
     Args:
         data: the file's bytes.
         index: of the same bytes.
         stop: sample to stop before, at the file's own rate; None for all.
-        name: what messages call it.
+        name: its name in error messages.
 
     Returns:
         (min(stop, num_samples), channels) float32 in [-1, 1]; what a lossy codec overshoots is clipped.
@@ -119,9 +119,9 @@ def read_sound(
     with open_media(data, name=name) as (container, _):
         stream = audio_stream_of(container)
         if stream is None:
-            raise MediaError(name, "found no sound stream, expected the one that was indexed")
+            raise MediaError(name, "found no audio stream, expected the one that was indexed")
         tick = time_base_of(stream.time_base, name)
-        # Times are rounded to ticks, so sound runs on without a gap until it is off by more than rounding explains.
+        # Times are rounded to ticks, so audio continues without a gap until it is off by more than rounding explains.
         tolerance = max(2 * tick, Fraction(1, 200)) * index.sample_rate
         at = 0
         for frame in container.decode(stream):
@@ -169,7 +169,7 @@ def resample(samples: npt.NDArray[np.float32], rate: int, target: int) -> npt.ND
     count = resampled_length(len(samples), rate, target)
     if count == 0:
         return np.zeros((0, samples.shape[1]), dtype=np.float32)
-    with optional_import("soxr", "resampling sound"):
+    with optional_import("soxr", "resampling audio"):
         import soxr
     found = soxr.resample(samples, rate, target, quality="HQ")[:count]
     result = np.zeros((count, samples.shape[1]), dtype=np.float32)
@@ -184,7 +184,7 @@ def resampled_length(count: int, rate: int, target: int) -> int:
 
 
 def mixes(channels: int, target: int) -> bool:
-    """Whether `mix` knows how to bring sound of so many channels to `target`."""
+    """Whether `mix` knows how to bring audio of so many channels to `target`."""
     return channels == target or 1 in (channels, target) or (channels, target) == (6, 2)
 
 

@@ -1,4 +1,4 @@
-"""Facts about sound files, read from their headers: codec, rate, channels, length. Nothing is decoded."""
+"""Facts about audio files, read from their headers: codec, rate, channels, length. Nothing is decoded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STREAMED_SIZES = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # data sizes that pro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioInfo:
-    """A sound file as its header describes it.
+    """An audio file as its header describes it.
 
     Attributes:
         codec: ``wav``, ``flac``, ``ogg`` or ``mp3``.
@@ -55,17 +55,17 @@ _WAV_SUBTYPES = {  # (format, bits) -> (libsndfile's name)
 
 
 def probe_audio(data: Buffer, *, name: str = "<audio>", size: int | None = None) -> AudioInfo:
-    """Read a sound file's header without decoding it.
+    """Read an audio file's header without decoding it.
 
     Args:
-        data: the file's bytes. Its head is enough for WAV and for a FLAC that tells its length; Ogg and MP3 keep
+        data: the file's bytes. Its head is enough for WAV and for a FLAC with its length; Ogg and MP3 have
             theirs at the end or nowhere, so libsndfile walks the whole file.
         name: what messages call it.
-        size: bytes of the whole file, where `data` is only its head. A WAV that is shorter than its header says has
+        size: bytes of the whole file, where `data` is only its head. A WAV that is shorter than in its header has
             the frames that are there.
 
     Raises:
-        MediaError: no WAV, FLAC, Ogg or MP3, or a header that is damaged or cut off.
+        MediaError: no WAV, FLAC, Ogg or MP3, or a header that is damaged or truncated.
     """
     head = HeaderReader(data, name)
     content_type = sniff_content_type(head.view)
@@ -81,7 +81,7 @@ def probe_audio(data: Buffer, *, name: str = "<audio>", size: int | None = None)
         info = _probe_sndfile(head, "ogg" if content_type == "audio/ogg" else "mp3", content_type)
     else:
         found = content_type or f"unknown bytes {bytes(head.view[:8])!r}"
-        raise head.fail(f"is no sound that can be read: found {found}, expected WAV, FLAC, Ogg or MP3")
+        raise head.fail(f"is not readable audio: found {found}, expected WAV, FLAC, Ogg or MP3")
     if info.sample_rate < 1 or info.channels < 1:
         raise head.fail(f"{info.codec} header has {info.sample_rate} Hz and {info.channels} channels")
     return info
@@ -141,7 +141,9 @@ def _probe_flac(head: HeaderReader, start: int, file_size: int) -> AudioInfo:
     if num_frames == 0:  # the encoder did not know
         counted = flac.count_frames(head.view, info) if head.size == file_size else None
         if counted is None:
-            raise head.fail("FLAC tells no length in its header, and does not end with a whole frame that would")
+            raise head.fail(
+                "FLAC has no length in its header, and does not end with a complete frame, from which it follows"
+            )
         num_frames = counted
     return AudioInfo(
         codec="flac",

@@ -1,7 +1,7 @@
 """Timed text files: SubRip (SRT), WebVTT and LRC lyrics become lists of segments, in the file's order.
 
-Times are read as whole milliseconds and divided once, so a file's time and its float in seconds stand for each other.
-What real files have is taken: byte order marks, any line ends, missing indices, positions behind the times. What
+Times are read as whole milliseconds and divided once, so a file's time and its float in seconds are equivalent.
+What real files have is accepted: byte order marks, any line ends, missing indices, positions after the times. What
 cannot be read is a `MediaError` with its line number; nothing is guessed or left out. Nothing here knows fields.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["TimedSegment", "parse_lrc", "parse_srt", "parse_subtitles", "parse_v
 
 _NAME = "<subtitles>"
 
-# Only these end a line: str.splitlines would also break at U+2028 and form feeds, which may stand in a text.
+# Only these end a line: str.splitlines would also break at U+2028 and form feeds, which may be in a text.
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _ARROW = "-->"
 _INDEX = re.compile(r"\s*\d{1,9}\s*", re.ASCII)
@@ -56,7 +56,7 @@ class TimedSegment(NamedTuple):
 
 
 def parse_subtitles(content: str | Buffer, *, strip_tags: bool = False, name: str = _NAME) -> list[TimedSegment]:
-    """Read SRT, WebVTT or LRC, told by the content; a file of nothing but white space has no segments.
+    """Read SRT, WebVTT or LRC, detected from the content; a file of nothing but white space has no segments.
 
     Args:
         content: the file's text, or its bytes in UTF-8 or in UTF-16 with a byte order mark.
@@ -82,7 +82,7 @@ def parse_subtitles(content: str | Buffer, *, strip_tags: bool = False, name: st
 def parse_srt(content: str | Buffer, *, strip_tags: bool = False, name: str = _NAME) -> list[TimedSegment]:
     r"""Read SubRip.
 
-    A line of digits right above a time line is its index; it may be missing or wrong, and is not kept. Empty lines
+    A line of digits right above a time line is its index; it may be missing or wrong, and is ignored. Empty lines
     within a text stay in it; those around it do not.
 
     Args:
@@ -102,13 +102,13 @@ def parse_srt(content: str | Buffer, *, strip_tags: bool = False, name: str = _N
     segments = []
     for number, end in zip(found, [*heads[1:], len(lines)], strict=True):
         start_ms, end_ms = _times_of(_SRT_TIMES, lines[number], number, name, "00:00:01,000 --> 00:00:02,500")
-        text = _joined(lines[number + 1 : end])
+        text = _join_lines(lines[number + 1 : end])
         segments.append(_segment(start_ms, end_ms, _SRT_MARKUP.sub("", text) if strip_tags else text))
     return segments
 
 
 def parse_vtt(content: str | Buffer, *, strip_tags: bool = False, name: str = _NAME) -> list[TimedSegment]:
-    """Read WebVTT. Identifiers, positions, notes, styles and regions are not kept.
+    """Read WebVTT. Identifiers, positions, notes, styles and regions are ignored.
 
     Args:
         content: as for `parse_subtitles`.
@@ -147,7 +147,7 @@ def parse_lrc(content: str | Buffer, *, strip_tags: bool = False, name: str = _N
 
     A line with several stamps is sung several times. LRC knows only starts: a line ends where the next begins that
     starts later, the last at the ``[length:]`` tag, or, without one, where it starts. A stamp without text ends the
-    line before it, and is no segment. A positive ``[offset:]`` (milliseconds) lets every line come earlier.
+    line before it, and is not a segment. A positive ``[offset:]`` (milliseconds) lets every line come earlier.
 
     Args:
         content: as for `parse_subtitles`.
@@ -249,7 +249,7 @@ def _blocks(lines: list[str]) -> list[tuple[int, list[str]]]:
     return blocks
 
 
-def _joined(lines: list[str]) -> str:
+def _join_lines(lines: list[str]) -> str:
     """A cue's lines without the empty ones around them."""
     start, end = 0, len(lines)
     while start < end and not lines[start].strip():

@@ -1,4 +1,4 @@
-"""Where text stands on pages: words and segments with their boxes, labels and links, as columns.
+"""Where text is on pages: words and segments with their boxes, labels and links, as columns.
 
 Values are immutable and checked when they are made, as far as that is possible without the pages; a wrong one raises
 `EncodeError`. Coordinates are never scaled or rounded on the way in: a page's size says what unit they have. Nothing
@@ -55,7 +55,7 @@ class TextBoxes:
         labels: Sequence[str | None] | None = None,
         quads: npt.ArrayLike | None = None,
     ) -> None:
-        """Take columns of equal length; without `pages` all stand on page 0, without `labels` none has one.
+        """Take columns of equal length; without `pages` all are on page 0, without `labels` none has one.
 
         Raises:
             EncodeError: the columns are of different lengths, or of wrong types.
@@ -192,7 +192,7 @@ class PageLayout:
         """Each word's label for token classification, as LayoutLM is trained on FUNSD.
 
         Args:
-            outside: segment labels that stand for no class.
+            outside: segment labels that do not name a class.
 
         Returns:
             ``B-QUESTION`` for the first word of a segment, ``I-QUESTION`` for the others, ``O`` for words without

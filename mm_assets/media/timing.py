@@ -26,7 +26,7 @@ __all__ = [
     "uniform_indices",
 ]
 
-MAX_FRAME_RATE = 1000  # frames a second, the tick of Matroska; and its inverse, a frame in 1000 seconds
+MAX_FRAME_RATE = 1000  # frames per second, the tick of Matroska; and its inverse, a frame in 1000 seconds
 _MAX_TERM = 2**31 - 1  # of a ratio: the product of two terms fits 64 bits
 MAX_RATE_TERM = 2**20  # of a stored rate: times a frame number, below 2**32, it is exact in a float64
 _NTSC = tuple(Fraction(n * 1000, 1001) for n in (15, 24, 30, 48, 60, 120, 240))
@@ -36,7 +36,7 @@ _HALF = Fraction(1, 2)
 
 
 def as_frame_rate(value: Fraction | float | tuple[int, int]) -> Fraction:
-    """Frames a second as a ratio.
+    """Frames per second as a ratio.
 
     A float within 0.005 of 1000/1001 times 15, 24, 30, 48, 60, 120 or 240 is that ratio, so that 29.97 is 30000/1001;
     any other is the nearest ratio with a denominator up to 1001. Fractions, integers and pairs are taken exactly.
@@ -59,7 +59,7 @@ def as_frame_rate(value: Fraction | float | tuple[int, int]) -> Fraction:
     else:
         rate = Fraction(value)
     if not Fraction(1, MAX_FRAME_RATE) <= rate <= MAX_FRAME_RATE or max(rate.as_integer_ratio()) > MAX_RATE_TERM:
-        raise ValueError(f"found {rate} frames a second, expected 1/{MAX_FRAME_RATE} to {MAX_FRAME_RATE}")
+        raise ValueError(f"found {rate} frames per second, expected 1/{MAX_FRAME_RATE} to {MAX_FRAME_RATE}")
     return rate
 
 
@@ -73,7 +73,7 @@ def frame_boundaries(indices: npt.ArrayLike, rate: Fraction, sample_rate: int) -
 
     Args:
         indices: of any shape, frames, at least 0.
-        rate: frames a second.
+        rate: frames per second.
         sample_rate: Hz.
 
     Raises:
@@ -90,10 +90,10 @@ def frame_boundaries(indices: npt.ArrayLike, rate: Fraction, sample_rate: int) -
         raise ValueError(f"found frame {int(frames.min())}, expected 0 or more")
     if int(frames.max()) * sample_rate * den // num >= 2**63:
         raise OverflowError(f"frame {int(frames.max())} begins at a sample beyond 64 bits")
-    # floor(i*p/num) with p = whole*num + part and i = turns*num + rest: each product is at most the result or num**2
+    # floor(i*p/num) with p = whole*num + part and i = rounds*num + rest: each product is at most the result or num**2
     whole, part = divmod(sample_rate * den, num)
-    turns, rest = np.divmod(frames, num)
-    boundaries: npt.NDArray[np.int64] = frames * whole + turns * part + rest * part // num
+    rounds, rest = np.divmod(frames, num)
+    boundaries: npt.NDArray[np.int64] = frames * whole + rounds * part + rest * part // num
     return boundaries
 
 
@@ -118,11 +118,11 @@ class Timing:
 
     Attributes:
         num_frames: 0 where there is no video.
-        frame_rate: frames a second; None where there is no video.
+        frame_rate: frames per second; None where there is no video.
         sample_rate: Hz; 0 where there is no audio.
         num_audio_samples: per channel.
-        audio_offset_samples: added to every boundary; positive: the sound comes late.
-        truncated: whether the clip was cut when it was encoded.
+        audio_offset_samples: added to every boundary; positive: the audio comes late.
+        truncated: whether the clip was truncated when it was encoded.
     """
 
     num_frames: int
@@ -153,7 +153,7 @@ class Timing:
         Args:
             indices: (K,) frames.
 
-        Returns:
+        Rerounds:
             (K, 2) int64, floor(i*sr*den/num)+o and floor((i+1)*sr*den/num)+o, both clipped to 0..num_audio_samples;
             zeros where there is no audio.
 
@@ -221,7 +221,7 @@ class FrameIndex:
         pts: (n,) int64 ticks, presentation times, increasing; n at least 1.
         keyframe_pts: (k,) int64 ticks, increasing: where decoding can begin.
         time_base: seconds of a tick.
-        rate: frames a second, nominal.
+        rate: frames per second, nominal.
         is_constant: whether every frame is where that rate puts it, but for rounding to ticks.
         duration: seconds from the first frame's start to the last one's end.
     """
@@ -250,7 +250,7 @@ class FrameIndex:
 
         Args:
             indices: (K,) frames of the constant rate.
-            rate: frames a second.
+            rate: frames per second.
             start: seconds from the first frame of the file to frame 0 of the constant rate.
         """
         if self.is_constant and rate == self.rate and start == 0:

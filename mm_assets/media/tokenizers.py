@@ -1,6 +1,6 @@
 """Tokenizers: text becomes ids. One over bytes is built in, any other comes as a Hugging Face ``tokenizers`` JSON.
 
-A tokenizer is told by its name and the SHA-256 of what it is made of, never by a path: ids packed with one are read
+A tokenizer is identified by its name and the SHA-256 of its content, never by a path: ids packed with one are read
 without it, and text packed later meets the same one or an error that names the digest. Nothing here knows fields.
 """
 
@@ -30,11 +30,11 @@ class Tokenizer(Protocol):
 
     Attributes:
         name: for people and messages.
-        sha256: 64 lower-case hex digits that stand for it: equal digests, equal ids.
+        sha256: 64 lower-case hex digits that identify it: equal digests, equal ids.
         vocab_size: every id is below it.
-        pad_id: id that fills, or None where it has none.
+        pad_id: id of the padding, or None where it has none.
         num_start_ids: special ids that it puts before every text.
-        num_end_ids: special ids that it puts behind every text.
+        num_end_ids: special ids that it puts after every text.
     """
 
     @property
@@ -56,7 +56,7 @@ class Tokenizer(Protocol):
     def num_end_ids(self) -> int: ...  # noqa: D102
 
     def encode(self, text: str) -> Sequence[int]:
-        """Ids of a text, special ones included, neither cut nor filled.
+        """Ids of a text, special ones included, neither truncated nor padded.
 
         Raises:
             EncodeError: the text has no ids.
@@ -104,7 +104,7 @@ class ByteTokenizer:
         return [self.BOS_ID, *(byte + self.FIRST_BYTE_ID for byte in data), self.EOS_ID]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; special ones are left out. A character that was cut in two becomes U+FFFD.
+        """The text of ids; special ones are left out. A character that was split becomes U+FFFD.
 
         Raises:
             ValueError: an id outside the vocabulary.
@@ -214,7 +214,7 @@ def _rebuild(source: str, name: str) -> JSONTokenizer:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would block for ever before it is looked at
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would block for ever before it is read
 
 
 def _no_text(error: UnicodeEncodeError) -> EncodeError:
@@ -261,7 +261,7 @@ def tokenizer_ref(setting: object) -> TokenizerRef:
             reference already.
 
     Raises:
-        ConfigError: anything else, a file that cannot be had, or one with another digest.
+        ConfigError: anything else, a file that cannot be read, or one with another digest.
         MissingExtraError: the extra ``text`` is needed and not installed.
     """
     if isinstance(setting, TokenizerRef):

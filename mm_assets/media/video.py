@@ -76,22 +76,22 @@ _TS_PACKET = 188  # bytes; each starts with 0x47
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoInfo:
-    """A video or sound file as its header describes it.
+    """A video or audio file as its header describes it.
 
     Attributes:
         content_type: MIME type.
         container: FFmpeg's name of the demuxer: ``mov``, ``matroska``, ``avi``, and so on.
-        duration_seconds: of the longest stream, as the header tells; None where it does not.
+        duration_seconds: of the longest stream, from the header; None where it has none.
         has_video: whether there is a video stream; a cover picture is none.
-        width: columns of a frame as stored; 0 without video, or where only the frames tell.
+        width: columns of a frame as stored; 0 without video, or where only the frames have it.
         height: rows.
-        frame_rate: frames a second, nominal; None without video or where the header tells none.
-        num_frames: as the header tells; None where it does not.
+        frame_rate: frames per second, nominal; None without video or where the header has none.
+        num_frames: from the header; None where it has none.
         video_codec: FFmpeg's name, such as ``h264``; None without video.
-        has_audio: whether there is a sound stream.
-        sample_rate: Hz; 0 without sound.
-        channels: 0 without sound.
-        audio_codec: FFmpeg's name, such as ``aac``; None without sound.
+        has_audio: whether there is an audio stream.
+        sample_rate: Hz; 0 without audio.
+        channels: 0 without audio.
+        audio_codec: FFmpeg's name, such as ``aac``; None without audio.
     """
 
     content_type: str
@@ -150,7 +150,7 @@ def _sniff(data: Buffer, name: str) -> tuple[str, str]:
         content_type = "video/mp2t" if starts == (0x47, 0x47, 0x47) else None
     if content_type not in _DEMUXERS:
         found = content_type or "bytes of no known container"
-        raise MediaError(name, f"found {found}, expected a video or sound file of one container")
+        raise MediaError(name, f"found {found}, expected a video or audio file of one container")
     return content_type, _DEMUXERS[content_type]
 
 
@@ -161,12 +161,12 @@ def _without_tags(data: Buffer) -> memoryview:
         size = 0
         for byte in view[6:10]:
             size = size << 7 | (byte & 0x7F)
-        view = view[_ID3_HEADER + size + (_ID3_HEADER if view[5] & 0x10 else 0) :]  # the flag tells of a footer
+        view = view[_ID3_HEADER + size + (_ID3_HEADER if view[5] & 0x10 else 0) :]  # the flag announces a footer
     return view
 
 
 def _check_index(data: Buffer, name: str) -> None:
-    """Compare an ASF index's count with the bytes there are: FFmpeg reads on behind the end."""
+    """Compare an ASF index's count with the bytes there are: FFmpeg reads past the end."""
     view = memoryview(data).cast("B")
     for match in re.finditer(re.escape(_ASF_INDEX), view):
         at = match.start() + _ASF_COUNT_AT
@@ -186,7 +186,7 @@ def open_media(
         The container and its MIME type.
 
     Raises:
-        MediaError: the bytes are no such file or are damaged.
+        MediaError: the bytes are not such a file, or are damaged.
         MissingExtraError: PyAV is not installed.
     """
     with optional_import("av", "reading video files"):
@@ -227,7 +227,7 @@ def _video_stream(container: InputContainer, max_pixels: int = DEFAULT_MAX_PIXEL
 
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic and stream.codec_context is not None:
-            # What `open_media` told FFmpeg is for its own look at the file; this is the decoder that PyAV opens.
+            # The options of `open_media` are for FFmpeg's own probe of the file; this is the decoder that PyAV opens.
             stream.codec_context.options = {"max_pixels": str(max_pixels)}
             stream.codec_context.thread_count = 1
             return stream
@@ -235,7 +235,7 @@ def _video_stream(container: InputContainer, max_pixels: int = DEFAULT_MAX_PIXEL
 
 
 def audio_stream_of(container: InputContainer) -> AudioStream | None:
-    """The first sound stream that has a decoder."""
+    """The first audio stream that has a decoder."""
     for stream in container.streams.audio:
         if stream.codec_context is not None:
             stream.codec_context.options = {"max_samples": _MAX_SAMPLES}
@@ -244,20 +244,20 @@ def audio_stream_of(container: InputContainer) -> AudioStream | None:
 
 
 def probe_video(data: Buffer, *, name: str = "<video>") -> VideoInfo:
-    """Read the header of a video or sound file; no frame is given out.
+    """Read the header of a video or audio file; no frame is decoded for the caller.
 
     Args:
         data: the file's bytes, all of them: some containers have their header at the end.
-        name: what messages call it.
+        name: its name in error messages.
 
     Raises:
-        MediaError: the bytes are no video or sound file, or its header is damaged.
+        MediaError: the bytes are not a video or audio file, or its header is damaged.
         MissingExtraError: PyAV is not installed.
     """
     with open_media(data, name=name) as (container, content_type):
         video, sound = _video_stream(container), audio_stream_of(container)
         if video is None and sound is None:
-            raise MediaError(name, "found neither a video nor a sound stream, expected one of them")
+            raise MediaError(name, "found neither a video nor an audio stream, expected one of them")
         durations = [
             float(stream.duration * stream.time_base)
             for stream in (video, sound)
@@ -388,14 +388,14 @@ def read_frames(
         data: the file's bytes.
         index: of the same bytes.
         positions: in `index.pts`, never decreasing.
-        name: what messages call it.
+        name: its name in error messages.
         max_pixels: of a frame; FFmpeg refuses more.
 
     Yields:
         (H, W, 3) uint8 RGB per position; the same array again where a position comes again.
 
     Raises:
-        MediaError: the file is damaged, or ends before a frame that its index tells of.
+        MediaError: the file is damaged, or ends before a frame that is in its index.
         MissingExtraError: PyAV is not installed.
     """
     with open_media(data, name=name, max_pixels=max_pixels) as (container, _):
@@ -412,13 +412,13 @@ def read_frames(
 
 
 class _Cursor:
-    """Walks forward through a stream's frames, jumping over groups of pictures that nobody asks for."""
+    """Walks forward through a stream's frames, jumping over groups of pictures that were not asked for."""
 
     def __init__(self, container: InputContainer, stream: VideoStream, index: FrameIndex, name: str) -> None:
         self.container, self.stream, self.index, self.name = container, stream, index, name
         self.frames: Iterator[VideoFrame] = container.decode(stream)
         self.held: tuple[int, VideoFrame] | None = None  # the latest frame, with its presentation time
-        self.ahead: tuple[int, VideoFrame] | None = None  # the one after it, where it had to be looked at
+        self.ahead: tuple[int, VideoFrame] | None = None  # the one after it, where it had to be decoded
 
     def frame_at(self, position: int) -> VideoFrame:
         """The last frame shown at or before that of `position`: a packet may hold a frame that is never shown."""

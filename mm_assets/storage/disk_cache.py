@@ -282,7 +282,7 @@ class CachedFile:
         self._cache.put(self._key, fetched)
 
     def _check_unchanged(self) -> None:
-        """Refuses to go on with a file that was replaced while it is read: new blocks would be cached as old ones.
+        """Refuses to continue with a file that was replaced while it is read: new blocks would be cached as old ones.
 
         The storage is asked once a minute, after a request. Blocks stored since it was last asked are deleted.
         """

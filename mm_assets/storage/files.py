@@ -1,7 +1,7 @@
 """Files of any fsspec URL, read by ranges: shards, tables, and packed files that are not local.
 
 `SourceFile` reads; each byte asked for is fetched once, near ranges in one request. `RemoteFile` is what the packed
-formats read from when their file is not local; `disk_cache` may stand between the two. Nothing here knows
+formats read from when their file is not local; `disk_cache` may be between the two. Nothing here knows
 what the bytes mean.
 """
 
@@ -26,7 +26,7 @@ MAX_LOCAL_GAP = 4 << 10  # of a local file, where a system call costs no more th
 
 
 class ShortFileError(SourceError):
-    """The file is shorter than whoever asked for a range thought; the storage itself works."""
+    """The file is shorter than the caller assumed; the storage itself works."""
 
 
 class SourceFile:
@@ -72,7 +72,7 @@ class SourceFile:
 
     @property
     def closed(self) -> bool:
-        """Whether a local file's descriptor has been given back, so that reads fail."""
+        """Whether a local file's descriptor has been released, so that reads fail."""
         return self._fd < 0 and "file" in protocols(self._fs)
 
     def _remote(self) -> fsspec.AbstractFileSystem:
@@ -137,7 +137,7 @@ class SourceFile:
     def _whole(self, got: bytes, offset: int, size: int) -> bytes:
         if len(got) == size:
             return got
-        # A reply may be cut on its way: only a storage that has fewer bytes than before has lost some.
+        # A reply may be truncated on its way: only a storage that has fewer bytes than before has lost some.
         left = self.now().size
         detail = f"the storage gave {len(got)} of {size} bytes"
         if left < self.size:
@@ -153,7 +153,7 @@ class SourceFile:
                 if got == 0:
                     raise SourceError(
                         self.url,
-                        f"ended {len(target) - done} bytes early: it was cut while being read",
+                        f"ended {len(target) - done} bytes early: it was truncated while being read",
                         byte_offset=offset,
                     )
                 done += got

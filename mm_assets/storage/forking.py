@@ -1,6 +1,6 @@
 """Locks that a forked child can take, although a thread of the parent held them when it forked.
 
-That thread does not exist in the child, so nobody would ever give its lock back. What a lock guards here is sound
+That thread does not exist in the child, so no thread would ever release its lock. What a lock guards here is consistent
 between any two statements, or belongs to the parent and is dropped: a fresh lock is all that the child needs.
 """
 
@@ -22,7 +22,7 @@ _HOLDERS: weakref.WeakSet[_HoldsLocks] = weakref.WeakSet()
 
 
 def renew_in_children(holder: _HoldsLocks) -> None:
-    """From now on `holder.renew_locks` is called in each forked child, as long as somebody has the holder."""
+    """From now on `holder.renew_locks` is called in each forked child, as long as the holder is referenced."""
     _HOLDERS.add(holder)
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import fsspec
 
 from mm_assets.errors import SourceError
-from mm_assets.storage.urls import Options, _public_url, filesystem, protocols, storage_errors
+from mm_assets.storage.urls import Options, filesystem, protocols, public_url, storage_errors
 
 __all__ = ["UNMARKED", "ShardFile", "describe_file", "expand_shards"]
 
 UNMARKED = "unmarked"
-"""Ends the fingerprint of a file of whose changes its storage tells nothing."""
+"""Ends the fingerprint of a file whose storage does not report changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class ShardFile:
         url: absolute path or URL.
         size: bytes.
         fingerprint: changes whenever the content does: the object's ETag, or size and modification time.
-        modified: seconds since 1970, or None where the storage does not tell.
+        modified: seconds since 1970, or None where the storage does not report it.
     """
 
     url: str
@@ -48,18 +48,18 @@ def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any])
         )
     size = info.get("size")
     if size is None:
-        raise SourceError(_public_url(fs, path), "the storage does not tell the file's size")
+        raise SourceError(public_url(fs, path), "the storage does not report the file's size")
     modified = next((info[k] for k in ("LastModified", "last_modified", "mtime", "created") if info.get(k)), None)
     seconds: float | None = None
     if isinstance(modified, datetime):
         seconds = modified.timestamp()
     elif isinstance(modified, int | float):
         seconds = float(modified)
-    mark = next((str(info[k]) for k in ("ETag", "etag", "md5Hash", "content_md5", "crc32c") if info.get(k)), None)
-    if mark is None:
-        mark = str(modified) if modified is not None else UNMARKED
-    mark = re.sub(r"[^A-Za-z0-9._:+-]", "", mark)
-    return ShardFile(url=_public_url(fs, path), size=int(size), fingerprint=f"{size}-{mark}", modified=seconds)
+    tag = next((str(info[k]) for k in ("ETag", "etag", "md5Hash", "content_md5", "crc32c") if info.get(k)), None)
+    if tag is None:
+        tag = str(modified) if modified is not None else UNMARKED
+    tag = re.sub(r"[^A-Za-z0-9._:+-]", "", tag)
+    return ShardFile(url=public_url(fs, path), size=int(size), fingerprint=f"{size}-{tag}", modified=seconds)
 
 
 def describe_file(url: str, storage_options: Options | None = None) -> ShardFile:

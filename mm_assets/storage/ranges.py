@@ -49,7 +49,7 @@ def slice_ranges(
 
 
 class RangeSource(Protocol):
-    """A file that is read by ranges: a `SourceFile`, or one behind a cache."""
+    """A file that is read by ranges: a `SourceFile`, or one read through a cache."""
 
     @property
     def url(self) -> str:
@@ -63,4 +63,4 @@ class RangeSource(Protocol):
         """As `SourceFile.read_ranges`."""
 
     def close(self) -> None:
-        """Gives the file back."""
+        """Closes the file."""

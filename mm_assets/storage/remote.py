@@ -18,14 +18,14 @@ __all__ = ["RangeCache", "RemoteFile"]
 
 
 class RangeCache(Protocol):
-    """What may keep the bytes of remote files, such as `mm_assets.storage.disk_cache.BlockCache`."""
+    """What may cache the bytes of remote files, such as `mm_assets.storage.disk_cache.BlockCache`."""
 
     def over(self, source: SourceFile) -> RangeSource:
         """The file, read through the cache."""
 
 
 class _Blocks:
-    """The blocks that were looked into last, of all remote files of this process together, up to a number of bytes."""
+    """The most recently used blocks of all remote files of this process, up to a number of bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -33,37 +33,37 @@ class _Blocks:
         renew_in_children(self)
 
     def renew_locks(self) -> None:
-        """In a forked child: see `forking`. What the parent kept is dropped."""
+        """In a forked child: see `forking`. What the parent cached is dropped."""
         self._lock = threading.Lock()  # requests run outside it
-        self._kept: OrderedDict[tuple[int, int], memoryview] = OrderedDict()
+        self._cached: OrderedDict[tuple[int, int], memoryview] = OrderedDict()
         self._size = 0
 
     def get(self, file: int, numbers: Sequence[int]) -> dict[int, memoryview]:
-        """Those of a file's blocks that are kept, by number."""
+        """Those of a file's blocks that are cached, by number."""
         with self._lock:
-            found = {number: self._kept[file, number] for number in numbers if (file, number) in self._kept}
+            found = {number: self._cached[file, number] for number in numbers if (file, number) in self._cached}
             for number in found:
-                self._kept.move_to_end((file, number))
+                self._cached.move_to_end((file, number))
         return found
 
     def put(self, file: int, blocks: Mapping[int, memoryview]) -> None:
-        """Keeps blocks of a file, and lets those go that were not used for the longest time."""
+        """Caches blocks of a file, and evicts those that were not used for the longest time."""
         with self._lock:
             for number, block in blocks.items():
                 self._drop((file, number))
-                self._kept[file, number] = block
+                self._cached[file, number] = block
                 self._size += len(block)
             while self._size > self._limit:
-                self._drop(next(iter(self._kept)))
+                self._drop(next(iter(self._cached)))
 
     def forget(self, file: int) -> None:
         """Drops all blocks of a file."""
         with self._lock:
-            for key in [key for key in self._kept if key[0] == file]:
+            for key in [key for key in self._cached if key[0] == file]:
                 self._drop(key)
 
     def _drop(self, key: tuple[int, int]) -> None:
-        block = self._kept.pop(key, None)
+        block = self._cached.pop(key, None)
         if block is not None:
             self._size -= len(block)
 
@@ -79,7 +79,7 @@ class RemoteFile:
     Args:
         url: fsspec URL.
         storage_options: arguments for the file system.
-        cache: keeps what was read, on disk; None: nothing does.
+        cache: of what was read, on disk; None: there is none.
 
     Raises:
         SourceError: the file is not there or may not be read, or cannot be cached.
@@ -87,7 +87,7 @@ class RemoteFile:
 
     MAX_GAP = 256 << 10  # payloads this near are one request: a batch waits for all of them anyway
     BLOCK = 256 << 10  # small look-ups (ids, index entries) share requests of this size
-    MAX_BLOCKS = 32  # of one look-up; a more scattered one would push out what others find
+    MAX_BLOCKS = 32  # of one look-up; a more scattered one would evict what others find
 
     def __init__(self, url: str, storage_options: Options | None = None, cache: RangeCache | None = None) -> None:
         source = SourceFile(url, storage_options)
@@ -118,11 +118,11 @@ class RemoteFile:
         return self._read(ranges, self.MAX_GAP)
 
     def look_up(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """The bytes of each (offset, size), by the blocks around them: in one request, or none where they are kept."""
+        """The bytes of each (offset, size), by the blocks around them: one request, or none if cached."""
         spans = [(start // self.BLOCK, max(start, start + size - 1) // self.BLOCK) for start, size in ranges]
         numbers = sorted({number for first, last in spans for number in range(first, last + 1)})
         if len(numbers) > self.MAX_BLOCKS:
-            # Too scattered for the next look-up to find anything kept: no more bytes than asked for.
+            # Too scattered for the next look-up to find anything cached: no more bytes than asked for.
             return self._read(ranges, MAX_GAP)
         blocks = self._fetched(numbers)
         views = []
@@ -135,13 +135,13 @@ class RemoteFile:
         return views
 
     def _fetched(self, numbers: Sequence[int]) -> dict[int, memoryview]:
-        """Blocks by number, those that are not kept with one request."""
+        """Blocks by number, those that are not cached with one request."""
         found = _BLOCKS.get(self._number, numbers)
         missing = [number for number in numbers if number not in found]
         if not missing:
             return found
         ranges = [(number * self.BLOCK, min(self.BLOCK, self.size - number * self.BLOCK)) for number in missing]
-        # Copied: neighbours come in one buffer, which one of them that is kept would keep whole.
+        # Copied: neighbours come in one buffer, which one of them in the cache would keep in memory.
         new = {number: memoryview(bytes(view)) for number, view in zip(missing, self._read(ranges, 0), strict=True)}
         _BLOCKS.put(self._number, new)
         return found | new
@@ -149,7 +149,7 @@ class RemoteFile:
     def _read(self, ranges: Sequence[tuple[int, int]], max_gap: int) -> list[memoryview]:
         try:
             return self._source.read_ranges(ranges, max_gap=max_gap)
-        except ShortFileError as error:  # any other is no damage, and must not be taken for it
+        except ShortFileError as error:  # any other error is not damage
             raise TruncatedFileError(self.name, error.detail) from error
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """What is published below one root URL: every file appears there whole or not at all.
 
-Content is built in a local file that nobody sees under its final name and appears there by one rename (local) or one
+Content is built in a local file that no reader sees under its final name and appears there by one rename (local) or one
 completed upload (object store). Nothing here knows what the bytes mean. Reading by ranges is `mm_assets.storage.files`,
 whose names are these too.
 """
@@ -67,8 +67,8 @@ class Draft:
 
     Attributes:
         path: local file to write.
-        name: where it will stand, relative to the root.
-        published: set once the file stands there.
+        name: where it will be, relative to the root.
+        published: set once the file is there.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -80,9 +80,9 @@ class Draft:
     def digest(self) -> str:
         """SHA-256 of what has been written, hexadecimal; asked for again, it is computed only if the file changed."""
         status = os.stat(self.path)
-        mark = (status.st_ino, status.st_size, status.st_mtime_ns)
-        if self._digest is None or self._digest[0] != mark:
-            self._digest = mark, _sha256(self.path)
+        state = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if self._digest is None or self._digest[0] != state:
+            self._digest = state, _sha256(self.path)
         return self._digest[1]
 
     def result(self) -> PublishedFile:
@@ -136,7 +136,7 @@ class Store:
         return f"{self._root}/{name}" if name else self._root
 
     def exists(self, name: str) -> bool:
-        """Whether a file stands at `name`."""
+        """Whether there is a file at `name`."""
         return bool(self.fs.isfile(self.path_of(name)))
 
     def size(self, name: str) -> int | None:

@@ -13,7 +13,7 @@ from fsspec.core import url_to_fs
 
 from mm_assets.errors import MissingExtraError, MmAssetsError, SourceError
 
-__all__ = ["Options", "filesystem", "is_local", "local_path", "protocols", "reason"]
+__all__ = ["Options", "filesystem", "is_local", "local_path", "protocols", "public_url", "reason", "storage_errors"]
 
 # Connections of an S3 client: the ranges of a random batch are asked for together, and its own default is 10.
 S3_CONNECTIONS = 64
@@ -53,7 +53,8 @@ def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSy
     return fs, path
 
 
-def _public_url(fs: fsspec.AbstractFileSystem, path: str) -> str:
+def public_url(fs: fsspec.AbstractFileSystem, path: str) -> str:
+    """The URL of a path in a file system; of the local one the path."""
     return path if "file" in protocols(fs) else str(fs.unstrip_protocol(path))
 
 
@@ -79,5 +80,5 @@ def storage_errors(url: str, what: str, *, byte_offset: int | None = None) -> It
         yield
     except (MmAssetsError, MemoryError):
         raise
-    except Exception as error:  # whatever the client's HTTP library has; it is kept as the cause
+    except Exception as error:  # whatever the client's HTTP library has; it stays the cause
         raise SourceError(url, f"{what}: {reason(error)}", byte_offset=byte_offset) from error

@@ -510,7 +510,7 @@ def test_a_shard_that_is_cut_while_it_is_read_raises(tmp_path: Path, opener: Ope
     opener(str(shard))
     os.truncate(shard, shard.stat().st_size // 2)
     rows = [row(n, 0, ref_of(shard, n, None if compress else spans[n])) for n in members]
-    with pytest.raises(ShardReadError, match="it was cut while being read"):
+    with pytest.raises(ShardReadError, match="it was truncated while being read"):
         run(rows, opener)
 
 

@@ -111,7 +111,7 @@ def test_a_file_that_shrinks_is_reported(local_file: Path) -> None:
     """A file that is cut after it was opened gives an error and not missing bytes."""
     with SourceFile(str(local_file)) as source:
         os.truncate(local_file, 100)
-        with pytest.raises(SourceError, match="cut while being read"):
+        with pytest.raises(SourceError, match="truncated while being read"):
             source.read(50, 100)
 
 
