@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -99,6 +100,17 @@ class MemberRows:
         return RowStream(builder.batches(index), builder.rejects, builder.counts)
 
 
+@dataclass(slots=True)
+class _Shard:
+    """A shard whose members are becoming rows."""
+
+    members: ShardMembers
+    ref: SourceRefWriter
+    present: set[str] = field(default_factory=set)  # required keys that some sample has
+    claimed: set[int] = field(default_factory=set)  # ordinals of members that interleaved samples use
+    unreferenced: list[tuple[str | None, Member]] = field(default_factory=list)  # with the sample that has them
+
+
 class _Builder:
     """Rows of one partition in the making."""
 
@@ -138,13 +150,8 @@ class _Builder:
             yield batch
 
     def _shard(self, source: Source, members: ShardMembers) -> Iterator[pa.RecordBatch]:
-        self.shard = members
-        self.ref = SourceRefWriter(members.shard)
-        self.present: set[str] = set()
-        self.unreferenced: list[tuple[str | None, Member]] = []
-        self.set_aside: list[Member] = []
+        shard = _Shard(members, SourceRefWriter(members.shard))
         samples_before = self.counts["samples"]
-        self.claimed: set[int] = set()
         self.counts["members"] += sum(len(s.members) for s in members.samples)
         self.counts["members"] += len(members.skipped) + len(members.repeated)
         for member in members.skipped:
@@ -157,20 +164,19 @@ class _Builder:
             self._reject_member(member, "repeated_member", f"a member of this name stands before it{where}")
         texts = TextMembers(source, members, is_text=self._is_text, max_bytes=self.layout.max_text_bytes)
         try:
-            samples = self._without_claimed(texts)
+            samples, set_aside = self._without_claimed(members, texts)
             for window in texts.windows(samples):
                 for sample, found in window:
-                    self._sample(sample, found)
+                    self._sample(shard, sample, found)
                     if self.columns.full:
                         yield from self._take()
         finally:
             texts.close()
-        self.unreferenced += [(None, member) for member in self.set_aside]
-        for sample_id, member in self.unreferenced:
-            if member.ordinal not in self.claimed:
+        for sample_id, member in (*shard.unreferenced, *((None, member) for member in set_aside)):
+            if member.ordinal not in shard.claimed:
                 detail = "an interleaved sample's lists do not name it"
                 self._reject_member(member, "unreferenced_member", detail, sample_id=sample_id)
-        missing = sorted(self.required - self.present)
+        missing = sorted(self.required - shard.present)
         num_samples = self.counts["samples"] - samples_before
         if missing and num_samples:
             detail = f"none of {num_samples} samples has the key {missing[0]!r}, which is a required column"
@@ -181,15 +187,18 @@ class _Builder:
             return True
         return modality_of(member, self.layout.extensions) == "text"
 
-    def _without_claimed(self, texts: TextMembers) -> list[Sample]:
-        """The samples, less the members without a JSON of their own that another sample's tokens name.
+    def _without_claimed(self, shard: ShardMembers, texts: TextMembers) -> tuple[list[Sample], list[Member]]:
+        """The samples without the members that have no JSON of their own and that another sample's tokens name.
 
-        Only a shard that has both kinds of keys pays for the second look at its JSON.
+        Only a shard that has both kinds of keys pays for a second pass over its JSON.
+
+        Returns:
+            The samples, and the members that were set aside.
         """
-        every = self.shard.samples
+        every = shard.samples
         orphans = {sample.key for sample in every if metadata_member(sample.members) is None}
         if not orphans or len(orphans) == len(every):
-            return every
+            return every, []
         claimed: set[int] = set()
         for window in texts.windows([s for s in every if s.key not in orphans]):
             for sample, found in window:
@@ -203,22 +212,22 @@ class _Builder:
                     continue  # named in the rejects when its turn comes
                 if not is_interleaved(value, self.layout):
                     continue
-                for item in interleaved_items(value, sample, json_member, self.shard, self.layout).items:
+                for item in interleaved_items(value, sample, json_member, shard, self.layout).items:
                     if item.member is not None and item.member.sample_key in orphans:
                         claimed.add(item.member.ordinal)
         if not claimed:
-            return every
-        self.set_aside = [m for sample in every for m in sample.members if m.ordinal in claimed]
+            return every, []
+        set_aside = [m for sample in every for m in sample.members if m.ordinal in claimed]
         left = []
         for sample in every:
             own = tuple(m for m in sample.members if m.ordinal not in claimed)
             if own:
                 left.append(sample if len(own) == len(sample.members) else Sample(sample.key, sample.shard, own))
-        return left
+        return left, set_aside
 
     # -- a sample
 
-    def _sample(self, sample: Sample, texts: Texts) -> None:
+    def _sample(self, shard: _Shard, sample: Sample, texts: Texts) -> None:
         json_member = metadata_member(sample.members)
         parsed: ParsedObject | None = None
         problem: BadTextError | None = None
@@ -242,17 +251,17 @@ class _Builder:
             self._reject_member(json_member, problem.reason, problem.detail, sample_id=sample_id)
             json_member = None
         if json_member is None or parsed is None:
-            self._paired(sample_id, sample, texts, None, None)
+            self._paired(shard, sample_id, sample, texts, None, None)
             return
         self.counts["repaired_texts"] += parsed.num_repaired
         self.counts["nonstandard_numbers"] += parsed.num_nonstandard
         self.counts["unknown_keys"] += len(parsed.value.keys() - self.known_keys)
         if self.required:
-            self.present.update(self.required & parsed.value.keys())
+            shard.present.update(self.required & parsed.value.keys())
         if is_interleaved(parsed.value, self.layout):
-            self._interleaved(sample_id, sample, parsed.value, json_member, parsed.text)
+            self._interleaved(shard, sample_id, sample, parsed.value, json_member, parsed.text)
         else:
-            self._paired(sample_id, sample, texts, json_member, parsed.value, parsed.text)
+            self._paired(shard, sample_id, sample, texts, json_member, parsed.value, parsed.text)
 
     def _sample_id(self, sample: Sample, parsed: ParsedObject | None) -> str:
         field = self.layout.sample_id_field
@@ -267,9 +276,14 @@ class _Builder:
         return sample.key if label is None else f"{label}/{sample.key}"
 
     def _metadata_row(
-        self, sample_id: str, json_member: Member | None, value: Mapping[str, Any] | None, text: str | None
+        self,
+        shard: _Shard,
+        sample_id: str,
+        json_member: Member | None,
+        value: Mapping[str, Any] | None,
+        text: str | None,
     ) -> str | None:
-        ref = None if json_member is None else self._ref(json_member)
+        ref = None if json_member is None else _ref(shard, json_member)
         self.counts["samples"] += 1
         if self.required:
             self.counts["missing_values"] += len(self.required.difference(value or ()))
@@ -294,9 +308,6 @@ class _Builder:
         else:
             self.columns.set_user(name, value)
 
-    def _ref(self, member: Member, frame: int | None = None) -> str:
-        return self.ref(member.member, member.byte_offset, member.byte_size, frame)
-
     def _reject_member(
         self, member: Member, reason: str, detail: str, *, sample_id: str | None = None, stage: str = "rows"
     ) -> None:
@@ -307,10 +318,10 @@ class _Builder:
     # -- the two kinds of samples
 
     def _interleaved(
-        self, sample_id: str, sample: Sample, value: Mapping[str, Any], json_member: Member, text: str
+        self, shard: _Shard, sample_id: str, sample: Sample, value: Mapping[str, Any], json_member: Member, text: str
     ) -> None:
-        ref = self._metadata_row(sample_id, json_member, value, text)
-        found = interleaved_items(value, sample, json_member, self.shard, self.layout)
+        ref = self._metadata_row(shard, sample_id, json_member, value, text)
+        found = interleaved_items(value, sample, json_member, shard.members, self.layout)
         for reason, detail in found.problems:
             # The member itself is referenced: it is the entry that is not, so `member` stays null.
             detail = f"{json_member.member}: {detail}"
@@ -330,7 +341,7 @@ class _Builder:
                 if item.member is not None:
                     used.add(item.member.ordinal)
                     name = item.member.member
-                    source_ref: str | None = self._ref(item.member, item.frame)
+                    source_ref: str | None = _ref(shard, item.member, item.frame)
                 elif item.url is not None:
                     name = item.url.split("?", 1)[0].split("#", 1)[0]
                     source_ref = build_source_ref(path=item.url)
@@ -349,8 +360,8 @@ class _Builder:
                 at = item.position if by_position else item.number
                 if at < len(values) and values[at] is not None:
                     self._set_user(column_name, fit(values[at]))
-        self.claimed |= used
-        self.unreferenced += [(sample_id, m) for m in sample.members if m.ordinal not in used]
+        shard.claimed |= used
+        shard.unreferenced += [(sample_id, m) for m in sample.members if m.ordinal not in used]
 
     def _per_item(
         self, rows: str, value: Mapping[str, Any], num_items: int, list_field: str
@@ -372,6 +383,7 @@ class _Builder:
 
     def _paired(
         self,
+        shard: _Shard,
         sample_id: str,
         sample: Sample,
         texts: Texts,
@@ -394,7 +406,7 @@ class _Builder:
             content.append((member, modality, text))
         if not content and json_member is None:
             return  # every member is in the rejects
-        self._metadata_row(sample_id, json_member, value, json_text)
+        self._metadata_row(shard, sample_id, json_member, value, json_text)
         for position, (member, modality, text) in enumerate(content):
             self.columns.append(
                 sample_id,
@@ -402,8 +414,12 @@ class _Builder:
                 modality,
                 content_type=content_type_of_name(member.member),
                 text=text,
-                source_ref=self._ref(member),
+                source_ref=_ref(shard, member),
             )
+
+
+def _ref(shard: _Shard, member: Member, frame: int | None = None) -> str:
+    return shard.ref(member.member, member.byte_offset, member.byte_size, frame)
 
 
 def _check_lists(value: Mapping[str, Any], layout: MemberRules) -> None:

@@ -9,8 +9,9 @@ fails while a member of an archive is read says nothing of the item: that raises
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -190,6 +191,27 @@ class _Work(NamedTuple):
     kept: memoryview | None  # content that it has already
 
 
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    """A batch whose rows are getting their content."""
+
+    work: Sequence[_Work]
+    out: ContentColumn
+    pool: ThreadPoolExecutor
+    uses: Counter[Hashable]  # rows that are still to come, by item
+    shared: Set[Hashable]  # items of several rows
+    files: dict[str, SourceFile | SourceError] = field(default_factory=dict)  # opened for its rows, or why not
+
+
+@dataclass(slots=True)
+class _Item:
+    """The bytes that rows share, or that frames are taken out of; they outlive a batch."""
+
+    key: Hashable = None
+    content: Buffer | SourceError = b""
+    frames: TiffFrames | None = None  # if it is a TIFF and a frame of it was asked for
+
+
 class _Fetcher:
     """Turns batches without content into batches with content."""
 
@@ -210,52 +232,42 @@ class _Fetcher:
         self._threads = threads
         self._max_content_bytes = max_content_bytes
         self.counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
-        self._sources: dict[str, SourceFile | SourceError] = {}
         self._extracts: dict[str, MemberExtract | SourceError] = {}
         self._shelf = Shelf(batch_bytes // 4)
-        self._uses: Counter[Hashable] = Counter()  # rows of this batch that are still to come, by item
-        self._shared: set[Hashable] = set()  # items of several rows
-        self._item_key: Hashable = None  # the item whose bytes are at hand
-        self._item: Buffer | SourceError = b""
-        self._frames: TiffFrames | None = None  # of the item, if it is a TIFF and a frame of it was asked for
+        self._item = _Item()
         self._item_buffer = bytearray()
-        self._pool: ThreadPoolExecutor | None = None
-        self._out: ContentColumn | None = None  # the batch in the making
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same rows in the same order, cut where their content fills a batch."""
+        """The same rows in the same order, split where their content fills a batch."""
         with ThreadPoolExecutor(max(self._threads, REMOTE_REQUESTS), thread_name_prefix="materialize") as pool:
-            self._pool = pool
-            reader = ReadPool(pool, self._threads)
             try:
                 for batch, last in _with_last(batches):
                     if batch.num_rows:
-                        yield from self._batch(batch, reader, last)
+                        yield from self._batch(batch, pool, last)
             finally:
                 for extract in self._extracts.values():
                     if isinstance(extract, MemberExtract):
                         extract.close()
                 self._shelf.close()
 
-    def _batch(self, batch: pa.RecordBatch, reader: ReadPool, last: bool) -> Iterator[pa.RecordBatch]:
-        work = self._find_work(batch)
+    def _batch(self, rows: pa.RecordBatch, pool: ThreadPoolExecutor, last: bool) -> Iterator[pa.RecordBatch]:
+        work = self._find_work(rows)
         refs = {item.row: item.ref for item in work if item.ref is not None}
         if not any(item.kept is None for item in work):
-            yield batch
+            yield rows
             return
-        self._uses = Counter(_key(ref) for ref in refs.values())
-        self._shared = {key for key, uses in self._uses.items() if uses > 1}
-        self._sources.clear()
-        self._begin_extracts(refs.values(), last)
         ahead = self._bytes_ahead(work)
         out = ContentColumn(
-            batch,
-            reader,
+            rows,
+            ReadPool(pool, self._threads),
             limit=self.batch_bytes,
             ahead=ahead[0],
             tell=lambda row, error: _tell(refs.get(row), error),
         )
-        self._out = out
+        uses = Counter(_key(ref) for ref in refs.values())
+        shared = {key for key, count in uses.items() if count > 1}
+        batch = _Batch(work=work, out=out, pool=pool, uses=uses, shared=shared)
+        self._begin_extracts(batch, last)
         for number, (row, ref, problem, kept) in enumerate(work):
             if kept is not None:
                 if not out.fits(len(kept)):
@@ -265,8 +277,8 @@ class _Fetcher:
             try:
                 if ref is None:
                     raise SourceError("source_ref", problem)
-                place = self._place(ref, work, number)
-                content = self._content(ref) if place is None else None
+                place = self._place(ref, batch, number)
+                content = self._content(ref, batch) if place is None else None
             except ShardReadError:
                 raise
             except (SourceError, MediaError) as error:
@@ -284,9 +296,8 @@ class _Fetcher:
                 if ref.strategy == "direct_read" and source.is_local:
                     out.fill()
             if ref.strategy == "direct_read" and is_local(ref.path or ""):
-                self._sources.pop(ref.path or "", None)  # of a folder of many files no two rows share one
-        yield out.take(batch.num_rows)
-        self._out = None
+                batch.files.pop(ref.path or "", None)  # of a folder of many files no two rows share one
+        yield out.take(rows.num_rows)
         self.counts["materialized"] += out.num_filled
         self.counts["errors"] += out.num_failed
         self.counts["bytes_read"] += out.bytes_read
@@ -314,17 +325,21 @@ class _Fetcher:
             work.sort(key=lambda item: item.row)
         return work
 
-    def _begin_extracts(self, refs: Iterable[SourceRef], last: bool) -> None:
+    def _begin_extracts(self, batch: _Batch, last: bool) -> None:
         """Tells each shard without ranges what this batch needs of it."""
         needed: dict[str, set[str]] = {}
-        for ref in refs:
+        for ref in (item.ref for item in batch.work if item.ref is not None):
             if ref.strategy == "tar_extract" and ref.path is not None and ref.member is not None:
                 needed.setdefault(ref.path, set()).add(ref.member)
         for path, names in needed.items():
             try:
                 if path not in self._extracts:
-                    container = self._open_container(self._source(path))
-                    self._extracts[path] = MemberExtract(container, self._shelf, max_bytes=self._max_content_bytes)
+                    self._extracts[path] = MemberExtract(
+                        self._file(path, batch),
+                        self._shelf,
+                        max_bytes=self._max_content_bytes,
+                        open_container=self._open_container,
+                    )
                 extract = self._extracts[path]
                 if isinstance(extract, MemberExtract):
                     extract.begin(names, last=last)
@@ -353,19 +368,19 @@ class _Fetcher:
 
     # -- fetching
 
-    def _source(self, path: str) -> SourceFile:
+    def _file(self, path: str, batch: _Batch) -> SourceFile:
         """Opens a file that may be opened; the answer is remembered for the batch's other rows.
 
         Raises:
             SourceError: it is not allowed, not there, or may not be read.
         """
-        found = self._sources.get(path)
+        found = batch.files.get(path)
         if found is None or (isinstance(found, SourceFile) and found.closed):
-            if self._out is not None and is_local(path):
+            if is_local(path):
                 # Whoever opens files may close others for it, for there may be more than a process can hold open:
                 # the ranges that wait for these are read first.
-                self._out.fill()
-            found = self._sources[path] = self._open(path)
+                batch.out.fill()
+            found = batch.files[path] = self._open(path)
         if isinstance(found, SourceError):
             raise found
         return found
@@ -378,29 +393,27 @@ class _Fetcher:
         except SourceError as error:
             return error
 
-    def _open_ahead(self, work: Sequence[_Work], number: int) -> None:
+    def _open_ahead(self, batch: _Batch, number: int) -> None:
         """Opens the next remote files of rows that are files of their own, at the same time: each is a request."""
-        if self._pool is None:
-            return
         paths: list[str] = []
-        for item in work[number : number + REMOTE_REQUESTS]:
+        for item in batch.work[number : number + REMOTE_REQUESTS]:
             path = None if item.ref is None or item.ref.strategy != "direct_read" else item.ref.path
-            if path is not None and path not in self._sources and path not in paths and not is_local(path):
+            if path is not None and path not in batch.files and path not in paths and not is_local(path):
                 paths.append(path)
-        self._sources.update(zip(paths, self._pool.map(self._open, paths), strict=True))
+        batch.files.update(zip(paths, batch.pool.map(self._open, paths), strict=True))
 
-    def _place(self, ref: SourceRef, work: Sequence[_Work], number: int) -> tuple[SourceFile, int, int] | None:
+    def _place(self, ref: SourceRef, batch: _Batch, number: int) -> tuple[SourceFile, int, int] | None:
         """The range that can be read straight to its place; None where the bytes are shared or have to be worked on.
 
         Raises:
-            SourceError: the range is empty, too large, or leaves the file; or the file cannot be had.
+            SourceError: the range is empty, too large, or leaves the file; or the file cannot be read.
         """
         if ref.path is None or ref.strategy == "tar_extract":
             return None
         whole = ref.byte_offset is None
-        if whole and ref.path not in self._sources and not is_local(ref.path):
-            self._open_ahead(work, number)
-        source = self._source(ref.path)
+        if whole and ref.path not in batch.files and not is_local(ref.path):
+            self._open_ahead(batch, number)
+        source = self._file(ref.path, batch)
         size = source.size if whole or ref.byte_size is None else ref.byte_size
         offset = ref.byte_offset or 0
         if whole and ref.byte_size is not None and ref.byte_size != size:
@@ -409,7 +422,7 @@ class _Fetcher:
             detail = f"a range of {size} bytes does not lie inside the file's {source.size} bytes"
             raise SourceError(source.url, detail, byte_offset=offset)
         self._check_size(source.url, size)
-        if ref.frame_index is not None or _key(ref) in self._shared:
+        if ref.frame_index is not None or _key(ref) in batch.shared:
             return None
         return source, offset, size
 
@@ -419,44 +432,46 @@ class _Fetcher:
         if size > self._max_content_bytes:
             raise SourceError(path, f"holds {size} bytes, allowed are {self._max_content_bytes}")
 
-    def _content(self, ref: SourceRef) -> Buffer:
-        """The bytes of an item that several rows share or that is worked on.
+    def _content(self, ref: SourceRef, batch: _Batch) -> Buffer:
+        """The bytes of an item that several rows share, or that a frame is taken out of.
 
         Raises:
-            SourceError: they cannot be had.
-            MediaError: the frame cannot be had.
+            SourceError: they cannot be read.
+            MediaError: the frame cannot be read.
         """
-        key = _key(ref)
-        if key != self._item_key:
-            self._change_item(ref, key)
-        self._uses[key] -= 1
-        if isinstance(self._item, SourceError):
-            raise self._item
-        if ref.frame_index is None or sniff_content_type(self._item) != "image/tiff":
-            return self._item
-        if self._frames is None:
+        if self._item.key != _key(ref):
+            self._change_item(ref, batch)
+        item = self._item
+        batch.uses[item.key] -= 1
+        if isinstance(item.content, SourceError):
+            raise item.content
+        if ref.frame_index is None or sniff_content_type(item.content) != "image/tiff":
+            return item.content
+        if item.frames is None:
             from mm_assets.media.tiff import TiffFrames
 
-            self._frames = TiffFrames(self._item)
-        frame = self._frames.extract(ref.frame_index)
+            item.frames = TiffFrames(item.content)
+        frame = item.frames.extract(ref.frame_index)
         self.counts["frames"] += 1
         return frame
 
-    def _change_item(self, ref: SourceRef, key: Hashable) -> None:
-        if self._uses[self._item_key] > 0 and not isinstance(self._item, SourceError):
-            self._shelf.put(self._item_key, self._item)
-        self._item_key, self._item, self._frames = None, b"", None
-        item: Buffer | SourceError | None = self._shelf.get(key)
-        if item is None:
+    def _change_item(self, ref: SourceRef, batch: _Batch) -> None:
+        before = self._item
+        if batch.uses[before.key] > 0 and not isinstance(before.content, SourceError):
+            self._shelf.put(before.key, before.content)
+        self._item = before = _Item()  # gone before the next one comes
+        key = _key(ref)
+        content: Buffer | SourceError | None = self._shelf.get(key)
+        if content is None:
             try:
-                item = self._extract(ref) if ref.strategy == "tar_extract" else self._read(ref)
+                content = self._extract(ref) if ref.strategy == "tar_extract" else self._read(ref, batch)
             except ShardReadError:
                 raise
             except SourceError as error:
-                item = error
-        elif self._uses[key] <= 1:
+                content = error
+        elif batch.uses[key] <= 1:
             self._shelf.drop(key)
-        self._item_key, self._item = key, item
+        self._item = _Item(key, content)
 
     def _extract(self, ref: SourceRef) -> bytes:
         extract = self._extracts.get(ref.path or "")
@@ -470,9 +485,9 @@ class _Fetcher:
             raise SourceError(extract.url, f"holds {len(content)} bytes, the source_ref says {ref.byte_size}")
         return content
 
-    def _read(self, ref: SourceRef) -> memoryview:
+    def _read(self, ref: SourceRef, batch: _Batch) -> memoryview:
         """One item, into the buffer that all items of this kind use, one after the other."""
-        source = self._source(ref.path or "")
+        source = self._file(ref.path or "", batch)
         size = source.size if ref.byte_size is None else ref.byte_size
         if not size <= len(self._item_buffer) <= max(size, self.batch_bytes):
             self._item_buffer = bytearray()  # gone before the next one comes

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import tempfile
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Set
+from collections.abc import Callable, Hashable, Iterator, Set
 from typing import IO
 
 from mm_assets.errors import ShardError, ShardReadError, SourceError
 from mm_assets.media.content_types import Buffer
-from mm_assets.sources.base import Source
+from mm_assets.sources.base import Source, open_container
 from mm_assets.sources.member import Member, ShardDamage
+from mm_assets.storage.files import SourceFile
 
 __all__ = ["MemberExtract", "Shelf"]
 
@@ -94,22 +95,30 @@ class MemberExtract:
     """Members of one shard by name; of several of one name the first.
 
     Args:
-        source: the shard.
+        file: the shard.
         shelf: where members wait that the pass reaches too early.
         max_bytes: a larger member is an error.
+        open_container: gives the shard as a container.
 
     Raises:
         ShardError: the shard is not a container of its format.
         ShardReadError: the storage failed.
     """
 
-    def __init__(self, source: Source, shelf: Shelf, *, max_bytes: int) -> None:
-        self._source = source
-        self.url = source.file.url
+    def __init__(
+        self,
+        file: SourceFile,
+        shelf: Shelf,
+        *,
+        max_bytes: int,
+        open_container: Callable[[SourceFile], Source] = open_container,
+    ) -> None:
+        self.url = file.url
         self._shelf = shelf
         self._max_bytes = max_bytes
         try:
-            self._seekable = source.seekable
+            self._source = open_container(file)
+            self._seekable = self._source.seekable
         except SourceError as error:
             raise _fault_of(error) from error
         self._needed: Set[str] = frozenset()

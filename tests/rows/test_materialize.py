@@ -429,7 +429,7 @@ def test_memory_is_bounded(tmp_path: Path, opener: Opener) -> None:
         ('{"path": "SHARD.gone", "member": "a"}', "No such file"),
         ('{"path": "FOLDER"}', "is a folder"),
         ('{"path": "FOLDER/empty"}', "is empty: found 0 bytes"),
-        ('{"path": "FOLDER/empty", "member": "a"}', "the shard has no such member"),
+        ('{"path": "FOLDER/empty", "member": "a"}', "nor its name is of a known source"),
         ('{"path": "FOLDER/text", "member": "a\\nb"}', r"member 'a\nb'"),
     ],
 )
@@ -661,7 +661,7 @@ def test_a_shelf_that_forgets_costs_a_pass(tmp_path: Path, opener: Opener) -> No
     shard, members = squeeze(tmp_path)
     source = opener(str(shard))
     shelf = Shelf(0, 0)
-    extract = MemberExtract(TarSource(source), shelf, max_bytes=1 << 20)
+    extract = MemberExtract(source, shelf, max_bytes=1 << 20)
     names = [name for name in members if name.endswith("jpg")][::-1]
     extract.begin(set(names), last=True)
     assert [extract.get(name) for name in names] == [members[name] for name in names]
