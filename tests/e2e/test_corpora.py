@@ -25,7 +25,7 @@ from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.pipeline.store import DatasetStore
 
-from .chain import declare, run_chain
+from ..pipeline.chain import declare, run_chain
 
 FORMATS = ("mult", "mstr")
 
