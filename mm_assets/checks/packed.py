@@ -253,7 +253,7 @@ class PackedRelations:
             parts = placed.get((sample_id, name))
             try:
                 for item in _items_of(made, payload, parts):
-                    # A composite may hold more than its rows: a layout of the JSON, the sound out of a video file.
+                    # A composite may hold more than its rows: a layout of the JSON, the audio of a video file.
                     if parts is None or item.part in parts or kind == "value":
                         size, checksum = len(item.data), crc32c(item.data)
                         yield sample_id, name, kind, item.part, item.position, size, checksum, True

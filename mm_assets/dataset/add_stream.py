@@ -170,7 +170,7 @@ def read_values(path: str | os.PathLike[str], field: Field) -> Values:
 
     Raises:
         ConfigError: another extension.
-        SchemaMismatchError: the columns are others, an id is no text or stands twice, or a line is no JSON.
+        SchemaMismatchError: the columns are others, an id is not text or occurs twice, or a line is not JSON.
         SourceError: the file cannot be read.
     """
     place = Path(path)

@@ -1,6 +1,6 @@
-"""Sound: files kept as they are, or samples as PCM, float or FLAC; samples with their rate on the way out.
+"""Audio: files stored as they are, or samples as PCM, float or FLAC. Decoding gives samples and their rate.
 
-PCM and float payloads are read by NumPy, files by libsndfile. Nothing is ever resampled or mixed.
+NumPy reads PCM and float payloads, libsndfile reads files. Nothing is resampled or mixed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ DEFAULT_MAX_FRAMES = 4 * 3600 * 48_000  # four hours at 48 kHz
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Audio:
-    """Sound, decoded.
+    """Decoded audio.
 
     Attributes:
         samples: (num_frames, num_channels), float32 in [-1, 1] or int16.
@@ -83,18 +83,18 @@ class Audio:
 
 @dataclass(frozen=True, kw_only=True)
 class AudioField(Field):
-    """A sound.
+    """Audio.
 
     Value: `Audio`; a tuple (samples, sample_rate); bare samples where the field's `sample_rate` is set; or the bytes
     of a WAV, FLAC, Ogg or MP3 file. Samples are (num_frames,) or (num_frames, num_channels), int16 or float32.
-    Decodes to `Audio`, always with two dimensions. An int16 sample x and the float x / 32768 stand for each other, so
+    Decodes to `Audio`, always with two dimensions. An int16 sample x and the float x / 32768 are equivalent, so
     int16 comes back exactly from either.
 
     Attributes:
         encoding: ``keep`` stores files as they are, int16 samples as PCM and float32 samples as floats. ``pcm16``,
             ``float32`` and ``flac`` (16 bits, lossless) store samples so, and files decoded and encoded so. Floats
             beyond [-1, 1] do not fit 16 bits and are refused, not clipped.
-        sample_rate: Hz that every sound must have; another is refused. None for any.
+        sample_rate: Hz that every value must have; another is refused. None for any.
         decoded: dtype of decoded samples, ``float32`` or ``int16``.
         max_frames: samples per channel that are encoded or decoded at most.
     """
@@ -137,7 +137,7 @@ class AudioField(Field):
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: Audio | tuple[npt.NDArray[Any], int] | npt.NDArray[Any] | Buffer) -> Encoded:
-        """Take samples, or a sound file's bytes."""
+        """Take samples, or an audio file's bytes."""
         if isinstance(value, bytes | bytearray | memoryview):
             data = bytes(value)
             info = self._probe(data)
@@ -167,11 +167,11 @@ class AudioField(Field):
     def _codec_of(self, samples: npt.NDArray[Any]) -> str:
         if self.encoding == "keep":
             return "pcm16" if samples.dtype == np.int16 else "float32"
-        # FLAC has no form for a sound without samples: its header would say "unknown length".
+        # FLAC cannot hold audio without samples: its header would say "unknown length".
         return "pcm16" if self.encoding == "flac" and samples.shape[0] == 0 else self.encoding
 
     def check(self, value: Audio | tuple[npt.NDArray[Any], int] | npt.NDArray[Any] | Buffer) -> None:
-        """Look at the header of a file that is kept; encode everything else."""
+        """Read the header of a file that is kept; encode everything else."""
         if self.encoding != "keep":
             self.encode(value)
         elif isinstance(value, bytes | bytearray | memoryview):
@@ -300,7 +300,7 @@ def _to_int16(samples: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
 
 
 def _with_length(data: memoryview, num_frames: int) -> Buffer:
-    """The file itself, or where its header does not tell the length, a copy in which it does."""
+    """The file itself, or a copy with the length in its header where that is missing."""
     start = size_of_id3(data)
     try:
         info = flac.read_stream_info(data, start, PAYLOAD)
@@ -313,7 +313,7 @@ def _decode_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dt
     """(num_frames, num_channels) of `dtype`, int16 or float32.
 
     Raises:
-        CorruptError: the bytes are damaged, or are a sound of another extent or rate.
+        CorruptError: the bytes are damaged, or are audio of another extent or rate.
     """
     with optional_import("soundfile", "AudioField"):
         import soundfile

@@ -91,7 +91,7 @@ class Part(NamedTuple):
 
     Attributes:
         many: whether there may be several, each with its position.
-        needed: whether there is no value without it.
+        needed: whether a value needs it.
     """
 
     many: bool = False
@@ -113,7 +113,7 @@ class Item(NamedTuple):
 
 
 def describe(value: object) -> str:
-    """A value in a few words for a message: its type and extent, never its content."""
+    """A value in a few words for a message: its type and extent, not its content."""
     if isinstance(value, np.ndarray):
         return f"array of {value.dtype} with shape {value.shape}"
     if isinstance(value, bytes | bytearray):
@@ -178,7 +178,7 @@ class Field(ABC):
     """How one packed modality is encoded.
 
     A subclass is a frozen dataclass with a `TYPE_ID`, a `metadata_type`, `encode` and `decode`. Its attributes hold
-    JSON values (tuples stand for lists) or are turned into such by an own `config`.
+    JSON values (tuples are stored as lists), or the subclass overrides `config`.
     """
 
     TYPE_ID: ClassVar[int]

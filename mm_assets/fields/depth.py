@@ -67,10 +67,10 @@ class DepthField(Field):
             only), ``raw`` and ``zstd`` store arrays so, and files decoded to store them so. All are lossless.
         dtype: ``uint16`` or ``float32`` that every map must have, None for either.
         size: (height, width) that every map must have; nothing is resized. None for any.
-        metres_per_step: what a stored 1 stands for, in metres: 0.001 for millimetres. Needed for metres.
+        metres_per_step: metres of a stored 1: 0.001 for millimetres. Needed for metres.
         decoded: ``stored`` gives what is stored, ``metres`` (H, W) float32: stored times `metres_per_step`. 0, which
-            stands for no measurement, stays 0.
-        invalid: a stored uint16 that stands for no measurement too (65535 with some cameras): 0 in metres.
+            means no measurement, stays 0.
+        invalid: a stored uint16 that also means no measurement (65535 with some cameras): 0 in metres.
         max_pixels: height times width that is encoded or decoded at most; more is refused by the header.
     """
 
@@ -136,7 +136,7 @@ class DepthField(Field):
 
     @property
     def decodes_in_parallel(self) -> bool:
-        """Yes: the decoders let go of the interpreter lock."""
+        """Yes: the decoders release the interpreter lock."""
         return True
 
     # --- encode -------------------------------------------------------------------------------------------------------

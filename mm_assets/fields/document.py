@@ -1,7 +1,7 @@
-"""Documents: page images beside the words that stand on them, with boxes, labels, links and key fields.
+"""Documents: page images and the words on them, with boxes, labels, links and key fields.
 
-Either half may be absent. Pages are an `ImageField`'s payloads behind an index, so that one page is read alone; the
-layout is a table of columns in front of them, so that it is read without a pixel.
+Either half may be absent. Pages are payloads of an `ImageField` after an index, so that a single page can be read. The
+layout is a table of columns before them, so that it is read without decoding pixels.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAX_POSITION = 2**31 - 1  # positions are int32, as in the row table
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Document:
-    """Pages and what stands on them.
+    """Pages and what is on them.
 
     Attributes:
         pages: images in order: (H, W, C) uint8, or, to be encoded, also the bytes of image files. None: no images.
@@ -205,7 +205,7 @@ class DocumentField(Field):
         return layout
 
     def _compare_sizes(self, told: Numbers, pages: list[Buffer]) -> None:
-        """Boxes in pixels of an image of another size would silently stand in wrong places."""
+        """Boxes in pixels of an image of another size would silently be in the wrong places."""
         for index, page in enumerate(pages):
             size = self._page_size(page, index)
             if tuple(told[index].tolist()) != size:

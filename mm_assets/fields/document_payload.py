@@ -1,4 +1,4 @@
-"""The bytes of a document's payload: columns of numbers and texts in front, page images behind.
+"""The bytes of a document's payload: columns of numbers and texts, then page images.
 
 One list of columns serves writing and reading. Every count, offset and index is checked before it is used; what is
 allocated is a small multiple of the bytes that are there.
@@ -45,7 +45,7 @@ _OBJECT = _JSON.encode({}).metadata
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Head:
-    """A record's numbers, which tell where everything stands; in the order of `RECORD`."""
+    """The numbers of a record, from which all offsets follow; in the order of `RECORD`."""
 
     num_pages: int
     num_words: int
@@ -131,7 +131,7 @@ def write_document(
         image_record_size: bytes of the metadata record of an image.
 
     Raises:
-        EncodeError: a text has no UTF-8 form, or key fields are no JSON.
+        EncodeError: a text has no UTF-8 form, or key fields are not JSON.
     """
     head = Head(len(images), 0, 0, 0, 0, 0, IMAGES if images else 0, 0)
     columns: dict[str, npt.NDArray[Any]] = {}
@@ -206,7 +206,7 @@ def _utf8(text: str) -> bytes:
 
 
 class OpenDocument:
-    """A payload whose record and tables have been checked: what stands where in its data.
+    """A payload whose record and tables have been checked: the offsets within its data.
 
     Attributes:
         head: the record's numbers.

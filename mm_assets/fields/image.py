@@ -1,7 +1,7 @@
-"""Images: encoded bytes kept as they are, or pixels encoded on the way in; 8-bit pixels on the way out.
+"""Images: encoded bytes stored as they are, or pixels encoded here. Decoding gives 8-bit pixels.
 
 The metadata record names the codec, and that alone decodes: bytes never choose their own decoder. What an image is
-resized to while it is decoded is a setting of whoever reads, and changes nothing of what is stored.
+resized to while it is decoded is a setting of the reader, and does not change what is stored.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class ImageField(Field):
 
     @property
     def decodes_in_parallel(self) -> bool:
-        """Yes: the decoders let go of the interpreter lock."""
+        """Yes: the decoders release the interpreter lock."""
         return True
 
     # --- encode -------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class ImageField(Field):
         return Encoded(self._pack_record(height, width, channels, _CODECS[codec], 8, orientation, 1), data)
 
     def check(self, value: npt.NDArray[np.uint8] | Buffer) -> None:
-        """Look at the header of bytes that are kept; encode everything else."""
+        """Read the header of bytes that are kept; encode everything else."""
         if self.encoding == "keep" and isinstance(value, bytes | bytearray | memoryview):
             self._probe(value)
         elif self.encoding in ("keep", "png") and not isinstance(value, bytes | bytearray | memoryview):

@@ -22,7 +22,7 @@ RESIZES = ("stretch", "crop", "pad")
 # What a thread keeps between two images: 16 million RGB pixels. Larger ones get memory of their own, and give it back.
 MAX_SCRATCH_BYTES = 48 << 20
 
-# Bilinear sampling looks at four pixels, whatever it shrinks by. Where a pixel of the result stands for more than this,
+# Bilinear sampling reads four pixels, whatever it shrinks by. Where a pixel of the result covers more than this,
 # or for more in one direction, it is sampled at several places; where for far more, by area, which is not slower then.
 # By benchmarks/images.py, 3 would give its training pictures 2 dB more in the median, and take 4 % more time.
 _MAX_ONCE_AREA = 3.5
@@ -112,7 +112,7 @@ def resample(
         pixels: (H, W, C) uint8: the image, or 1/`scale` of it.
         shown: the rectangle, in pixels of the image.
         target: (h, w, C) uint8, every element of which is written.
-        scale: how many pixels of the image one of `pixels` stands for, each way.
+        scale: how many pixels of the image one of `pixels` covers, each way.
         quick: where it shrinks, sample bilinearly instead of computing areas, at as many places a pixel as it takes not
             to alias much.
     """

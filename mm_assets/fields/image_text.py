@@ -1,7 +1,7 @@
 """Pairs of an image and its text, for CLIP and the like: pixels at training size, tokens, the text, a score.
 
-`ImageField` encodes the image and `TokensField` the tokens; here stand only the way to the training size and the order
-of the parts. Tokens and text come first in the data, so that reading them touches no byte of the image.
+`ImageField` encodes the image and `TokensField` the tokens; this module only brings images to the training size and
+orders the parts. Tokens and text come first in the data, so that reading them touches no byte of the image.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ImageText:
     Attributes:
         image: (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) uint8, or an image file's bytes.
         text: str or its UTF-8 bytes; None where the image has no text.
-        clip_score: how well they fit, as some model has it; None where nobody has looked.
+        clip_score: how well they fit, as computed by a model; None where it is unknown.
     """
 
     image: npt.NDArray[np.uint8] | Buffer
@@ -96,7 +96,7 @@ class ImageTextPair:
     Attributes:
         image: (H, W, C) uint8.
         input_ids: (max_tokens,) int64, filled with the field's `pad_id`.
-        attention_mask: (max_tokens,) int64, 1 where an id stands, 0 where it is filled. All 0 without a text.
+        attention_mask: (max_tokens,) int64, 1 where there is an id, 0 for padding. All 0 without a text.
         text: the text where it is stored, else None.
         clip_score: the score as float32 holds it, or None.
     """
@@ -302,7 +302,7 @@ class ImageTextPairField(Field):
         return Encoded(record, b"".join([tokens.data, stored, image.data]))
 
     def check(self, value: ImageText | tuple[Any, ...] | Mapping[str, Any]) -> None:
-        """Look at the header of an image that is kept; encode other images, and the text."""
+        """Read the header of an image that is kept; encode other images, and the text."""
         pair = self._pair_of(value)
         self._score_of(pair.clip_score)
         self._tokens_of(self._text_of(pair.text))
@@ -326,7 +326,7 @@ class ImageTextPairField(Field):
             return math.nan
         if isinstance(score, bool) or not isinstance(score, int | float | np.integer | np.floating):
             raise wrong_content(self, f"clip_score {describe(score)}", "a number")
-        if not abs(score) <= _MAX_SCORE:  # NaN stands for no score, and may not be given as one
+        if not abs(score) <= _MAX_SCORE:  # NaN means no score, and cannot be given as one
             raise wrong_content(self, f"clip_score {describe(score)}", "a finite number that float32 holds")
         return float(score)
 
@@ -351,7 +351,7 @@ class ImageTextPairField(Field):
             raise EncodeError(f"ImageTextPairField, its text: {error}") from error
 
     def _fitted(self, image: object) -> Any:
-        """The image as `ImageField` is to have it: with another aspect ratio cut or with bars, else as it is."""
+        """The image for `ImageField`: cropped or padded to the aspect ratio, else as it is."""
         if self.image_size is None or self.resize == "stretch":
             return image
         if isinstance(image, bytes | bytearray | memoryview):

@@ -1,4 +1,4 @@
-"""Music as notes: Standard MIDI Files kept as they are, and their notes with times in seconds on the way out.
+"""Music as notes: Standard MIDI Files stored as they are. Decoding gives their notes with times in seconds.
 
 `mm_assets.media.midi` reads the file and says how times are computed; this module only stores it.
 """
@@ -78,7 +78,7 @@ class MIDIField(Field):
 
     Value: the file's bytes, or a `MIDI`, of which the bytes are stored (its notes must be theirs). Decodes to `MIDI`.
     The bytes are read once while encoding, so that what is stored is known to decode. Notes alone are refused: seconds
-    do not tell the ticks and tempos that they came from.
+    do not determine the ticks and tempos that they came from.
 
     Attributes:
         sustain: let the sustain pedal hold notes beyond their release, as `MIDIFile.notes` says.

@@ -1,4 +1,4 @@
-"""Arrays: dtype and shape per sample in the metadata record, elements as they lie in memory."""
+"""Arrays: dtype and shape per sample in the metadata record, elements as in memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAX_DIMENSIONS = 8  # the record's room
 _RECORD = np.dtype([("dtype", "S6"), ("num_dimensions", "u1"), ("_pad", "u1"), ("shape", "<u4", (MAX_DIMENSIONS,))])
 
 _CODES = ("|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")
-_DTYPES = {  # what may stand in a record; extended precision differs from machine to machine and is left out
+_DTYPES = {  # what a record may name; extended precision differs between machines and is not among them
     name.encode("ascii"): np.dtype(name) for name in _CODES
 }
 _KINDS = "bool, integer, float (16 to 64 bits) or complex"
@@ -169,7 +169,7 @@ class NDArrayField(Field):
     def _from_npy(self, data: memoryview) -> npt.NDArray[Any]:
         if bytes(data[:6]) != _NPY_MAGIC:
             raise wrong_content(self, f"{len(data)} bytes without the .npy magic", "an ndarray or .npy bytes")
-        # The header's length stands in its first bytes: no more than that is copied.
+        # The header's length is in its first bytes: no more than that is copied.
         stream = io.BytesIO(data[: 12 + _MAX_NPY_HEADER])
         try:
             version = np.lib.format.read_magic(stream)

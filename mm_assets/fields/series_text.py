@@ -34,7 +34,7 @@ def array_of_content(content: Any) -> tuple[npt.NDArray[Any], bool]:
     """The array of an ``.npy`` file's bytes, of JSON text, or of a parsed JSON list; and whether it came from JSON.
 
     Raises:
-        EncodeError: it is no array of numbers.
+        EncodeError: it is not an array of numbers.
     """
     if isinstance(content, bytes | bytearray | memoryview):
         view = as_bytes_view(content)
@@ -80,7 +80,7 @@ def _check_numbers(content: list[Any], depth: int) -> None:
 def columns_of_csv(
     data: Buffer, names: Sequence[str] | None, num_columns: int | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
-    """Times and values of a CSV: UTF-8, commas, the time first; a first line with a cell that is no number is a header.
+    """Times and values of a CSV: UTF-8, commas, time first; a first line with another cell than a number is a header.
 
     Args:
         data: the text.

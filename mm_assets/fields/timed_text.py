@@ -40,7 +40,7 @@ __all__ = ["TimedSegment", "TimedTextField", "segments_at", "segments_between"]
 _RECORD = np.dtype([("num_segments", "<u4"), ("_pad", "<u4"), ("start_seconds", "<f8"), ("end_seconds", "<f8")])
 
 _MAX_DATA = 2**32 - 1  # a container's payload size is uint32
-_HEAD = 4096  # bytes or characters by which JSON is told from lyrics: it begins behind less white space than that
+_HEAD = 4096  # bytes or characters that distinguish JSON from lyrics; JSON begins after less white space than that
 DEFAULT_MAX_SEGMENTS = 1_000_000  # the words of a hundred hours of speech
 
 _LISTS = ("words", "chunks", "segments")  # of Gentle and NeMo, of Hugging Face pipelines, of Whisper
@@ -58,7 +58,7 @@ class TimedTextField(Field):
     Value: a list of (start, end, text) in seconds; or of dicts with ``start``, ``end`` (also ``start_seconds``,
     ``start_time`` and so on, or a ``timestamp`` of two) and ``text`` or ``word``; or a dict that has such a list as
     ``words``, ``chunks`` or ``segments``; or any of these as JSON text; or the text of an SRT, WebVTT or LRC file, str
-    or bytes, told by its content. Decodes to a list of `TimedSegment`. An empty list is a value.
+    or bytes, detected from its content. Decodes to a list of `TimedSegment`. An empty list is a value.
 
     Times are finite, start at 0 or later, and end where they start or later. Segments may overlap, but start in order.
 
@@ -145,7 +145,7 @@ class TimedTextField(Field):
         return segments
 
     def _parse(self, content: str | Buffer) -> object:
-        """The value that a file's content stands for."""
+        """The value in a file's content."""
         if isinstance(content, str):
             head = content[:_HEAD]
         else:

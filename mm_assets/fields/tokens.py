@@ -1,6 +1,7 @@
-"""Token ids: text that is tokenized once, while packing; ids, filled and masked, on the way out.
+"""Token ids: text is tokenized once, while packing. Decoding gives ids, padded and masked in batches.
 
-Decoding never needs the tokenizer: the record says how wide an id is, the configuration what fills and what is cut.
+Decoding never needs the tokenizer: the record says how wide an id is, the configuration how ids are padded and
+truncated.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ class TokensField(Field):
     """Token ids of a text.
 
     Value: a one-dimensional array of integers, a list or tuple of them, the bytes of such an ``.npy`` file; or, where
-    a tokenizer is at hand, str or its UTF-8 bytes. Decodes to (num_tokens,) ids, as many as are stored. In a batch,
+    a tokenizer is loaded, str or its UTF-8 bytes. Decodes to (num_tokens,) ids, as many as are stored. In a batch,
     with `max_tokens` set: ``input_ids`` (n, max_tokens), filled with `pad_id`, and ``attention_mask`` (n, max_tokens)
-    int64, 1 where an id stands.
+    int64, 1 where there is an id.
 
-    What is longer than `max_tokens` is cut when it is encoded, and the number of ids that were cut is in the record. A
-    payload of more ids, read by a field with a smaller `max_tokens`, is cut in the same way.
+    A value longer than `max_tokens` is truncated when it is encoded, and the record has the number of ids that were
+    removed. A payload of more ids, read by a field with a smaller `max_tokens`, is truncated in the same way.
 
     Attributes:
         vocab_size: every id is below it; None for the tokenizer's, and without one 2**32. Up to 65,536 an id takes two
@@ -69,10 +70,11 @@ class TokensField(Field):
             configuration.
         max_tokens: ids that a value has at most, and a row of a batch exactly. None for any number, and lists in
             batches.
-        truncate: ``right`` cuts the end off, ``left`` the start, ``error`` refuses what is longer than `max_tokens`.
-        keep_start: ids at the start that are never cut; None for the special ones that the tokenizer puts there,
+        truncate: ``right`` removes ids at the end, ``left`` at the start, ``error`` refuses a value longer than
+            `max_tokens`.
+        keep_start: ids at the start that are never removed; None for the special ones that the tokenizer puts there,
             without a tokenizer 0. It matters to ``left``.
-        keep_end: ids at the end that are never cut, likewise: CLIP's end of text stays last. It matters to ``right``.
+        keep_end: likewise at the end: CLIP's end of text stays last. It matters to ``right``.
         pad_id: what fills a row; None for the tokenizer's, and 0 where it has none. It may lie outside the vocabulary
             (-100 for labels).
         decoded: dtype of decoded ids: ``int64``, ``int32``, ``uint32`` or ``uint16``.
@@ -176,7 +178,7 @@ class TokensField(Field):
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: str | Buffer | npt.NDArray[Any] | Sequence[int]) -> Encoded:
-        """Take ids, or a text where a tokenizer is at hand."""
+        """Take ids, or a text where a tokenizer is loaded."""
         ids = self._ids_of(value)
         kept = self._cut(ids)
         if len(kept) > _MAX_TOKENS:
@@ -229,7 +231,7 @@ class TokensField(Field):
             return ids
         if self.truncate == "error":
             raise wrong_content(self, f"{len(ids)} ids", f"at most {limit} (max_tokens), or another truncate")
-        # `keep` of them stand at the far end of the cut; the rest fills up from the end that is kept.
+        # `keep` of them are beyond the removed ids; the others are those at the end that is kept.
         keep = int((self.keep_end if self.truncate == "right" else self.keep_start) or 0)
         head = limit - keep if self.truncate == "right" else keep
         return np.concatenate([ids[:head], ids[len(ids) - (limit - head) :]])
@@ -245,12 +247,12 @@ class TokensField(Field):
         return ids
 
     def num_tokens(self, metadata: Buffer | np.void) -> tuple[int, int]:
-        """Give (ids that are stored, ids that were cut when it was encoded), by the record alone."""
+        """Give (ids that are stored, ids that were removed when it was encoded), from the record alone."""
         num_tokens, num_cut, _, _ = self._unpack_record(metadata)
         return num_tokens, num_cut
 
     def _stored(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
-        """The ids as they are stored, checked, cut to `max_tokens`."""
+        """The ids as they are stored, checked, truncated to `max_tokens`."""
         num_tokens, _, width, _ = self._unpack_record(metadata)
         if width not in _DTYPES:
             raise corrupt("ids are of an unknown width", found=width, expected="2 or 4 bytes")

@@ -1,8 +1,8 @@
-"""Video and sound on one timeline: files kept as they are, or frames as JPEG behind an index, and their sound.
+"""Video and audio on one timeline: files stored as they are, or frames as JPEGs after an index, and their audio.
 
-A clip's frames are of one constant rate, laid over the file by presentation time. Which samples belong to a frame is
-`mm_assets.media.timing`'s to say. What a file is made of is found out by `video_source`; here stand the settings, the
-payload and its decoding.
+A clip's frames have one constant rate and are taken from the file by presentation time. `mm_assets.media.timing` says
+which samples belong to a frame, `video_source` what a file is made of; this module has the settings, the payload and
+its decoding.
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ __all__ = ["Clip", "SyncedVideoAudioField", "VideoAudio", "VideoFile"]
 _ENCODINGS = ("keep", "frames")
 _AUDIO_ENCODINGS = ("flac", "pcm16", "float32")
 DEFAULT_MAX_DECODED = 2**32  # bytes: a minute of 30 frames a second at 720p is 5 GB
-_FRAME_COST = 64  # bytes at least: what a clip says of a frame beside its pixels
+_FRAME_COST = 64  # bytes at least: what a clip holds of a frame beside its pixels
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncedVideoAudioField(Field):
-    """A clip of video and sound, of which either may be missing.
+    """A clip of video and audio, of which either may be missing.
 
-    Value: `VideoAudio`, `VideoFile`, or the bytes of a video or sound file. Decodes to `Clip`.
+    Value: `VideoAudio`, `VideoFile`, or the bytes of a video or audio file. Decodes to `Clip`.
 
     Attributes:
         encoding: ``keep`` stores files as they are and decodes them when they are read; ``frames`` stores every frame
-            as a JPEG behind a frame index, so that any one is read without its neighbours, and the sound as samples.
+            as a JPEG after a frame index, so that any one is read without its neighbours, and the audio as samples.
             Arrays are stored as ``frames`` in any case.
         frame_rate: frames a second that every clip is brought to, by presentation time; None for each file's own.
         size: (height, width) of frames, stretched to it: while encoding frames, and else while decoding.
         quality: of JPEG, 1 to 100.
-        audio_sample_rate: Hz that sound is resampled to, while encoding and, where it is stored with another, while
+        audio_sample_rate: Hz that audio is resampled to, while encoding and, where it is stored with another, while
             decoding; None for each file's own.
-        audio_channels: channels that sound is mixed to; None for each file's own.
+        audio_channels: channels that audio is mixed to; None for each file's own.
         audio_encoding: of stored samples: ``flac`` or ``pcm16``, both 16 bits, or ``float32``.
-        max_frames: longer clips are cut to it, and marked so; None for no cut.
+        max_frames: longer clips are truncated to it, and flagged in the record; None for any length.
         max_duration: seconds; likewise.
         target_frames: frames that decoding gives: spread evenly, padded where there are fewer; None for all.
-        target_audio_len: samples that decoded sound has in a batch, cut or padded; None leaves it out of batches.
+        target_audio_len: samples of decoded audio in a batch, truncated or padded; None: batches have no audio.
         max_pixels: of a frame, both ways.
-        max_decoded_bytes: of the frames, and of the sound, that one decoding gives.
+        max_decoded_bytes: of the frames, and of the audio, that one decoding gives.
     """
 
     TYPE_ID: ClassVar[int] = 50
@@ -153,12 +153,12 @@ class SyncedVideoAudioField(Field):
 
     @property
     def decodes_in_parallel(self) -> bool:
-        """Yes: the decoders let go of the interpreter lock."""
+        """Yes: the decoders release the interpreter lock."""
         return True
 
     @property
     def value_layout(self) -> Mapping[str, ArraySpec] | None:
-        """Arrays of frames and, with `target_audio_len`, of sound, where `size` and `target_frames` are set."""
+        """Arrays of frames and, with `target_audio_len`, of audio, where `size` and `target_frames` are set."""
         if self.size is None or self.target_frames is None:
             return None
         count = self.target_frames
@@ -280,7 +280,7 @@ class SyncedVideoAudioField(Field):
         )
 
     def _encode_parts(self, source: Source, plan: Plan) -> tuple[bytes, bytes | memoryview, int]:
-        """The frames behind their index, the sound, and the sound's codec."""
+        """The frames after their index, the audio, and the codec of the audio."""
         audio: bytes | memoryview = b""
         audio_codec = NONE
         try:
@@ -301,7 +301,7 @@ class SyncedVideoAudioField(Field):
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
-        """Give what stands for each content that was given; sound out of a video file belongs to ``video``."""
+        """Give the bytes stored for each content; audio from a video file belongs to ``video``."""
         record, video, audio = self._open(metadata, data)
         if record.parts == VIDEO_PART:
             yield Item("video", 0, data)
@@ -320,7 +320,7 @@ class SyncedVideoAudioField(Field):
             yield ClipLengths(timing.video_seconds, timing.audio_seconds, frame)
 
     def timing(self, metadata: Buffer | np.void) -> Timing:
-        """Give counts, rates and offset of what decoding gives, without looking at the data.
+        """Give counts, rates and offset of what decoding gives, without reading the data.
 
         Raises:
             FormatError: the record contradicts itself.
@@ -337,7 +337,7 @@ class SyncedVideoAudioField(Field):
         return self.timing(metadata).audio_segments(indices)
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> Clip:
-        """Give a `Clip` of all frames, or of `target_frames`, and all sound."""
+        """Give a `Clip` of all frames, or of `target_frames`, and all audio."""
         record, video, audio = self._open(metadata, data)
         timing, index = self._timing(record), index_of(record, video, max_pixels=self.max_pixels)
         chosen = self._chosen(record)
@@ -382,7 +382,7 @@ class SyncedVideoAudioField(Field):
         return frames
 
     def decode_audio(self, metadata: Buffer | np.void, data: Buffer) -> Audio | None:
-        """Give the sound without decoding a frame; None where the clip has none.
+        """Give the audio without decoding a frame; None where the clip has none.
 
         Raises:
             FormatError: the payload is damaged.

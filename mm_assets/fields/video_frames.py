@@ -1,4 +1,4 @@
-"""Frames of a clip: JPEGs behind an index, one readable without the others; or out of a file that is kept.
+"""Frames of a clip: JPEGs after an index, each readable without the others; or those of a stored file.
 
 The index is as docs/fields.md, type 50, says.
 """
@@ -22,7 +22,7 @@ __all__ = ["encode_frames", "fill_frames", "index_of"]
 
 
 def encode_frames(source: Source, plan: Plan, *, size: tuple[int, int] | None, quality: int) -> bytes:
-    """The frame index and the JPEGs behind it.
+    """The frame index and the JPEGs after it.
 
     Raises:
         MediaError: the source is damaged.

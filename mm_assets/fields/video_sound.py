@@ -1,4 +1,4 @@
-"""The sound of a stored clip: samples, or out of a file that is kept. Its size is known before any of it is decoded."""
+"""The audio of a stored clip: samples, or that of a stored file. Its size is known before any of it is decoded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["brought_to", "decoded_size", "stored_sound", "timing_at"]
 
 
 def decoded_size(plan: Plan) -> int:
-    """Bytes of float32 that decoding the plan's sound takes: that of the file, or brought to its rate and channels."""
+    """Bytes of float32 that decoding the plan's audio takes: that of the file, or at the plan's rate and channels."""
     if plan.sound is None:
         return 0
     end = plan.audio_start + plan.num_audio_samples  # what comes before the clip is decoded too
@@ -27,16 +27,16 @@ def decoded_size(plan: Plan) -> int:
 
 
 def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_decoded_bytes: int) -> Audio | None:
-    """Decode the sound of a clip; None where it has none.
+    """Decode the audio of a clip; None where it has none.
 
     Args:
         record: of the payload, checked.
         video: the payload's bytes of video.
-        audio: its bytes of sound.
+        audio: its audio bytes.
         max_decoded_bytes: of the samples.
 
     Raises:
-        CorruptError: the payload is damaged, or its sound larger than the limit.
+        CorruptError: the payload is damaged, or its audio is larger than the limit.
     """
     if record.audio_codec == NONE:
         return None
@@ -82,7 +82,7 @@ def brought_to(sound: Audio, rate: int, channels: int, *, max_decoded_bytes: int
 
 
 def timing_at(timing: Timing, rate: int) -> Timing:
-    """A clip's timing with its sound at another rate; the offset is rounded to nearest, a half to even."""
+    """A clip's timing with its audio at another rate; the offset is rounded to nearest, a half to even."""
     if timing.sample_rate in (0, rate):
         return timing
     return dataclasses.replace(

@@ -1,6 +1,6 @@
 """A clip to be encoded: where its frames and samples come from, and which of them it is made of.
 
-`source_of` looks at what there is, `plan_of` decides on frames, samples and offset without decoding anything, and
+`source_of` indexes the streams, `plan_of` decides on frames, samples and offset without decoding anything, and
 `clip_sound` and `Source.frames` decode. A `ValueError` says what does not fit; `MediaError` is one.
 """
 
@@ -41,7 +41,7 @@ __all__ = ["MAX_DATA", "Plan", "Source", "clip_sound", "most_frames", "plan_of",
 _MAX_SECONDS = 1_000_000
 MAX_DATA = 2**32 - 1  # bytes, a payload's size in both containers
 _MAX_REPEATS = 1000  # of a file's frames on average: beyond it a few bytes would become gigabytes
-_MARGIN_SECONDS = 1  # decoded past the end of a cut, so that the resampler's window does not see the cut
+_MARGIN_SECONDS = 1  # decoded past the end of a truncated clip, so that the resampler's window does not see the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +50,14 @@ class Source:
 
     Attributes:
         video: a file's bytes, or arrays' frames; None without.
-        audio: bytes of a sound file, or arrays' samples (n, channels); None where the sound is in `video`.
+        audio: bytes of an audio file, or arrays' samples (n, channels); None where the audio is in `video`.
         index: when the frames are shown; None without video.
         size: (height, width) of the frames.
-        sound: extent of the sound; None without.
+        sound: extent of the audio; None without.
         sound_delay: seconds by which the first sample comes after the first frame.
         start: seconds into the video at which the clip begins.
         duration: seconds of the clip at most, None for all.
-        audio_offset: seconds by which the sound comes late.
+        audio_offset: seconds by which the audio comes late.
         max_pixels: of a frame.
     """
 
@@ -105,12 +105,12 @@ class Plan:
         size: (height, width) of the source's frames.
         start_us: microseconds into the video at which frame 0 is shown.
         sound: of the source.
-        sample_rate: Hz; 0 without sound.
-        channels: 0 without sound.
-        audio_start: first sample of the clip within the source's sound.
+        sample_rate: Hz; 0 without audio.
+        channels: 0 without audio.
+        audio_start: first sample of the clip within the source's audio.
         num_audio_samples: of the clip.
         audio_offset: in samples.
-        truncated: whether a limit cut the clip.
+        truncated: whether a limit truncated the clip.
     """
 
     num_frames: int = 0
@@ -141,7 +141,7 @@ def source_of(
 
     Args:
         value: the clip.
-        frame_rate: of arrays that do not tell theirs.
+        frame_rate: of arrays without a frame rate of their own.
         max_pixels: of a frame.
 
     Raises:
@@ -346,7 +346,7 @@ def clip_sound(source: Source, plan: Plan) -> npt.NDArray[Any]:
     """(num_audio_samples, channels) float32; int16 where arrays of int16 are taken as they are.
 
     Raises:
-        MediaError: the file is damaged, or has less sound than the plan counts on.
+        MediaError: the file is damaged, or has less audio than the plan expects.
     """
     sound = plan.sound
     if sound is None:

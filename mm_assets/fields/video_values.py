@@ -39,8 +39,8 @@ class VideoAudio:
         frames: (T, H, W, 3) uint8 RGB, T at least 1; None without video.
         frame_rate: frames a second: a ratio, an integer, a float such as 29.97 (then 30000/1001, as
             `mm_assets.media.timing.as_frame_rate` says), or (numerator, denominator). None where the field sets it.
-        audio: sound, or (samples, sample_rate) with samples (n,) or (n, channels), int16 or float32; None without.
-        audio_offset_seconds: how much later than the pictures the sound comes.
+        audio: `Audio`, or (samples, sample_rate) with samples (n,) or (n, channels), int16 or float32; None without.
+        audio_offset_seconds: how much later than the frames the audio starts.
     """
 
     frames: npt.NDArray[np.uint8] | None = None
@@ -58,15 +58,15 @@ class VideoAudio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoFile:
-    """A clip as a file, with its sound in it or in a file of its own.
+    """A clip as a file, with its audio in it or in a file of its own.
 
     Attributes:
-        video: the file's bytes or path; it may hold sound only. None where there is only `audio`.
-        audio: bytes or path of a sound file, taken in place of the sound in `video`; its first sample belongs to the
+        video: the file's bytes or path; it may hold audio only. None where there is only `audio`.
+        audio: bytes or path of an audio file, taken in place of the audio in `video`; its first sample belongs to the
             first frame of the video, whatever its own presentation times say.
         start_seconds: of the clip, from the first frame of the video; rounded to microseconds.
         duration_seconds: of the clip at most; None for all there is.
-        audio_offset_seconds: how much later than the pictures the sound comes, beside what the file itself says.
+        audio_offset_seconds: how much later than the frames the audio starts, beside what the file itself says.
     """
 
     video: Buffer | str | Path | None = None
@@ -80,16 +80,16 @@ class VideoFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Clip:
-    """Frames and sound, decoded. T is the number of frames given, which may be chosen ones.
+    """Decoded frames and audio. T is the number of frames given, which may be chosen ones.
 
     Attributes:
         frames: (T, H, W, 3) uint8 RGB; zeros where `frame_mask` is False. None where the clip has no video.
         frame_indices: (T,) int64, frame numbers within the clip; -1 where `frame_mask` is False.
         frame_mask: (T,) bool, which rows are frames; all of them unless the field has `target_frames`.
         frame_times: (T,) float64, seconds from frame 0; 0 where `frame_mask` is False.
-        audio: (num_samples, channels) float32 in [-1, 1] and its rate; None where the clip has no sound.
+        audio: (num_samples, channels) float32 in [-1, 1] and its rate; None where the clip has no audio.
         audio_segments: (T, 2) int64, start and stop of each frame's samples in `audio`.
-        timing: of the whole clip: rates, counts, offset, whether it was cut.
+        timing: of the whole clip: rates, counts, offset, whether it was truncated.
     """
 
     frames: npt.NDArray[np.uint8] | None
@@ -109,12 +109,12 @@ class Clip:
 
     @property
     def duration_seconds(self) -> float:
-        """Of pictures or sound, whichever is longer."""
+        """The duration of the frames or the audio, whichever is longer."""
         return self.timing.duration_seconds
 
     @property
     def truncated(self) -> bool:
-        """Whether the clip was cut by `max_frames` or `max_duration` when it was encoded."""
+        """Whether the clip was truncated by `max_frames` or `max_duration` when it was encoded."""
         return self.timing.truncated
 
     def frame_index_at(self, seconds: float) -> int:
@@ -130,7 +130,7 @@ class Clip:
 
         Raises:
             IndexError: the clip has no such frame.
-            ValueError: the clip has no sound.
+            ValueError: the clip has no audio.
         """
         if self.audio is None:
             raise ValueError("found a clip without sound, expected one with")

@@ -151,7 +151,7 @@ class SilenceAnnotator(Annotator):
 
 
 class VideoInfoAnnotator(Annotator):
-    """Adds duration, width, height, frame rate and whether there is sound to video rows.
+    """Adds duration, width, height, frame rate and whether there is audio to video rows.
 
     Args:
         prefix: put before the columns' names.
@@ -171,7 +171,7 @@ class VideoInfoAnnotator(Annotator):
         )
 
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
-        """Reads headers; null where that fails, or where there is no video stream or the header does not tell."""
+        """Reads headers; null where that fails, or where there is no video stream or the header does not say."""
         rows = block.rows_of("video")
         infos = video_infos(block, rows)
         measures: tuple[list[float | None], ...] = (

@@ -301,7 +301,7 @@ class FilterStream:
 
 
 class _MaterializeErrors:
-    """Drops the rows, or the samples, whose content could not be had."""
+    """Drops the rows, or the samples, whose content could not be read."""
 
     name = MATERIALIZE
 

@@ -100,7 +100,7 @@ class AudioSilenceFilter(MeasuredRowFilter):
     """Keeps audio of which no more than a share is silence, and that does not begin or end with too much of it.
 
     Args:
-        max_silence: largest share of the sound kept that is silent, 0 to 1; None is no limit.
+        max_silence: largest silent share of the audio kept, 0 to 1; None is no limit.
         max_leading_seconds: longest silence kept at the start; None is no limit.
         max_trailing_seconds: longest silence kept at the end; None is no limit.
         threshold_dbfs: level below which a window is silent.
@@ -138,7 +138,7 @@ class AudioSilenceFilter(MeasuredRowFilter):
         self.meter = SilenceMeter(threshold_dbfs=threshold_dbfs, level=level, window_seconds=window_seconds)
 
     def measure(self, block: Block, rows: Rows) -> Sequence[Silence | None]:
-        """The silence in each sound."""
+        """The silence in each audio row."""
         return self.meter(block, rows)
 
     def verdict(self, value: Silence) -> tuple[str, float] | None:

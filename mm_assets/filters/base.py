@@ -1,7 +1,7 @@
-"""What a filter and an annotator are, and the block that both look at.
+"""What a filter and an annotator are, and the block that both read.
 
 A *block* is a few whole samples, in order, with whatever has been measured about their content so far: several filters
-and annotators that want one measure share one computation. Nothing here decides what is dropped; that is in `filters`.
+and annotators that need the same measure share one computation. What is dropped is decided in `apply`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Block:
     def measure(
         self, key: object, rows: Iterable[int], function: Callable[[memoryview], _T], *, threaded: bool = False
     ) -> list[_T | None]:
-        """Applies a function to the payloads of rows, once for each row, whoever asks.
+        """Applies a function to the payloads of rows, once for each row, and caches the results.
 
         Args:
             key: identifies the function together with its parameters; hashable.
@@ -199,7 +199,7 @@ class Filter(ABC):
     Constructors take keyword-only parameters, check them, and do no work: they also run when a declaration is loaded.
 
     Attributes:
-        name: stands in the ``filter`` column of the dropped rows and in the counts.
+        name: in the ``filter`` column of the dropped rows and in the counts.
         scope: "row": a `Drop` takes out its row, or the whole sample if it names the metadata row. "sample": a `Drop`
             takes out every row of its row's sample.
         needs_content: it reads the rows' bytes; others run before content is fetched, and see none.

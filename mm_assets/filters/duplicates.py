@@ -33,7 +33,7 @@ def content_digests(block: Block, rows: Rows) -> list[bytes | None]:
 class ExactDuplicatesFilter(Filter):
     """Drops content that stood before in the partition.
 
-    Content that could not be had is never a duplicate, nor is a sample that misses content or has none to compare.
+    Content that could not be read is never a duplicate, nor is a sample that misses content or has none to compare.
 
     Args:
         scope: "row" drops a row whose modality and content have been seen; "sample" drops a sample whose content rows

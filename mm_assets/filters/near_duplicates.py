@@ -23,7 +23,7 @@ from mm_assets.rows.schema import Drop
 __all__ = ["MAX_DISTANCE", "HammingIndex", "NearDuplicatesFilter", "image_hashes"]
 
 MAX_DISTANCE = 15  # bits of 64; two unlike pictures differ by about 32, and by no more than 16 now and then
-_PLAIN = -1  # stands for the hash of an image too plain to have one: hashes are not negative
+_PLAIN = -1  # in place of the hash of an image too plain to have one: hashes are not negative
 _BANDS = 4
 _BAND_BITS = HASH_BITS // _BANDS
 
@@ -47,7 +47,7 @@ def _hash_or_plain(data: memoryview) -> int:
 class HammingIndex:
     """Entries of one or more hashes of 64 bits, to be found by their distance: the bits that differ, of a hash.
 
-    The distance of two entries is the largest of their hashes', one by one. The first hash is cut into four bands of
+    The distance of two entries is the largest of their hashes', one by one. The first hash is split into four bands of
     16 bits, each the key of a bucket. Of two hashes at a distance of at most 4 r + a (a below 4), one of the first
     a + 1 bands differs by at most r bits, or one of the others by at most r - 1: else they would differ by at least
     (a + 1) (r + 1) + (3 - a) r = 4 r + a + 1. So looking into the buckets of all such keys misses none.
@@ -97,7 +97,7 @@ class HammingIndex:
 
 @cache
 def _flips(max_distance: int) -> tuple[tuple[int, ...], ...]:
-    """For each band, what its bits are combined with to give the keys to look at."""
+    """For each band, what its bits are combined with to give the keys to look up."""
     radius, rest = divmod(max_distance, _BANDS)
     within = [
         tuple(sum(1 << bit for bit in bits) for n in range(limit + 1) for bits in combinations(range(_BAND_BITS), n))

@@ -1,7 +1,7 @@
-"""Filters of video rows: duration, frame rate, size, and whether there is sound.
+"""Filters of video rows: duration, frame rate, size, and whether there is audio.
 
-All of it is what the container's header tells; no frame is asked for. It needs the packages of the extra ``video``:
-without them the first block with video raises `MissingExtraError`, and no row is judged without being looked at.
+All of it is read from the container's header; no frame is decoded. It needs the packages of the extra ``video``:
+without them the first block with video raises `MissingExtraError`, and no row is kept unjudged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def video_infos(block: Block, rows: Rows) -> list[VideoInfo | None]:
 
 
 def frames_a_second(info: VideoInfo) -> float | None:
-    """The nominal frame rate to three decimals; None where there is no video or the header does not tell."""
+    """The nominal frame rate to three decimals; None where there is no video or the header does not say."""
     return None if info.frame_rate is None else round(float(info.frame_rate), _RATE_DECIMALS)
 
 
@@ -39,8 +39,8 @@ class VideoDurationFilter(MeasuredRowFilter):
         max_frame_rate: highest nominal frame rate kept.
         min_width: smallest width kept, in pixels.
         min_height: smallest height kept, in pixels.
-        require_audio: drop files without a sound stream.
-        drop_invalid_rows: drop video that is not there, whose header cannot be read, or whose header does not tell
+        require_audio: drop files without an audio stream.
+        drop_invalid_rows: drop video that is not there, whose header cannot be read, or whose header does not say
             what a limit asks for.
     """
 
@@ -78,7 +78,7 @@ class VideoDurationFilter(MeasuredRowFilter):
         self.min_width, self.min_height = pixels["min_width"], pixels["min_height"]
 
     def measure(self, block: Block, rows: Rows) -> Sequence[VideoInfo | None]:
-        """Headers, of which None stands also for those that do not tell what a limit asks for."""
+        """Headers; None also for those without what a limit needs."""
         return [info if info is not None and self._tells(info) else None for info in video_infos(block, rows)]
 
     def _tells(self, info: VideoInfo) -> bool:

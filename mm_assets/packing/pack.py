@@ -82,7 +82,7 @@ def packable(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
                 yield Drop(row, reason, None, detail)
             size = _content_bytes(rows, placement)
             if size > MAX_SAMPLE_BYTES:
-                # A metadata row stands for its sample; one without has only rows to name.
+                # A metadata row names its sample; a sample without one has only rows to name.
                 heads = [r for r in range(placement.start, placement.stop) if rows.is_metadata(r)]
                 for row in heads or range(placement.start, placement.stop):
                     yield Drop(row, "sample_too_large", float(size))

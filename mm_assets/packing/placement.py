@@ -27,7 +27,9 @@ from mm_assets.sources.member import split_member_name
 
 __all__ = ["BlockRows", "Placed", "Placement", "Placer"]
 
-MAX_REMEMBERED = 10_000  # kinds of row whose takers are remembered; names with dots in them may make every row its own
+MAX_REMEMBERED = (
+    10_000  # kinds of row whose takers are cached; with dots in member names every row may be a kind of its own
+)
 
 
 class _Views:
@@ -92,7 +94,7 @@ class BlockRows:
         self._json = _Views(table.column("metadata_json"))
 
     def samples(self) -> Iterator[tuple[int, int]]:
-        """First row of each sample and the row behind its last."""
+        """First row of each sample and the row after its last."""
         start = 0
         for row in range(1, self.num_rows + 1):
             if row == self.num_rows or self.sample_id[row] != self.sample_id[start]:
@@ -133,14 +135,14 @@ class Placement:
 
     Attributes:
         start: its first row in the block.
-        stop: the row behind its last.
+        stop: the row after its last.
         items: for each modality of the plan by number, its rows; a modality without rows is missing. The metadata row
-            stands under the plan's metadata, if it has JSON.
+            is under the plan's metadata, if it has JSON.
         values: for each modality that is made of the sample's JSON, or that is a composite: its value.
-        refused: rows that go nowhere, with the reason. A refused metadata row stands for its sample.
-        unfit: rows that a field refused, wherever they went then, with the name of its modality and what it said.
-        without: modalities that lack a value of the JSON which their field refused, and whose plan allows that, with
-            what it said.
+        refused: rows that go nowhere, with the reason. A refused metadata row means its sample.
+        unfit: rows that a field refused, wherever they went then, with the name of its modality and its message.
+        without: modalities without a value of the JSON that their field refused, where the plan allows that, with the
+            field's message.
     """
 
     start: int
@@ -187,7 +189,7 @@ class Placer:
             yield self._place_sample(rows, start, stop)
 
     def settle(self, rows: BlockRows) -> Iterator[Placement]:
-        """As `place`, with what is refused once what was refused is gone: a composite may be incomplete without it."""
+        """As `place`, repeated without refused rows until none is refused: a composite may then be incomplete."""
         for start, stop in rows.samples():
             placement = self._place_sample(rows, start, stop)
             while any(self._is_composite) and placement.refused:
@@ -252,7 +254,7 @@ class Placer:
         return placement
 
     def _place_metadata(self, rows: BlockRows, row: int | None, placement: Placement) -> Any:
-        """Places a sample's JSON, and gives it parsed where the plan asks for values in it."""
+        """Places a sample's JSON, and returns it parsed where the plan takes values from it."""
         content = None if row is None else rows.metadata(row)
         if row is None or content is None:
             return None
@@ -340,12 +342,12 @@ class Placer:
                 pairs = [(placed.position, rows.content(placed.row)) for placed in found]
                 contents[part] = pairs[0][1] if one else pairs
         if contents.keys() <= shared:
-            return  # what is another's makes no value alone
+            return  # shared rows alone are not a value
         reason = f"unpackable_{name}"
         missing = [key for key, part in made.PARTS.items() if part.needed and key not in contents]
         if missing:
             if not taken:
-                return  # what the JSON has of it is no value yet
+                return  # the JSON alone is not a value yet
             reason, detail = f"incomplete_{name}", f"there is no {' and no '.join(missing)}"
         else:
             value, detail = self._assembled(taker, contents, placement)
@@ -359,12 +361,12 @@ class Placer:
         for placed in taken:
             failed[placed.row] = reason
             placement.unfit[placed.row] = (name, detail)
-        # A whole JSON may say nothing of this modality; what stands at a key that the plan names is meant for it.
+        # A whole JSON may hold nothing for this modality; a value at a key that the plan names is meant for it.
         if not taken and any(self.plan.modalities[taker].parts[part].key for part in contents):
             self._refuse_sample(placement, rows, reason, (name, detail))
 
     def _assembled(self, taker: int, contents: dict[str, Any], placement: Placement) -> tuple[Any, str]:
-        """The value of a composite, or None and why; without what the plan lets it lack, where that is refused."""
+        """The value of a composite, or None and why; without optional parts of the JSON that are refused."""
         made = self.fields[taker]
         lenient = [
             part
@@ -425,7 +427,7 @@ class Placer:
         return found
 
     def _refusal(self, taker: int, rows: BlockRows, row: int) -> str | None:
-        """What a field has against a row's content, or None."""
+        """Why a field refuses a row's content, or None."""
         content = rows.content(row)
         if content is None:
             return "there is no content"

@@ -1,9 +1,10 @@
 """The pack plan: which rows go to which packed modality, and by which field.
 
 A plan is decided once for a dataset and stored as JSON. A row goes to the first packed modality, in the plan's order,
-whose selector takes it and whose field accepts its content; what nobody takes goes to the `rest` of a plan that has one
-and is dropped with a reason otherwise. A composite field is made of several rows, its parts, each with a selector of
-its own; and a field may be given a value out of the sample's JSON, which takes no row. Nothing here looks at content.
+whose selector takes it and whose field accepts its content. What no modality takes goes to the `rest` of a plan that
+has one, and is dropped with a reason otherwise. A composite field is made of several rows, its parts, each with a
+selector of its own. A field may also be given a value of the sample's JSON, which takes no row. Nothing here reads
+content.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Selector:
 
     Attributes:
         modality: row modality; "*" is any.
-        role: pattern (``*``, ``?``, ``[abc]``) for what stands between key and extension in the member's name; "" is no
+        role: pattern (``*``, ``?``, ``[abc]``) for the part of the member's name between key and extension; "" is no
             role and "#" a whole number.
         extension: patterns for the member's extension. For `take` "one" their order is an order of preference.
         take: "one" content row of a sample, the first by preference and position; a "sequence" of all of them at their
@@ -152,7 +153,7 @@ class PackPlan:
         return {modality.name: modality.field() for modality in self.modalities}
 
     def specs(self) -> tuple[ModalitySpec, ...]:
-        """What the containers are told of the fields."""
+        """The fields as containers store them."""
         return tuple(
             ModalitySpec(
                 name=name,
@@ -177,7 +178,7 @@ class PackPlan:
         """Reads a stored plan.
 
         Raises:
-            SchemaMismatchError: `value` is no plan, or names a field that is not known here.
+            SchemaMismatchError: `value` is not a plan, or names a field that is not known here.
         """
         try:
             modalities = parse_fields(value["modalities"], where=where, key="pack.modalities")
@@ -353,7 +354,7 @@ def _patterns(value: object, where: object, key: str) -> tuple[str, ...]:
 
 
 def _is_taken(shared: Selector, modalities: tuple[PackedModality, ...]) -> bool:
-    """Whether some modality takes a row that a shared selector finds; with patterns that is not known here."""
+    """Whether some modality takes a row that a shared selector finds; assumed where patterns leave it open."""
     selectors = [selector for modality in modalities for selector in modality.selectors.values()]
     if any(selector.take == "rest" for selector in selectors) or set("*?[#") & {*shared.role, *shared.modality}:
         return True
@@ -366,7 +367,7 @@ def _is_taken(shared: Selector, modalities: tuple[PackedModality, ...]) -> bool:
 
 
 def check_modalities(modalities: tuple[PackedModality, ...], *, where: object, key: str) -> tuple[PackedModality, ...]:
-    """Checks that the modalities of a plan can stand together in one packed file.
+    """Checks that the modalities of a plan fit in one packed file.
 
     Raises:
         ConfigError: there are none or too many, two share a name or its hash, or two are the metadata, rest or listing.

@@ -1,8 +1,8 @@
 """Presets: pack plans for the usual kinds of sample, and the choice between them.
 
-Most are fixed. `generic` and `robotics` are discovered from rows, one packed modality for each row modality and role
-seen; `speech` looks where its word timings are. A preset with `rest` loses no row of the dataset, whatever it is: rows
-that a later shard brings beyond its modalities, and content that their fields cannot read, go there.
+Most are fixed. `generic` and `robotics` are discovered from rows, one packed modality for each row modality and role;
+`speech` finds where its word timings are. A preset with `rest` loses no row of the dataset: rows of later shards beyond
+its modalities, and content that their fields cannot read, go there.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _read_config(pack: str | Mapping[str, Any] | None, where: object) -> tuple[s
 
 
 def _inherited(item: Any, base: tuple[PackedModality, ...]) -> Any:
-    """A declared field that names a modality of the preset and says nothing of rows: the preset's, with settings."""
+    """The preset's modality with other settings, where a declared field names one and selects no rows."""
     same = next((m for m in base if isinstance(item, Mapping) and m.name == item.get("name")), None)
     if same is None or item.get("field", same.field_type) != same.field_type or set(item) - {"name", "field", "config"}:
         return item
