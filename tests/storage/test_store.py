@@ -257,10 +257,10 @@ def test_look_up_blocks_of_all_files_are_bounded_together(memory_file: str, monk
     for offset in (10, 600, 1200, 4990, 10):
         for file in files:
             assert bytes(file.view(offset, 5)) == CONTENT[offset : offset + 5]
-            assert kept._size == sum(map(len, kept._kept.values())) <= 2048
+            assert kept._size == sum(map(len, kept._cached.values())) <= 2048
     for file in files:
         file.close()
-    assert (kept._size, kept._kept) == (0, {})
+    assert (kept._size, kept._cached) == (0, {})
 
 
 class DisconnectedError(Exception):
