@@ -21,6 +21,7 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
 )
+from pydantic_core import ErrorDetails
 
 from mm_assets.errors import ConfigError
 from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
@@ -33,6 +34,7 @@ __all__ = ["PARTITION_KEY", "DatasetSpec", "ParquetOptions", "expected"]
 
 PARTITION_KEY = re.compile(r"[A-Za-z0-9._-]+")
 _NAME = "[A-Za-z][A-Za-z0-9_]*"  # what Dagster allows in asset keys and job names
+_FORMATS = sorted(source_formats(None, where=""))
 _OWNER = r"team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+"
 
 
@@ -136,7 +138,7 @@ _PACK_FIELDS = {
 }
 _PACK_SCHEMA = {
     "anyOf": [
-        {"type": "string", "pattern": f"^({'|'.join(PRESETS)})$"},
+        {"type": "string", "enum": list(PRESETS)},
         {"type": "object", "properties": _PACK_FIELDS, "additionalProperties": False},
     ]
 }
@@ -178,12 +180,12 @@ class DatasetSpec(Settings):
         Annotated[
             str,
             AfterValidator(_check_source),
-            Field(json_schema_extra=_named_or_imported(source_formats(None, where=""))),
+            Field(json_schema_extra=_named_or_imported(_FORMATS)),
         ]
         | None
     ) = Field(
         default=None,
-        description="Format of the shards: a name of the tables of sources, or `package.module:Class`. Default: "
+        description=f"Format of the shards: {', '.join(_FORMATS)}, or your own as `package.module:Class`. Default: "
         "detected from the first bytes of each shard, else from its name.",
         examples=["tar"],
     )
@@ -206,7 +208,7 @@ class DatasetSpec(Settings):
         default=30.0,  # an upload of one object rarely pauses longer
         ge=0,
         allow_inf_nan=False,
-        description="A shard is registered once it has not changed for so long.",
+        description="A shard is registered once it has not changed for so many seconds.",
         examples=[120],
     )
     description: str = Field(
@@ -225,11 +227,16 @@ class DatasetSpec(Settings):
     )
     on_materialize_error: Literal["keep", "drop_row", "drop_sample", "fail"] = Field(
         default="keep",
-        description="For media that could not be read. `keep`: the row stays in `materialized_rows`, with the reason.",
+        description="For media that could not be read. `keep`: the row stays in `materialized_rows`, with the "
+        "reason, and is dropped before packing; `drop_row` and `drop_sample`: drop it, or its whole sample, in "
+        "`filtered_rows`; `fail`: fail the partition.",
         examples=["drop_sample"],
     )
     on_damaged_shard: Literal["fail", "salvage"] = Field(
-        default="fail", description="`salvage`: take what is before and after the damage.", examples=["salvage"]
+        default="fail",
+        description="For shards whose structure is damaged. `fail`: fail the partition; `salvage`: take what is "
+        "before and after the damage.",
+        examples=["salvage"],
     )
     max_content_bytes: int = Field(
         default=256 << 20,  # an item is held in memory, a few times over while it is packed
@@ -257,7 +264,7 @@ class DatasetSpec(Settings):
         examples=[[{"type": "text_length", "min_chars": 20}]],
     )
     on_empty_sample: Literal["drop", "keep"] = Field(
-        default="drop", description="For samples that the filters left without content.", examples=["keep"]
+        default="drop", description="What happens to samples that the filters left without content.", examples=["keep"]
     )
     renumber: bool = Field(default=False, description="Number positions from 0 again after filtering.", examples=[True])
     parquet: ParquetOptions = Field(
@@ -327,7 +334,8 @@ class DatasetSpec(Settings):
         try:
             return cls.model_validate(config, context={"where": where, "base": base})
         except ValidationError as error:
-            raise _config_error(error, where) from error
+            first = error.errors(include_url=False)[0]
+            raise _config_error(first, where) from first.get("ctx", {}).get("error")
 
     def replace(self, **changes: Any) -> DatasetSpec:
         """A copy with other settings, checked as those of a declaration.
@@ -382,9 +390,8 @@ def expected(schema: Mapping[str, Any]) -> str:
     return said + (f" of at least {schema['minimum']}" if "minimum" in schema else "")
 
 
-def _config_error(error: ValidationError, where: str) -> ConfigError:
-    """The first of pydantic's errors, in the words that all declarations' errors have."""
-    found = error.errors(include_url=False)[0]
+def _config_error(found: ErrorDetails, where: str) -> ConfigError:
+    """One of pydantic's errors, in the words that all errors of declarations have."""
     cause = found.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):  # of a filter, an annotator or the packing
         return ConfigError(where, cause.key, cause.detail)

@@ -66,7 +66,8 @@ def test_every_setting_has_type_description_and_example() -> None:
         ("parquet", {"compression": "lzma"}, "parquet.compression: 'lzma' is not one of ['zstd', "),
         ("filters", [{"type": "blurr"}], "filters.0.type: 'blurr' does not match '^(aspect_ratio|"),
         ("filters", [{"min": 3}], "filters.0: 'type' is a required property"),
-        ("pack", "everything", "pack: 'everything' does not match '^(interleaved|"),
+        ("pack", "everything", "pack: 'everything' is not one of ['interleaved', "),
+        ("pack", 3, "pack: 3 is not of type 'string', 'object', 'null'"),
         ("pack", {"field": []}, "pack: Additional properties are not allowed ('field' was unexpected)"),
     ],
 )

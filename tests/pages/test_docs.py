@@ -332,15 +332,6 @@ def test_a_reader_of_other_making_gets_from_the_manifest_to_payloads(captions: P
 # -- pipeline.md and format.md
 
 
-def test_every_key_of_samples_is_documented() -> None:
-    """The table of the sample layout has every key, and each example is allowed."""
-    rows = [row for row in cells(section(PIPELINE, "## Sample layout").split("### ")[0]) if len(row) == 4]
-    assert [row[0].split("`")[1] for row in rows] == list(MemberRules.model_fields)
-    for row in rows:
-        samples = yaml.safe_load(row[3].strip("`"))
-        DatasetSpec.from_config({"name": "x", "shards": "s", "root": "r", "samples": samples}, where="docs")
-
-
 def test_the_table_of_extensions_is_that_of_the_code() -> None:
     """Each extension is listed with its row modality."""
     rows = [row for row in cells(section(PIPELINE, "## Sample layout").split("### ")[0]) if len(row) == 2]

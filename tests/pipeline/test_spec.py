@@ -1,11 +1,13 @@
 """Declarations: what is wrong is refused with file, key and what is allowed."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mm_assets.errors import ConfigError
+from mm_assets.pipeline.chain import RECORDED_STAGES
 from mm_assets.pipeline.spec import DatasetSpec
 
 GOOD: dict[str, Any] = {"name": "docs", "shards": "shards/*.tar", "root": "/data"}
@@ -86,3 +88,68 @@ def test_a_tokenizer_s_file_stands_beside_its_declaration(tmp_path: Path) -> Non
     made = DatasetSpec.from_config(GOOD | {"pack": {"fields": [field]}}, where="defs.yaml", base=tmp_path)
     assert made.pack["fields"][0]["config"]["tokenizer"] == {"file": str(tmp_path / "tok.json")}
     assert made.pack["fields"][0]["name"] == "ids"
+
+
+EVERYTHING: dict[str, Any] = {
+    "storage_options": {"anon": True}, "root_options": {"a": 1}, "partition_pattern": "(?P<partition>a)",
+    "settle_seconds": 1, "description": "d", "owners": ["team:x"],
+    "samples": {
+        "sample_id_field": "url", "texts_field": "t", "images_field": "i", "image_member_field": "f",
+        "user_columns": ["b", "a"], "per_image_fields": ["q"], "per_text_fields": ["z"],
+        "extensions": {"pt": "array", "md": "text"}, "allow_references": True,
+        "allowed_references": ["https://x.org/"], "max_text_bytes": 1000,
+    },
+    "materialize": "write", "on_materialize_error": "fail", "on_damaged_shard": "salvage", "max_content_bytes": 7,
+    "annotators": [{"type": "image_size"}],
+    "filters": [
+        {"type": "aspect_ratio", "min": 0.5, "max": 2},
+        {"type": "exact_duplicates", "name": "dups", "after_content": True},
+    ],
+    "on_empty_sample": "keep", "renumber": True, "parquet": {"compression": "none", "row_group_bytes": 65536},
+    "pack": {"preset": "interleaved", "fields": [{"name": "x", "field": "ImageField", "modality": "image"}]},
+    "on_misaligned": "fail", "batch_bytes": 65536, "runs_per_tick": 3, "cron": "* * * * *", "poll_seconds": 9,
+    "run_sensor": True, "run_schedule": True, "keep_manifests": 9,
+}  # fmt: skip
+
+
+def test_digests_stay_as_they_are() -> None:
+    """A release that changes the digest of a declaration makes every partition of its dataset pending."""
+    digests = [stage.digest(spec(**EVERYTHING))[:16] for stage in RECORDED_STAGES]
+    assert digests == [
+        "b0e6d2fce02532e2",
+        "f06a88c3ae1669b6",
+        "b09fc2f9b817ca09",
+        "3fdff19951f39853",
+        "2fac0243e1ba521e",
+        "2fac0243e1ba521e",
+    ]
+
+
+def test_a_key_without_a_value_takes_its_default() -> None:
+    """What YAML reads as null is a default, in nested settings too; a root without a value is an error."""
+    empty = {key: None for key in DatasetSpec.model_fields if key not in GOOD}
+    assert spec(**empty) == spec()
+    assert spec(samples={"texts_field": None, "user_columns": None}) == spec()
+    with pytest.raises(ConfigError, match="root: is empty: is the environment variable"):
+        spec(root=None)
+
+
+def test_a_spec_is_immutable_and_crosses_processes() -> None:
+    """A spec cannot be changed, and pickles with the file that it comes from."""
+    made = spec(**EVERYTHING)
+    with pytest.raises(ValueError, match="frozen"):
+        made.name = "other"  # type: ignore[misc]
+    restored = pickle.loads(pickle.dumps(made))
+    assert restored == made
+    assert restored.where == "defs.yaml"
+
+
+def test_replace_checks_what_it_changes() -> None:
+    """A copy with other settings is checked as a declaration is, and its messages name the same file."""
+    made = spec(**EVERYTHING)
+    assert made.replace(root="/other").root == "/other"
+    assert made.replace(root="/other").replace(root=made.root) == made
+    with pytest.raises(ConfigError, match=r"defs.yaml: materialize: is 'later', allowed: read, write"):
+        made.replace(materialize="later")
+    with pytest.raises(ConfigError, match="no_such: is not a setting"):
+        made.replace(no_such=1)
