@@ -96,10 +96,10 @@ class DatasetFields:
         return {name: self._fields[name] for name in names if name in self._fields}
 
     def check_name(self, name: str) -> None:
-        """Refuse a name that is no modality.
+        """Refuse a name that is not a modality.
 
         Raises:
-            KeyError: it is none.
+            KeyError: it is not.
         """
         names = self.names
         if name not in names:
@@ -109,7 +109,7 @@ class DatasetFields:
         """The names that are meant: all for None; each once.
 
         Raises:
-            KeyError: one is no modality.
+            KeyError: one is not a modality.
             TypeError: one name where several are wanted.
         """
         if modalities is None:

@@ -50,12 +50,12 @@ def open(
 
     Args:
         path: local path or fsspec URL of a packed file, of a manifest (``.json``), or of a folder; or a list of packed
-            files, read in that order. A file's format is told by its bytes. A folder that holds a ``manifest.json`` is
-            opened by it, any other gives its packed files sorted by name.
+            files, read in that order. A file's format is detected from its bytes. A folder that holds a
+            ``manifest.json`` is opened by it, any other gives its packed files sorted by name.
         storage_options: arguments for the URLs' file system.
         fields: fields to decode with in place of those of the file's schema, by name: the same type with other
-            settings, say. A file without schema, by another writer (or cut off), opens only with fields for all of its
-            modalities.
+            settings, say. A file without schema, by another writer (or truncated), opens only with fields for all of
+            its modalities.
         verify: check each payload's checksum as it is read.
         format: which file of each shard of a manifest to read, ``mult`` (the default) or ``mstr``; which files of a
             folder, needed where it holds both; what a file, or each of a list, must be.
@@ -64,11 +64,11 @@ def open(
         cache_size: bytes that the folder may take, at least 16 MiB; rounded down to segments of 16 MiB.
 
     Raises:
-        FormatError: a file or manifest is damaged, cut off, or not one of ours.
+        FormatError: a file or manifest is damaged, truncated, or not one of ours.
         SchemaMismatchError: `fields` are not the files', or files differ in fields.
-        SourceError: a remote file or a shard of the manifest cannot be had or cached, a folder holds no packed files,
+        SourceError: a remote file or a shard of the manifest cannot be read or cached, a folder holds no packed files,
             or `cache_dir` cannot be used.
-        OSError: a local file cannot be had.
+        OSError: a local file cannot be read.
         ConfigError: an unknown `format`, none for a folder of both, an empty list, or a `cache_size` that is too small.
     """
     given = dict(fields or {})
@@ -151,7 +151,7 @@ class Dataset:
         return Dataset(self._files.share(), fields=fields, modalities=self._fields.only)
 
     def select(self, indices: Indices | slice) -> Dataset:
-        """A view of some samples, in the order given; 8 bytes a sample, none of them read.
+        """A view of some samples, in the order given; 8 bytes per sample, none of them read.
 
         Args:
             indices: repeats are fine, negative ones count from the end; or a slice, or a mask (len,) of bool.
@@ -181,7 +181,7 @@ class Dataset:
             seed: from 0 to 2**64 - 1; another one gives other parts.
 
         Raises:
-            ConfigError: fractions or seed are no such.
+            ConfigError: fractions or seed are out of range.
             FormatError: the ids of a file are damaged.
         """
         from mm_assets.dataset.selection import split_rows
@@ -195,13 +195,13 @@ class Dataset:
         Only the columns that the condition names are read, file by file, and no payload's data.
 
         Args:
-            sql: what could stand behind ``where`` in a query of the table `samples`, in DuckDB's SQL. Its columns:
+            sql: what may follow ``where`` in a query of the table `samples`, in DuckDB's SQL. Its columns:
                 `index`, `sample_id`, and of each modality m `present_m` (bool), `size_m` (bytes of data, null where
-                absent), and m itself, its metadata record as a struct, null where absent. ``docs/fields.md`` tells the
-                records. It reaches no files.
+                absent), and m itself, its metadata record as a struct, null where absent. ``docs/fields.md`` describes
+                the records. It reaches no files.
 
         Raises:
-            ConfigError: it is no condition, names no column, or cannot be computed.
+            ConfigError: it is not a condition, names no column, or cannot be computed.
             FormatError: a file is damaged.
         """
         from mm_assets.dataset.selection import matching_rows
@@ -220,7 +220,7 @@ class Dataset:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The modalities, in the file's order or as `select_modalities` was told."""
+        """The modalities, in the file's order or in that given to `select_modalities`."""
         return self._fields.names
 
     @property
@@ -230,7 +230,7 @@ class Dataset:
 
     @property
     def selection(self) -> npt.NDArray[np.int64] | None:
-        """Where the samples of a view stand among all samples of its files: (len,) int64; None for all of them."""
+        """Positions of a view's samples among all samples of its files: (len,) int64; None for all of them."""
         return self._files.selection
 
     @property
@@ -253,7 +253,8 @@ class Dataset:
     def find(self, sample_id: str) -> int | None:
         """The index of the first sample of that id, or None.
 
-        The first call reads all ids and sorts their hashes; 12 bytes a sample are kept then, for all views together.
+        The first call reads all ids and sorts their hashes; 12 bytes per sample are cached then, for all views
+        together.
         """
         return self._files.find(sample_id)
 
@@ -362,7 +363,7 @@ class Dataset:
                 as it is; the batch holds views of them. Modalities that are not in it get new arrays. After an error
                 the content is undefined.
             threads: how many threads decode, for fields whose codec lets them (`Field.decodes_in_parallel`); 0 decodes
-                in the calling thread, None takes one for each core. The result is the same. The threads are kept for
+                in the calling thread, None takes one for each core. The result is the same. The threads wait for
                 the next call, until `close`.
             verify: check the payloads' checksums, where the files have them; by default as the dataset was opened.
 
@@ -407,7 +408,7 @@ class Dataset:
         """Samples as an Arrow table, a column for each modality, null where absent.
 
         A column's type follows from the field: a text or JSON is `string`, a number its type, token ids a list, an
-        array of fixed shape nested lists of fixed sizes; ``docs/reading.md`` tells all. What has no columnar form is
+        array of fixed shape nested lists of fixed sizes; ``docs/reading.md`` lists all. What has no columnar form is
         the stored data bytes, `large_binary`.
 
         Args:
@@ -487,7 +488,7 @@ class Dataset:
     def close(self) -> None:
         """Close the files, unless a view, or what this is a view of, still reads them, and join the decoding threads.
 
-        Fine twice. Arrays and views that were handed out stay valid.
+        Fine twice. Arrays and views that were returned stay valid.
         """
         self._files.close()
         self._samples.close()

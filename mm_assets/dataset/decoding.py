@@ -36,7 +36,7 @@ __all__ = [
     "locate",
 ]
 
-# Rows cost differently: a thread that had cheap ones takes the next run. More runs would only cost more hand-overs.
+# Rows cost differently: a thread that had cheap ones takes the next run. More runs would only cost more overhead.
 _RUNS_PER_THREAD = 4
 
 # No payload is larger, and no sensible value: a layout comes from the file, and rows of it are made for absent values
@@ -145,7 +145,7 @@ def _first_rows(layout: ArraySpec, out: object, where: str) -> npt.NDArray[Any]:
     return out[:count]
 
 
-def _cut(target: Arrays | None, start: int, stop: int) -> Arrays | None:
+def _slice(target: Arrays | None, start: int, stop: int) -> Arrays | None:
     if isinstance(target, dict):
         return {key: array[start:stop] for key, array in target.items()}
     return None if target is None else target[start:stop]
@@ -182,12 +182,12 @@ def decode_batches(
         for name, field in fields.items():
             if threads > 1 and field.decodes_in_parallel and len(rows[name].datas) > 1:
                 tasks = [
-                    partial(field.decode_batch, *rows[name].run(start, stop), _cut(targets[name], start, stop))
+                    partial(field.decode_batch, *rows[name].run(start, stop), _slice(targets[name], start, stop))
                     for start, stop in _runs(len(rows[name].datas), threads)
                 ]
                 started[name] = pool.start(threads, tasks)
         # What threads do not help is decoded here while they work; in this order without threads too, so that of
-        # several damaged modalities the same one is told.
+        # several damaged modalities the same one is reported.
         for name in sorted(fields, key=lambda name: fields[name].decodes_in_parallel):
             field, target = fields[name], targets[name]
             try:
@@ -206,14 +206,14 @@ def decode_batches(
 
 
 def _first_damaged(field: Field, name: str, rows: Column, error: FormatError, place: Place) -> FormatError:
-    """The error of the first row that is damaged, with its place: decoded singly, the row tells."""
+    """The error of the first row that is damaged, with its place: found by decoding each row alone."""
     for row, data in enumerate(rows.datas):
         if data is not None:
             try:
                 field.decode_batch(*rows.run(row, row + 1))
             except FormatError as alone:
                 return locate(alone, name, place(row))
-    # Only in company is it damaged: then no row can be named.
+    # No row fails alone: then none can be named.
     return locate(error, name, (PAYLOAD, None))
 
 

@@ -59,7 +59,7 @@ class PackedFile:
     Attributes:
         location: path or URL.
         num_samples: samples in it.
-        size: bytes, or None where nothing but the file itself tells.
+        size: bytes, or None where only the file itself knows it.
         sha256: digest of the content, hexadecimal, or None likewise.
         partition: the shard's key in the manifest, or None without one.
     """
@@ -80,7 +80,7 @@ class PackedFiles:
         modalities: what a file without our tail holds.
         verify: check each payload's checksum as it is read.
         format: which files to take, ``mult`` or ``mstr``; None as `mm_assets.open` says.
-        cache: keeps what is read of remote files.
+        cache: for what is read of remote files.
 
     Attributes:
         name: of the dataset, for messages: the path, or the first of a list.
@@ -194,7 +194,7 @@ class PackedFiles:
         )
 
     def _open_all(self, locations: Sequence[str]) -> tuple[PackedFile, ...]:
-        """Files that only tell themselves what they hold: each is opened now, and the first ones stay open."""
+        """Files without a list of what they hold: each is opened now, and the first ones stay open."""
         entries: list[PackedFile] = []
         try:
             with contextlib.closing(self._open_each(locations)) as readers:
@@ -219,7 +219,7 @@ class PackedFiles:
             raise SchemaMismatchError(f"{location}: found a {reader.format} file, expected {self._format}")
 
     def _open_each(self, locations: Sequence[str]) -> Generator[Reader]:
-        """Readers in order; while one is looked at, some of the remote ones behind it are being opened."""
+        """Readers in order; while one is used, some of the remote ones after it are being opened."""
         tasks = [partial(self._open_reader, location) for location in locations]
         if len(tasks) == 1 or all(_local(location) is not None for location in locations):
             return (task() for task in tasks)
@@ -245,8 +245,8 @@ class PackedFiles:
 
         Raises:
             FormatError: it is damaged, or not the one that was listed.
-            SourceError: a file of the manifest, or a remote one, cannot be had.
-            OSError: a local file cannot be had.
+            SourceError: a file of the manifest, or a remote one, cannot be read.
+            OSError: a local file cannot be read.
         """
         file = self.entries[number]
         if self.manifest is None:
@@ -255,7 +255,7 @@ class PackedFiles:
             try:
                 reader = self._open_reader(file.location, file.size, cached=cached)
             except (OSError, SourceError) as error:
-                detail = f"partition {file.partition!r}: {file.location} cannot be had: {error}"
+                detail = f"partition {file.partition!r}: {file.location} cannot be read: {error}"
                 raise SourceError(self.name, detail) from error
         if len(reader) != file.num_samples:
             reader.close()
@@ -308,7 +308,7 @@ class PackedFiles:
             except TruncatedError:
                 if not self._modalities:
                     raise
-                # Another writer's file has no tail; with modalities given, the reader tells that from damage.
+                # Another writer's file has no tail; with modalities given, the reader distinguishes that from damage.
                 return open_reader(source, modalities=self._modalities, verify=self._verify)
         except BaseException:
             source.close()
@@ -316,7 +316,7 @@ class PackedFiles:
 
 
 def _run_ahead(tasks: Sequence[Callable[[], Reader]]) -> Generator[Reader]:
-    """The readers that tasks open, in order, up to `NUM_REQUESTS` ahead; those that nobody takes are closed."""
+    """The readers that tasks open, in order, up to `NUM_REQUESTS` ahead; those that are not taken are closed."""
     with ThreadPoolExecutor(NUM_REQUESTS, thread_name_prefix="mm_assets-open") as executor:
         futures = [executor.submit(task) for task in tasks[:NUM_REQUESTS]]
         taken = 0
@@ -329,12 +329,12 @@ def _run_ahead(tasks: Sequence[Callable[[], Reader]]) -> Generator[Reader]:
         finally:
             for future in futures[taken:]:
                 if not future.cancel():
-                    with contextlib.suppress(Exception):  # told is what happened first
+                    with contextlib.suppress(Exception):  # the first error is reported
                         future.result().close()
 
 
 def _local(location: str) -> str | None:
-    """The path behind a location of the local file system; None of any other."""
+    """The path of a location of the local file system; None of any other."""
     if "://" not in location:
         return location
     from mm_assets.storage.urls import is_local, local_path

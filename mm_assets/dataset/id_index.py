@@ -1,8 +1,8 @@
 """The way back from a sample's id to its place, at ten million samples and over thousands of files.
 
-Sorted 64-bit hashes of all ids stand in one array, found by bisection: 12 bytes a sample (16 beyond 2**32 samples), and
+Sorted 64-bit hashes of all ids are in one array, found by bisection: 12 bytes per sample (16 beyond 2**32 samples), and
 no Python object for any. A hash only names candidates; the caller compares them with the ids in the files, so ids made
-to collide cost time and never a wrong answer. What is kept here depends on the files alone, not on a selection.
+to collide cost time and never a wrong answer. What is cached here depends on the files alone, not on a selection.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class IdLookup:
         """Positions of the samples whose id has the hash of `sample_id`, ascending.
 
         Args:
-            sample_id: the id that is looked for.
+            sample_id: the id to find.
             count: samples in all files.
             files: gives the ids of each file, in order; asked once.
 
@@ -75,7 +75,7 @@ class IdLookup:
         try:
             wanted = hash_texts([sample_id], 1)[0]
         except UnicodeEncodeError:
-            return []  # a lone surrogate cannot stand in a file
+            return []  # a lone surrogate cannot be in a file
         with self._lock:
             if self._sorted is None:
                 self._sorted = self._sort(count, files())
@@ -95,12 +95,12 @@ class IdLookup:
         return hashes[order], order
 
     def forget(self) -> None:
-        """Drops what is kept."""
+        """Drops what is cached."""
         self._sorted = None
 
 
 class RowLookup:
-    """From positions to the rows of a selection; 12 bytes a row, and nothing where the selection ascends.
+    """From positions to the rows of a selection; 12 bytes per row, and nothing where the selection ascends.
 
     Args:
         selection: (n,) int64 positions.

@@ -68,7 +68,7 @@ def parse_manifest(content: bytes, *, name: str, form: str) -> Manifest:
         form: ``mult`` or ``mstr``, which of a shard's files to take.
 
     Raises:
-        CorruptError: it is no manifest, or contradicts itself.
+        CorruptError: it is not a manifest, or contradicts itself.
         UnsupportedVersionError: it is of another version.
     """
     try:

@@ -1,7 +1,7 @@
 """Many packed files as one row of samples: which file holds a sample, and which files are open.
 
 Readers are opened at first use, and a bounded number stay open; of remote files also as many as a bounded memory holds
-the tables of. One that is put aside is let go, not closed: another thread may be reading from it, and its mapping goes
+the tables of. One that is evicted is dropped, not closed: another thread may be reading from it, and its mapping goes
 with its last user. Several `OpenFiles` may share their open files; the files are closed when the last of them is. Each
 may have its own selection of the samples: an index counts through what is selected, a position through all samples of
 the files.
@@ -40,16 +40,16 @@ T = TypeVar("T")
 
 _BLOCK = 1 << 14  # ids that are read together while iterating
 
-# Bytes of tables of remote files that are kept: 16 or more a sample and modality. Of a local file they are its pages.
+# Bytes of cached tables of remote files: 16 or more per sample and modality. Of a local file they are its pages.
 MAX_TABLES = 512 << 20
 
 
 class _SharedFiles:
-    """The readers that are open, the most recently used last, for everybody who shares them."""
+    """The readers that are open, the most recently used last, for all `OpenFiles` that share them."""
 
     def __init__(self, files: PackedFiles) -> None:
         self.files = files
-        self.lock = threading.RLock()  # opening a file may look at the first one
+        self.lock = threading.RLock()  # opening a file may use the first one
         renew_in_children(self)
         self.readers: OrderedDict[int, Reader] = OrderedDict()
         self.opening: dict[int, Future[Reader]] = {}  # by threads of this process
@@ -109,7 +109,7 @@ class _SharedFiles:
                 self._add(number, reader)
 
     def _add(self, number: int, reader: Reader) -> None:
-        """Keep a reader, and let those go that were not used for the longest time, if there are too many."""
+        """Add a reader, and drop the least recently used ones if there are too many."""
         self.readers[number] = reader
         self.tables += self._table_bytes(number, reader)
         # The first file stays: it holds the fields that every other is compared with.
@@ -118,7 +118,7 @@ class _SharedFiles:
             self.tables -= self._table_bytes(oldest, self.readers.pop(oldest))
 
     def _table_bytes(self, number: int, reader: Reader) -> int:
-        """The most that a reader keeps in memory of what grows with its samples; nothing of a local file."""
+        """The most memory that a reader takes for what grows with its samples; nothing of a local file."""
         if not self.files.is_remote(number):
             return 0
         return len(reader) * sum(16 + spec.metadata_size for spec in reader.modalities)
@@ -129,13 +129,13 @@ class OpenFiles:
 
     Args:
         files: which they are.
-        selection: positions of the samples that are had, in their order; (n,) int64, checked by the caller. None: all.
+        selection: positions of the selected samples, in their order; (n,) int64, checked by the caller. None: all.
 
     Attributes:
         files: the same.
         selection: the same, read-only.
         starts: position of the first sample of each file.
-        num_samples: samples that are had.
+        num_samples: selected samples.
     """
 
     def __init__(self, files: PackedFiles, selection: npt.NDArray[np.int64] | None = None) -> None:
@@ -218,7 +218,7 @@ class OpenFiles:
 
     @property
     def may_be_multi_file(self) -> bool:
-        """Whether all files are local and few enough to stay open, and nobody has tried to read them as one yet."""
+        """Whether all files are local and few enough to stay open, and reading them as one was not tried yet."""
         return self._shared.may_be_multi_file
 
     def make_multi_file(self, make: Callable[[Iterator[Reader]], MultiFile | None]) -> MultiFile | None:
@@ -235,7 +235,7 @@ class OpenFiles:
         try:
             made = make(iter(self))
         except (FormatError, SchemaMismatchError, SourceError, OSError):
-            return None  # which is the error of whoever asks for a sample of that file
+            return None  # which is the error of a read of that file
         with shared.lock:  # not closed meanwhile
             self._check_open()
             shared.multi_file = made
@@ -402,7 +402,7 @@ class OpenFiles:
         )
 
     def close(self) -> None:
-        """Stop reading, and close every open file that nobody else shares; fine twice."""
+        """Stop reading, and close every open file that is not shared; fine twice."""
         shared = self._shared
         with shared.lock:
             self._closed = True

@@ -1,7 +1,7 @@
 """Reading ahead: the results of tasks in their order, computed by threads, and memory that is used again and again.
 
 At most `depth` results are computed or waiting at a time. Whatever ends the reading, be it an error, `close`, or that
-nobody holds the `Prefetch` any more, its threads end; none of them holds on to it.
+no reference to the `Prefetch` is left, its threads end; none of them holds on to it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Prefetch(Generic[T]):
         tasks: what is to be done; asked for one after the other, by the thread that takes the results.
         threads: how many work; 0 does each task when its result is asked for.
         depth: how many tasks are begun before the results before them are taken. The first is done alone, since
-            somebody waits for it.
+            the caller waits for it.
         on_end: called when the reading has ended, perhaps several times and in several threads, and while others of the
-            tasks are under way. Not called where nobody holds the `Prefetch` any more and nothing is under way.
+            tasks are under way. Not called where no reference to the `Prefetch` is left and nothing is under way.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Prefetch(Generic[T]):
 
         Raises:
             StopIteration: there are no more tasks, or it was closed.
-            LoaderError: this is a process that was forked amid the reading, and the threads are not in it.
-            Exception: what the task raised. Asked again, it goes on behind it.
+            LoaderError: this is a process that was forked during the reading, and the threads are not in it.
+            Exception: what the task raised. The next call continues after it.
         """
         if self._end.reached:
             raise StopIteration
@@ -109,7 +109,7 @@ class Prefetch(Generic[T]):
         self._started.clear()
 
     def __del__(self) -> None:
-        # A collector calls this in any thread at any point: in one of these threads, or amid the taking of a lock. So
+        # A collector calls this in any thread at any point: in one of these threads, or while a lock is taken. So
         # nothing is waited for, and no lock is taken but the futures' own, which their threads may take twice. Threads
         # end by themselves once their executor is gone, and a task that is under way makes the end when it is through.
         if not self._is_forked():
@@ -148,14 +148,14 @@ def arrays_of(layouts: Mapping[str, ArraySpec | Mapping[str, ArraySpec]], alloca
 
 
 class BufferPool:
-    """Memory for arrays, which comes back when nobody holds them, or any view of them, any more.
+    """Memory for arrays, which is reused when no reference to them, or any view of them, is left.
 
     Fresh memory costs the kernel a fault for each page, a tenth of the time of decoding into it. An array from here is
     its holder's for as long as it is held: its memory is given again only after the last view has gone. Safe in
     threads.
 
     Args:
-        keep: how many pieces of memory are kept for later, of each power of two in which their sizes are rounded up.
+        keep: how many pieces of memory are cached, of each power of two in which their sizes are rounded up.
         least: bytes; smaller arrays are new each time.
     """
 
@@ -175,7 +175,7 @@ class BufferPool:
         try:
             memory = home.pop()
         except IndexError:
-            memory = np.empty(1 << power, np.uint8)  # pages behind the array are never touched, and never there
+            memory = np.empty(1 << power, np.uint8)  # pages after the array are never touched, and never resident
         return np.asarray(_Lease(memory, memory[:size].view(dtype).reshape(shape), home))
 
 

@@ -51,7 +51,7 @@ def split_rows(
         The indices of each part, ascending, (n,) int64.
 
     Raises:
-        ConfigError: fractions or seed are no such.
+        ConfigError: fractions or seed are out of range.
     """
     bounds = _bounds(fractions)
     number = operator.index(seed)
@@ -79,7 +79,7 @@ def _bounds(fractions: Mapping[str, float]) -> list[int]:
     if total > 1 + _ROUNDING:
         raise ConfigError("arguments", "fractions", f"found {float(total)} together, expected up to 1")
     if abs(total - 1) <= _ROUNDING:
-        ends[-1] = Fraction(1)  # thirds leave nobody behind
+        ends[-1] = Fraction(1)  # thirds leave no sample out
     return [min(int(end * 2**64), 2**64) for end in ends]
 
 
@@ -105,7 +105,7 @@ class _SqlColumn:
 
     Attributes:
         name: of the column.
-        kind: what it tells.
+        kind: what it holds.
         modality: of which, or "" for what is the sample's own.
         record: the modality's metadata record, where the column is that.
     """
@@ -235,7 +235,7 @@ class _Query:
 
 def _wrong(message: str) -> ConfigError:
     lines = message.splitlines()
-    return ConfigError("arguments", "sql", lines[0] if lines else "is no condition")
+    return ConfigError("arguments", "sql", lines[0] if lines else "is not a condition")
 
 
 def _tables(files: OpenFiles, columns: Sequence[_SqlColumn]) -> Iterator[pa.Table]:

@@ -1,4 +1,4 @@
-"""Threads that a dataset keeps for its calls: they decode, transform, and wait for remote files."""
+"""Threads for the calls of a dataset or loader: they decode, transform, and wait for remote files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mm_assets.storage.forking import renew_in_children
 
 __all__ = ["MAX_THREADS", "WorkerPool", "count_threads"]
 
-MAX_THREADS = 256  # far beyond where decoding gains; a slip of the hand must not start thousands
+MAX_THREADS = 256  # far beyond where decoding gains; a mistyped number must not start thousands
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ def count_threads(threads: int | None) -> int:
 
 
 class WorkerPool:
-    """Threads for decoding, started at the first use and joined by `close`; several callers may share it."""
+    """Threads that are started at the first use and joined by `close`; several callers may share them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,12 +46,12 @@ class WorkerPool:
         self._lock = threading.Lock()
 
     def start(self, threads: int, tasks: Sequence[Callable[[], T]]) -> list[Future[T]]:
-        """Hand tasks to that many threads, to be done in their order.
+        """Submit tasks to that many threads, to be done in their order.
 
         Raises:
             ValueError: the pool is closed.
         """
-        with self._lock:  # held until all tasks are in, so that nobody closes the executor in between
+        with self._lock:  # held until all tasks are in, so that the executor is not closed in between
             if self._closed:
                 raise ValueError("the dataset is closed")
             wanted = (threads, os.getpid())
@@ -59,7 +59,7 @@ class WorkerPool:
                 if self._executor is not None and self._made_for[1] == wanted[1]:
                     self._executor.shutdown(wait=True)
                 # In a forked child the parent's threads do not exist, and their executor is only dropped.
-                self._executor = ThreadPoolExecutor(threads, thread_name_prefix="mm_assets-decode")
+                self._executor = ThreadPoolExecutor(threads, thread_name_prefix="mm_assets-worker")
                 self._made_for = wanted
             return [self._executor.submit(task) for task in tasks]
 

@@ -28,7 +28,7 @@ def create(
     """Start a packed file, MULT or MSTR by its extension (``.mult``, ``.mstr``).
 
     Args:
-        path: where the file will stand once the writer is closed; an older one is replaced then.
+        path: where the file will be once the writer is closed; an older one is replaced then.
         fields: modality name to field, in the file's order; 1 to 32.
         num_samples: how many samples will come, if known; saves MULT a copy of the data.
         provenance: JSON that goes into the file's schema. No clock, no host: the same content gives the same bytes.
@@ -42,7 +42,7 @@ def create(
 
 
 def spec_of(name: str, field: Field) -> ModalitySpec:
-    """What a container keeps of a field."""
+    """What a container stores about a field."""
     return ModalitySpec(
         name=name,
         type_id=field.TYPE_ID,

@@ -1,6 +1,6 @@
 """What readers pass from step to step: a file's head, where a batch's payloads are, and runs of bounded size.
 
-Values only; whoever makes one has checked it.
+Values only; the code that makes one has checked it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Places:
 
     Attributes:
         present: (n,) bool.
-        ptrs: (n,) uint64, absolute; of MSTR the data, of MULT the record and the data behind it. 0 where absent.
+        ptrs: (n,) uint64, absolute; of MSTR the data, of MULT the record and the data after it. 0 where absent.
         sizes: (n,) uint64, bytes at `ptrs`; 0 where absent.
         crcs: (n,) uint32, CRC-32C of record and data; 0 where absent.
         records: (n, metadata_size) uint8, MSTR's records; None where they are at `ptrs`.
@@ -98,8 +98,8 @@ class Bounds(NamedTuple):
     """Where the data of a batch is in a mapped file, checked. One is made for every batch: a tuple is the quickest.
 
     Attributes:
-        starts: by modality (n,) uint64, absolute position of the data behind the record; 0 where absent.
-        ends: by modality (n,) uint64, the position behind it, not below `starts`; 0 where absent.
+        starts: by modality (n,) uint64, absolute position of the data after the record; 0 where absent.
+        ends: by modality (n,) uint64, the position after it, not below `starts`; 0 where absent.
         present: by modality (n,) bool, or None where all are.
     """
 

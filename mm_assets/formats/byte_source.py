@@ -1,6 +1,6 @@
 """What readers read from: ranges of bytes of one file, mapped or remote, and tables of fixed rows over them.
 
-A source only moves bytes; it checks nothing. Whoever calls `view` has checked the range against `size` before.
+A source only moves bytes; it checks nothing. The caller of `view` has checked the range against `size` before.
 A mapped file costs nothing to view whole; of any other source, tables beyond `WHOLE_LIMIT` are read by rows, and what
 several tables need is asked for together.
 """
@@ -25,7 +25,7 @@ from mm_assets.formats.page_cache import CAN_ADVISE, PageCache
 READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # Windows translates line ends without O_BINARY
 _HAS_MADVISE, _HAS_PREAD = hasattr(mmap, "MADV_DONTNEED"), hasattr(os, "pread")  # Windows has neither
 
-WHOLE_LIMIT = 8 << 20  # bytes of a region of tables, or of a small stream, that are fetched at once and kept
+WHOLE_LIMIT = 8 << 20  # bytes of a region of tables, or of a small stream, that are fetched at once and cached
 
 
 class ByteSource(Protocol):
@@ -46,12 +46,12 @@ class ByteSource(Protocol):
         """The bytes of each (offset, size); a remote source joins near ranges into few requests."""
 
     def close(self) -> None:
-        """Gives the file back; views that were handed out stay valid."""
+        """Closes the file; views that were returned stay valid."""
 
 
 @runtime_checkable
 class CachingSource(Protocol):
-    """A source that keeps what is near small ranges, for tables that are looked into again and again."""
+    """A source that caches what is near small ranges, for tables that are read again and again."""
 
     def look_up(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """The bytes of each (offset, size), as `view_many`."""
@@ -60,11 +60,11 @@ class CachingSource(Protocol):
 class MappedFile:
     """A local file, mapped. Views are slices of the mapping: no copy.
 
-    The kernel is told to expect reads at random, and reads nothing around a page that is touched. So whoever reads
-    payloads has them fetched first (`fetch`, or by `view_many`), and tables say how they will be read (`expect`,
-    `warm`). What is in memory already is only probed.
+    The kernel is advised to expect reads at random, and reads nothing around a page that is touched. So callers that
+    read payloads have them fetched first (`fetch`, or by `view_many`), and tables announce how they will be read
+    (`expect`, `page_in`). What is in memory already is only probed.
 
-    The file must not be cut while it is mapped: the operating system answers a read behind its new end with SIGBUS.
+    The file must not be truncated while it is mapped: the operating system answers a read past its new end with SIGBUS.
 
     Args:
         path: the file; an empty one is fine.
@@ -94,7 +94,7 @@ class MappedFile:
             os.close(fd)
             raise
         self._fd = fd
-        self._give_back = weakref.finalize(self, os.close, fd)  # readers are let go unclosed while others read
+        self._close_fd = weakref.finalize(self, os.close, fd)  # readers are dropped unclosed while others read
         self._page_cache = PageCache(fd)
         self._view = memoryview(self._map if self._map is not None else b"")
 
@@ -111,7 +111,7 @@ class MappedFile:
 
     @property
     def whole(self) -> memoryview:
-        """The mapping, to cut ranges from; `view` says why it fails when the source is closed."""
+        """The mapping, to slice ranges from; `view` raises the error of a closed source."""
         return self._view
 
     def view(self, offset: int, size: int) -> memoryview:
@@ -141,21 +141,21 @@ class MappedFile:
         return views
 
     def read(self, offset: int, size: int) -> memoryview:
-        """A copy of one range, by a read that brings nothing else into memory.
+        """A copy of one range, by a read that pages nothing else in.
 
         Raises:
-            TruncatedError: the file was cut since it was opened.
+            TruncatedError: the file was truncated since it was opened.
         """
         if not _HAS_PREAD:
             return memoryview(bytes(self.view(offset, size)))
         data = os.pread(self._fd, size, offset)
         if len(data) < size:
-            detail = "it was cut after it was opened"
+            detail = "it was truncated after it was opened"
             raise TruncatedError(self.name, detail, found=offset + len(data), expected=offset + size)
         return memoryview(data)
 
     def fetch(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
-        """Has the ranges [start, end) of a batch brought into memory, if a few that are probed are not there."""
+        """Pages in the ranges [start, end) of a batch, if a few that are probed are not resident."""
         if CAN_ADVISE:
             self._page_cache.fetch(starts, ends)
 
@@ -164,7 +164,7 @@ class MappedFile:
         return not CAN_ADVISE or self._page_cache.may_skip(count)
 
     def pick(self) -> int:
-        """A number, another each time, by which it is chosen what of a batch is looked at."""
+        """A number, another each time, that chooses which part of a batch is probed."""
         return self._page_cache.pick()
 
     def is_still_resident(self, count: int, position: int) -> bool:
@@ -172,27 +172,27 @@ class MappedFile:
         return not CAN_ADVISE or self._page_cache.is_still_resident(count, position)
 
     def is_resident(self, position: int) -> bool:
-        """Whether the byte at a position is in memory; False where that cannot be told."""
+        """Whether the byte at a position is in memory; False where that is unknown."""
         return not CAN_ADVISE or self._page_cache.is_resident(position)
 
     def request(self, start: int, end: int) -> None:
-        """Has the range [start, end) brought into memory, whether it is there or not."""
+        """Requests the pages of a range [start, end), whether they are resident or not."""
         if CAN_ADVISE:
             self._page_cache.request(start, end)
 
     def fetch_one(self, offset: int, size: int) -> None:
-        """Has one range brought into memory, if it is more than the page that its first touch brings."""
+        """Pages in one range, if it is more than the page that its first touch reads."""
         if CAN_ADVISE and size > mmap.PAGESIZE:
             self._page_cache.fetch_one(offset, offset + size)
 
     def expect(self, offset: int, size: int) -> None:
-        """Tells the kernel that a range is read in order, or again and again: it may read ahead and around."""
+        """Advises the kernel that a range is read in order, or again and again: it may read ahead and around."""
         if CAN_ADVISE and size and self._map is not None and not self._map.closed:
             start = offset // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_NORMAL, start, offset + size - start)
 
     def page_in(self, offset: int, size: int) -> bool:
-        """Has a small range brought into memory whole; False, and nothing done, where it is too large for that."""
+        """Pages in a small range whole; False, and nothing done, where it is too large for that."""
         if size > WHOLE_LIMIT or not CAN_ADVISE:
             return not CAN_ADVISE
         self.expect(offset, size)
@@ -200,16 +200,16 @@ class MappedFile:
         return True
 
     def drop(self, offset: int, size: int) -> None:
-        """Lets the pages of a range leave this process' resident memory; they are read again when touched."""
+        """Releases the pages of a range from this process' resident memory; they are read again when touched."""
         if _HAS_MADVISE and self._map is not None and not self._map.closed:
             start = offset // mmap.PAGESIZE * mmap.PAGESIZE
             # The pages come back from the file: the mapping is shared and read-only.
             self._map.madvise(mmap.MADV_DONTNEED, start, min(offset + size, self.size) - start)
 
     def close(self) -> None:
-        """Closes the file. The mapping itself lives as long as views that were handed out; closing twice is fine."""
+        """Closes the file. The mapping itself lives as long as views that were returned; closing twice is fine."""
         self._page_cache.forget()
-        self._give_back()
+        self._close_fd()
         self._view.release()
         if self._map is not None:
             with contextlib.suppress(BufferError):  # views live; the last one unmaps
@@ -238,19 +238,19 @@ class Region:
         self._view: memoryview | None = None
 
     def view(self) -> memoryview:
-        """All its bytes, kept."""
+        """All its bytes, cached."""
         view = self._view
         if view is None:
             view = self._view = self.source.view(self.ptr, self.size)
         return view
 
     def forget(self) -> None:
-        """Drops what is kept."""
+        """Drops what is cached."""
         self._view = None
 
     @staticmethod
     def fetch(regions: Iterable[Region]) -> None:
-        """Fetches those that are in reach and not kept yet with one request to the source."""
+        """Fetches those that are in reach and not cached yet with one request to the source."""
         wanted = {id(region): region for region in regions if region.in_reach and region._view is None}.values()
         if wanted:
             source = next(iter(wanted)).source
@@ -299,7 +299,7 @@ class Table:
         self.itemsize = self.dtype.itemsize
         self.region = region or Region(source, ptr, self.nbytes)
         self.in_reach = self.region.in_reach  # whether the whole table may be viewed for the sake of one row
-        self._is_paged_in = False  # small, and brought into memory whole
+        self._is_paged_in = False  # small, and paged in whole
         self._view: memoryview | None = None
         self._cells: memoryview | None = None
         self._array: npt.NDArray[Any] | None = None
@@ -311,7 +311,7 @@ class Table:
         return self.count * self.itemsize
 
     def view(self) -> memoryview:
-        """The bytes of the whole table, kept."""
+        """The bytes of the whole table, cached."""
         view = self._view
         if view is None:
             if self.in_reach:
@@ -343,7 +343,7 @@ class Table:
         return self.array()
 
     def fetch(self, indices: npt.NDArray[np.int64]) -> None:
-        """Has rows `indices`, if the table is of a mapped file, brought into memory where they are not."""
+        """Pages in rows `indices`, if the table is of a mapped file."""
         source = self.source
         if self._is_paged_in or not isinstance(source, MappedFile):
             return
@@ -354,7 +354,7 @@ class Table:
             source.fetch(starts, starts + np.uint64(self.itemsize))
 
     def span(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows [start, stop), (stop - start,) of `dtype`; nothing is kept unless the table is in reach."""
+        """Rows [start, stop), (stop - start,) of `dtype`; nothing is cached unless the table is in reach."""
         if self.in_reach:
             return self.column()[start:stop]
         view = self.source.view_many([(self.ptr + start * self.itemsize, (stop - start) * self.itemsize)])[0]
@@ -378,7 +378,7 @@ class Table:
         return value
 
     def forget(self) -> None:
-        """Drops what is kept, so that the source can be closed."""
+        """Drops what is cached, so that the source can be closed."""
         self.region.forget()
         self._view = self._cells = None
         self._array = self._words = None
@@ -387,7 +387,7 @@ class Table:
 def gather(tables: Iterable[Table], indices: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
     """Rows `indices` of every table, each (n,) of its dtype.
 
-    Regions in reach that are not kept yet share one request to the source, and so do the rows of tables out of reach.
+    Regions in reach that are not cached yet share one request to the source, and so do the rows of tables out of reach.
     """
     tables = list(tables)
     for table in tables:
@@ -417,6 +417,6 @@ def view_block(source: ByteSource, offset: int, size: int) -> memoryview:
 
 
 def drop_pages(source: ByteSource, offset: int, size: int) -> None:
-    """Tells a mapped source that a range is done with; for any other there is nothing to tell."""
+    """Releases the pages of a range of a mapped source that is no longer needed; of any other does nothing."""
     if isinstance(source, MappedFile):
         source.drop(offset, size)

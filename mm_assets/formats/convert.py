@@ -29,9 +29,9 @@ def open_reader(
     """Opens a packed file by what its first bytes say; arguments as `PackedReader`.
 
     Raises:
-        FormatError: the file is neither format, cut off, damaged, or of a later version.
+        FormatError: the file is neither format, truncated, damaged, or of a later version.
         SchemaMismatchError: the file does not have the given modalities.
-        OSError: the file cannot be had.
+        OSError: the file cannot be read.
     """
     opened = isinstance(source, str | os.PathLike)
     actual: ByteSource = MappedFile(source) if isinstance(source, str | os.PathLike) else source

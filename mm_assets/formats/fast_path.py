@@ -67,13 +67,9 @@ def read_raw(reader: PackedReader, indices: Indices, names: Sequence[str]) -> Ra
     # The shortcut of loaders, where any call for a batch would be measurable: the same modalities again, all of their
     # bounds cached, and nothing to probe.
     recent = cache.recent
-    if (
-        recent is not None
-        and recent.names is names
-        and type(indices) is np.ndarray
-        and indices.dtype == _INT64
-        and indices.ndim == 1
-    ):
+    if type(indices) is not np.ndarray:
+        indices = np.asarray(indices)
+    if recent is not None and recent.names is names and indices.dtype == _INT64 and indices.ndim == 1:
         try:
             if recent.may_skip(indices):
                 view = recent.source.whole
@@ -96,7 +92,7 @@ def read_raw(reader: PackedReader, indices: Indices, names: Sequence[str]) -> Ra
         bounds = Bounds(*zip(*(one.take(checked) for one in cached), strict=True))
     if not source.may_skip(len(checked) * len(numbers)):
         reader.fetch_data(numbers, bounds)
-    if cached is not None and type(names) is tuple:  # one that nobody changes
+    if cached is not None and type(names) is tuple:  # one that does not change
         columns = list(zip(names, cached, strict=True))
         probed = [one for number, one in zip(numbers, cached, strict=True) if not reader.is_paged_in(number)]
         cache.recent = _Recent(names, source, columns, probed)
@@ -210,7 +206,7 @@ class RawCache:
         self.recent: _Recent | None = None
         self._bounds: dict[int, CachedBounds | None] = {}  # by modality; None: not cacheable
         self._num_read: dict[int, int] = {}  # samples, by modality, until its bounds are cached
-        self._lock = threading.Lock()  # of whoever makes bounds
+        self._lock = threading.Lock()  # held while bounds are made
 
     def bounds(self, reader: PackedReader, numbers: Sequence[int], count: int) -> list[CachedBounds] | None:
         """The bounds of these modalities, of which `count` samples are looked up; None where some are not cached.
@@ -232,7 +228,7 @@ class RawCache:
             return None
         self._num_read[number] = num_read = self._num_read.get(number, 0) + count
         if _READS_PER_CACHE * num_read < len(reader) or not self._lock.acquire(blocking=False):
-            return None  # in a forked child the lock may stay another's: then it is done without
+            return None  # in a forked child the lock may stay locked: then it reads without the cache
         try:
             if number not in self._bounds:
                 self._bounds[number] = self._make(reader, number)
@@ -257,7 +253,7 @@ def _all_bounds(reader: PackedReader, number: int) -> Bounds | None:
     try:
         return reader.data_bounds(np.arange(len(reader)), [number])
     except CorruptError:
-        return None  # which is the error of whoever asks for that sample
+        return None  # which is the error of a read of that sample
 
 
 # --- several files ----------------------------------------------------------------------------------------------------
@@ -267,7 +263,7 @@ class MultiFile:
     """Raw batches out of all mapped files of a dataset, by one look-up for all of them; safe for several threads.
 
     A shuffled batch has one or two samples of each of many files. Asked file by file, every file takes as long as the
-    whole batch would take of one. The bounds of all samples are cached, up to 17 bytes a sample and modality.
+    whole batch would take of one. The bounds of all samples are cached, up to 17 bytes per sample and modality.
 
     Args:
         readers: of the files, in order, one or more; they stay open as long as this is used.
@@ -291,7 +287,7 @@ class MultiFile:
         self._views = [source.whole for source in sources]
         self._ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
         self._columns: dict[str, CachedBounds | None] = {}  # None: not cacheable
-        self._lock = threading.Lock()  # of whoever makes a column
+        self._lock = threading.Lock()  # held while a column is made
         self._residency = Residency()
 
     def read(self, positions: npt.NDArray[np.int64], names: Sequence[str]) -> RawBatch | None:
@@ -317,19 +313,21 @@ class MultiFile:
         try:
             return {name: column.slices_of(views, positions) for name, column in columns}
         except ValueError:
-            return None  # a file was closed, or mapped anew
+            return None  # a file was closed, or mapped again
 
     def _cache(self, name: str) -> CachedBounds | None:
-        """The bounds of a modality, cached from now on if the budget has room and nothing is damaged."""
+        """The bounds of a modality, cached from now on if the budget allows it and nothing is damaged."""
         if name in self._columns or not self._lock.acquire(blocking=False):
-            return self._columns.get(name)  # in a forked child the lock may stay another's: then it is done without
+            return self._columns.get(
+                name
+            )  # in a forked child the lock may stay locked: then it reads without the cache
         try:
             if name not in self._columns:
                 count = int(self._ends[-1])
                 size = CachedBounds.nbytes(count)
                 release = BUDGET.take(self, size) if size <= MAX_DATASET_BOUNDS else None
                 if release is None:
-                    return None  # there may be room later
+                    return None  # the budget may allow it later
                 try:
                     self._columns[name] = CachedBounds(self._bounds(name), count)
                 except _NotCacheableError:
@@ -453,7 +451,7 @@ class _Budget:
     def take(self, owner: object, size: int) -> Callable[[], object] | None:
         """Reserves that many bytes until `owner` goes, or calls what is returned; None where they are not left."""
         if not self._lock.acquire(blocking=False):
-            return None  # another thread takes, or, in a forked child, took: it is tried again or done without
+            return None  # another thread takes, or, in a forked child, took: the next read tries again
         try:
             if size > self._left:
                 return None

@@ -1,7 +1,7 @@
 """Adding a stream to an MSTR file in place (3, "Adding a stream"): no byte of what is there moves or changes.
 
-Everything new goes behind the live end and to the disk first; then the shadow of the header page is written, then the
-page itself, with the disk waited for in between. Whatever fails, and at whatever point, leaves a file that reads as
+Everything new is written after the live end and to the disk first; then the shadow of the header page is written, then
+the page itself, with the disk waited for in between. Whatever fails, and at whatever point, leaves a file that reads as
 before or as after, and to which the stream can be added again. Memory does not grow with the file or the payloads.
 """
 
@@ -57,11 +57,11 @@ def add_stream(
         The file as it is now.
 
     Raises:
-        EncodeError: the modality cannot stand beside those of the file, there are not as many payloads as samples, or
+        EncodeError: the modality conflicts with those of the file, there are not as many payloads as samples, or
             a payload does not fit. The file is as before.
         FormatError: the file is not a whole MSTR file with a tail.
         BlockingIOError: another process is adding to the file; it is not waited for.
-        OSError: the file cannot be had or written, or a writer replaced it meanwhile.
+        OSError: the file cannot be read or written, or a writer replaced it meanwhile.
     """
     file = GrowingFile(path, fsync=fsync)
     try:
@@ -89,16 +89,16 @@ def grow(
     dump_json(modality_entry(spec, 0))  # refused now rather than after all payloads
     _make_pages_equal(file)
     if file.size > live.end:
-        file.cut(live.end)  # what an attempt that came to nothing left
+        file.truncate(live.end)  # what a failed attempt left
     try:
         page, num_present = _append(file, reader, live, spec, payloads, joined_write)
         file.sync()
     except BaseException:
-        # If even this fails, the bytes stay behind the end, where no reader looks.
+        # If even this fails, the bytes stay after the end, where no reader reads.
         with contextlib.suppress(OSError):
-            file.cut(live.end)
+            file.truncate(live.end)
         raise
-    # From here on nothing may be cut: as soon as one page is on the disk, it leads to the new bytes.
+    # From here on nothing may be truncated: as soon as one page is on the disk, it leads to the new bytes.
     for position in (MSTR_SHADOW_PTR, 0):
         file.write(page, position)
         file.sync()
@@ -114,14 +114,14 @@ def _make_pages_equal(file: GrowingFile) -> None:
         return
     sums = page_checksums(page)
     if sums is not None and sums[0] == sums[1]:
-        file.write(page, MSTR_SHADOW_PTR)  # of an attempt that came to nothing
+        file.write(page, MSTR_SHADOW_PTR)  # of a failed attempt
     else:
         file.write(shadow, 0)  # the reader, which opened the file, has checked it
     file.sync()
 
 
 class _Run:
-    """Bytes one behind the other, joined to large writes.
+    """Consecutive bytes, gathered into large writes.
 
     Args:
         file: where they go.
@@ -162,7 +162,7 @@ def _append(
     payloads: Iterable[Payload | None],
     joined_write: int,
 ) -> tuple[bytes, int]:
-    """Writes everything new behind the live end; returns the header page that leads to it, and the present rows."""
+    """Writes everything new after the live end; returns the header page that leads to it, and the present rows."""
     stride = MSTR_ROW_PREFIX.itemsize + spec.metadata_size
     metadata_ptr = align(live.end, PAGE)
     data_ptr = align(metadata_ptr + stride * len(reader), PAGE)

@@ -1,6 +1,6 @@
 """Reading MSTR (3): the metadata tables are viewed in place, so one modality touches only its own bytes.
 
-The header page is copied at open and never read again: a stream may be added to the file meanwhile, behind its end.
+The header page is copied at open and never read again: a stream may be added to the file meanwhile, after its end.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class _Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What a file's header page leads to, for whoever adds a stream to it.
+    """What a file's header page leads to, for adding a stream to it.
 
     Attributes:
         streams: the stream table, one tuple of a descriptor's numbers (3.2) per stream.
         sections: the section table: kind, crc32c, ptr, size; also of kinds that are not known here.
         num_present: present rows per stream, by the schema.
-        end: the position behind everything; bytes from there on belong to nothing.
+        end: the position after everything; bytes from there on belong to nothing.
     """
 
     streams: tuple[tuple[int, ...], ...]

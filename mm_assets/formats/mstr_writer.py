@@ -1,7 +1,7 @@
 """Writing MSTR (3): one metadata table and one data region per modality.
 
 Memory: the metadata tables, 16 bytes and the record per sample and modality, and the ids. Data regions are spooled and
-spliced; with `num_samples` the first one is written in place, because only tables of known size stand before it.
+spliced; with `num_samples` the first one is written in place, because only tables of known size are before it.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class _Plan:
         to_sizes: the same shape, int64, from there to where its sizes begin, counted in uint32.
         record_sizes: the same shape, uint64, bytes of a metadata record.
         body_ptr: () uint64, the least position of a payload.
-        room: () uint64, bytes from there to the end of the file.
+        body_size: () uint64, bytes from there to the end of the file.
         all_present: what `Bounds.present` is where nothing is absent.
     """
 
@@ -57,7 +57,7 @@ class _Plan:
     to_sizes: npt.NDArray[np.int64]
     record_sizes: npt.NDArray[np.uint64]
     body_ptr: npt.NDArray[np.uint64]
-    room: npt.NDArray[np.uint64]
+    body_size: npt.NDArray[np.uint64]
     all_present: tuple[None, ...]
 
 
@@ -95,7 +95,7 @@ class MultReader(PackedReader):
                 raise checksum_error(path, "the head", found=found, expected=trailer.head_crc32c)
         elif num_samples and any(window.get(index_ptr, MULT_INDEX_ENTRY.itemsize)[-4:]):
             # Writers without our tail leave this word zero.
-            raise TruncatedError(path, "cut off: the index has checksums, but the last 32 bytes are no trailer")
+            raise TruncatedError(path, "truncated: the index has checksums, but the last 32 bytes are not a trailer")
         return Head(num_samples=num_samples, descriptors=descriptors, trailer=trailer)
 
     def _required_sections(self) -> tuple[int, ...]:
@@ -202,7 +202,7 @@ class MultReader(PackedReader):
         # Unsigned numbers wrap where something is below its least, and are far too large then.
         offsets = ptrs - plan.body_ptr
         most = np.maximum(offsets, sizes - plan.record_sizes)
-        outside = np.maximum(most, np.add(offsets, sizes, out=offsets), out=most) > plan.room
+        outside = np.maximum(most, np.add(offsets, sizes, out=offsets), out=most) > plan.body_size
         shape = len(numbers), len(indices)
         ends = (ptrs + sizes).reshape(shape)
         if not any_of(outside):
@@ -235,7 +235,7 @@ class MultReader(PackedReader):
                 to_sizes=np.asarray(2 * self._num_samples * (column + 1)),
                 record_sizes=np.array(records, np.uint64).reshape(shape),
                 body_ptr=np.array(self._body_ptr, np.uint64),
-                room=np.array(self._size - self._body_ptr, np.uint64),
+                body_size=np.array(self._size - self._body_ptr, np.uint64),
                 all_present=(None,) * len(numbers),
             )
         return plan

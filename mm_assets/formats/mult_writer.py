@@ -56,7 +56,7 @@ class MultWriter(PackedWriter):
         self._sample_ptrs = array("Q")  # all positions count from the body's start until it is known
         self._sample_sizes = array("I")
         self._sample_crcs = array("I")
-        self._ptrs = [array("Q") for _ in range(count)]  # 0 = absent: a payload never stands at 0, a header does
+        self._ptrs = [array("Q") for _ in range(count)]  # 0 = absent: a payload never is at 0, a header is
         self._sizes = [array("I") for _ in range(count)]
         self._crcs = [array("I") for _ in range(count)]
         self._position = 0
@@ -78,7 +78,7 @@ class MultWriter(PackedWriter):
     def _append(self, payloads: Sequence[Payload | None]) -> None:
         count = len(payloads)
         numbers = [0] * (1 + 2 * count)  # the mask, offsets, sizes
-        # What is small is joined, for every buffer is a call of the checksum: runs of it, and large ones between them.
+        # What is small is gathered, because each buffer is a call of the checksum: runs of it, large ones in between.
         runs: list[list[Buffer]] = [[b""]]
         large: list[Buffer] = []
         start, size = self._position, self._header.size

@@ -1,10 +1,10 @@
 """Where writers write to: files that appear whole or not at all, spools beside them and splicing, files that grow.
 
-Joined writes of one writer go to its `WriteBehind`, whose thread writes them while the caller makes the next.
+Gathered writes of one writer go to its `WriteBehind`, whose thread writes them while the caller makes the next.
 
 The temporary file `.<name>.tmp` carries a lock while its writer lives. What a killed writer left behind has none, and
 the next writer of the same target starts it afresh. Spools have no name, so they never outlive their process. A file
-that grows is locked itself, and every change of it is a positioned write, a cut, or a wait for the disk.
+that grows is locked itself, and every change of it is a positioned write, a truncation, or a wait for the disk.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from mm_assets.formats.records import Buffer
 JOINED_WRITE = 4 << 20  # bytes gathered before the operating system is called; with less, threads change too often
 _MAX_PARTS = 1000  # of one call; the operating system takes 1024
 _MAX_COPIED = 64 << 10  # of bytes that their owner may change, more are written at once
-_MAX_BEHIND = 16 << 20  # bytes that wait for the thread; four joined writes, so that neither side waits for the other
+_MAX_BEHIND = 16 << 20  # bytes that wait for the thread; four gathered writes, so that neither side waits for the other
 
 # Answers of the kernel that mean "not between these two files": the bytes go through this process then.
 _NO_SPLICE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
 class Sink(Protocol):
-    """What sections are written to, one behind the other."""
+    """What sections are written to, one after the other."""
 
     def tell(self) -> int:
         """Where the next byte goes."""
@@ -63,8 +63,8 @@ class Positioned(Spliceable, Protocol):
 class WriteBehind:
     """A thread that writes blocks one after the other, while their owner goes on.
 
-    It begins with the first block, and ends with `close` or when nobody holds this any more. What it has to write keeps
-    its file open. For one thread of one process; a forked child may only drop it.
+    It begins with the first block, and ends with `close` or when no reference to this is left. What it has to write
+    holds its file open. For one thread of one process; a forked child may only drop it.
     """
 
     def __init__(self) -> None:
@@ -73,11 +73,11 @@ class WriteBehind:
         self._size = 0  # of all that wait
 
     def submit(self, file: IO[bytes], parts: Sequence[Buffer], size: int, position: int) -> None:
-        """Takes a block, once there is room for it. A block that is larger than the room is waited for.
+        """Takes a block, once the budget of waiting bytes allows it. A larger block is written before this returns.
 
         Args:
             file: where it goes; open, without a buffer.
-            parts: the bytes, which nobody changes.
+            parts: the bytes, which must not change.
             size: how many they are.
             position: of the first.
 
@@ -90,7 +90,7 @@ class WriteBehind:
         try:
             future = self._executor.submit(_write_parts, file, parts, size, position)
         except RuntimeError:  # the interpreter is ending, or has no thread left: nothing is begun in threads any more
-            # What could not be handed over may be queued all the same, and must not be written later.
+            # What was refused may be queued all the same, and must not be written later.
             executor, self._executor = self._executor, None
             self.drain()
             executor.shutdown(wait=True, cancel_futures=True)
@@ -109,9 +109,9 @@ class WriteBehind:
         """
         self._wait(0)
 
-    def _wait(self, room: int) -> None:
-        """Waits until no more than `room` bytes are left to write."""
-        while self._size > room:
+    def _wait(self, most: int) -> None:
+        """Waits until no more than `most` bytes are left to write."""
+        while self._size > most:
             future, size = self._waiting[0]
             future.result()  # interrupted while waiting, the block is still the first
             self._waiting.popleft()
@@ -124,7 +124,7 @@ class WriteBehind:
 
 
 def _write_parts(file: IO[bytes], parts: Sequence[Buffer], size: int, position: int) -> None:
-    """Writes all of the parts, which have `size` bytes together, one behind the other."""
+    """Writes all of the parts, which have `size` bytes together, one after the other."""
     while size:
         count = os.pwritev(file.fileno(), parts, position)
         position += count
@@ -134,13 +134,13 @@ def _write_parts(file: IO[bytes], parts: Sequence[Buffer], size: int, position: 
 
 
 class JoinedFile:
-    """A file that is written in order: small writes are joined, and no byte that cannot change is copied.
+    """A file that is written in order: small writes are gathered, and no byte that cannot change is copied.
 
     What is written may be held back until `flush`, and is lost by `close`.
 
     Args:
         raw: the file, open for writing and without a buffer; closed with this one.
-        behind: writes for it, and says of what it could not write at a later call. Without it the caller's thread does.
+        behind: writes for it, and raises its errors at a later call. Without it the caller's thread writes.
     """
 
     def __init__(self, raw: IO[bytes], behind: WriteBehind | None = None) -> None:
@@ -177,7 +177,7 @@ class JoinedFile:
             self._write_held_back(self._behind)
 
     def write_all(self, parts: Sequence[Buffer]) -> None:
-        """Appends several buffers, one behind the other, as `write` does one."""
+        """Appends several buffers, one after the other, as `write` does one."""
         size = 0
         for part in parts:
             if type(part) is not bytes:
@@ -226,7 +226,7 @@ class JoinedFile:
 
 
 def _rest(parts: Sequence[Buffer], count: int) -> list[Buffer]:
-    """What is left of the parts behind their first `count` bytes, of which there are fewer than all."""
+    """What is left of the parts after their first `count` bytes, of which there are fewer than all."""
     number = 0
     while count >= len(parts[number]):
         count -= len(parts[number])
@@ -248,7 +248,7 @@ class AtomicFile:
     def __init__(self, path: Path) -> None:
         if path.is_dir():
             # The rename at the end would say so too, after all the work.
-            raise IsADirectoryError(errno.EISDIR, "a folder stands where the file should", str(path))
+            raise IsADirectoryError(errno.EISDIR, "a folder is where the file should be", str(path))
         self.path = path
         self._temporary = path.with_name(f".{path.name}.tmp")
         self._process = os.getpid()
@@ -263,8 +263,8 @@ class AtomicFile:
                 lock(fd)
                 if self._is_at_place(fd):
                     if os.fstat(fd).st_size:  # what a killed writer left
-                        # Not for an empty file: ext4 starts to write out a file that was once cut to nothing, all of
-                        # it, when it is closed, and the close waits for most of that.
+                        # Not for an empty file: ext4 starts to write out a file that was once truncated to nothing, all
+                        # of it, when it is closed, and the close waits for most of that.
                         os.ftruncate(fd, 0)
                     return fd
             except BlockingIOError as error:
@@ -273,7 +273,7 @@ class AtomicFile:
             except BaseException:
                 os.close(fd)
                 raise
-            # Its writer finished between our open and our lock, and the name stands for another file now, or none.
+            # Its writer finished between our open and our lock, and the name is another file's now, or no file's.
             os.close(fd)
 
     def _is_at_place(self, fd: int) -> bool:
@@ -373,7 +373,7 @@ class GrowingFile:
         while done < size:
             count = os.preadv(self._fd, [memoryview(data)[done:]], offset + done)
             if not count:
-                detail = f"the file ends at byte {offset + done}: it was cut while being read"
+                detail = f"the file ends at byte {offset + done}: it was truncated while being read"
                 raise OSError(errno.EIO, detail, self.name)
             done += count
         return memoryview(data)
@@ -386,7 +386,7 @@ class GrowingFile:
         """Writes all of `data` at a position."""
         write_at(self._fd, data, position)
 
-    def cut(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         """Makes the file end at `size`."""
         os.ftruncate(self._fd, size)
 
@@ -401,7 +401,7 @@ class GrowingFile:
             raise OSError(errno.ESTALE, "another writer replaced the file while something was added to it", self.name)
 
     def close(self) -> None:
-        """Gives the file and its lock back."""
+        """Closes the file, which releases its lock."""
         os.close(self._fd)
 
 

@@ -1,8 +1,9 @@
 """Fetching what is about to be read of a local file, all of it at once and only where it is not in memory yet.
 
-A mapping that is read at random is advised so, and then the kernel brings one page at a time. Asked beforehand for the
-pages of a whole batch, it brings them side by side. Asking costs as much as reading when the pages are there already:
-so a few positions are probed, and only a miss makes it ask. Nothing here changes what is read, only when it arrives.
+A mapping that is read at random is advised so, and then the kernel reads one page at a time. If the pages of a
+whole batch are requested beforehand, it reads them in parallel. A request costs as much as reading when the pages are
+resident already: so a few positions are probed, and only a miss leads to a request. Nothing here changes what is read,
+only when it arrives.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-# Bytes of one request: the kernel silently cuts a longer one to what the device takes, 128 KiB where that is least.
+# Bytes of one request: the kernel silently truncates a longer one to what the device takes, 128 KiB at least.
 REQUEST = 128 << 10
 PAGE = 4096  # ranges are rounded to it; of larger pages the kernel fetches the whole one
-_PROBES = 4  # positions of a batch that are looked at
-_CALM = 64  # batches, one after the other, without a miss, until one position or two are thought enough
+_PROBES = 4  # positions of a batch that are probed
+_CALM = 64  # batches, one after the other, without a miss, until one position or two are enough
 _PATIENCE = 8  # single reads between two probes while nothing is missed
-_REST = 16  # batches, one of which is looked at in the mean while nothing is missed: a look costs as much as reading
-_SMALL = 512  # ranges of a batch that would not matter much if it came from disk unasked
+_REST = 16  # batches per probed one, on average, while nothing is missed: a probe costs as much as reading
+_SMALL = 512  # ranges of a batch that costs little if it is read from disk without a request
 
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux has it
-CAN_ADVISE = hasattr(os, "posix_fadvise")  # macOS has none: there the kernel's own guesses are left to work
+CAN_ADVISE = hasattr(os, "posix_fadvise")  # macOS has none: there the kernel's own read-ahead has to do
 _CANNOT_TELL = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}  # the file system or kernel has no such read
 
 
 class Residency:
-    """How often batches are looked at for whether they are in memory: seldom while nothing is missed.
+    """How often batches are probed for residency in memory: seldom while nothing is missed.
 
     It may be used by several threads, which then share what they learn.
     """
@@ -38,13 +39,13 @@ class Residency:
 
     def __init__(self) -> None:
         self._calm = 0  # batches and single reads since the last miss
-        self._left = 0  # small batches until the next look
+        self._left = 0  # small batches until the next probe
         self._dice = 1
 
     def may_skip(self, count: int) -> bool:
-        """Whether a batch of `count` ranges need not be looked at: of small ones, most while nothing is missed.
+        """Whether a batch of `count` ranges need not be probed: of small ones, most while nothing is missed.
 
-        It is asked once a batch: every so often it says no.
+        To be called once per batch: every so often it is False.
         """
         if self._calm < _CALM or count > _SMALL:
             return False
@@ -55,29 +56,29 @@ class Residency:
         return False
 
     def pick(self) -> int:
-        """A number of 23 bits, another each time: what is looked at must not keep step with how batches are made."""
+        """A number of 23 bits, another each time: what is probed must not keep step with how batches are made."""
         self._dice = dice = (self._dice * 1_103_515_245 + 12_345) & 0x7FFF_FFFF
         return dice >> 8  # the low bits of such a generator have short periods
 
     def probes(self, count: int) -> range:
-        """Which of the ranges of a batch are looked at: a few evenly spaced ones, others the next time."""
+        """Which of the ranges of a batch are probed: a few evenly spaced ones, others the next time."""
         step = max(1, count // (_PROBES if self._calm < _CALM else 1))
         return range(self.pick() % step, count, step)
 
     def found(self) -> None:
-        """Nothing that was looked at was missed."""
+        """Nothing that was probed was missed."""
         self._calm += 1
 
     def missed(self) -> None:
-        """Something was."""
+        """Something that was probed was not resident."""
         self._calm = 0
 
 
 class PageCache(Residency):
-    """What is known of which pages of one file are in memory.
+    """Probes and requests for the pages of one file.
 
-    Where that cannot be told (no `RWF_NOWAIT`, or a file system that refuses it) every batch is asked for: that makes
-    reading from memory up to a third slower, but not asking would make reading from disk fifty times slower.
+    Where residency is unknown (no `RWF_NOWAIT`, or a file system that refuses it) every batch is requested: that makes
+    reading from memory up to a third slower, but no request would make reading from disk fifty times slower.
 
     Args:
         fd: the file; stays the caller's.
@@ -93,11 +94,11 @@ class PageCache(Residency):
         self._singles = 0  # single reads
 
     def forget(self) -> None:
-        """Asks for nothing any more: the descriptor will be another file's."""
+        """Requests nothing any more: the descriptor will be another file's."""
         self._fd = -1
 
     def is_resident(self, position: int) -> bool:
-        """Whether the byte at a position is in memory; False where that cannot be told."""
+        """Whether the byte at a position is in memory; False where that is unknown."""
         if not self._can_tell or _NOWAIT is None:
             return False
         try:
@@ -110,12 +111,12 @@ class PageCache(Residency):
                 return True
             self._can_tell = False
             return False
-        return True  # also behind the end of the file, where nothing is to be had
+        return True  # also after the end of the file, where nothing can be read
 
     def is_still_resident(self, count: int, position: int) -> bool:
-        """Whether a batch of `count` ranges need not be fetched, by the one look that `fetch` would take at `position`.
+        """Whether a batch of `count` ranges need not be fetched, by the one probe that `fetch` would make there.
 
-        False wherever `fetch` would look at more than one.
+        False wherever `fetch` would probe more than one.
         """
         if self._calm < _CALM or count > _SMALL:
             return False
@@ -126,7 +127,7 @@ class PageCache(Residency):
         return False
 
     def fetch(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
-        """Has the ranges of a batch brought into memory if one of a few that are probed is not there.
+        """Pages in the ranges of a batch if one of a few that are probed is not resident.
 
         Args:
             starts: positions, of any shape.
@@ -153,7 +154,7 @@ class PageCache(Residency):
         self._calm += 1
 
     def fetch_one(self, start: int, end: int) -> None:
-        """Has one range brought into memory; while nothing was missed lately, only some are looked at."""
+        """Pages in one range; while nothing was missed lately, only some are probed."""
         if end - start > REQUEST:
             self.fetch_all(start, end)  # part of it may be there
             return
@@ -167,13 +168,13 @@ class PageCache(Residency):
             self.request(start, end)
 
     def fetch_all(self, start: int, end: int) -> None:
-        """Has a long range brought into memory unless all of the few positions that are probed are there."""
+        """Pages in a long range unless all of the few positions that are probed are resident."""
         step = max(PAGE, -(-(end - start) // _PROBES))
         if not all(self.is_resident(position) for position in range(start, end, step)):
             self.request(start, end)
 
     def _request(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
-        """Asks for the pages of all ranges, once for those that touch."""
+        """Requests the pages of all ranges, once for those that touch."""
         firsts = (starts.ravel() // np.uint64(PAGE)).astype(np.int64)
         lasts = (-(-ends.ravel().astype(np.int64) // PAGE)).astype(np.int64)
         firsts, lasts = merge_touching(firsts, lasts)
@@ -181,7 +182,7 @@ class PageCache(Residency):
             self.request(first, last)
 
     def request(self, start: int, end: int) -> None:
-        """Asks for the pages of one range."""
+        """Requests the pages of one range."""
         for position in range(start, end, REQUEST):
             try:
                 os.posix_fadvise(self._fd, position, min(REQUEST, end - position), os.POSIX_FADV_WILLNEED)

@@ -93,7 +93,7 @@ class PackedReader(ABC):
         try:
             head = self._read_head(window)
         except TruncatedError:
-            # A stream may have been added between the look at the size and that at the head.
+            # A stream may have been added between reading the size and reading the head.
             if not (isinstance(self._source, MappedFile) and self._source.reopened()):
                 raise
             self._size = self._source.size
@@ -186,11 +186,11 @@ class PackedReader(ABC):
 
     @abstractmethod
     def _stored_checksums(self, number: int) -> npt.NDArray[np.uint32]:
-        """The checksums that the file keeps, (N,)."""
+        """The checksums that the file has, (N,)."""
 
     @abstractmethod
     def _verify_body(self, damage: list[FileDamage]) -> int:
-        """Checks everything between head and tail; returns the number of payloads looked at."""
+        """Checks everything between head and tail; returns the number of payloads checked."""
 
     def _table(self, ptr: int, count: int, dtype: npt.DTypeLike, region: Region | None = None) -> Table:
         table = Table(self._source, ptr, count, dtype, region)
@@ -242,7 +242,7 @@ class PackedReader(ABC):
             unnamed = ", ".join(f"{key:#010x}" for key in by_hash)
             raise SchemaMismatchError(f"{self._path}: the file has modalities that were not given (hashes {unnamed})")
 
-    # What the file says of itself.
+    # Facts about the file.
 
     @property
     def path(self) -> str:
@@ -256,7 +256,7 @@ class PackedReader(ABC):
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Where the samples come from, as the writer was told."""
+        """Where the samples come from, as it was given to the writer."""
         provenance: dict[str, Any] = self.schema.get("provenance", {})
         return provenance
 
@@ -380,8 +380,8 @@ class PackedReader(ABC):
                     raise self._wrong_payload(i, number, actual, expected)
         if found.records is None:
             size = self.modalities[number].metadata_size
-            joined = np.frombuffer(bytearray().join([view[:size] for view in taken]), np.uint8)
-            records, datas = joined.reshape(len(which), size), [view[size:] for view in taken]
+            table = np.frombuffer(bytearray().join([view[:size] for view in taken]), np.uint8)
+            records, datas = table.reshape(len(which), size), [view[size:] for view in taken]
         else:
             records, datas = found.records, taken
         if len(which) == len(indices):
@@ -448,7 +448,7 @@ class PackedReader(ABC):
         return {name: payloads[0] for name, payloads in self.read_samples([i], names).items()}
 
     def checksums(self, name: str) -> npt.NDArray[np.uint32]:
-        """CRC-32C of every payload: (N,) uint32, 0 where absent; computed where the file keeps none.
+        """CRC-32C of every payload: (N,) uint32, 0 where absent; computed where the file has none.
 
         Raises:
             KeyError: no such modality.
@@ -497,7 +497,7 @@ class PackedReader(ABC):
                     self._drop(found.ptrs, found.sizes)
 
     def _drop(self, ptrs: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> None:
-        """Lets the pages of checked ranges leave memory, from their lowest byte to their highest."""
+        """Releases the pages of checked ranges, from their lowest byte to their highest."""
         which = sizes > 0
         if which.any():
             start = int(ptrs[which].min())
@@ -570,7 +570,7 @@ class PackedReader(ABC):
     def close(self) -> None:
         """Closes the file; closing twice is fine, and reading afterwards raises `ValueError`.
 
-        Views and arrays that were handed out stay valid: they keep the mapping, and with it the file's disk space,
+        Views and arrays that were returned stay valid: they keep the mapping, and with it the file's disk space,
         until the last of them is gone.
         """
         for table in self._tables:

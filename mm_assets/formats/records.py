@@ -109,7 +109,7 @@ def align(position: int, alignment: int) -> int:
 
 
 def mult_body_ptr(num_modalities: int, num_samples: int) -> int:
-    """Where MULT's first sample starts: behind header, descriptors and index."""
+    """Where MULT's first sample starts: after header, descriptors and index."""
     return align(mult_index_ptr(num_modalities) + MULT_INDEX_ENTRY.itemsize * num_samples, SECTION_ALIGNMENT)
 
 
@@ -131,8 +131,8 @@ def crc32c(*buffers: Buffer, start: int = 0) -> int:
     """CRC-32C (Castagnoli) over the buffers, one after the other; `start` is the checksum of what came before."""
     value = start
     for buffer in buffers:
-        # Without the interpreter's lock, but for what takes no longer than giving the lock back: what is read from a
-        # mapping may have to come from the disk first, and other threads go on meanwhile.
+        # Without the interpreter's lock, except for what takes no longer than releasing the lock: what is read from a
+        # mapping may have to come from the disk first, and other threads run meanwhile.
         value = _crc32c(buffer, value, len(buffer) >= _LONG)
     return value
 
@@ -141,7 +141,7 @@ def check_range(path: str, ptr: int, size: int, file_size: int, what: str) -> No
     """Refuses a range that does not lie within the file. Python integers: nothing overflows.
 
     Raises:
-        TruncatedError: the range ends behind the file.
+        TruncatedError: the range ends after the file.
     """
     if ptr + size > file_size:
         found = f"{file_size} bytes"
@@ -152,7 +152,7 @@ def take(view: memoryview, offset: int, size: int, *, path: str, what: str) -> m
     """`view[offset : offset + size]`, refused where a plain slice would be silently short.
 
     Raises:
-        TruncatedError: the range ends behind the view.
+        TruncatedError: the range ends after the view.
     """
     check_range(path, offset, size, len(view), what)
     return view[offset : offset + size]
@@ -163,7 +163,7 @@ class Payload(NamedTuple):
 
     Attributes:
         metadata: the field's metadata record, exactly as many bytes as the modality declares.
-        data: the bytes behind it; may be empty.
+        data: the bytes after it; may be empty.
     """
 
     metadata: Buffer
@@ -246,7 +246,7 @@ class Trailer:
     version: int
 
     def to_bytes(self) -> bytes:
-        """The trailer as it stands in the file."""
+        """The trailer as it is in the file."""
         record = np.zeros((), TRAILER)
         record["table_ptr"], record["table_size"] = self.table_ptr, self.table_size
         record["table_crc32c"], record["head_crc32c"] = self.table_crc32c, self.head_crc32c

@@ -11,7 +11,7 @@ class WriteSummary:
     """A finished file.
 
     Attributes:
-        path: where it stands.
+        path: where it is.
         num_samples: samples in it.
         num_bytes: its size.
         num_present: present rows by modality name.
@@ -47,7 +47,7 @@ class VerifyReport:
     Attributes:
         path: the file.
         num_samples: samples it claims.
-        num_payloads: present payloads that were looked at.
+        num_payloads: present payloads that were checked.
         damage: everything that is wrong, in the order of the file's checks.
     """
 

@@ -18,7 +18,7 @@ from mm_assets.errors import CorruptError
 from mm_assets.formats.byte_source import ByteSource, Table, view_block
 from mm_assets.formats.records import Buffer
 
-ITERATION_BLOCK = 1 << 14  # ids looked at together while iterating
+ITERATION_BLOCK = 1 << 14  # ids read together while iterating
 HASH_BLOCK = 1 << 20  # bytes hashed at once; of a longer id, that many are hashed
 
 # A polynomial hash modulo 2**64 with an odd base: every power has an inverse, so the hashes of all ids of a block
@@ -76,7 +76,7 @@ def find_duplicate(offsets: npt.NDArray[np.uint64], blob: Buffer) -> tuple[int, 
 
     Args:
         offsets: (N + 1,) ascending positions of the ids in the blob.
-        blob: all ids, one behind the other.
+        blob: all ids, one after the other.
     """
     view = memoryview(blob)
     hashes = hash_ids(offsets, lambda start, end: view[start:end])
@@ -95,7 +95,7 @@ def find_duplicate(offsets: npt.NDArray[np.uint64], blob: Buffer) -> tuple[int, 
 
 
 class SampleIds(Sequence[str]):
-    """The ids of a file's samples, in order; nothing is kept as Python strings."""
+    """The ids of a file's samples, in order; none is cached as a Python string."""
 
     @property
     @abstractmethod
@@ -243,7 +243,7 @@ class StoredIds(SampleIds):
         try:
             key = sample_id.encode()
         except UnicodeEncodeError:
-            return None  # a lone surrogate cannot stand in a file
+            return None  # a lone surrogate cannot be in a file
         if self._sorted is None:
             self._sorted = self._sort()
         hashes, order = self._sorted
@@ -263,6 +263,6 @@ class StoredIds(SampleIds):
         return hashes[order], order
 
     def forget(self) -> None:
-        """Drops what is kept, so that the source can be closed."""
+        """Drops what is cached, so that the source can be closed."""
         self._offsets.forget()
         self._sorted = None

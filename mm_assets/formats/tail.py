@@ -1,6 +1,6 @@
 """The tail of both formats (4): section table, schema, and how a reader gets them in few requests.
 
-Writing: `TailWriter` puts sections behind the body and collects their table. Reading: `Tail.read` checks table and
+Writing: `TailWriter` writes sections after the body and collects their table. Reading: `Tail.read` checks table and
 section bounds against the file's size and parses the schema; what grows with the samples is left where it is.
 """
 
@@ -89,7 +89,7 @@ class TailWriter:
         self._entries: list[tuple[int, int, int, int]] = []
 
     def add(self, kind: int, *buffers: Buffer) -> None:
-        """Writes one section, joined from the buffers, at the next multiple of 64."""
+        """Writes one section, the buffers one after the other, at the next multiple of 64."""
         ptr = align(self._file.tell(), SECTION_ALIGNMENT)
         size = sum(len(buffer) for buffer in buffers)
         self._file.write(bytes(ptr - self._file.tell()))
@@ -98,7 +98,7 @@ class TailWriter:
         self.refer(kind, ptr, size, crc32c(*buffers))
 
     def refer(self, kind: int, ptr: int, size: int, checksum: int) -> None:
-        """Lists a section that stands elsewhere."""
+        """Lists a section that is elsewhere."""
         self._entries.append((kind, checksum, ptr, size))
 
     def finish(self) -> tuple[int, bytes]:
@@ -145,11 +145,11 @@ class Window:
         return self._source.view_many(ranges)
 
     def get(self, ptr: int, size: int) -> memoryview:
-        """The bytes of a range that lies within the file, with what stands before it if they must be fetched."""
+        """The bytes of a range that lies within the file, with what is before it if they must be fetched."""
         for start, view in self._views:
             if start <= ptr and ptr + size <= start + len(view):
                 return view[ptr - start : ptr - start + size]
-        # The schema stands before the table: one request for both.
+        # The schema is before the table: one request for both.
         start = max(0, min(ptr, ptr + size - self._tail_request))
         view = self._read([(start, ptr + size - start)])[0]
         self._views.append((start, view))
@@ -158,14 +158,14 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """What stands behind the body.
+    """What is after the body.
 
     Attributes:
         sections: by kind.
-        entries: the section table as it stands, with kinds that are not known here: kind, crc32c, ptr, size.
-        table_end: the position behind the section table.
+        entries: the section table as it is, with kinds that are not known here: kind, crc32c, ptr, size.
+        table_end: the position after the section table.
         schema: the schema section, parsed.
-        modalities: what the schema says of each modality.
+        modalities: of each, what is in the schema.
         num_present: present rows per modality.
     """
 
@@ -195,7 +195,7 @@ class Tail:
             window: bytes fetched so far.
             trailer: where the table is.
             form: ``MULT`` or ``MSTR``.
-            descriptors: what the head says of each modality.
+            descriptors: of each modality, what is in the head.
             num_samples: what the head says.
             kinds: sections that must be there.
 

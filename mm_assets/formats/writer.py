@@ -93,7 +93,7 @@ class PackedWriter(ABC):
         path: the target; replaced when the writer closes.
         modalities: 1 to 32; their order is the file's.
         num_samples: how many samples will come, if that is known; it must hold, and only saves a copy.
-        provenance: JSON, kept in the schema: where the samples come from. Nothing of the moment or the machine belongs
+        provenance: JSON in the schema: where the samples come from. Nothing of the moment or the machine belongs
             in it, so that the same samples give the same bytes.
         fsync: wait for the disk before the file takes its place.
 
@@ -151,7 +151,7 @@ class PackedWriter(ABC):
 
     @abstractmethod
     def _finish_body(self) -> None:
-        """Puts the body together, and the file's position behind it."""
+        """Assembles the body, and puts the file's position after it."""
 
     @abstractmethod
     def _finish_head(self, tail: TailWriter) -> None:
@@ -226,7 +226,7 @@ class PackedWriter(ABC):
         if self._ended:
             raise ValueError(f"the writer of {self.path} is closed")
         if self._target.is_forked():
-            raise ValueError(f"the writer of {self.path} was begun in another process, which alone can go on with it")
+            raise ValueError(f"the writer of {self.path} was begun in another process, which alone can continue it")
 
     def add_provenance(self, key: str, value: object) -> None:
         """Adds to the provenance what is known only while the samples are written.
@@ -290,7 +290,7 @@ class PackedWriter(ABC):
     def abort(self) -> None:
         """Gives up: removes what was written, and leaves the target as it was. Fine at any time, and twice.
 
-        A forked copy of a writer only lets go of it.
+        A forked copy of a writer only closes it there.
         """
         if not self._ended:
             self._ended = True

@@ -77,11 +77,11 @@ class DamagedSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A batch, and what there is to tell of it.
+    """A batch, and what is reported about it.
 
     Attributes:
         batch: what the collator made; a dict has ``valid`` and ``index`` too.
-        damaged: samples that other ones stand in for.
+        damaged: samples that were replaced.
         stop: positions of the epoch that all ranks have been given with it.
     """
 
@@ -101,8 +101,8 @@ class BatchMaker:
         collator: makes a batch of columns if it is a `MultimodalCollator`, else of a list of samples.
         transforms: by modality, applied to each value that is present.
         threads: that decode and transform a batch; 0 or 1 does both in the calling thread.
-        first_threads: the same of batch 0, for which somebody waits.
-        keep: batches whose arrays are kept to be used again.
+        first_threads: the same of batch 0, for which the caller waits.
+        keep: batches whose arrays are cached to be used again.
         skip_damaged: whether damaged samples are replaced; else they raise.
         verify: whether checksums are checked.
         pin_memory: whether tensors are in pinned memory.

@@ -69,7 +69,7 @@ class MultimodalCollator:
             and a mapping with a ``pad_value`` mean stack and pad too.
 
             ``pad_value`` (0), ``max_length`` (an integer for the first axis, or a list with one for each of several
-            axes, None for a free one; longer values are cut at their ends, shorter batches are padded up to it),
+            axes, None for a free one; longer values are truncated, shorter batches are padded up to it),
             ``pad_to_multiple_of`` (of the first axis): for ``pad``.
 
             ``dtype``: of the output, for all but ``list``; by default the values'. It also decides what a batch is in
@@ -132,7 +132,7 @@ class MultimodalCollator:
             column = _Column.of(samples, rule)
             present[rule.name] = column.present
             make = _MAKE[rule.type]
-            # Without rules nothing was said of lists, and a column that is an array already is the better form.
+            # Without rules lists were not asked for, and a column that is an array already is the better form.
             batch[rule.name] = (
                 make(rule, column, lengths, allocate) if self._rules or column.whole is None else column.whole
             )
@@ -297,8 +297,8 @@ def _pad(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -> A
         inside = tuple(slice(0, extent) for extent in extents[row].tolist())
         padded[row][inside] = array[inside]
     # By the rule alone, so that every batch has lengths of one shape.
-    num_told = max(1, len(rule.max_length))
-    lengths[rule.name] = extents[:, :num_told].copy() if num_told > 1 else extents[:, 0].copy()
+    num_axes = max(1, len(rule.max_length))
+    lengths[rule.name] = extents[:, :num_axes].copy() if num_axes > 1 else extents[:, 0].copy()
     return padded
 
 

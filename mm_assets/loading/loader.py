@@ -26,7 +26,7 @@ from mm_assets.loading.state import LoaderState, fingerprint
 
 __all__ = ["BatchIterator", "MultimodalLoader"]
 
-MAX_REPORTED = 10_000  # damaged samples that are kept: a lost shard must not fill the memory
+MAX_REPORTED = 10_000  # damaged samples that are listed: a lost shard must not fill the memory
 
 
 class MultimodalLoader:
@@ -44,7 +44,7 @@ class MultimodalLoader:
         modalities: names to read; by default those of the collator's rules, or all. Nothing else is touched.
         batch_size: samples of a batch, on each rank.
         shuffle: True or ``"full"``, a permutation of all samples; ``"block"``, runs of neighbours permuted and mixed
-            within windows, for storage where random access is dear; False, the dataset's order.
+            within windows, for storage where random access is expensive; False, the dataset's order.
         num_workers: threads, each of which makes a batch, or, where they are more than `prefetch_batches`, parts of
             those batches; 0 makes every batch when it is asked for, without any thread.
         collator: a `MultimodalCollator`, or any callable that makes something of a list of samples. Where that is a
@@ -62,8 +62,8 @@ class MultimodalLoader:
         transforms: by modality, a function of a value to a value (None: absent), called in the threads. It comes
             before the collator; arrays come as rows. One with a parameter ``rng`` is given a `numpy.random.Generator`
             that depends on seed, epoch and sample alone.
-        on_damaged: ``"raise"``, or ``"skip"``: another sample of the batch stands in, not valid, and the damaged one is
-            reported in `damaged`.
+        on_damaged: ``"raise"``, or ``"skip"``: another sample of the batch replaces it, not valid, and the damaged one
+            is reported in `damaged`.
         verify: check the checksum of every payload.
         block_size: samples of a run of ``"block"``.
         window_blocks: runs of a window of ``"block"``.
@@ -206,15 +206,15 @@ class MultimodalLoader:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The place, as plain values for a checkpoint: behind the batch that was delivered last.
+        """The place, as plain values for a checkpoint: after the batch that was delivered last.
 
         It is the same on every rank that has been given as many batches.
         """
-        state = LoaderState.of(self._plan.order, delivered=self._delivered, fingerprint=self._told_by())
+        state = LoaderState.of(self._plan.order, delivered=self._delivered, fingerprint=self._dataset_fingerprint())
         return state.to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a place that `state_dict` told, also one of other ranks and another batch size.
+        """Go to a place from `state_dict`, also one of other ranks and another batch size.
 
         Raises:
             LoaderError: it is of another dataset or another order; nothing is changed then.
@@ -229,10 +229,10 @@ class MultimodalLoader:
             LoaderError: it is not.
         """
         found = LoaderState.from_json(state)
-        found.check(self._plan.order, fingerprint=self._told_by())
+        found.check(self._plan.order, fingerprint=self._dataset_fingerprint())
         return found
 
-    def _told_by(self) -> str:
+    def _dataset_fingerprint(self) -> str:
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self.reader)
         return self._fingerprint
@@ -244,7 +244,7 @@ class MultimodalLoader:
         # With an own pool of threads, which end with the iteration; the files are shared.
         share: Callable[[Mapping[str, Any]], Any] | None = getattr(self.reader, "with_settings", None)
         own = None if share is None else share({})
-        # A thread that makes a whole batch hands nothing over, and waits for nobody's last sample. Where fewer batches
+        # A thread that makes a whole batch passes nothing on, and waits for no other's last sample. Where fewer batches
         # are read ahead than there are threads, all of these share them.
         readers = min(self._threads, self._prefetch)
         maker = BatchMaker(
@@ -256,7 +256,7 @@ class MultimodalLoader:
             transforms=self._transforms,
             threads=self._threads if self._threads > readers else 0,
             first_threads=self._threads,
-            keep=self._prefetch + readers + 2,  # one that the caller holds, and one that it has just let go
+            keep=self._prefetch + readers + 2,  # one that the caller holds, and one that it has just dropped
             skip_damaged=self._skip_damaged,
             verify=self._verify,
             pin_memory=self._pin_memory,
@@ -272,7 +272,7 @@ class MultimodalLoader:
         return Prefetch(tasks, threads=readers, depth=self._prefetch + readers, on_end=end)
 
     def _deliver(self, made: Made) -> None:
-        """Take note that a batch is handed out."""
+        """Count a batch that is yielded."""
         self._delivered = made.stop
         self.num_damaged += len(made.damaged)
         self.damaged.extend(made.damaged[: MAX_REPORTED - len(self.damaged)])
@@ -286,8 +286,8 @@ class MultimodalLoader:
 class BatchIterator(Iterator[Any]):
     """The batches of what is left of an epoch; made by iterating over a loader.
 
-    Its threads start with the first batch, and end with the last one, with an error, with `close`, or when nobody holds
-    it any more, such as after a ``break``.
+    Its threads start with the first batch, and end with the last one, with an error, with `close`, or when no reference
+    to it is left, such as after a ``break``.
     """
 
     def __init__(self, loader: MultimodalLoader) -> None:

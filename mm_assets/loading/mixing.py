@@ -60,11 +60,11 @@ class MixedLoader:
     """Batches of several loaders, by weight.
 
     Iterating gives `num_batches` batches, or what is left of them after `load_state_dict` or a ``break``; the next
-    iteration goes on behind them. A batch that is a dict has its source's name as ``source``.
+    iteration continues after them. A batch that is a dict has its source's name as ``source``.
 
     Args:
         loaders: by name. They are moved by this one alone: do not iterate over them besides.
-        weights: by name, positive: a source of twice the weight gives twice the batches, in the mean.
+        weights: by name, positive: a source of twice the weight gives twice the batches, on average.
         seed: of the choice.
         num_batches: of one iteration; by default as many as the loaders have together in an epoch of each.
 
@@ -159,7 +159,7 @@ class MixedLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a place that `state_dict` told, also one of other ranks and other batch sizes.
+        """Go to a place from `state_dict`, also one of other ranks and other batch sizes.
 
         Raises:
             LoaderError: it is of other datasets, weights, or seeds.

@@ -24,16 +24,16 @@ MAX_SAMPLES = 2**62  # so that positions and their sums stay within int64, and d
 # Up to here a permutation is made by sorting hashes: as uniform as the hashes, where a network's few digits might show.
 MAX_SORTED = 1 << 12
 
-# Turns of the network. Four are indistinguishable from random in theory (Luby and Rackoff 1988), and by chi-square
-# here; two more are kept in reserve, because the hashes of small digits are no ideal functions.
-TURNS = 6
+# Rounds of the network. Four are indistinguishable from random in theory (Luby and Rackoff 1988), and by chi-square
+# here; two more are a reserve, because the hashes of small digits are not ideal functions.
+ROUNDS = 6
 
 _U64 = np.uint64
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
 # Places in the derivation of keys, so that no two uses share one.
-_WINDOW, _BLOCK, _TURN, _ROTATION = range(1, 5)
+_WINDOW, _BLOCK, _ROUND, _ROTATION = range(1, 5)
 
 Positions = npt.NDArray[np.int64]
 
@@ -101,7 +101,7 @@ def permute(positions: npt.NDArray[np.integer], size: int, key: int) -> Position
     found = positions.astype(_U64)
     base = isqrt(size - 1) + 1
     other = -(-size // base)
-    keys = [derive_key(key, _TURN, number) for number in range(TURNS)]
+    keys = [derive_key(key, _ROUND, number) for number in range(ROUNDS)]
     _feistel(found, base, other, keys)
     while True:
         # Fewer than base of base * other numbers are outside, one in sixty-five at most: few walk, and not far.
@@ -153,8 +153,8 @@ class EpochOrder:
     Attributes:
         num_samples: how many there are.
         shuffle: ``full``: one permutation of all. ``block``: runs of `block_size` neighbours stay near each other, for
-            storage where random access is dear: the runs are permuted, and then the samples within each window of
-            `window_blocks` runs. Where the first run begins is drawn for each epoch too. ``none``: as they stand.
+            storage where random access is expensive: the runs are permuted, and then the samples within each window of
+            `window_blocks` runs. Where the first run begins is drawn for each epoch too. ``none``: the dataset's order.
         seed: any integer.
         epoch: any integer; another epoch is another order.
         block_size: samples of a run.

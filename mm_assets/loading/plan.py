@@ -3,7 +3,7 @@
 All ranks go in step. A step takes the next ``world_size · batch_size`` positions of the epoch's one order, and rank r
 the r-th run of `batch_size` of them: the batches of a step, put together by rank, are one batch of a single rank. So
 how far an epoch has come is one number, the positions that all ranks have been given together, and whatever is left
-can be divided anew over any number of ranks in batches of any size. Nothing here reads data.
+can be divided again over any number of ranks in batches of any size. Nothing here reads data.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class EpochPlan:
             starts = start + together * np.arange(num_steps)
             indices = self.order.at((starts[:, None] + mine).ravel()).reshape(num_steps, self.batch_size)
             for row in indices:
-                # A copy: the caller may keep it, and must not keep the whole chunk with it.
+                # A copy: the caller may hold it, and must not hold the whole chunk with it.
                 yield Step(start=start, stop=start + together, indices=row.copy(), valid=np.ones(len(row), np.bool_))
                 start += together
         rows, valid = self._last_rows(start, count - start)
@@ -88,7 +88,7 @@ class EpochPlan:
             yield Step(start=start, stop=count, indices=self.order.at(rows), valid=valid)
 
     def _last_rows(self, start: int, rest: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Positions of this rank's last batch, out of `rest` from `start` on, and which of them are no repeats."""
+        """Positions of this rank's last batch, out of `rest` from `start` on, and which of them are not repeats."""
         if self.drop_last or rest == 0:
             low = high = 0
         elif self.even_batches:
@@ -113,12 +113,12 @@ def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
         world_size: likewise.
 
     Raises:
-        ConfigError: only one of the two is there, or they are no rank and number of ranks.
+        ConfigError: only one of the two is there, or they are not a rank and a number of ranks.
     """
     where = "arguments"
     found: tuple[object, object] = (rank, world_size)
     if rank is None and world_size is None:
-        # Whoever initialised it has imported it: torch is not imported for the question.
+        # Where it is initialised, it is imported: torch is not imported for the question.
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             found = distributed.get_rank(), distributed.get_world_size()

@@ -26,10 +26,10 @@ class Rule:
 
     Attributes:
         name: of the output.
-        source: modality, and behind it the attributes or keys that lead to the array in its value.
+        source: modality, and after it the attributes or keys that lead to the array in its value.
         type: stack, pad, ragged or list.
         pad_value: what fills rows and their ends.
-        max_length: longest extent of the first axes, None for the batch's longest; longer values are cut.
+        max_length: longest extent of the first axes, None for the batch's longest; longer values are truncated.
         multiple: the padded first axis is a multiple of it.
         dtype: of the output; None for the values'.
     """

@@ -23,7 +23,7 @@ __all__ = ["LoaderState", "fingerprint"]
 
 VERSION = 1
 
-# Samples that are looked at for a fingerprint where there is no manifest: enough to tell datasets apart, few enough to
+# Samples that are read for a fingerprint where there is no manifest: enough to tell datasets apart, few enough to
 # be read from a bucket.
 NUM_PROBES = 4
 
@@ -107,11 +107,11 @@ class LoaderState:
 
 
 def fingerprint(source: Any) -> str:
-    """What a dataset is told by, wherever its files lie and in whichever format they are: 64 hexadecimal digits.
+    """What identifies a dataset, wherever its files are and whatever their format: 64 hexadecimal digits.
 
     A source's own `fingerprint` attribute is taken where it has one. Else what counts is which samples are selected,
     and the manifest with the digests of its files or, without one, the ids and stored bytes of a few samples. Which
-    modalities a loader reads, and with what settings, does not count: a run may go on with others.
+    modalities a loader reads, and with what settings, does not count: a run may continue with others.
 
     Args:
         source: the dataset.
@@ -134,7 +134,7 @@ def fingerprint(source: Any) -> str:
 
 
 def _checksums(source: Any, probes: npt.NDArray[np.int64], name: str) -> list[int | str | None]:
-    """Checksums of stored bytes; damage is told by the word, so that a loader that skips it has states too."""
+    """Checksums of stored bytes; damage is noted by the word, so that a loader that skips it has states too."""
     found: list[int | str | None] = []
     for probe in probes.tolist():
         try:

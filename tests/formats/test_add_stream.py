@@ -412,7 +412,7 @@ def test_a_file_that_grows(file: Path) -> None:
     grown = GrowingFile(file)
     assert grown.view(0, 4) == b"MSTR"
     assert grown.view_many([(4, 4), (0, 0)]) == [(4).to_bytes(4, "little"), b""]
-    with pytest.raises(OSError, match="was cut while being read"):
+    with pytest.raises(OSError, match="was truncated while being read"):
         grown.view(grown.size - 1, 2)
     grown.close()
 

@@ -48,10 +48,10 @@ class Recorder(GrowingFile):
         self.operations.append(("write", position, bytes(data)))
         super().write(data, position)
 
-    def cut(self, size: int) -> None:
-        """Notes and cuts."""
+    def truncate(self, size: int) -> None:
+        """Notes and truncates."""
         self.operations.append(("cut", size, b""))
-        super().cut(size)
+        super().truncate(size)
 
     def sync(self) -> None:
         """Notes."""

@@ -60,7 +60,7 @@ class TestMult(ContainerSuite, WriterSuite, DamageSuite):
     def test_cut_file_is_not_taken_for_one_without_tail(self, file: Path) -> None:
         """A file of ours that lost its tail is refused even when modalities are given: its ids would be wrong."""
         data = file.read_bytes()
-        with pytest.raises(TruncatedError, match="cut off: the index has checksums"):
+        with pytest.raises(TruncatedError, match="truncated: the index has checksums"):
             MultReader(MemorySource(data[:-32]), modalities=SPECS)
 
     def bent(self, data: bytes, at: int, layout: str, *values: int) -> bytes:

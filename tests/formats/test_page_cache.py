@@ -234,7 +234,7 @@ def test_cut_while_opened(tmp_path: Path) -> None:
             file.write(str(k), {"x": Payload(bytes(8), bytes(20_000))})
     source = MappedFile(path)
     os.truncate(path, 50_000)
-    with pytest.raises(TruncatedError, match="cut after it was opened"):
+    with pytest.raises(TruncatedError, match="truncated after it was opened"):
         open_reader(source)
     source.close()
 

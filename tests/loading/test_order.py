@@ -96,7 +96,7 @@ def by_hand(position: int, size: int, key: int) -> int:
     image = size
     while image >= size:
         digits = list(divmod(position, other))
-        for turn in range(order.TURNS):
+        for turn in range(order.ROUNDS):
             hashed = (digits[1 - turn % 2] + derive_key(key, 3, turn)) % 2**64
             for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
                 hashed = (hashed ^ hashed >> shift) * factor % 2**64
@@ -183,7 +183,7 @@ def test_small_permutations_are_all_equally_likely() -> None:
 
 def test_too_few_turns_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chi-square test has teeth: a network of two turns fails it by far."""
-    monkeypatch.setattr(order, "TURNS", 2)
+    monkeypatch.setattr(order, "ROUNDS", 2)
     with pytest.raises(AssertionError):
         test_neighbours_come_apart_alike(10_007)
 
