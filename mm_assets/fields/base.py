@@ -295,7 +295,7 @@ class Field(ABC):
         yield 0, metadata, data
 
     def facts(self, metadata: Buffer, data: Buffer) -> Iterator[Fact]:
-        """What a payload says of time and place, in the kinds that `FACTS` names.
+        """The facts of time and place in a payload, of the kinds that `FACTS` names.
 
         Facts are read from the stored bytes, so that a check can show a payload that `decode` refuses.
 

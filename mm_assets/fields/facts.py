@@ -1,4 +1,4 @@
-"""What a stored payload says of time and place: the facts that the checks of `mm_assets.checks.alignment` judge.
+"""Facts of time and place in a stored payload, which the checks of `mm_assets.checks.alignment` judge.
 
 A field yields them from `Field.facts` and names their kinds in `Field.FACTS`. Times are seconds from the start of the
 sample, and boxes are (left, top, right, bottom) in the unit of their page's size.

@@ -85,7 +85,7 @@ class ImageField(Field):
             is resized later, unless `decode_size` asks for another size.
         channels: of the decoded array: 1, 3 or 4, or None for as many as the image has (grey 1, colour 3, with alpha
             4). Dropped alpha is not blended with anything; added alpha is 255.
-        apply_orientation: turn pixels upright by the EXIF orientation: while encoding, where pixels are encoded anew,
+        apply_orientation: turn pixels upright by the EXIF orientation: while encoding, where pixels are encoded again,
             otherwise while decoding.
         max_pixels: height times width that is encoded or decoded at most; more is refused by the header.
         decode_size: (height, width) of the decoded array, whatever is stored; None for what is stored.

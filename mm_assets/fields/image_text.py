@@ -128,7 +128,7 @@ class ImageTextPairField(Field):
     uint8, ``input_ids`` and ``attention_mask`` (n, max_tokens) int64, and ``clip_score`` (n,) float32, NaN where there
     is none.
 
-    Images are turned upright by their EXIF orientation, while encoding where they are encoded anew.
+    Images are turned upright by their EXIF orientation, while encoding where they are encoded again.
 
     Attributes:
         encoding: of the image: ``keep``, ``jpeg`` or ``png``.

@@ -92,7 +92,7 @@ def field_from_config(type_name: object, config: Mapping[str, JSON] | None = Non
     Args:
         type_name: the class name.
         config: its settings; those that are not given have their defaults.
-        trusted: whether somebody here wrote `config`. One out of a packed file may name a tokenizer, but not bring
+        trusted: whether the caller wrote `config`. One out of a packed file may name a tokenizer, but not bring
             it: such a setting would open a file of this machine, or run a parser over the file's own text. Nor may it
             raise a field's `LIMITS`: the reader does, with settings of their own.
 
@@ -113,7 +113,7 @@ def field_from_config(type_name: object, config: Mapping[str, JSON] | None = Non
 
 
 def field_from_declaration(type_name: object, config: Mapping[str, JSON] | None = None) -> Field:
-    """Make a field as `field_from_config` does, for what somebody here wrote: a YAML declaration or a command.
+    """Make a field as `field_from_config` does, for what the user wrote: a YAML declaration or a command.
 
     Args:
         type_name: the class name, or the import path ``module:Class`` of the user's own, which is then registered.

@@ -48,7 +48,7 @@ __all__ = ["Clip", "SyncedVideoAudioField", "VideoAudio", "VideoFile"]
 
 _ENCODINGS = ("keep", "frames")
 _AUDIO_ENCODINGS = ("flac", "pcm16", "float32")
-DEFAULT_MAX_DECODED = 2**32  # bytes: a minute of 30 frames a second at 720p is 5 GB
+DEFAULT_MAX_DECODED = 2**32  # bytes: a minute of 30 frames per second at 720p is 5 GB
 _FRAME_COST = 64  # bytes at least: what a clip holds of a frame beside its pixels
 
 
@@ -62,7 +62,7 @@ class SyncedVideoAudioField(Field):
         encoding: ``keep`` stores files as they are and decodes them when they are read; ``frames`` stores every frame
             as a JPEG after a frame index, so that any one is read without its neighbours, and the audio as samples.
             Arrays are stored as ``frames`` in any case.
-        frame_rate: frames a second that every clip is brought to, by presentation time; None for each file's own.
+        frame_rate: frames per second that every clip is brought to, by presentation time; None for each file's own.
         size: (height, width) of frames, stretched to it: while encoding frames, and else while decoding.
         quality: of JPEG, 1 to 100.
         audio_sample_rate: Hz that audio is resampled to, while encoding and, where it is stored with another, while

@@ -100,7 +100,7 @@ class Plan:
 
     Attributes:
         num_frames: 0 without video.
-        frame_rate: frames a second; None without video.
+        frame_rate: frames per second; None without video.
         index: of the source.
         size: (height, width) of the source's frames.
         start_us: microseconds into the video at which frame 0 is shown.

@@ -37,7 +37,7 @@ class VideoAudio:
 
     Attributes:
         frames: (T, H, W, 3) uint8 RGB, T at least 1; None without video.
-        frame_rate: frames a second: a ratio, an integer, a float such as 29.97 (then 30000/1001, as
+        frame_rate: frames per second: a ratio, an integer, a float such as 29.97 (then 30000/1001, as
             `mm_assets.media.timing.as_frame_rate` says), or (numerator, denominator). None where the field sets it.
         audio: `Audio`, or (samples, sample_rate) with samples (n,) or (n, channels), int16 or float32; None without.
         audio_offset_seconds: how much later than the frames the audio starts.
@@ -104,7 +104,7 @@ class Clip:
 
     @property
     def frame_rate(self) -> Fraction | None:
-        """Frames a second; None where the clip has no video."""
+        """Frames per second; None where the clip has no video."""
         return self.timing.frame_rate
 
     @property

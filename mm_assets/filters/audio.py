@@ -39,7 +39,7 @@ def duration_seconds(block: Block, rows: Rows) -> list[float | None]:
 
 
 class AudioDurationFilter(MeasuredRowFilter):
-    """Keeps audio whose duration lies in a closed interval; None is no limit, one is needed.
+    """Keeps audio whose duration lies in a closed interval; None sets no limit, one is needed.
 
     Args:
         min_seconds: shortest duration kept.
@@ -100,9 +100,9 @@ class AudioSilenceFilter(MeasuredRowFilter):
     """Keeps audio of which no more than a share is silence, and that does not begin or end with too much of it.
 
     Args:
-        max_silence: largest silent share of the audio kept, 0 to 1; None is no limit.
-        max_leading_seconds: longest silence kept at the start; None is no limit.
-        max_trailing_seconds: longest silence kept at the end; None is no limit.
+        max_silence: largest silent share of the audio kept, 0 to 1; None sets no limit.
+        max_leading_seconds: longest silence kept at the start; None sets no limit.
+        max_trailing_seconds: longest silence kept at the end; None sets no limit.
         threshold_dbfs: level below which a window is silent.
         level: "rms", the root of the mean square over the window, or "peak", the largest magnitude in it.
         window_seconds: length of a window.

@@ -1,6 +1,6 @@
 """Exact duplicates within a partition: content that has been seen before, byte for byte.
 
-Content is known by the first half of its SHA-256: 16 bytes an item are held for the length of the partition, about
+Content is known by the first half of its SHA-256: 16 bytes per item are held for the length of the partition, about
 100 bytes with what Python adds. The first of several is kept, in source order.
 """
 
@@ -39,7 +39,7 @@ class ExactDuplicatesFilter(Filter):
         scope: "row" drops a row whose modality and content have been seen; "sample" drops a sample whose content rows
             have all been seen, in the same order, as those of one earlier sample.
         modalities: row modalities to compare. None compares all content, except, with scope "row", texts: the same
-            words in two samples are no fault.
+            words in two samples are fine.
     """
 
     def __init__(self, *, scope: str = "sample", modalities: Sequence[str] | None = None) -> None:

@@ -34,8 +34,8 @@ class AspectRatioFilter(MeasuredRowFilter):
     """Keeps images whose width divided by height lies in a closed interval.
 
     Args:
-        min: smallest ratio kept; None is no limit.
-        max: largest ratio kept; None is no limit.
+        min: smallest ratio kept; None sets no limit.
+        max: largest ratio kept; None sets no limit.
         drop_invalid_rows: drop images that are not there or whose header cannot be read.
     """
 
@@ -62,7 +62,7 @@ class AspectRatioFilter(MeasuredRowFilter):
 
 
 class ImageSizeFilter(MeasuredRowFilter):
-    """Keeps images whose width and height, in pixels, lie between limits, all inclusive; None is no limit.
+    """Keeps images whose width and height, in pixels, lie between limits, all inclusive; None sets no limit.
 
     Args:
         min_width: smallest width kept.

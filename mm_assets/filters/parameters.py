@@ -69,7 +69,7 @@ def check_names(parameter: str, value: object) -> tuple[str, ...]:
 
 
 def bounds(name: str, low: _N | None, high: _N | None) -> tuple[_N | None, _N | None]:
-    """Two checked limits of one measure, both inclusive; None is no limit.
+    """Two checked limits of one measure, both inclusive; None sets no limit.
 
     Args:
         name: suffix of the parameters' names: ``_width`` for ``min_width`` and ``max_width``, empty for min and max.

@@ -1,4 +1,4 @@
-"""Filters of text: its length, and how many images a sample has for its words.
+"""Filters of text: its length, and how many images per sample has for its words.
 
 Characters are Unicode code points. Words are the runs between white space, as Python's ``str.split()`` finds them. Both
 are counted by Arrow over whole columns; no bytes of media are needed.
@@ -64,7 +64,7 @@ def _sum_by_sample(block: Block, count: Any) -> npt.NDArray[np.int64]:
 
 
 class TextLengthFilter(Filter):
-    """Keeps texts, or samples by all their texts, whose length lies between limits, all inclusive; None is no limit.
+    """Keeps texts, or samples by all their texts, whose length lies between limits, all inclusive; None sets no limit.
 
     Args:
         min_chars: fewest characters kept.
@@ -131,7 +131,7 @@ class ImageToTextRatioFilter(Filter):
 
     Args:
         min: smallest ratio kept.
-        max: largest ratio kept; None is no limit.
+        max: largest ratio kept; None sets no limit.
     """
 
     scope = "sample"

@@ -28,14 +28,14 @@ def frames_a_second(info: VideoInfo) -> float | None:
 
 
 class VideoDurationFilter(MeasuredRowFilter):
-    """Keeps video whose duration lies in a closed interval, and its frame rate and size too; None is no limit.
+    """Keeps video whose duration lies in a closed interval, and its frame rate and size too; None sets no limit.
 
     A file without a video stream has the frame rate 0 and no pixels.
 
     Args:
         min_seconds: shortest duration kept.
         max_seconds: longest duration kept.
-        min_frame_rate: lowest nominal frame rate kept, in frames a second.
+        min_frame_rate: lowest nominal frame rate kept, in frames per second.
         max_frame_rate: highest nominal frame rate kept.
         min_width: smallest width kept, in pixels.
         min_height: smallest height kept, in pixels.

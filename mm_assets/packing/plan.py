@@ -36,8 +36,8 @@ class Selector:
 
     Attributes:
         modality: row modality; "*" is any.
-        role: pattern (``*``, ``?``, ``[abc]``) for the part of the member's name between key and extension; "" is no
-            role and "#" a whole number.
+        role: pattern (``*``, ``?``, ``[abc]``) for the part of the member's name between key and extension; "" means
+            no role and "#" a whole number.
         extension: patterns for the member's extension. For `take` "one" their order is an order of preference.
         take: "one" content row of a sample, the first by preference and position; a "sequence" of all of them at their
             positions; as a part of a composite, one row that is "shared", since another modality takes it; several

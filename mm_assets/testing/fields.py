@@ -163,7 +163,7 @@ class FieldSuite:
             self.field.decode_batch(records, [None])
 
     def test_damage_anywhere_is_noticed_or_harmless(self) -> None:
-        """With any byte flipped, cut off or added, a payload decodes to some value or raises FormatError."""
+        """With any byte flipped, removed or added, a payload decodes to some value or raises FormatError."""
         for value, _ in self.cases[:2]:
             metadata, data = self.field.encode(value)
             for broken_metadata, broken_data in damaged(bytes(metadata), bytes(data)):
@@ -276,7 +276,7 @@ class FieldSuite:
 
 
 def damaged(metadata: bytes, data: bytes) -> Iterable[tuple[bytes, bytes]]:
-    """A payload with one byte flipped, in turn, and with its data cut off and extended."""
+    """A payload with one byte flipped, in turn, and with its data truncated and extended."""
     step = max(1, len(data) // MAX_FLIPPED)
     for index, mask in itertools.product(range(len(metadata)), FLIPS):
         yield flipped(metadata, index, mask), data

@@ -1,4 +1,4 @@
-"""What every field says of itself by default, and what other packages may rely on."""
+"""What a field declares by default, and that other packages rely on nothing else."""
 
 import ast
 import inspect
@@ -85,7 +85,7 @@ def test_facts_are_declared_where_they_are_yielded() -> None:
         assert bool(cls.FACTS) == (cls.facts is not Field.facts), cls
 
 
-# --- nobody asks which field it is ------------------------------------------------------------------------------------
+# --- no module asks which field it is ---------------------------------------------------------------------------------
 
 CONCRETE = {
     name
