@@ -21,6 +21,7 @@ def cli(tmp_path: Path):  # type: ignore[no-untyped-def]
     environment["DAGSTER_HOME"] = str(home)
     work = tmp_path / "work"
     work.mkdir()
+    (work / "workspace.yaml").write_text("load_from:\n  - python_module: demo_project\n")
 
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", "from mm_assets.cli.main import main; main()", *arguments]
@@ -70,7 +71,7 @@ def test_job_execute_from_ci(cli, demo_shards: Path) -> None:  # type: ignore[no
 
     def execute(code: str = "") -> int:
         script = f"{code}\nimport sys\nfrom dagster._cli import main\nsys.argv = ['dagster', *sys.argv[1:]]\nmain()"
-        command = [sys.executable, "-W", "ignore", "-c", script, "job", "execute", "-m", "mm_assets.definitions"]
+        command = [sys.executable, "-W", "ignore", "-c", script, "job", "execute", "-m", "demo_project"]
         command += ["-j", "captions_pack", "--tags", '{"dagster/partition": "captions-00000"}']
         return subprocess.run(command, cwd=cli.work, env=cli.environment, capture_output=True, check=False).returncode
 
