@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from mm_assets.cli.main import COMMANDS
+
 CODE = """
 import importlib, sys
 for module in sys.argv[1:]:
@@ -38,10 +40,16 @@ def loaded_by(*modules: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["mm_assets.pipeline.stages", "mm_assets.checks", "mm_assets.cli.main"])
+@pytest.mark.parametrize("module", ["mm_assets.pipeline.stages", "mm_assets.checks"])
 def test_nothing_below_orchestration_loads_dagster(module: str) -> None:
-    """The library and the command's own module do not import Dagster."""
+    """The library does not import Dagster."""
     assert "dagster" not in loaded_by(module)
+
+
+def test_help_of_commands_is_fast() -> None:
+    """No command's module imports Dagster, Arrow or DuckDB: they are imported where a command runs."""
+    modules = [f"mm_assets.cli.{name.replace('-', '_')}" for name in COMMANDS]
+    assert not loaded_by(*modules) & {"dagster", "pyarrow", "duckdb"}
 
 
 def test_reading_needs_no_heavy_library() -> None:

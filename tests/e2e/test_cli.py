@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from mm_assets.formats import open_reader
+
+DEMO = ("--module", "mm_assets.definitions")
 
 
 @pytest.fixture
@@ -23,9 +26,10 @@ def cli(tmp_path: Path):  # type: ignore[no-untyped-def]
     work.mkdir()
     (work / "workspace.yaml").write_text("load_from:\n  - python_module: demo_project\n")
 
-    def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from mm_assets.cli.main import main; main()", *arguments]
-        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
+    def run(*arguments: str, code: int = 0, folder: str = ".") -> subprocess.CompletedProcess[str]:
+        # -P: as an installed command, it does not have the current folder on its path.
+        command = [sys.executable, "-P", "-c", "from mm_assets.cli.main import main; main()", *arguments]
+        done = subprocess.run(command, cwd=work / folder, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == code, (arguments, done.stdout, done.stderr)
         return done
 
@@ -66,7 +70,7 @@ def test_one_bad_shard_fails_the_command_and_not_the_others(cli, demo_shards: Pa
 
 def test_job_execute_from_ci(cli, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
     """`dagster job execute` gives 0 for a good partition after `register`, and 1 when a check fails."""
-    shown = cli("register", "--dataset", "captions").stdout
+    shown = cli("register", *DEMO, "--dataset", "captions").stdout
     assert "captions-00000" in shown
 
     def execute(code: str = "") -> int:
@@ -103,12 +107,14 @@ def test_verify_names_damaged_samples(cli, demo_shards: Path) -> None:  # type: 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("run", "--dataset", "nope"), "'nope' is not declared"),
-        (("run", "--dataset", "captions", "--partition", "x"), "no registered partition"),
+        (("run", *DEMO, "--dataset", "nope"), "'nope' is not declared"),
+        (("run", *DEMO, "--dataset", "captions", "--partition", "x"), "is not a registered partition"),
+        (("run",), "no Dagster project in"),
+        (("inspekt",), "No such command 'inspekt'"),
         (("run", "--pack", "generic"), "goes with --shards"),
         (("convert", "a.mult", "b.zip"), "allowed: .mult, .mstr"),
-        (("sql", "select 1"), "name one dataset"),
-        (("sql", "-d", "captions", "selekt"), "selekt"),
+        (("sql", *DEMO, "select 1"), "name one dataset"),
+        (("sql", *DEMO, "-d", "captions", "selekt"), "selekt"),
     ],
 )
 def test_wrong_use_says_what_is_allowed(cli, arguments: tuple[str, ...], says: str) -> None:  # type: ignore[no-untyped-def]
@@ -144,6 +150,18 @@ def defs():
 """
 
 
+def write_project(folder: Path, attributes: str) -> None:
+    """A Dagster project that is not installed, with one dataset."""
+    mine = folder / "theirs" / "defs" / "mine"
+    mine.mkdir(parents=True)
+    (folder / "theirs" / "__init__.py").write_text("")
+    (folder / "theirs" / "defs" / "__init__.py").write_text("")
+    (folder / "theirs" / "definitions.py").write_text(PROJECT)
+    (mine / "defs.yaml").write_text(
+        f"type: mm_assets.orchestration.ShardDataset\nattributes:\n  name: a\n{attributes}\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("attributes", "says"),
     [
@@ -154,19 +172,74 @@ def defs():
 )
 def test_a_wrong_declaration_is_one_line(cli, attributes: str, says: str) -> None:  # type: ignore[no-untyped-def]
     """A wrong declaration of one's own project gives file, key and reason in one line, and exit code 2."""
-    mine = cli.work / "theirs" / "defs" / "mine"
-    mine.mkdir(parents=True)
-    (cli.work / "theirs" / "__init__.py").write_text("")
-    (cli.work / "theirs" / "defs" / "__init__.py").write_text("")
+    write_project(cli.work, attributes)
     (cli.work / "theirs" / "bad.py").write_text("raise RuntimeError('no licence')")
-    (cli.work / "theirs" / "definitions.py").write_text(PROJECT)
-    (mine / "defs.yaml").write_text(
-        f"type: mm_assets.orchestration.ShardDataset\nattributes:\n  name: a\n{attributes}\n"
-    )
     done = cli("register", "-m", "theirs.definitions", code=2)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert re.search(says, line)
     assert "Traceback" not in done.stderr
+
+
+MARKS = {
+    "pyproject.toml": '[tool.dg.project]\nroot_module = "theirs"\n',
+    "dg.toml": 'directory_type = "project"\n[project]\nroot_module = "theirs"\n',
+    "workspace.yaml": "load_from:\n  - python_module: theirs.definitions\n",
+}
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_a_project_is_found_around_the_current_folder(cli, name: str, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+    """Without a module a command takes the datasets of the project here or above, installed or not, and no others."""
+    write_project(cli.work, f"  shards: {demo_shards / 'captions-00000.tar'}\n  root: {cli.work / 'out'}")
+    (cli.work / name).write_text(MARKS[name])
+    (cli.work / "deep" / "below").mkdir(parents=True)
+    listed = cli("register", folder="deep/below").stdout.splitlines()
+    assert listed == ["a: 1 partitions, 1 new", "  captions-00000"]
+    if name == "pyproject.toml":
+        ran = cli("run", "--jobs", "2", folder="deep")  # its processes find the project's modules too
+        suggested = re.search(r"next: mm-assets (inspect .*), or ", ran.stdout)
+        assert suggested, ran.stdout
+        assert "samples" in cli(*shlex.split(suggested[1])).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("pyproject.toml", "[tool.dg.project]\n", r"pyproject\.toml: tool\.dg\.project\.root_module: is missing"),
+        ("dg.toml", "[project\n", r"dg\.toml: file: is not TOML"),
+        ("workspace.yaml", "load_from: [{python_file: x.py}]\n", r"workspace\.yaml: load_from: found .*--module"),
+        ("workspace.yaml", "load_from: []\n", r"workspace\.yaml: load_from: names no python_module"),
+        ("workspace.yaml", "load_from: [\n", r"workspace\.yaml: file: is not YAML"),
+        ("pyproject.toml", "[project]\nname = 'x'\n", "no Dagster project in .* --module"),
+    ],
+)
+def test_a_project_without_a_module_says_what_to_do(cli, name: str, content: str, says: str) -> None:  # type: ignore[no-untyped-def]
+    """A project's file that names no definitions module is refused by its name, or passed over if it is another's."""
+    (cli.work / name).write_text(content)
+    done = cli("register", code=2)
+    assert re.search(says, done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_suggested_commands_work_when_pasted(cli, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+    """A command that a message suggests carries the module, root and shards that were given, and does what it says."""
+    write_project(cli.work, f"  shards: {demo_shards / 'captions-00000.tar'}\n  root: elsewhere\n  settle_seconds: 0")
+    options = ("-m", "theirs.definitions", "--root", "my out")
+    cli("register", *options)
+    defs = cli.work / "theirs/defs/mine/defs.yaml"
+    defs.write_text(defs.read_text() + "  pack: generic\n")
+    done = cli("register", *options, code=2)
+    suggested = re.search(r"`mm-assets (register [^`]*--new-schema)`", done.stderr)
+    assert suggested, done.stderr
+    assert "a: 1 partitions" in cli(*shlex.split(suggested[1])).stdout
+    assert "a: 1 partitions" in cli("register", *options).stdout
+
+    cli("register", "--shards", str(demo_shards / "captions-00000.tar"), "--root", "other")
+    given = ("--shards", str(demo_shards / "captions-00000.tar"), "--pack", "generic", "--root", "other")
+    done = cli("register", *given, code=2)
+    suggested = re.search(r"`mm-assets (register [^`]*--new-schema)`", done.stderr)
+    assert suggested, done.stderr
+    assert "default: 1 partitions" in cli(*shlex.split(suggested[1])).stdout
 
 
 def test_a_module_that_is_not_there_is_named(cli) -> None:  # type: ignore[no-untyped-def]

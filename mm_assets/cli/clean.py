@@ -1,0 +1,23 @@
+"""`mm-assets clean`: packed files and manifests that nothing needs are removed."""
+
+from __future__ import annotations
+
+import click
+
+from mm_assets.cli.options import DatasetChoice, dataset_options
+
+
+@click.command()
+@dataset_options()
+@click.option("--keep", type=click.IntRange(1), help="Manifests to keep; the declaration's number otherwise.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+def command(chosen: DatasetChoice, keep: int | None, dry_run: bool) -> None:
+    """Remove packed files and manifests that no kept manifest needs."""
+    from mm_assets.pipeline.publish import clean
+
+    for dataset in chosen.stores():
+        report = clean(dataset, keep=keep, dry_run=dry_run)
+        verb = "would remove" if dry_run else "removed"
+        click.echo(f"{dataset.spec.name}: {verb} {len(report.files)} files, {report.num_bytes:,} bytes")
+        for name in report.files:
+            click.echo(f"  {name}")

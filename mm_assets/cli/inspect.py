@@ -1,0 +1,69 @@
+"""`mm-assets inspect`: what a packed file or a manifest holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from mm_assets.errors import ConfigError, MmAssetsError
+
+if TYPE_CHECKING:
+    from mm_assets.dataset.dataset import Dataset
+    from mm_assets.fields import Field
+
+
+@click.command()
+@click.argument("file")
+@click.option("--sample", "-s", type=int, metavar="N", help="Also show sample N, counted from 0.")
+@click.option(
+    "--format", "form", type=click.Choice(["mult", "mstr"]), help="Which files of a manifest; MULT by default."
+)
+def command(file: str, sample: int | None, form: str | None) -> None:
+    """Show what a packed file or manifest holds."""
+    import mm_assets
+
+    with mm_assets.open(file, format=form) as dataset:
+        click.echo(f"{file}: {len(dataset):,} samples")
+        pack = dataset.schema.get("pack")
+        if pack and pack.get("preset"):
+            click.echo(f"preset: {pack['preset']}")
+        for key, value in dataset.schema.items():
+            if key.endswith("_columns"):
+                columns = ", ".join(f"{column['name']} {column['type']}" for column in value)
+                click.echo(f"{key.replace('_', ' ')}: {columns or 'none'}")
+            elif key not in ("modalities", "pack", "version"):
+                click.echo(f"{key}: {json.dumps(value, ensure_ascii=False)}")
+        for name, field in dataset.fields.items():
+            click.echo(f"  {name}: {_settings(field)}, {int(dataset.presence(name).sum()):,} present")
+        if sample is not None:
+            if not -len(dataset) <= sample < len(dataset):
+                raise ConfigError("arguments", "--sample", f"is {sample}, the file has {len(dataset)} samples")
+            click.echo(f"sample {sample}: {dataset.sample_ids[sample]}")
+            for name in dataset.names:
+                click.echo(f"  {name}: {_shown(dataset, sample, name)}")
+
+
+def _shown(dataset: Dataset, sample: int, name: str) -> str:
+    """One value in a line; one that cannot be decoded does not hide the others."""
+    from mm_assets.summaries import summarize
+
+    try:
+        value = dataset.read_sample(sample, [name])[name]
+    except MmAssetsError as error:
+        return f"NOT DECODED: {error}"
+    return "absent" if value is None else summarize(value)
+
+
+def _settings(field: Field) -> str:
+    """A field with the settings that are not its defaults."""
+    from mm_assets.fields import Field
+
+    changed = []
+    for one in dataclasses.fields(field):
+        value = getattr(field, one.name)
+        if one.default is dataclasses.MISSING or value != one.default:
+            changed.append(f"{one.name}={_settings(value) if isinstance(value, Field) else repr(value)}")
+    return f"{type(field).__name__}({', '.join(changed)})"

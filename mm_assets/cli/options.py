@@ -1,0 +1,160 @@
+"""Options that name datasets, and what they stand for: declarations, and folders below a storage root."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mm_assets.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mm_assets.pipeline.spec import DatasetSpec
+    from mm_assets.pipeline.store import DatasetStore
+
+__all__ = ["DatasetChoice", "dataset_options"]
+
+_SUGGESTED = re.compile(r"`mm-assets (register|run|add-stream|sql|clean)\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetChoice:
+    """The datasets that a command was given.
+
+    Attributes:
+        names: names of datasets; none means all that are declared.
+        module: definitions module that declares them; None means that of the project around the current folder.
+        root: storage root, instead of the declaration's.
+        shards: shards of a dataset that no YAML declares.
+        pack: its pack preset.
+    """
+
+    names: tuple[str, ...] = ()
+    module: str | None = None
+    root: str | None = None
+    shards: str | None = None
+    pack: str | None = None
+
+    def specs(self) -> list[DatasetSpec]:
+        """The declarations of the chosen datasets, or of the one that only `shards` describes.
+
+        Raises:
+            ConfigError: a dataset is not declared, or the options contradict each other.
+        """
+        if self.shards is not None:
+            return [self._undeclared(self.shards)]
+        if self.pack is not None:
+            raise ConfigError("arguments", "--pack", "goes with --shards; a declared dataset names its preset itself")
+        declared = self._declared()
+        unknown = [name for name in self.names if name not in declared]
+        if unknown:
+            detail = f"{unknown[0]!r} is not declared; declared are: {', '.join(sorted(declared)) or 'none'}"
+            raise ConfigError("arguments", "--dataset", detail)
+        chosen = [declared[name] for name in dict.fromkeys(self.names)] if self.names else list(declared.values())
+        root = None if self.root is None else _absolute(self.root)
+        return [spec if root is None else spec.replace(root=root) for spec in chosen]
+
+    def stores(self) -> list[DatasetStore]:
+        """Folders of the chosen datasets; below a given root also of datasets that nothing declares.
+
+        Raises:
+            ConfigError: a dataset is not declared.
+        """
+        from mm_assets.orchestration.launch import ensure_dagster_home
+        from mm_assets.pipeline.spec import DatasetSpec
+        from mm_assets.pipeline.store import DatasetStore
+
+        ensure_dagster_home()
+        if self.root and self.names:
+            root = _absolute(self.root)  # the shards of these datasets are not read, so the root stands for them
+            configs = [{"name": name, "shards": root, "root": root} for name in self.names]
+            return [DatasetStore(DatasetSpec.from_config(config, where="arguments")) for config in configs]
+        return [DatasetStore(spec) for spec in self.specs()]
+
+    def complete(self, message: str) -> str:
+        """A message whose suggested commands carry the options that were given, so that they work when pasted."""
+        from mm_assets.orchestration.component import default_root
+
+        def completed(found: re.Match[str]) -> str:
+            options = {"--module": self.module, "--root": self.root}
+            if found[1] in ("register", "run"):
+                options |= {"--shards": self.shards, "--pack": self.pack}
+            elif self.shards is not None:  # the other commands find an undeclared dataset by its root
+                options |= {"--root": self.root or default_root()}
+            words = [word for name, value in options.items() if value is not None for word in (name, value)]
+            return f"{found[0]} {shlex.join(words)}" if words else found[0]
+
+        return _SUGGESTED.sub(completed, message)
+
+    def _declared(self) -> dict[str, DatasetSpec]:
+        from mm_assets.cli.project import definitions_modules
+        from mm_assets.orchestration.launch import declared_datasets
+
+        modules = (self.module,) if self.module is not None else definitions_modules(Path.cwd())
+        if str(Path.cwd()) not in sys.path:  # a module here need not be installed, as with `dagster -m`
+            sys.path.append(str(Path.cwd()))
+        return {name: spec for module in modules for name, spec in declared_datasets(module).items()}
+
+    def _undeclared(self, shards: str) -> DatasetSpec:
+        from mm_assets.orchestration.component import default_root
+        from mm_assets.pipeline.spec import DatasetSpec
+
+        if len(self.names) > 1:
+            raise ConfigError("arguments", "--dataset", "is given more than once; with --shards there is one dataset")
+        if self.module is not None and self.names and self.names[0] in self._declared():
+            detail = f"{self.names[0]!r} is declared with shards of its own; give --shards another dataset's name"
+            raise ConfigError("arguments", "--dataset", detail)
+        root = _absolute(self.root) if self.root else default_root()
+        name = self.names[0] if self.names else "default"
+        config = {"name": name, "shards": _absolute(shards), "settle_seconds": 0, "pack": self.pack}
+        return DatasetSpec.from_config(config, where="arguments", default_root=root)
+
+
+def _absolute(url: str) -> str:
+    from mm_assets.storage.urls import is_local, local_path
+
+    return str(local_path(url)) if is_local(url) else url
+
+
+def dataset_options(*, undeclared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options that name datasets; the command gets them as its argument `chosen`.
+
+    Args:
+        undeclared: the command also takes shards that no YAML declares.
+    """
+    options = [
+        click.option("--dataset", "-d", "names", multiple=True, metavar="D", help="Dataset name; may be given again."),
+        click.option("--module", "-m", help="Definitions module. Default: that of the Dagster project here or above."),
+        click.option("--root", metavar="URL", help="Storage root, instead of the declaration's."),
+    ]
+    if undeclared:
+        options += [
+            click.option("--shards", metavar="GLOB", help="Shards of a dataset that is not declared: glob or URL."),
+            click.option("--pack", metavar="PRESET", help="With --shards: pack preset; else the first shard decides."),
+        ]
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(
+            *args: Any,
+            names: tuple[str, ...],
+            module: str | None,
+            root: str | None,
+            shards: str | None = None,
+            pack: str | None = None,
+            **others: Any,
+        ) -> Any:
+            chosen = DatasetChoice(names=names, module=module, root=root, shards=shards, pack=pack)
+            click.get_current_context().find_root().obj = chosen  # for the report of an error
+            return function(*args, chosen=chosen, **others)
+
+        return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), wrapper)
+
+    return decorate

@@ -1,0 +1,31 @@
+"""`mm-assets register`: the shards become partitions."""
+
+from __future__ import annotations
+
+import click
+
+from mm_assets.cli.options import DatasetChoice, dataset_options
+from mm_assets.cli.output import wait_for_shards
+
+
+@click.command()
+@dataset_options(undeclared=True)
+@click.option("--new-schema", is_flag=True, help="Decide the dataset's schema anew; every partition becomes pending.")
+def command(chosen: DatasetChoice, new_schema: bool) -> None:
+    """List the shards and make them partitions of the Dagster instance."""
+    from mm_assets.orchestration.launch import open_instance, register_dataset
+    from mm_assets.pipeline.store import DatasetStore
+
+    with open_instance() as instance:
+        for spec in chosen.specs():
+            found = register_dataset(instance, DatasetStore(spec), new_schema=new_schema, sleep=wait_for_shards(spec))
+            line = f"{spec.name}: {len(found.partitions)} partitions"
+            for what, keys in (("new", found.added), ("changed", found.changed), ("gone", found.removed)):
+                line += f", {len(keys)} {what}" if keys else ""
+            click.echo(line)
+            for key in found.removed:
+                click.echo(f"  gone: {key}: its shards are no longer there; it leaves the next manifest", err=True)
+            for url in found.unsettled:
+                click.echo(f"  not taken: {url}: still changing or too young", err=True)
+            for partition in found.partitions:
+                click.echo(f"  {partition.key}")

@@ -1,0 +1,82 @@
+"""`mm-assets sql`: a query over a dataset's tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from mm_assets.cli.options import DatasetChoice, dataset_options
+from mm_assets.errors import ConfigError
+
+
+@click.command()
+@dataset_options()
+@click.argument("query")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; the default where no terminal reads them.")
+def command(chosen: DatasetChoice, query: str, as_csv: bool) -> None:
+    """Run QUERY over a dataset's tables in DuckDB.
+
+    Each table of a stage is a view, and so are the published partitions; "show tables" lists them. Each view has a
+    column `partition`; a table that no run has made yet has no view.
+    """
+    import duckdb
+
+    from mm_assets.pipeline.publish import sql_connection
+
+    stores = chosen.stores()
+    if len(stores) != 1:
+        known = ", ".join(s.spec.name for s in stores)
+        raise ConfigError("arguments", "--dataset", f"name one dataset; declared: {known}")
+    connection = sql_connection(stores[0])
+    try:
+        cursor = connection.execute(query)
+        columns = [column[0] for column in cursor.description or ()]
+        if as_csv or not sys.stdout.isatty():
+            _print_csv(columns, cursor)
+        else:
+            _print_rows(columns, cursor.fetchmany(_SHOWN_ROWS + 1))
+    except duckdb.Error as error:
+        raise ConfigError("arguments", "QUERY", str(error)) from error
+    finally:
+        connection.close()
+
+
+_WIDE = 6  # columns that a terminal shows side by side
+_SHOWN_ROWS = 100  # of a query's result in a terminal; --csv gives all
+
+
+def _print_csv(columns: Sequence[str], cursor: Any) -> None:
+    import csv
+
+    writer = csv.writer(sys.stdout)
+    writer.writerow(columns)
+    while batch := cursor.fetchmany(1000):
+        writer.writerows(batch)
+
+
+def _print_rows(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from mm_assets.summaries import summarize
+
+    console = Console()
+    if len(columns) > _WIDE:  # side by side no column would be readable
+        for number, row in enumerate(rows[:_SHOWN_ROWS]):
+            console.rule(f"row {number}", align="left")
+            for column, cell in zip(columns, row, strict=True):
+                if cell is not None:
+                    console.print(f"{escape(column)}: {escape(summarize(cell))}", soft_wrap=True)
+    else:
+        table = Table()
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows[:_SHOWN_ROWS]:
+            table.add_row(*("" if cell is None else escape(summarize(cell)) for cell in row))
+        console.print(table)
+    if len(rows) > _SHOWN_ROWS:
+        click.echo(f"only the first {_SHOWN_ROWS} rows are shown; --csv gives all", err=True)

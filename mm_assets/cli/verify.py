@@ -1,0 +1,39 @@
+"""`mm-assets verify`: every checksum and structure of packed files."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from mm_assets.errors import MmAssetsError
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True)
+def command(files: tuple[str, ...]) -> None:
+    """Check every checksum and structure; exit 1 and name the damaged samples."""
+    import mm_assets
+
+    bad = False
+    for file in files:
+        try:
+            with mm_assets.open(file) as dataset:
+                report = dataset.verify()
+        except MmAssetsError as error:
+            bad = True
+            click.echo(f"{file}: DAMAGED: {error}")
+            continue
+        except OSError as error:
+            bad = True
+            click.echo(f"{file}: cannot be read: {error.strerror or error}")
+            continue
+        bad = bad or not report.ok
+        state = "ok" if report.ok else "DAMAGED"
+        click.echo(f"{file}: {state}, {report.num_payloads:,} payloads checked, {len(report.damage)} faults")
+        for damage in report.damage:
+            place = f"sample {damage.sample} ({damage.sample_id})" if damage.sample is not None else "file"
+            modality = f", {damage.modality}" if damage.modality else ""
+            click.echo(f"  {place}{modality}: {damage.message}")
+    if bad:
+        sys.exit(1)
