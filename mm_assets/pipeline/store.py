@@ -14,7 +14,7 @@ from typing import Any
 
 from mm_assets.checks.context import Outcome
 from mm_assets.errors import SchemaMismatchError, SourceError
-from mm_assets.pipeline.chain import PUBLISHED, Stage
+from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, Stage
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.files import SourceFile
@@ -265,7 +265,7 @@ class DatasetStore:
                     # What has settled was registered; what is there now may be half of an upload.
                     since, then = "registered", f"run `mm-assets register --dataset {self.spec.name}`"
                 else:
-                    since, then = "indexed", "materialize raw_shards again"
+                    since, then = "indexed", f"materialize {RAW_SHARDS.name} again"
                 detail = f"changed since it was {since} (found {source.fingerprint}, expected {expected}): {then}"
                 raise SourceError(shard.url, detail)
         return opened

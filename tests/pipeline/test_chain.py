@@ -1,10 +1,14 @@
 """The chain: what follows from its table, and that nothing else names its stages."""
 
+import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mm_assets
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RECORDED_STAGES, TABLES, stage_of_file
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import TABLE_STAGES
@@ -106,3 +110,42 @@ def test_every_file_has_one_stage() -> None:
     assert all(name in stage_of_file(name).files for name in files)
     assert list(TABLE_STAGES) == [stage for stage in CHAIN if stage.tables]
     assert len(TABLES) == sum(len(stage.tables) for stage in TABLE_STAGES)
+
+
+PACKAGE = Path(mm_assets.__file__).parent
+NAMES_STAGES = {"pipeline/chain.py", "checks/catalog.py"}
+KNOWS_STAGES = ("checks", "pipeline", "orchestration", "cli")  # packages above the stages' own work
+WORDS = re.compile(r"(rows|packed|published|manifest)(/|$)|packed_$")  # names that are also words: alone or as a folder
+NAMES = re.compile(rf"\b({'|'.join(stage.name for stage in CHAIN if '_' in stage.name)})\b")
+NO_STAGES = {
+    ("pipeline/publish.py", "rows"): "a count in a record and in a marker",
+    ("pipeline/stages.py", "rows"): "a count in a record",
+    ("orchestration/report.py", "rows"): "a heading",
+}
+
+
+def strings(file: Path) -> Iterator[str]:
+    """Every string of a module that is neither a docstring nor in `__all__`."""
+    tree = ast.parse(file.read_text())
+    left_out: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            left_out.add(node.value)
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            left_out |= set(ast.walk(node.value))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in left_out:
+            yield node.value
+
+
+def test_no_other_module_names_a_stage() -> None:
+    """Outside the chain and the catalog of checks no string is a stage's name, and each listed exception is one."""
+    found = set()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        name = file.relative_to(PACKAGE).as_posix()
+        if name in NAMES_STAGES:
+            continue
+        for text in strings(file):
+            if NAMES.search(text) or (name.startswith(KNOWS_STAGES) and WORDS.match(text)):
+                found.add((name, text))
+    assert found == set(NO_STAGES)
