@@ -23,7 +23,7 @@ from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.component import ShardDataset
 from mm_assets.orchestration.partitions import add_partitions, job_name, manifest_job_name
-from mm_assets.orchestration.runs import partition_marks, run_tags, working_run
+from mm_assets.orchestration.runs import partition_fingerprints, run_tags, working_run
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -173,7 +173,7 @@ class _BySettings:
         return isinstance(other, _BySettings) and self.spec == other.spec
 
 
-def _execute(spec: DatasetSpec, job: str, partition: str, run_id: str, mark: str | None) -> PartitionRun:
+def _execute(spec: DatasetSpec, job: str, partition: str, run_id: str, fingerprint: str | None) -> PartitionRun:
     definition = _jobs(_BySettings(spec)).resolve_job_def(job)
     with dg.DagsterInstance.get() as instance:
         other = working_run(instance, spec, partition) if partition else None
@@ -186,7 +186,7 @@ def _execute(spec: DatasetSpec, job: str, partition: str, run_id: str, mark: str
             partition_key=partition or None,
             raise_on_error=False,
             run_id=run_id,
-            tags=run_tags(run_id, mark),
+            tags=run_tags(run_id, fingerprint),
         )
     failures = [] if result.success else list(_failures(result.all_events))
     return PartitionRun(
@@ -237,8 +237,8 @@ def _innermost(error: Any) -> str:
     return "failed" if error is None else str(error.message)
 
 
-def _execute_pack(spec: DatasetSpec, partition: str, run_id: str, mark: str | None) -> PartitionRun:
-    return _execute(spec, job_name(spec), partition, run_id, mark)
+def _execute_pack(spec: DatasetSpec, partition: str, run_id: str, fingerprint: str | None) -> PartitionRun:
+    return _execute(spec, job_name(spec), partition, run_id, fingerprint)
 
 
 def run_partitions(
@@ -254,21 +254,21 @@ def run_partitions(
         num_processes: 1 runs in this process; more start as many others.
         started: told of each (dataset, partition) when it begins, with one process only.
     """
-    marks: dict[tuple[str, str], Mapping[str, str]] = {}
+    fingerprints: dict[tuple[str, str], Mapping[str, str]] = {}
     tasks: list[_Task] = []
     for spec, key in work:
-        if (spec.name, spec.root) not in marks:
+        if (spec.name, spec.root) not in fingerprints:
             dataset = DatasetStore(spec)
-            marks[spec.name, spec.root] = partition_marks(dataset, dataset.partitions().values())
-        mark = marks[spec.name, spec.root].get(key)
-        tasks.append(_Task(spec=spec, partition=key, run_id=str(uuid.uuid4()), mark=mark))
+            fingerprints[spec.name, spec.root] = partition_fingerprints(dataset, dataset.partitions().values())
+        fingerprint = fingerprints[spec.name, spec.root].get(key)
+        tasks.append(_Task(spec=spec, partition=key, run_id=str(uuid.uuid4()), fingerprint=fingerprint))
     if num_processes > 1:
         yield from _run_side_by_side(tasks, num_processes)
         return
     for task in tasks:
         if started is not None:
             started(task.spec.name, task.partition)
-        yield _execute_pack(task.spec, task.partition, task.run_id, task.mark)
+        yield _execute_pack(task.spec, task.partition, task.run_id, task.fingerprint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +278,7 @@ class _Task:
     spec: DatasetSpec
     partition: str
     run_id: str
-    mark: str | None
+    fingerprint: str | None
 
 
 def _pool() -> ProcessPoolExecutor:
@@ -296,11 +296,11 @@ def _run_side_by_side(tasks: Sequence[_Task], num_processes: int) -> Iterator[Pa
             while todo and free:
                 task, pool = todo.popleft(), free.pop()
                 try:
-                    future = pool.submit(_execute_pack, task.spec, task.partition, task.run_id, task.mark)
+                    future = pool.submit(_execute_pack, task.spec, task.partition, task.run_id, task.fingerprint)
                 except BrokenProcessPool:  # its process died between two tasks
                     pool.shutdown()
                     pool = _pool()
-                    future = pool.submit(_execute_pack, task.spec, task.partition, task.run_id, task.mark)
+                    future = pool.submit(_execute_pack, task.spec, task.partition, task.run_id, task.fingerprint)
                 running[future] = (pool, task)
             ended, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in ended:

@@ -24,7 +24,7 @@ from mm_assets.pipeline.store import DatasetStore, Partition
 
 __all__ = [
     "ATTEMPT_TAG",
-    "MARK_TAG",
+    "FINGERPRINT_TAG",
     "PARTITION_TAG",
     "Attempt",
     "busy_partitions",
@@ -32,14 +32,14 @@ __all__ = [
     "exclusive_step",
     "failed_attempts",
     "is_running",
+    "partition_fingerprints",
     "partition_lock",
-    "partition_marks",
     "run_tags",
     "working_run",
 ]
 
 PARTITION_TAG = "dagster/partition"
-MARK_TAG = "mm_assets/mark"
+FINGERPRINT_TAG = "mm_assets/fingerprint"
 ATTEMPT_TAG = "mm_assets/attempt"
 _WORKING = [
     dg.DagsterRunStatus.STARTING,
@@ -123,14 +123,14 @@ def _process_tags(run_id: str) -> dict[str, str]:
     return {} if tag is None else {PROCESS_TAG: tag}
 
 
-def run_tags(run_id: str, mark: str | None) -> dict[str, str]:
+def run_tags(run_id: str, fingerprint: str | None) -> dict[str, str]:
     """Tags of a run that this process executes itself.
 
     Args:
         run_id: the run.
-        mark: of its partition, if it has one.
+        fingerprint: of its partition, if it has one.
     """
-    return _process_tags(run_id) | ({MARK_TAG: mark} if mark else {})
+    return _process_tags(run_id) | ({FINGERPRINT_TAG: fingerprint} if fingerprint else {})
 
 
 # -- runs that have not finished
@@ -187,17 +187,17 @@ class Attempt:
     """The last run of a partition that failed.
 
     Attributes:
-        mark: the partition's mark at the time; empty where the run was not started by a tick or by `mm-assets run`.
+        fingerprint: the partition's at the time; empty where neither a tick nor `mm-assets run` started the run.
         when: seconds since 1970 at which it ended.
-        number: how many runs with that mark had been requested by then.
+        number: how many runs with that fingerprint had been requested by then.
     """
 
-    mark: str
+    fingerprint: str
     when: float
     number: int
 
     def due(self) -> float:
-        """Seconds since 1970 before which a run with the same mark would be in vain: the pause doubles, to a day."""
+        """Seconds since 1970 before which the same fingerprint is not tried again: the pause doubles, to a day."""
         return self.when + min(_FIRST_PAUSE * 2.0 ** min(self.number - 1, 16), _DAY)
 
 
@@ -210,7 +210,7 @@ def failed_attempts(instance: dg.DagsterInstance, spec: DatasetSpec) -> dict[str
         tags = record.dagster_run.tags
         number = tags.get(ATTEMPT_TAG, "")
         attempt = Attempt(
-            mark=tags.get(MARK_TAG, ""),
+            fingerprint=tags.get(FINGERPRINT_TAG, ""),
             when=record.end_time or record.update_timestamp.timestamp(),
             number=int(number) if number.isdecimal() and int(number) else 1,
         )
@@ -218,10 +218,10 @@ def failed_attempts(instance: dg.DagsterInstance, spec: DatasetSpec) -> dict[str
     return attempts
 
 
-# -- marks
+# -- fingerprints
 
 
-def partition_marks(dataset: DatasetStore, partitions: Iterable[Partition]) -> Mapping[str, str]:
+def partition_fingerprints(dataset: DatasetStore, partitions: Iterable[Partition]) -> Mapping[str, str]:
     """By key, what changes whenever a shard of the partition, the configuration or the dataset's schema does."""
     listed: Sequence[Partition] = list(partitions)
     if not listed:

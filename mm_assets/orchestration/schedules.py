@@ -10,7 +10,13 @@ import dagster as dg
 
 from mm_assets.orchestration.partitions import add_partitions, job_name
 from mm_assets.orchestration.resources import StorageRoot, resource_key
-from mm_assets.orchestration.runs import ATTEMPT_TAG, MARK_TAG, busy_partitions, failed_attempts, partition_marks
+from mm_assets.orchestration.runs import (
+    ATTEMPT_TAG,
+    FINGERPRINT_TAG,
+    busy_partitions,
+    failed_attempts,
+    partition_fingerprints,
+)
 from mm_assets.pipeline.publish import pending_partitions
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
@@ -41,9 +47,13 @@ def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
             return dg.SkipReason(
                 f"none of {len(found.partitions)} registered partitions is pending{_young(spec, found)}"
             )
-        marks = partition_marks(dataset, found.partitions)
+        fingerprints = partition_fingerprints(dataset, found.partitions)
         failed = failed_attempts(context.instance, spec)
-        again = {key: failed[key].number for key in pending if key in failed and failed[key].mark == marks.get(key)}
+        again = {
+            key: failed[key].number
+            for key in pending
+            if key in failed and failed[key].fingerprint == fingerprints.get(key)
+        }
         now = time.time()
         due = [key for key in pending if key not in again or failed[key].due() <= now]
         if not due:
@@ -54,7 +64,7 @@ def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
             dg.RunRequest(
                 run_key=f"{spec.name}:{key}:{tick}",
                 partition_key=key,
-                tags={MARK_TAG: marks.get(key, ""), ATTEMPT_TAG: str(again.get(key, 0) + 1)},
+                tags={FINGERPRINT_TAG: fingerprints.get(key, ""), ATTEMPT_TAG: str(again.get(key, 0) + 1)},
             )
             for key in due[: spec.runs_per_tick]
         ]

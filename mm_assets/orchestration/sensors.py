@@ -10,7 +10,13 @@ import dagster as dg
 
 from mm_assets.orchestration.partitions import job_name, manifest_job_name, shard_partitions
 from mm_assets.orchestration.resources import StorageRoot, resource_key
-from mm_assets.orchestration.runs import MARK_TAG, busy_partitions, dataset_state, is_running, partition_marks
+from mm_assets.orchestration.runs import (
+    FINGERPRINT_TAG,
+    busy_partitions,
+    dataset_state,
+    is_running,
+    partition_fingerprints,
+)
 from mm_assets.pipeline.chain import PUBLISHED
 from mm_assets.pipeline.publish import pending_partitions
 from mm_assets.pipeline.register import register
@@ -41,27 +47,29 @@ def _shards_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
         dataset = storage.open(spec)
         before = _Cursor.read(context.cursor)
         found = register(dataset, seen=before.seen, allow_empty=True)
-        marks = partition_marks(dataset, found.partitions)
-        requested = {key: mark for key, mark in before.requested.items() if marks.get(key) == mark}
+        fingerprints = partition_fingerprints(dataset, found.partitions)
+        requested = {
+            key: fingerprint for key, fingerprint in before.requested.items() if fingerprints.get(key) == fingerprint
+        }
         state, settled, due = dataset_state(dataset), before.settled, list[str]()
         if state != settled:
             pending = pending_partitions(dataset)
             requested = {key: requested[key] for key in pending if key in requested}
-            waiting = [key for key in pending if key in marks and key not in requested]
+            waiting = [key for key in pending if key in fingerprints and key not in requested]
             busy = busy_partitions(context.instance, spec) if waiting else set()
             due = [key for key in waiting if key not in busy][: spec.runs_per_tick]
-            requested |= {key: marks[key] for key in due}
+            requested |= {key: fingerprints[key] for key in due}
             settled = state if len(due) == len(waiting) else ""
         known = set(context.instance.get_dynamic_partitions(partitions_def.name or ""))
-        new = [key for key in marks if key not in known]
+        new = [key for key in fingerprints if key not in known]
         if found.removed:
             context.log.warning(f"shards of {len(found.removed)} partitions are gone: {', '.join(found.removed[:10])}")
-        # Dagster uses a run key up for ever, and a mark may come back: shards and settings can be put back.
+        # Dagster never starts a run with a used key again, but a fingerprint may return with former shards or settings.
         requests = [
             dg.RunRequest(
-                run_key=f"{spec.name}:{key}:{marks[key]}:{before.count}",
+                run_key=f"{spec.name}:{key}:{fingerprints[key]}:{before.count}",
                 partition_key=key,
-                tags={MARK_TAG: marks[key]},
+                tags={FINGERPRINT_TAG: fingerprints[key]},
             )
             for key in due
         ]
@@ -72,7 +80,9 @@ def _shards_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
             run_requests=requests,
             dynamic_partitions_requests=[partitions_def.build_add_request(new)] if new else [],
             cursor=after.write(),
-            skip_reason=None if requests else f"{len(marks)} partitions, {len(found.unsettled)} shards not settled yet",
+            skip_reason=None
+            if requests
+            else f"{len(fingerprints)} partitions, {len(found.unsettled)} shards not settled yet",
         )
 
     return sensor
@@ -84,7 +94,7 @@ class _Cursor:
 
     Attributes:
         seen: shards that have not settled, as `Registration.seen`.
-        requested: marks of the keys that were requested and are not published yet.
+        requested: fingerprints of the keys that were requested and are not published yet.
         settled: state of the dataset in which everything pending had been requested.
         count: number of the next tick that requests anything. It starts with the time, so that keys stay new when
             somebody resets the cursor, and counts on from there, so that a repeated tick gives the same keys.
@@ -99,7 +109,7 @@ class _Cursor:
     def read(cls, cursor: str | None) -> "_Cursor":
         value: Mapping[str, Any] = json.loads(cursor) if cursor else {}
         return cls(
-            seen={url: (str(mark), float(since)) for url, (mark, since) in value.get("seen", {}).items()},
+            seen={url: (str(fingerprint), float(since)) for url, (fingerprint, since) in value.get("seen", {}).items()},
             requested=dict(value.get("requested", {})),
             settled=str(value.get("settled", "")),
             count=int(value.get("count", time.time())),
@@ -124,13 +134,13 @@ def _manifest_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
         dataset = storage.open(spec)
         if not context.cursor and not dataset.store.sizes(PUBLISHED.name):
             return dg.SkipReason("no partition is published")
-        mark = dataset_state(dataset)
-        if mark == context.cursor:
+        state = dataset_state(dataset)
+        if state == context.cursor:
             return dg.SkipReason("nothing changed since the last manifest")
         if is_running(context.instance, manifest_job_name(spec)):
             return dg.SkipReason("a manifest is being made")
-        context.update_cursor(mark)
+        context.update_cursor(state)
         # The dataset may go back to an earlier state, so the time makes the key one that is not used up.
-        return dg.RunRequest(run_key=f"{spec.name}:{mark}:{int(time.time())}")
+        return dg.RunRequest(run_key=f"{spec.name}:{state}:{int(time.time())}")
 
     return sensor

@@ -241,7 +241,7 @@ def test_a_state_that_comes_back_is_a_new_run(instance: dg.DagsterInstance, demo
 
 
 def test_a_new_schema_is_a_new_run(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
-    """A schema decided anew makes a partition that was requested before due again, under another key and mark."""
+    """A schema decided anew makes a partition that was requested before due again, with another fingerprint."""
     folder = str(inbox("captions-00000.tar"))
     ticker = Ticker(instance, demo_spec("captions", shards=folder), "captions_shards")
     (first,) = ticker.tick().run_requests
@@ -251,7 +251,7 @@ def test_a_new_schema_is_a_new_run(instance: dg.DagsterInstance, demo_spec: Spec
     dataset.write_schema(changed, decided_by="test")
     (second,) = ticker.tick().run_requests
     assert first.run_key != second.run_key
-    assert first.tags["mm_assets/mark"] != second.tags["mm_assets/mark"]
+    assert first.tags["mm_assets/fingerprint"] != second.tags["mm_assets/fingerprint"]
 
 
 def test_the_cursor_forgets_what_is_published(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
@@ -301,7 +301,7 @@ def test_failing_partitions_do_not_starve_the_others(
     assert tags["mm_assets/attempt"] == "1"
     _failed_run(instance, spec, "docs-00000", tags)
     assert _schedule_keys(instance, spec) == ["docs-00001"]
-    _failed_run(instance, spec, "docs-00001", {"mm_assets/mark": "of another state"})
+    _failed_run(instance, spec, "docs-00001", {"mm_assets/fingerprint": "of another state"})
     assert _schedule_keys(instance, spec) == ["docs-00001"]
     _failed_run(instance, spec, "docs-00001", _schedule_tags(instance, spec, "docs-00001"))
     assert _schedule_keys(instance, spec) == []
