@@ -9,9 +9,9 @@ file leaves out tags that point to other places of the old one (sub-images, EXIF
 descriptions of the whole stack (ImageJ, OME, tifffile). Old-style JPEG (compression 6), whose tables are scattered over
 the file, is refused where it would have to be taken apart. A file with one frame is returned as it is.
 
-The layouts of the four kinds of TIFF, tag numbers, types and enumerations come from tifffile. The walk and the copy do
-not: `TiffWriter` refuses compressed bilevel frames and orders its bytes otherwise than published runs have them, and
-`TiffFile` skips damaged tags and ends a cyclic chain with a line in the log, where a frame must be refused.
+The layouts of the four kinds of TIFF and the sizes of its types come from tifffile. The walk and the copy do not:
+`TiffWriter` refuses compressed bilevel frames and writes other bytes than published runs have, and `TiffFile` skips
+damaged tags and ends a cyclic chain with a line in the log, where a frame must be refused.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tifffile import COMPRESSION, DATATYPE, PHOTOMETRIC, PLANARCONFIG, TIFF
 
-from mm_assets.errors import MediaError
+from mm_assets.errors import MediaError, optional_import
 from mm_assets.media.content_types import Buffer
 
 __all__ = ["TiffFrames"]
@@ -32,23 +31,13 @@ __all__ = ["TiffFrames"]
 
 MAX_FRAMES = 1 << 20  # ends the walk along a hostile chain of overlapping directories; real stacks have thousands
 
-_FORMATS = {b"II*\0": TIFF.CLASSIC_LE, b"MM\0*": TIFF.CLASSIC_BE, b"II+\0": TIFF.BIG_LE, b"MM\0+": TIFF.BIG_BE}
-_TYPE_SIZES = {kind: struct.calcsize(f"={form}") for kind, form in TIFF.DATA_FORMATS.items()}  # bytes of one value
-_NUMBERS: dict[int, str] = {
-    DATATYPE.BYTE: "u1",
-    DATATYPE.SHORT: "u2",
-    DATATYPE.LONG: "u4",
-    DATATYPE.LONG8: "u8",
-}  # in NumPy's terms
-_DIRECTORIES = (DATATYPE.IFD, DATATYPE.IFD8)
+_LONG, _IFD, _LONG8, _IFD8 = 4, 13, 16, 18  # types
+_NUMBERS = {1: "u1", 3: "u2", _LONG: "u4", _LONG8: "u8"}  # unsigned types, as NumPy spells them
 
-_WIDTH, _LENGTH, _BITS = TIFF.TAGS["ImageWidth"], TIFF.TAGS["ImageLength"], TIFF.TAGS["BitsPerSample"]
-_COMPRESSION, _PHOTOMETRIC = TIFF.TAGS["Compression"], TIFF.TAGS["PhotometricInterpretation"]
-_DESCRIPTION, _SAMPLES = TIFF.TAGS["ImageDescription"], TIFF.TAGS["SamplesPerPixel"]
-_PLANAR, _ROWS_PER_STRIP = TIFF.TAGS["PlanarConfiguration"], TIFF.TAGS["RowsPerStrip"]
-_STRIP_OFFSETS, _STRIP_SIZES = TIFF.TAGS["StripOffsets"], TIFF.TAGS["StripByteCounts"]
-_TILE_WIDTH, _TILE_LENGTH = TIFF.TAGS["TileWidth"], TIFF.TAGS["TileLength"]
-_TILE_OFFSETS, _TILE_SIZES = TIFF.TAGS["TileOffsets"], TIFF.TAGS["TileByteCounts"]
+_WIDTH, _LENGTH, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
+_DESCRIPTION, _STRIP_OFFSETS, _SAMPLES, _ROWS_PER_STRIP, _STRIP_SIZES, _PLANAR = 270, 273, 277, 278, 279, 284
+_TILE_WIDTH, _TILE_LENGTH, _TILE_OFFSETS, _TILE_SIZES = 322, 323, 324, 325
+_UNCOMPRESSED, _OLD_JPEG, _YCBCR, _SEPARATE = 1, 6, 6, 2
 
 # Positions in the old file, and vendors' tables of whole stacks: wrong or dangling in a file of one frame.
 _LEFT_OUT = frozenset(
@@ -91,7 +80,11 @@ class TiffFrames:
     def __init__(self, data: Buffer, *, name: str = "<tiff>") -> None:
         self._data = memoryview(data).cast("B")
         self._name = name
-        layout = _FORMATS.get(bytes(self._data[:4]))
+        with optional_import("tifffile", "frames of a TIFF"):
+            from tifffile import TIFF
+
+        layouts = {b"II*\0": TIFF.CLASSIC_LE, b"MM\0*": TIFF.CLASSIC_BE, b"II+\0": TIFF.BIG_LE, b"MM\0+": TIFF.BIG_BE}
+        layout = layouts.get(bytes(self._data[:4]))
         if layout is None:
             raise self._error(f"begins with {bytes(self._data[:4])!r}, expected a TIFF header")
         self._order: str = layout.byteorder
@@ -99,6 +92,7 @@ class TiffFrames:
         self._entry = struct.Struct(self._order + layout.tagformat1[1:] + layout.tagformat2[1:])
         self._count = struct.Struct(layout.tagnoformat)
         self._position = struct.Struct(layout.offsetformat)
+        self._type_sizes = {kind: struct.calcsize(f"={code}") for kind, code in TIFF.DATA_FORMATS.items()}
         self._is_big = layout.version == TIFF.BIG_LE.version
         if self._is_big:
             sizes = struct.unpack(self._order + "HH", self._take(4, 4, "the header"))
@@ -185,12 +179,12 @@ class TiffFrames:
         total = 0
         for tag, kind, values, raw in self._entry.iter_unpack(table):
             start, value_at = value_at, value_at + self._entry.size
-            if tag in _LEFT_OUT or kind in _DIRECTORIES:
+            if tag in _LEFT_OUT or kind in (_IFD, _IFD8):
                 continue
-            size = _TYPE_SIZES.get(kind, 0) * values
+            size = self._type_sizes.get(kind, 0) * values
             if size > inline:
                 (start,) = self._position.unpack(raw)
-            if kind not in _TYPE_SIZES or start + size > len(self._data) or tag in entries:
+            if kind not in self._type_sizes or start + size > len(self._data) or tag in entries:
                 if tag not in _ESSENTIAL:
                     continue
                 if tag in entries:
@@ -225,15 +219,15 @@ class TiffFrames:
 
     def _copy(self, number: int, entries: dict[int, _Entry]) -> bytes:
         what = f"frame {number}"
-        compression = self._number(entries, _COMPRESSION, COMPRESSION.NONE, what)
-        if compression == COMPRESSION.OJPEG:
+        compression = self._number(entries, _COMPRESSION, _UNCOMPRESSED, what)
+        if compression == _OLD_JPEG:
             raise self._error(f"{what} is compressed as old-style JPEG (6), which cannot be taken out of its file")
         tiled = _STRIP_OFFSETS not in entries
         offsets_tag, sizes_tag = (_TILE_OFFSETS, _TILE_SIZES) if tiled else (_STRIP_OFFSETS, _STRIP_SIZES)
         offsets = self._numbers(entries, offsets_tag, what)
         if offsets is None:
             raise self._error(f"{what} has no data: neither strips nor tiles")
-        needed = self._raw_sizes(entries, len(offsets), what) if compression == COMPRESSION.NONE else None
+        needed = self._raw_sizes(entries, len(offsets), what) if compression == _UNCOMPRESSED else None
         sizes = self._numbers(entries, sizes_tag, what)
         if sizes is None:
             if needed is None:
@@ -254,14 +248,14 @@ class TiffFrames:
 
     def _raw_sizes(self, entries: dict[int, _Entry], count: int, what: str) -> npt.NDArray[np.int64] | None:
         """Bytes that each strip or tile takes uncompressed; None where that is not plain arithmetic."""
-        if self._number(entries, _PHOTOMETRIC, 0, what) == PHOTOMETRIC.YCBCR:
+        if self._number(entries, _PHOTOMETRIC, 0, what) == _YCBCR:
             return None  # may be subsampled
         width, length = self._number(entries, _WIDTH, 0, what), self._number(entries, _LENGTH, 0, what)
         samples = self._number(entries, _SAMPLES, 1, what)
         bits = self._numbers(entries, _BITS, what)
         bits_per_pixel = samples * (1 if bits is None else int(bits[0]))
         planes = 1
-        if self._number(entries, _PLANAR, 1, what) == PLANARCONFIG.SEPARATE:
+        if self._number(entries, _PLANAR, 1, what) == _SEPARATE:
             planes, bits_per_pixel = samples, bits_per_pixel // max(samples, 1)
         if _TILE_WIDTH in entries:
             tile = self._number(entries, _TILE_WIDTH, 0, what) * bits_per_pixel + 7 >> 3
@@ -320,7 +314,7 @@ class TiffFrames:
         return list(zip(block_starts.tolist(), block_ends.tolist(), strict=True)), places
 
     def _positions(self, tag: int, numbers: npt.NDArray[np.int64]) -> _Entry:
-        kind = DATATYPE.LONG8 if self._is_big else DATATYPE.LONG
+        kind = _LONG8 if self._is_big else _LONG
         return _Entry(tag, kind, len(numbers), memoryview(numbers.astype(self._order + _NUMBERS[kind]).tobytes()))
 
     def _assemble(
