@@ -8,7 +8,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from mm_assets.errors import ConfigError
+from mm_assets.orchestration.assets import build_assets
 from mm_assets.orchestration.component import ShardDataset
+from mm_assets.orchestration.jobs import build_jobs
+from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.pipeline.spec import DatasetSpec
 
 TYPE = "mm_assets.orchestration.ShardDataset"
@@ -214,3 +217,14 @@ post_processing:
     steps = {name: len(definitions.resolve_job_def(name).nodes) for name in ("mine_pack", "mine_manifest")}
     assert steps == {"mine_pack": 6, "mine_manifest": 1}
     assert len(definitions.resolve_job_def("mine_pack").asset_layer.selected_asset_keys) == 7
+
+
+def test_a_job_without_its_assets_is_an_error() -> None:
+    """A job that selects an asset which the definitions lack does not load, so that none runs without steps."""
+    spec = DatasetSpec.from_config({"name": "a", "shards": "x", "root": "/r"}, where="test")
+    assets = build_assets(spec)
+    definitions = dg.Definitions(
+        assets=assets[1:], jobs=build_jobs(spec, assets), resources={resource_key(spec): StorageRoot(root="/r")}
+    )
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match="a_pack"):
+        definitions.resolve_job_def("a_pack")
