@@ -31,7 +31,7 @@ from mm_assets.rows.schema import (
     MemberRules,
     UserColumn,
 )
-from mm_assets.rows.source_ref import SourceRef, is_allowed_reference, is_reference, parse_source_ref
+from mm_assets.rows.source_ref import SourceRef, is_allowed_reference, is_reference, parse_source_ref, source_ref_of
 from mm_assets.rows.user_columns import UNFIT, columns_of, converter
 from mm_assets.sources.base import Source
 from mm_assets.sources.member import split_member_name
@@ -322,9 +322,9 @@ class _ListingBuilder:
             raise BadTextError("bad_source", f"path is {type(path).__name__}, expected text")
         try:
             given = row.get("source_ref")
-            ref = parse_source_ref(json.dumps(given) if isinstance(given, dict) else given)
+            ref = source_ref_of(given) if isinstance(given, dict) else parse_source_ref(given)
             if ref.path is None and path:
-                ref = parse_source_ref(json.dumps({"path": path}))
+                ref = source_ref_of({"path": path})
         except SourceError as error:
             raise BadTextError("bad_source", error.detail) from error
         if ref.path is None:

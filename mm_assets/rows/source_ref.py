@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ __all__ = [
     "is_allowed_reference",
     "is_reference",
     "parse_source_ref",
+    "source_ref_of",
     "to_pandas",
     "with_parsed_source_ref_columns",
 ]
@@ -37,7 +38,7 @@ MAX_OFFSET = 2**63 - 1  # byte positions are int64 in every table
 MAX_FRAME = 2**31 - 1  # frame numbers are int32
 MAX_SHOWN = 120  # characters of a wrong locator that a message repeats
 
-_OLDER_NAMES = (("path", "content_path"), ("member", "content_key"))
+_OLDER_NAMES = {"path": "content_path", "member": "content_key"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _COLUMNS: dict[str, pa.DataType] = {
@@ -175,13 +176,25 @@ def parse_source_ref(value: str | None) -> SourceRef:
         raise SourceError("source_ref", f"is no JSON ({_first_line(error)}): {_shown(value)}") from error
     if not isinstance(found, dict):
         raise SourceError("source_ref", f"is a JSON {type(found).__name__}, expected an object: {_shown(value)}")
-    for name, older in _OLDER_NAMES:
-        if found.get(name) is None and older in found:
-            found[name] = found[older]
-    values = tuple(found.get(name) for name in _COLUMNS)
+    return source_ref_of(found, text=value)
+
+
+def source_ref_of(value: Mapping[str, Any], *, text: str | None = None) -> SourceRef:
+    """A locator from its keys and values, also in its older forms; see `parse_source_ref`.
+
+    Args:
+        value: keys and values.
+        text: the JSON that they came from, for messages.
+
+    Raises:
+        SourceError: a value has a wrong type, sign or size.
+    """
+    values = tuple(
+        value.get(_OLDER_NAMES.get(name, name)) if value.get(name) is None else value[name] for name in _COLUMNS
+    )
     problem = _problem(*values)
     if problem is not None:
-        raise SourceError("source_ref", f"{problem}: {_shown(value)}")
+        raise SourceError("source_ref", f"{problem}: {_shown(text or json.dumps(dict(value), default=str))}")
     return SourceRef(*values)
 
 

@@ -189,3 +189,14 @@ def test_broken_lists(tmp_path: Path) -> None:
     good = write_lines(tmp_path / "l.jsonl", {"sample_id": "x", "path": "i.png"})
     with pytest.raises(SourceError, match="'p'"):
         read(good, columns=(UserColumn(name="p", source="p", type="string", rows="", required=True),))
+
+
+def test_a_locator_as_an_object_is_a_locator(tmp_path: Path) -> None:
+    """A Parquet list may have locators as a struct, also with values that JSON does not have."""
+    refs = pa.array([{"path": "a.jpg", "seen": datetime(2026, 1, 1, tzinfo=UTC)}, {"path": "", "seen": None}])
+    path = tmp_path / "list.parquet"
+    pq.write_table(pa.table({"sample_id": ["a", "b"], "source_ref": refs}), path)
+    rows, rejects, _ = read(path)
+    found = [parse_source_ref(row["source_ref"]).path for row in rows if row["modality"] != "metadata"]
+    assert found == [str(tmp_path / "a.jpg")]
+    assert [(reject["sample_id"], reject["reason"]) for reject in rejects] == [("b", "bad_source")]
