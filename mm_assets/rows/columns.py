@@ -27,7 +27,7 @@ _FILLED = [name for name in MULTIMODAL_SCHEMA.names if name != "binary_content"]
 
 
 class RowColumns:
-    """Collects rows and hands them out as batches of the dataset's row schema.
+    """Collects rows and yields them as batches of the dataset's row schema.
 
     Args:
         schema: the dataset's schema.
@@ -82,7 +82,7 @@ class RowColumns:
 
     @property
     def full(self) -> bool:
-        """Whether the rows should be handed out now."""
+        """Whether the rows should be yielded now."""
         return bool(self._done) or self._size >= self._batch_bytes or self.num_rows >= MAX_ROWS
 
     def take(self) -> Iterator[pa.RecordBatch]:

@@ -23,7 +23,7 @@ __all__ = ["ContentColumn", "ReadPool"]
 
 REMOTE_REQUESTS = 16  # files of an object store that are asked for at a time
 MIN_PARALLEL = 1 << 20  # bytes below which a second thread costs more than it saves
-_SNIFFED = 512  # bytes that tell a content type
+_SNIFFED = 512  # bytes that determine a content type
 _OWN_ZIPS = frozenset({"application/x-npz"})  # by its bytes a zip archive, by its name something more telling
 
 
@@ -87,7 +87,7 @@ class ReadPool:
 
 
 def _read(ranges: Sequence[_Range], target: memoryview) -> dict[int, SourceError]:
-    """Reads ranges of one file; only where that fails each on its own, to tell which of them it is."""
+    """Reads ranges of one file; only where that fails each on its own, to find which of them it is."""
     try:
         ranges[0].source.read_into([(r.offset, r.size) for r in ranges], target, [r.position for r in ranges])
     except SourceError as error:
@@ -203,7 +203,7 @@ class ContentColumn:
         for wanted in pending:
             self.bytes_read += wanted.size
             if wanted.row in errors:
-                # Its place stays empty, under a null: what comes behind has its position already.
+                # Its place stays empty, under a null: what follows has its position already.
                 self._view[wanted.position : wanted.position + wanted.size] = bytes(wanted.size)
                 self._fresh.discard(wanted.row)
                 self._errors[wanted.row] = self._tell(wanted.row, errors[wanted.row])
@@ -213,7 +213,7 @@ class ContentColumn:
 
         Args:
             stop: first row of the batch that is left for the next piece.
-            ahead: about how many bytes are to come behind.
+            ahead: about how many bytes are to follow.
         """
         self.fill()
         start, count = self._start, stop - self._start
@@ -248,7 +248,7 @@ class ContentColumn:
         return pa.Array.from_buffers(pa.large_binary(), count, buffers, int(count - valid.sum()))
 
     def _content_types(self, told: Any) -> Any:
-        """The types by the bytes where they tell one, else as they were."""
+        """The types that the bytes determine, else as they were."""
         types: list[str | None] | None = None
         position = 0
         for row, size in self._sizes.items():

@@ -430,7 +430,7 @@ def _check_lists(value: Mapping[str, Any], layout: MemberRules) -> None:
 
 
 def _skipped(member: Member) -> tuple[str, str]:
-    """Why an entry of the index is no part of a sample: a short name that can be counted, and a clause."""
+    """Why an entry of the index is not part of a sample: a short name that can be counted, and a clause."""
     reason, _, found = (member.skip_reason or "").partition(": ")
     if reason == "link outside":
         return reason, "a hard link is followed only to a member that stands before it in the shard"

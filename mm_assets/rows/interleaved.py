@@ -32,7 +32,7 @@ class Item(NamedTuple):
         member: the member that holds the image.
         frame: frame of a multi-frame TIFF.
         url: reference that is read directly.
-        error: why there is no image.
+        error: why the image is missing.
     """
 
     position: int

@@ -58,18 +58,18 @@ def materialize(
 
     Media rows are those of any modality but metadata and text. A row's locator is read by range (offset and size), by
     one pass over its shard (a member without range), or whole (a path alone); with `frame_index` a TIFF gives that
-    frame as a TIFF of its own, anything else is given unchanged. `content_type` is then told by the bytes, where they
-    tell it.
+    frame as a TIFF of its own, anything else is given unchanged. `content_type` is then determined by the
+    bytes, where they determine it.
 
     Args:
         batches: rows with the reserved columns, in order.
-        open_file: opens a file; it owns what it opens, may hand out the same one again, and may close local ones when
+        open_file: opens a file; it owns what it opens, may return the same one again, and may close local ones when
             it is asked for another: they are then opened again.
         allowed: whether a `source_ref` may point to this path or URL; others are never opened.
         open_container: gives a file as the container whose members are asked for.
         on_error: "keep" leaves the error on its row, "drop_row" leaves the row out, "drop_sample" its whole sample,
             "fail" raises. Errors that rows came with count too.
-        batch_bytes: content of one batch that is handed out; a larger item is a batch of its own.
+        batch_bytes: content of one yielded batch; a larger item is a batch of its own.
         threads: parallel reads of local files.
         max_content_bytes: a larger item is an error.
 
@@ -100,8 +100,8 @@ class MaterializeStream:
     """Materialized rows of one partition; iterate once.
 
     Attributes:
-        counts: ``rows`` handed out, ``media_rows`` among those that came in, ``materialized`` and ``errors`` of these,
-            ``frames`` taken out of TIFFs, ``content_bytes`` handed out, ``bytes_read`` by range or whole,
+        counts: ``rows`` yielded, ``media_rows`` among those that came in, ``materialized`` and ``errors`` of these,
+            ``frames`` taken out of TIFFs, ``content_bytes`` yielded, ``bytes_read`` by range or whole,
             ``dropped_rows``. Complete once iterated.
     """
 

@@ -26,7 +26,7 @@ __all__ = ["ParquetSink", "TableFile", "open_table", "read_batches", "row_bytes"
 ROW_GROUP_BYTES = 32 << 20  # written and read as one: small enough to hold, large enough to scan
 MAX_ROW_GROUP_ROWS = 1 << 20  # rows of text are small, but a reader wants to skip within a table
 MAX_BATCH_ROWS = 1 << 16  # bounds what repeated values of a few bytes in the file become in memory
-MAX_VALUE = (1 << 31) - (1 << 16)  # a Parquet page states its size in an int32, and a value stands within one page
+MAX_VALUE = (1 << 31) - (1 << 16)  # a Parquet page states its size in an int32, and a value is within one page
 READ_BUFFER = 1 << 20  # bytes of a local column chunk that are read at a time; a chunk of media is a whole row group
 _MEDIA_BATCH = 64  # values between two looks at the page size: pages of media stay near their 1 MiB
 _TEXT_BATCH = 1024
@@ -243,7 +243,7 @@ def open_table(store: Store, name: str) -> pq.ParquetFile:
     """Opens a table of a store; close it with ``close(force=True)``.
 
     Raises:
-        SourceError: it is not there, cannot be read, or is no Parquet file.
+        SourceError: it is not there, cannot be read, or is not a Parquet file.
     """
     try:
         if store.is_local:
@@ -357,7 +357,7 @@ def sample_groups(batches: Iterable[pa.RecordBatch], *, batch_bytes: int = 16 <<
 
 
 class _Pieces:
-    """Consecutive rows, as ranges of the batches that they stand in."""
+    """Consecutive rows, as ranges of the batches that they are in."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[pa.RecordBatch, int, int]] = []

@@ -1,4 +1,4 @@
-"""A look at a table while it streams past: its first rows, a contact sheet, and sizes by power of two.
+"""A summary of a table while it streams past: its first rows, a contact sheet, and sizes by power of two.
 
 A preview keeps a few rows and images whatever the table's size. It only describes: nothing that it fails to draw is an
 error of the data.

@@ -163,7 +163,7 @@ class UserColumn:
         return COLUMN_TYPES[self.type]
 
     def to_json(self) -> dict[str, Any]:
-        """The column as it stands in `schema.json`."""
+        """The column as it is in `schema.json`."""
         return {
             "name": self.name,
             "source": self.source,

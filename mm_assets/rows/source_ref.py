@@ -1,4 +1,4 @@
-"""`source_ref`: the JSON locator on each row that says where its content stands.
+"""`source_ref`: the JSON locator on each row that says where its content is.
 
 What `build_source_ref` writes is one compact line with all five keys in a fixed order, so equal locators are equal
 text. What `parse_source_ref` reads is never trusted: types, signs and bounds are checked and anything else is a
@@ -61,11 +61,11 @@ _PLAIN = (
 
 @dataclass(frozen=True, slots=True)
 class SourceRef:
-    """Where the content of a row stands.
+    """Where the content of a row is.
 
     Attributes:
         path: file path or URL; None where the row has no source.
-        member: archive member, as the member index names it; None for a file that is no archive.
+        member: archive member, as the member index names it; None for a file that is not an archive.
         byte_offset: first byte of the content in the file, or None.
         byte_size: bytes of the content, or None.
         frame_index: frame of a multi-frame TIFF, from 0, or None for the whole content.
@@ -164,7 +164,7 @@ def parse_source_ref(value: str | None) -> SourceRef:
     that are not known are ignored. A null or empty value is a locator without a path.
 
     Raises:
-        SourceError: the value is no JSON object, or holds a value of a wrong type, sign or size.
+        SourceError: the value is not a JSON object, or holds a value of a wrong type, sign or size.
     """
     if value is None or value == "":
         return SourceRef(None)
@@ -373,7 +373,7 @@ def is_reference(token: str) -> bool:
 
 
 def is_allowed_reference(token: str, prefixes: Iterable[str]) -> bool:
-    """Whether a URL or absolute path stands below one of `prefixes`.
+    """Whether a URL or absolute path is below one of `prefixes`.
 
     A prefix ends where a part of the path does: ``https://a.org`` allows neither ``https://a.org.b.net`` nor
     ``https://a.org@b.net``. References with ``..`` parts, control characters, backslashes or fsspec's ``::`` are never

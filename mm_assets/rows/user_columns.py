@@ -27,7 +27,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def structural_keys(layout: MemberRules) -> set[str]:
-    """Keys that make up rows and are no columns unless named as such."""
+    """Keys that make up rows and are not columns unless named as such."""
     keys = {layout.texts_field, layout.images_field, *layout.per_image_fields, *layout.per_text_fields}
     keys.update(key for key in (layout.sample_id_field, layout.image_member_field) if key is not None)
     return keys
@@ -103,7 +103,7 @@ def columns_of(
         objects: the JSON of each sample, empty where it has none.
         layout: which keys are asked for.
         shown: where the objects come from, for messages.
-        skip: further keys that are no columns unless asked for.
+        skip: further keys that are not columns unless asked for.
 
     Raises:
         MissingColumnError: a key that was asked for is in none of the objects.

@@ -166,7 +166,7 @@ class MemberExtract:
         """The content of a member.
 
         Raises:
-            SourceError: the shard has no such member, it is too large, or it stands behind damage.
+            SourceError: the shard has no such member, it is too large, or it is lost in damage.
             ShardReadError: the storage failed.
         """
         if name in self._errors:
@@ -226,7 +226,7 @@ class MemberExtract:
 
 
 def _fault_of(error: SourceError, member: str | None = None) -> SourceError:
-    """The error of a pass: as it is where it tells of the archive or of a member, else the storage's."""
+    """The error of a pass: unchanged if it is about the archive or a member, else as the storage's."""
     if isinstance(error, ShardError) or error.member is not None:
         return error
     return ShardReadError(error.path, error.detail, member=member, byte_offset=error.byte_offset)

@@ -1,4 +1,4 @@
-"""Members that share a key are one sample, wherever they stand in the shard; their extensions say what they are.
+"""Members that share a key are one sample, wherever they are in the shard; their extensions determine what they are.
 
 Grouping holds the member index of one shard, never a payload. The order of samples is that of their first member.
 """
@@ -71,11 +71,11 @@ class ShardMembers:
 
     Args:
         shard: path or URL of the shard.
-        members: its entries in order, also those that are no part of a sample.
+        members: its entries in order, also those that are not part of a sample.
 
     Attributes:
         skipped: entries with a `skip_reason`, in order.
-        repeated: members whose name stood in the shard before.
+        repeated: members whose name occurred in the shard before.
         by_name: every other member by its name without a leading ``./``.
         samples: in order of their first member.
     """

@@ -24,9 +24,9 @@ __all__ = [
     "open_cursor",
 ]
 
-READ_AHEAD = 64 << 10  # bytes of one look where headers are dense
+READ_AHEAD = 64 << 10  # bytes of one read where headers are dense
 DENSE_STRIDE = 2 << 10  # members nearer than this: a quarter and more of what is read are headers
-SMALL_STRIDE = 16 << 10  # members nearer than this have small ones among them, whose next headers a short look covers
+SMALL_STRIDE = 16 << 10  # members nearer than this have small ones among them, whose next headers a short read covers
 MAX_LONE_READ = 4 << 10  # a header with its extended headers rarely takes more; payload bytes are fetched again later
 SKIP_CHUNK = 1 << 20
 
@@ -154,7 +154,7 @@ class StreamCursor:
         self._errors = _errors_of(compression)
         self._start = 0
         self._window = b""
-        self._end = 0  # position behind the last byte that came out of the stream
+        self._end = 0  # position after the last byte that came out of the stream
         self.failure: str | None = None
 
     @property
@@ -186,10 +186,10 @@ class StreamCursor:
         """The bytes from `at`, fewer than `size` only where the archive ends.
 
         Raises:
-            ValueError: `at` stands before what the last call gave: a bug of the caller.
+            ValueError: `at` is before what the last call returned: a bug of the caller.
         """
         if at < self._start:
-            raise ValueError(f"position {at} has passed, the stream stands at {self._start}")
+            raise ValueError(f"position {at} has passed, the stream is at {self._start}")
         if at > self._end and not self.reach(at):
             return b""
         held = self._window[at - self._start :]

@@ -21,7 +21,7 @@ from mm_assets.storage.files import SourceFile
 
 __all__ = ["TarSource"]
 
-MAX_PAYLOAD = 1 << 30  # bytes of a member that `TarSource.payloads` yields unless told otherwise
+MAX_PAYLOAD = 1 << 30  # bytes of a member that `TarSource.payloads` yields by default
 
 
 class TarSource:

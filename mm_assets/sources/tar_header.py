@@ -56,7 +56,7 @@ class Header:
         type: type flag, one byte.
         size: bytes that the header announces.
         link: link target as bytes.
-        long_name_field: the name field is full, so that a longer name may stand in an extended header.
+        long_name_field: the name field is full, so that a longer name may be in an extended header.
         pax: the block is of the POSIX kind, where a hard link may carry data.
     """
 
@@ -74,7 +74,7 @@ def whole_blocks(size: int) -> int:
 
 
 def _number(field: bytes, name: str) -> int:
-    """A numeric field: octal digits, or base 256 behind a first byte of 0x80 or 0xff."""
+    """A numeric field: octal digits, or base 256 after a first byte of 0x80 or 0xff."""
     first = field[0]
     if first in (0x80, 0xFF):
         value = int.from_bytes(field[1:], "big")
@@ -83,7 +83,7 @@ def _number(field: bytes, name: str) -> int:
         return value
     match = _OCTAL.match(field)
     if match is None or match.end() != len(field):
-        # Some tools leave bytes behind the terminator; what stands before it counts.
+        # Some tools leave bytes after the terminator; what is before it counts.
         head = field.split(b"\0", 1)[0].strip()
         if not head or head.strip(b"01234567"):
             raise HeaderError(f"its {name} field holds {field!r}, expected octal digits")
@@ -252,7 +252,7 @@ def old_gnu_sparse_runs(block: bytes, extensions: list[bytes], stored_size: int)
 
 
 def pax_sparse_runs(records: PaxRecords, stored_size: int) -> tuple[int, Runs] | None:
-    """Real size and data runs out of PAX sparse records 0.0 or 0.1, or None where the map stands in the data (1.0).
+    """Real size and data runs out of PAX sparse records 0.0 or 0.1, or None where the map is in the data (1.0).
 
     Raises:
         HeaderError: the map contradicts itself.
@@ -281,7 +281,7 @@ def sparse_map_runs(lines: list[bytes], real_size: int, stored_size: int) -> Run
     Args:
         lines: the decimal numbers of the map at the start of its data, without their count.
         real_size: bytes of the file.
-        stored_size: bytes that the archive holds behind the map.
+        stored_size: bytes that the archive holds after the map.
 
     Raises:
         HeaderError: the map contradicts itself.

@@ -35,8 +35,8 @@ from mm_assets.sources.tar_header import (
 __all__ = ["Entry", "Place", "TarWalk"]
 
 MAX_MEMBERS = 2**31 - 1  # ordinals are int32
-SCAN_CHUNK = 1 << 20  # bytes of one look for the next header
-_LOOK_BACK = 4 * BLOCK  # how far before a header its extended headers usually stand
+SCAN_CHUNK = 1 << 20  # bytes of one search for the next header
+_LOOK_BACK = 4 * BLOCK  # how far before a header its extended headers usually are
 
 _TYPES = {
     b"0": "file",
@@ -55,7 +55,7 @@ _PAX_RECORD = re.compile(rb"[0-9]{1,7} [A-Za-z.]+[^=\n]*=")
 
 
 class Place(NamedTuple):
-    """Where the stored bytes of a member stand, and how they become its content."""
+    """Where the stored bytes of a member are, and how they become its content."""
 
     at: int
     stored: int
@@ -89,7 +89,7 @@ class TarWalk:
     Args:
         shard: its path or URL, for entries and messages.
         cursor: the bytes of its archive.
-        on_damage: "fail" raises at damage, "salvage" goes on behind it.
+        on_damage: "fail" raises at damage, "salvage" goes on after it.
         damage: takes what was damaged, when salvaging.
     """
 
@@ -105,12 +105,12 @@ class TarWalk:
         self.places: dict[bytes, Place] = {}
         self.at = 0  # where the next header is expected
         self.payload_end = 0  # where the last member's stored bytes end
-        self.scanned = 0  # no header that could be trusted stands before this position
+        self.scanned = 0  # there is no trustworthy header before this position
         self.extended = False  # the header being read belongs to extended headers before it
         self.ended = False  # damage reaches to the end of the archive
 
     def entries(self, take: Callable[[Entry], object]) -> Iterator[tuple[Entry, object]]:
-        """Each entry with what `take` made of it, in order; `take` is called while the stream stands at its payload.
+        """Each entry with what `take` made of it, in order; `take` is called while the stream is at its payload.
 
         Raises:
             ShardError: the archive is damaged and the walk is not to salvage.
@@ -145,7 +145,7 @@ class TarWalk:
     # -- damage
 
     def _skip_damage(self, start: int, detail: str) -> Entry:
-        """Goes on to the next header that can be trusted, and lists what stands before it."""
+        """Goes on to the next header that can be trusted, and lists what is before it."""
         scan = max(self.scanned, start + BLOCK, whole_blocks(self.cursor.earliest))
         lost = self.extended
         before = b""
@@ -166,7 +166,7 @@ class TarWalk:
             self.at = scan + found
             if header is None or header.type in _EXTENDED or not (lost or _lost_extension(header, before)):
                 break
-            # Its name, or its size, stood in a header that is lost: it would pass for another member.
+            # Its name, or its size, was in a header that is lost: it would pass for another member.
             lost, before = False, b""
             scan = self.at + BLOCK
             if self.cursor.reach(scan + whole_blocks(header.size)):
@@ -190,7 +190,7 @@ class TarWalk:
     # -- headers
 
     def _next(self) -> Entry | None:
-        """The entry at the current position, which moves behind it; None at the end of the archive."""
+        """The entry at the current position, which moves past it; None at the end of the archive."""
         start = at = self.at
         self.scanned = at + BLOCK
         self.extended = False
@@ -272,14 +272,14 @@ class TarWalk:
             return _AGAIN
         end, header_at = self._scan(position)
         if header_at is not None or position - at < 2 * BLOCK:
-            # One block of zeros ends no archive, and a header further on says that members stood in between.
+            # One block of zeros does not end an archive, and a later header means that members were in between.
             self.scanned = position
             raise _DamagedError(position, "no tar header behind zeros (found other bytes)")
         self.at = end
         return self._no_member(position, end, "trailing bytes")
 
     def _scan(self, position: int) -> tuple[int, int | None]:
-        """The end of the archive, or the first header at or behind `position`."""
+        """The end of the archive, or the first header at or after `position`."""
         if not self.cursor.ranged:
             # A stream cannot come back; that nothing else follows has to be taken from its end.
             chunk = self.cursor.read(position, SCAN_CHUNK)
@@ -349,7 +349,7 @@ class TarWalk:
         return Entry(member, place)
 
     def _carries_data(self, payload: int, size: int) -> bool:
-        """Whether a hard link's data is in the archive, which POSIX allows and nothing in the header tells."""
+        """Whether a hard link's data is in the archive, which POSIX allows and nothing in the header shows."""
         block = self.cursor.read(payload, BLOCK)
         if len(block) < BLOCK:
             return bool(block.strip(b"\0"))
@@ -413,7 +413,7 @@ def _plain(name: bytes) -> bytes:
 
 
 def _lost_extension(header: Header, before: bytes) -> bool:
-    """Whether a header found behind damage seems to have had an extended header there."""
+    """Whether a header found after damage seems to have had an extended header there."""
     if header.long_name_field:
         return True
     blocks = (before[i : i + BLOCK] for i in range(len(before) % BLOCK, len(before), BLOCK))

@@ -53,7 +53,7 @@ def decode_text(payload: bytes | memoryview) -> str:
     """UTF-8 as text, without a byte order mark.
 
     Raises:
-        BadTextError: the bytes are no UTF-8.
+        BadTextError: the bytes are not UTF-8.
     """
     try:
         text = str(payload, "utf-8")
@@ -142,7 +142,7 @@ class TextMembers:
                     detail = f"the sample's text members hold more than {MAX_TEXT} bytes up to this one"
                     found[member.ordinal] = BadTextError("too_large", detail)
                 elif member.byte_size == 0:
-                    found[member.ordinal] = ""  # a range of no bytes is no valid request of an object store
+                    found[member.ordinal] = ""  # an empty range is not a valid request to an object store
                 elif member.byte_offset is not None:
                     ranges.append((member.byte_offset, member.byte_size))
                     places.append((number, member.ordinal))
@@ -202,7 +202,7 @@ def parse_object(text: str) -> ParsedObject:
     """Parses the text of a JSON member.
 
     Raises:
-        BadTextError: it is no JSON, too deep, or no object.
+        BadTextError: it is not JSON, too deep, or not an object.
     """
     nonstandard: list[str] = []
 
