@@ -282,13 +282,13 @@ def test_what_is_refused(data, words):
 
 
 def test_hostile_lengths_take_no_time():
-    """A megabyte of an endless number, and a megabyte of tempo changes, are over in seconds."""
-    start = time.perf_counter()
+    """A megabyte of an endless number, and a megabyte of tempo changes, take seconds of processor time."""
+    start = time.process_time()
     with pytest.raises(MediaError, match="four bytes"):
         parse_midi(smf(chunk(b"MTrk", b"\x80" * 2**20)))
     parse_midi(smf(chunk(b"MTrk", (b"\1" + tempo(1)) * 150_000))).notes()
     parse_midi(smf(*[track((0, on(60)))] * 4096, form=2)).notes(sustain=True)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
