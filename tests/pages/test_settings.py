@@ -1,4 +1,4 @@
-"""docs/settings.md against the model of a declaration; run as a script, this writes the page's tables anew."""
+"""docs/settings.md against the model of a declaration; run as a script, this writes the page's tables again."""
 
 import json
 import re
