@@ -80,7 +80,7 @@ def packed(table: pa.Table, plan: PackPlan, folder: Path) -> list[dict[str, Any]
     with mm_assets.open(folder / "x.mult") as mult, mm_assets.open(folder / "x.mstr") as mstr:
         for index in range(len(mult)):
             for name in mult.names:
-                assert mult.read_payload(index, name).data == mstr.read_payload(index, name).data
+                assert mult.read_raw([index], [name]) == mstr.read_raw([index], [name])
         return list(mult)
 
 
