@@ -53,7 +53,7 @@ def depth() -> object:
 def zstd_shard(folder: Path) -> object:
     (folder / "x.tar.zst").write_bytes(ZSTD)
     with SourceFile(str(folder / "x.tar.zst")) as source:
-        return open_cursor(source)
+        return open_cursor(source, "zstd")
 
 
 FEATURES: list[tuple[str, str, Callable[[Path], object]]] = [

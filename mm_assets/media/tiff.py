@@ -10,8 +10,8 @@ descriptions of the whole stack (ImageJ, OME, tifffile). Old-style JPEG (compres
 the file, is refused where it would have to be taken apart. A file with one frame is returned as it is.
 
 The layouts of the four kinds of TIFF and the sizes of its types come from tifffile. The walk and the copy do not:
-`TiffWriter` refuses compressed bilevel frames and writes other bytes than published runs have, and `TiffFile` skips
-damaged tags and ends a cyclic chain with a line in the log, where a frame must be refused.
+`TiffWriter` refuses compressed bilevel frames, and `TiffFile` skips damaged tags and ends a cyclic chain with a line in
+the log, where a frame must be refused.
 """
 
 from __future__ import annotations
