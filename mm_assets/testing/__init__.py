@@ -4,13 +4,12 @@ Subclass one in a test module, give it values, and pytest collects what every fi
 package's own tests subclass them too. Needs pytest and Hypothesis: ``pip install 'mm-assets[testing]'``.
 """
 
-from mm_assets.errors import MissingExtraError
+from mm_assets.errors import optional_import
 
-try:
-    import hypothesis  # noqa: F401  # imported here for the error below alone
+with optional_import("hypothesis", "mm_assets.testing"):
+    import hypothesis  # noqa: F401  # imported here for its error alone
+with optional_import("pytest", "mm_assets.testing"):
     import pytest
-except ImportError as error:
-    raise MissingExtraError("mm_assets.testing", "testing") from error
 
 # Before the import of the suites: so a failed assert in them shows its values, as in a test module.
 pytest.register_assert_rewrite("mm_assets.testing.fields", "mm_assets.testing.filters")
