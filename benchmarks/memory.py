@@ -1,6 +1,6 @@
 """Resident memory and throughput of the whole chain on one large shard.
 
-Makes a shard (500 MB unless told otherwise) of interleaved documents with large JPEG images or multi-frame TIFFs, or of
+Makes a shard (500 MB by default) of interleaved documents with large JPEG images or multi-frame TIFFs, or of
 small captioned images, and runs on it, each in a fresh process:
 
 - the dataset's pack job as `mm-assets run` runs it, Dagster and every check included: seconds, MB/s of the shard and
@@ -158,7 +158,7 @@ def dataset_of(shard: str, root: str) -> Any:
 
 
 def measure_chain(shard: str, root: str) -> dict[str, Any]:
-    """Runs the pack job and tells of each asset what it took."""
+    """Runs the pack job and prints for each asset what it took."""
     watch = Watch()
     from mm_assets.orchestration.launch import open_instance, register_dataset, run_partitions
 
@@ -209,7 +209,7 @@ def measure_stage(shard: str, root: str) -> dict[str, Any]:
 
 
 def measure_copy(shard: str, root: str) -> dict[str, Any]:
-    """Copies the shard twice, with digest and fsync, and tells of the second time."""
+    """Copies the shard twice, with digest and fsync, and prints the second time."""
     seconds = 0.0
     for _ in range(2):
         began = time.perf_counter()

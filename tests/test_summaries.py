@@ -24,7 +24,7 @@ from mm_assets.summaries import summarize
     ],
 )
 def test_a_value_in_one_line(value: object, words: str) -> None:
-    """Arrays are told by type and shape, bytes by size, texts and lists are cut, and everything stays on one line."""
+    """Arrays are shown by type and shape, bytes by size, texts and lists are truncated, and all is on one line."""
     assert summarize(value) == words
 
 

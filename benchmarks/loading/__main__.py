@@ -33,7 +33,7 @@ def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loading", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder for the samples and everybody's files")
+    parser.add_argument("--data", type=Path, required=True, help="folder for the samples and every candidate's files")
     parser.add_argument("--out", type=Path, help="folder for results and report; by default one in the data folder")
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)

@@ -64,7 +64,7 @@ class Bench:
     """Measures; see the module.
 
     Args:
-        folder: for the samples and everybody's files; 30 GB for 20,000 samples and all candidates.
+        folder: for the samples and every candidate's files; 30 GB for 20,000 samples and all candidates.
         corpus: the samples.
         candidates: names.
         seconds: how long a rate is measured.
@@ -138,7 +138,7 @@ class Bench:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def prepare(self, files: str) -> Iterator[tuple[str, Outcome]]:
-        """Write everybody's files, those that are not there yet.
+        """Write every candidate's files, those that are not there yet.
 
         Args:
             files: ``full``, ``tiny``, ``stored`` or ``large``.

@@ -22,7 +22,7 @@ MIN_SIDE, MAX_SIDE = 224, 512  # pixels
 SAMPLE_RATE = 16_000  # Hz
 AUDIO_SAMPLES = SAMPLE_RATE  # one second
 JPEG_QUALITY = 90
-GRAIN = 10  # of 256 levels; with it an image takes 23 KB in the mean
+GRAIN = 10  # of 256 levels; with it an image takes 23 KB on average
 CHUNK = 250  # samples made by one task
 
 _VOCABULARY = (

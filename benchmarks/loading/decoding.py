@@ -81,7 +81,7 @@ def as_tensors(batch: Decoded) -> Decoded:
 
 
 class DecodingRows:
-    """A map-style dataset for torch: a batch of indices gives a decoded batch; opened anew in each worker."""
+    """A map-style dataset for torch: a batch of indices gives a decoded batch; reopened in each worker."""
 
     def __init__(self, make: Callable[[Path], Adapter], folder: Path, mode: str, count: int) -> None:
         self._make, self._folder, self._mode, self._count = make, folder, mode, count
@@ -119,7 +119,7 @@ def map_style(adapter: Adapter, mode: str, *, seed: int, context: str | None = N
     from torch.utils.data import DataLoader
 
     rows: Any = DecodingRows(type(adapter), adapter.folder, mode, len(adapter))
-    adapter.close()  # workers open it anew
+    adapter.close()  # workers reopen it
     loader: DataLoader[Decoded] = DataLoader(
         rows,
         batch_size=BATCH,

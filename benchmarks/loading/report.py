@@ -97,7 +97,7 @@ def table(row: Row, lines: Sequence[Line]) -> str:
 
 
 def overview(all_lines: Mapping[str, Sequence[Line]]) -> str:
-    """The medians of all candidates in all rows; the best that is no limit is bold."""
+    """The medians of all candidates in all rows; the best, limits left out, is bold."""
     medians = {
         name: {line.candidate: line.median for line in lines if line.values} for name, lines in all_lines.items()
     }

@@ -1,9 +1,9 @@
 """The rows of the tables: what is measured, in which state of the page cache, and against which limit.
 
-A measurement runs in a process of its own, with everything imported that it needs. What a candidate hands out is
+A measurement runs in a process of its own, with everything imported that it needs. What a candidate returns is
 touched, in the same way for all: of raw reads a byte of every page of each payload, and its last byte; of decoded
 batches a pixel of the first and of the last row of every image, and the last value of every sound. So no candidate
-gains by handing out what it has not looked up, or read, yet.
+gains by returning what it has not looked up, or read, yet.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one measuring process is told.
+    """The arguments of one measuring process.
 
     Attributes:
         candidate: its name.
@@ -73,7 +73,7 @@ class Row:
     Attributes:
         title: in the report.
         unit: of the value.
-        cache: what stands in the page cache when the process starts: all of the candidate's files, or none.
+        cache: what is in the page cache when the process starts: all of the candidate's files, or none.
         limits: the candidates that values are divided by, round by round.
         measure: gives the value; None where it needs no process.
         files: the candidate's files that are read: as packed first, with images at training size, or of many samples.
@@ -124,7 +124,7 @@ def touch_decoded(batch: Decoded) -> int:
 
 
 def _rate(passes: Callable[[], Iterator[T]], touch: Callable[[T], int], *, warm_up: float, seconds: float) -> float:
-    """Samples a second, over as many passes as it takes."""
+    """Samples per second, over as many passes as it takes."""
     stream = itertools.chain.from_iterable(passes() for _ in itertools.count())
     clock = time.perf_counter
     begin = clock()
@@ -248,8 +248,8 @@ def _write(*, encoded: bool) -> Callable[[Task], float]:
         adapter = task.adapter(str(target))
         if adapter.shares is not None:
             raise Unsupported(f"has the files of {adapter.shares}")
-        if adapter.encodes_anew:
-            raise Unsupported("encodes images anew")
+        if adapter.reencodes:
+            raise Unsupported("re-encodes images")
         corpus = Corpus(Path(task.corpus))
         samples: Any = list(corpus)
         begun: Any = samples[:BATCH]

@@ -174,7 +174,7 @@ class Partition:
         return list(sample_groups(read_batches(pq.ParquetFile(self.path(table)), batch_bytes=BATCH), batch_bytes=BATCH))
 
     def pack(self, table: str = "filtered_rows", forms: Sequence[str] = ("mult", "mstr")) -> None:
-        """Packs the rows that stand in a table now."""
+        """Packs the current rows of the table."""
         folder = self.root / "packed"
         folder.mkdir(exist_ok=True)
         target = {form: folder / f"p.{form}" if form in forms else None for form in ("mult", "mstr")}

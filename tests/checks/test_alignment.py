@@ -1,4 +1,4 @@
-"""Checks of what samples say of time and place: each passes on good files, and has a file that it refuses."""
+"""Checks of the time and place that samples declare: each passes on good files, and has a file that it refuses."""
 
 import dataclasses
 import io
@@ -113,7 +113,7 @@ def test_sources_that_disagree_are_found(
 
 
 def rewritten(partition: Any, form: str, sample: str, modality: str, payload: Payload) -> None:
-    """Writes a packed file anew with another payload in one place."""
+    """Rewrites a packed file with one payload replaced."""
     path = partition.root / "packed" / f"p.{form}"
     with open_reader(MappedFile(path)) as reader:
         samples = [
@@ -165,7 +165,7 @@ def test_timestamps_that_do_not_increase_are_found(
 
 
 def test_no_check_of_content_stops_by_itself() -> None:
-    """Exactly the checks of what sources say of each other are left to `on_misaligned`."""
+    """Exactly the checks that compare what several sources declare are left to `on_misaligned`."""
     from mm_assets.checks.catalog import ABOUT_CONTENT, CATALOG
 
     assert {check.name for check in ABOUT_CONTENT} == ABOUT

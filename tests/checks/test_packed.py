@@ -166,7 +166,7 @@ def test_damaged_payload_fails_and_is_named(partition, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["mult", "mstr"])
 def test_file_cut_anywhere_fails_without_raising(partition, form: str) -> None:
-    """A packed file that is cut off fails the check that it is intact, wherever it ends."""
+    """A truncated packed file fails the check that it is intact, wherever it ends."""
     path = partition.root / "packed" / f"p.{form}"
     content = path.read_bytes()
     for size in (0, 3, 40, len(content) // 2, len(content) - 1):
@@ -235,7 +235,7 @@ def test_samples_without_anything_present_agree_by_id(partition) -> None:
 
 
 def rewrite(partition, change: Callable[[str, str, Payload], Payload | None]) -> None:
-    """Writes the MULT file anew with changed payloads: whole, but not what its rows give."""
+    """Rewrites the MULT file with changed payloads: intact, but not what its rows give."""
     path = partition.root / "packed" / "p.mult"
     with MultReader(path) as reader, MultWriter(path.with_suffix(".new"), reader.modalities) as writer:
         for i, sample_id in enumerate(reader.sample_ids):
@@ -324,7 +324,7 @@ def test_items_of_a_payload_are_read_in_one_go(make_partition: Callable[..., Any
 
 
 def test_array_written_in_another_way_agrees_if_its_value_does(partition) -> None:
-    """What a field re-encodes is compared by value: another encoding of the same array is no violation."""
+    """What a field re-encodes is compared by value: another encoding of the same array is not a violation."""
     rows = partition.read("filtered_rows").to_pylist()
     row = row_of(rows, "d", "array")
     values = np.load(io.BytesIO(row["binary_content"]))
@@ -359,7 +359,7 @@ REENCODING = {
 
 @pytest.fixture
 def reencoded(make_partition: Callable[..., Any], tmp_path: Path) -> Any:
-    """A partition whose images are stored anew and whose labels are numbers."""
+    """A partition whose images are re-encoded and whose labels are numbers."""
     from PIL import Image
 
     members = []
@@ -371,7 +371,7 @@ def reencoded(make_partition: Callable[..., Any], tmp_path: Path) -> Any:
 
 
 def test_reencoded_items_are_compared_by_value(reencoded: Any) -> None:
-    """Images stored anew and labels read from text pass, though their bytes are not those of their rows."""
+    """Re-encoded images and labels read from text pass, though their bytes are not those of their rows."""
     assert reencoded.failed("packed_mult") == set()
     assert reencoded.failed("packed_mstr") == set()
 
@@ -391,7 +391,7 @@ def test_reencoded_items_of_other_rows_fail(reencoded: Any) -> None:
 
 
 def test_reencoded_item_at_another_position_fails(reencoded: Any) -> None:
-    """An image whose row stands at another position than the packed item is missed there."""
+    """An image whose row has another position than the packed item is reported missing at that position."""
 
     def change(rows: Rows) -> None:
         next(row for row in rows if row["modality"] == "image")["position"] = 9
@@ -403,7 +403,7 @@ def test_reencoded_item_at_another_position_fails(reencoded: Any) -> None:
 
 
 def test_label_that_is_no_number_any_more_fails(reencoded: Any) -> None:
-    """A row that its field refuses is no item any more, and so the packed one has no row."""
+    """A row that its field refuses is not an item, so the packed item has no row."""
 
     def change(rows: Rows) -> None:
         next(row for row in rows if row["text_content"] == "0")["text_content"] = "none"

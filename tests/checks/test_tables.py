@@ -317,7 +317,7 @@ def test_write_mode_wants_bytes_in_the_filtered_rows_only(make_partition, tmp_pa
 
 
 def test_further_modalities_are_known_when_declared(partition) -> None:
-    """A row modality that the declaration adds is no violation."""
+    """A row modality that the declaration adds is not a violation."""
     partition.spoil("rows", setting("modality", "hologram", **A_IMAGE))
     assert "identity" in partition.failed("rows")
     assert "identity" not in partition.failed("rows", known_modalities=frozenset({"hologram"}))
@@ -366,7 +366,7 @@ def test_a_frame_has_a_size_of_its_own(make_partition, tmp_path: Path) -> None:
 
 
 def test_texts_larger_than_the_memory_of_the_database_pass(make_partition, tmp_path: Path) -> None:
-    """A sample's JSON, or a text, that DuckDB could not hold is no reason for a check to fail, and is compared."""
+    """A check does not fail on a sample's JSON, or a text, that DuckDB cannot hold, and still compares it."""
     large = "x" * (15 << 20)
     made = make_partition(tmp_path, [("a.json", json.dumps({"note": large}).encode()), ("a.txt", large.encode())])
     limit = {"memory_limit": 16 << 20}
@@ -388,7 +388,7 @@ def test_members_are_recomputed_from_the_shard(partition, make_partition, tmp_pa
 
 
 def test_rejects_of_a_list_of_files_are_no_members(partition) -> None:
-    """Rejects that name a file which is no archive account for no member, and are none that the shards lack."""
+    """Rejects that name a file that is not an archive account for no member, and are none that the shards lack."""
     listed = {"shard": "list.jsonl", "member": "media/a.png", "stage": "rows", "reason": "x", "detail": "y"}
     partition.spoil("rejects", lambda rows: [*rows, listed])
     assert partition.failed("rows") == set()
@@ -432,7 +432,7 @@ def test_missing_table_is_named(partition) -> None:
 
 
 def test_file_that_is_no_parquet_is_named(partition) -> None:
-    """Bytes that are no Parquet file give an error that names it."""
+    """Bytes that are not a Parquet file give an error that names it."""
     partition.path("rows").write_bytes(b"no table")
     with pytest.raises(SourceError, match=r"rows/p\.parquet: is no Parquet file"):
         partition.outcomes("rows")

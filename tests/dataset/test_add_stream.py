@@ -178,7 +178,7 @@ def test_other_tables(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cell", ["many", "1;2", "[1"])
 def test_cells_that_are_no_number(file: Path, tmp_path: Path, cell: str) -> None:
-    """A cell that is no value of the field is named with table and sample; the file is as before."""
+    """A cell that is not a value of the field is named with table and sample; the file does not change."""
     data = file.read_bytes()
     with pytest.raises(EncodeError, match=r"v\.csv: value of 'b': found the text .*, expected a number"):
         add_values(file, "x", SCORE, read_values(table(tmp_path / "v.csv", [("a", 1), ("b", cell)]), SCORE))
@@ -320,7 +320,7 @@ def test_other_values_under_the_same_name(dataset: DatasetStore, change: str) ->
 
 
 def test_a_partition_that_is_made_again(dataset: DatasetStore, demo_shards: Path) -> None:
-    """Made again with the same bytes a partition keeps its streams; with others it loses them, which is said."""
+    """A partition that is rebuilt with the same bytes keeps its streams; with other bytes it loses them, with a log."""
     shard = Path(dataset.spec.shards, "docs-00001.tar")
     content = shard.read_bytes()
     before = publish.build_manifest(dataset)
@@ -333,7 +333,7 @@ def test_a_partition_that_is_made_again(dataset: DatasetStore, demo_shards: Path
         assert register(dataset).changed == ("docs-00001",)
         run_partition(dataset, "docs-00001")
     finally:
-        shard.write_bytes(content)  # the other tests' too; only this one registers anew
+        shard.write_bytes(content)  # the other tests' too; only this one registers it again
     assert dataset.marker("docs-00001")["lost_streams"] == ["clip_score"]
     report = publish.build_manifest(dataset)
     assert report.missing_streams == {"clip_score": ("docs-00001",)}
@@ -378,7 +378,7 @@ def test_additions_that_are_refused(dataset: DatasetStore) -> None:
 
 
 def test_a_partition_published_meanwhile(dataset: DatasetStore) -> None:
-    """A partition that is published anew while a stream is added to it keeps its new marker."""
+    """A partition that is published again while a stream is added to it keeps its new marker."""
 
     class Late(Values):
         def of(self, sample_ids: Any) -> Any:

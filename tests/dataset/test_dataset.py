@@ -111,7 +111,7 @@ def test_batches_keep_every_row(packed):
 
 
 def test_ids_and_presence(packed):
-    """Samples are found by id, and presence is told for all samples at once."""
+    """Samples are found by id, and presence is reported for all samples at once."""
     with mm_assets.open(packed) as dataset:
         assert list(dataset.sample_ids) == [f"id-{i}" for i in range(9)]
         assert dataset.sample_ids[-1] == "id-8"
@@ -166,7 +166,7 @@ def test_the_same_samples_give_the_same_bytes(packed, tmp_path):
 
 
 def test_bad_declarations_are_refused(tmp_path):
-    """A name of no packed format, what is no field, and an unknown format are ConfigErrors."""
+    """A file name of no packed format, a value that is not a field, and an unknown format are ConfigErrors."""
     with pytest.raises(ConfigError, match=r"\.mult or \.mstr"):
         mm_assets.create(tmp_path / "x.tar", FIELDS)
     with pytest.raises(ConfigError, match="expected a Field"):
@@ -192,7 +192,7 @@ def test_fields_given_at_open(packed, form):
 
 
 def test_damage_names_file_sample_and_modality(packed):
-    """A damaged payload is told with its place: alone, in a batch, by verify, and by checksum when asked for."""
+    """A damaged payload is reported with its place: alone, in a batch, by verify, and by checksum when asked for."""
     data = packed.read_bytes()
     at = data.index("text 4 é".encode())
     packed.write_bytes(data[:at] + b"\xff" + data[at + 1 :])
@@ -564,7 +564,7 @@ def test_a_manifest_is_not_trusted(tmp_path, path, value):
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "5", '"x"', "[" * 100_000, "\xff"])
 def test_what_is_no_manifest_is_refused(tmp_path, content):
-    """Whatever stands in a .json file, opening it works or raises FormatError."""
+    """Whatever a .json file contains, opening it works or raises FormatError."""
     manifest = tmp_path / "manifest.json"
     manifest.write_text(content, encoding="latin-1")
     with pytest.raises(FormatError, match=r"manifest\.json"):
@@ -572,7 +572,7 @@ def test_what_is_no_manifest_is_refused(tmp_path, content):
 
 
 def test_a_later_manifest_version_is_refused(tmp_path):
-    """A manifest of another version is told as such."""
+    """A manifest of another version is refused with its version."""
     manifest = make_manifest(tmp_path, [1])
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(UnsupportedVersionError, match="found 2, expected 1"):

@@ -416,7 +416,7 @@ def damage(path: Path, content: bytes, with_what: bytes) -> None:
 
 @pytest.mark.parametrize("threads", THREADS)
 def test_damage_is_told_alike_with_threads(tmp_path, form, threads):
-    """Of several damaged rows the first asked for is told, with file, sample and modality, however many threads."""
+    """Of several damaged rows the first one is reported, with file, sample and modality, with any number of threads."""
     path = tmp_path / f"x.{form}"
     fields = {"text": TextField(), "image": FIELDS["image"]}
     field = FIELDS["image"]
@@ -606,7 +606,7 @@ def test_settings_of_the_items_of_a_sequence(tmp_path, form):
     ],
 )
 def test_wrong_settings_are_refused(packed, changes, message):
-    """An unknown setting, a wrong value and one that misreads what is stored are told with modality and setting."""
+    """The error of an unknown setting, a wrong value or one that misreads what is stored names modality and setting."""
     with mm_assets.open(packed) as dataset, pytest.raises(ConfigError, match=message) as caught:
         dataset.with_settings(changes)
     assert str(packed) in str(caught.value)

@@ -104,7 +104,7 @@ def test_files_become_one_once_an_eighth_was_read(folder: Path) -> None:
 
 
 def test_views_outlive_the_files(folder: Path) -> None:
-    """What was handed out stays readable after the dataset is closed; reading goes on in other threads till then."""
+    """Values stay readable after the dataset is closed; other threads continue to read until then."""
     with mm_assets.open(folder) as data:
         found = [data.read_raw(range(TOTAL)) for _ in range(3)]
 
@@ -204,7 +204,7 @@ def test_a_view_of_few_samples_opens_few_files(folder: Path) -> None:
 @pytest.mark.skipif(not CAN_ADVISE, reason="the system has no posix_fadvise to ask for pages with")
 def test_what_is_not_in_memory_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A miss has the pages of the whole batch asked for, in each file its own; without one nothing is, and few look."""
-    monkeypatch.setattr(source, "WHOLE_LIMIT", 0)  # no stream is brought into memory whole
+    monkeypatch.setattr(source, "WHOLE_LIMIT", 0)  # no stream is loaded whole
     there, looked = True, 0
     asked: dict[int, set[int]] = {}
 

@@ -76,7 +76,7 @@ def test_raw_batches_in_a_stream(tmp_path, extension):
         stream = dataset.stream_raw(batches)
         next(stream)
         with pytest.raises(ZeroDivisionError):
-            stream.throw(ZeroDivisionError())  # raised where the batch was handed out, and not a batch later
+            stream.throw(ZeroDivisionError())  # raised where the batch was yielded, and not a batch later
         assert list(stream) == []
 
 

@@ -241,7 +241,7 @@ def test_views_outlive_what_they_were_made_of(paths: list[str]) -> None:
 
 
 def test_errors_of_a_view_name_file_and_sample(tmp_path: Path) -> None:
-    """A damaged payload is told by its file and its index there, not by its index in the view."""
+    """A damaged payload is reported by its file and its index there, not by its index in the view."""
     paths = write(tmp_path, "mult", (3, 3))
     with mm_assets.open(paths) as data:
         raw = bytes(data.read_raw([4], ["photo"])["photo"][0] or b"")

@@ -84,7 +84,7 @@ def test_a_changed_shard_is_a_new_run(instance: dg.DagsterInstance, demo_spec: S
 def test_a_young_shard_waits_for_its_settle_time(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard is taken only after its fingerprint has stood still for the settle time, whatever its own clock says."""
+    """A shard is taken only after its fingerprint has not changed for the settle time, whatever its own clock says."""
     import os
     import time
 
@@ -241,7 +241,7 @@ def test_a_state_that_comes_back_is_a_new_run(instance: dg.DagsterInstance, demo
 
 
 def test_a_new_schema_is_a_new_run(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
-    """A schema decided anew makes a partition that was requested before due again, with another fingerprint."""
+    """A schema that is decided again makes a requested partition due again, with another fingerprint."""
     folder = str(inbox("captions-00000.tar"))
     ticker = Ticker(instance, demo_spec("captions", shards=folder), "captions_shards")
     (first,) = ticker.tick().run_requests

@@ -171,7 +171,7 @@ def write_project(folder: Path, attributes: str) -> None:
     ],
 )
 def test_a_wrong_declaration_is_one_line(cli, attributes: str, says: str) -> None:  # type: ignore[no-untyped-def]
-    """A wrong declaration of one's own project gives file, key and reason in one line, and exit code 2."""
+    """A wrong declaration in a user's project gives file, key and reason in one line, and exit code 2."""
     write_project(cli.work, attributes)
     (cli.work / "theirs" / "bad.py").write_text("raise RuntimeError('no licence')")
     done = cli("register", "-m", "theirs.definitions", code=2)

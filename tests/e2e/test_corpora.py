@@ -38,7 +38,7 @@ class Corpus:
         shards: pattern below the data folder.
         pack: preset to ask for; None leaves the choice to registration.
         preset: the preset that it is packed by.
-        rejects: member to reason, of whatever is no row for a good reason.
+        rejects: member to reason, of each member that is not a row for a good reason.
         num_frames: frames of all its TIFFs.
         warnings: (check, sample) of whatever its sources contradict each other in.
     """
@@ -291,7 +291,7 @@ def plain_decode(content: bytes, frame: int) -> np.ndarray[Any, Any]:
 
 @interleaved
 def test_interleaved_images_are_pixel_identical(made: Made) -> None:
-    """Every image of an interleaved sample stands at its token's position, materialized and packed, pixel by pixel."""
+    """Every image of an interleaved sample is at its token's position, materialized and packed, pixel by pixel."""
     num_images = num_frames = 0
     for key in made.keys:
         (shard,) = made.dataset.partition(key).shards

@@ -1,4 +1,4 @@
-"""The command `dg` in a Dagster project of one's own: it writes declarations, checks them, and names what is wrong."""
+"""The command `dg` in a user's Dagster project: it writes declarations, checks them, and names what is wrong."""
 
 import os
 import subprocess

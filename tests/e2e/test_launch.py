@@ -139,7 +139,7 @@ def test_each_step_holds_the_lock_and_names_its_process(
     inbox: Inbox,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While packed files are made nobody else gets the partition, and the run tells which process is at work."""
+    """While packed files are made no other process gets the partition, and the run is tagged with the one at work."""
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
     register_dataset(instance, DatasetStore(spec))
     seen: list[bool] = []
@@ -179,7 +179,7 @@ def test_a_killed_holder_gives_the_lock_back(tmp_path: Path) -> None:
 
 
 def test_a_process_tag_speaks_of_its_own_run_only() -> None:
-    """A tag inherited from another run, cut off, or of another host says nothing; a live process is not gone."""
+    """A tag that is inherited, truncated, or of another host determines nothing; a live process is not gone."""
     tag = process_tag("one")
     if tag is None:
         pytest.skip("this system has no /proc")
@@ -196,7 +196,7 @@ def test_a_process_tag_speaks_of_its_own_run_only() -> None:
 def test_a_failure_says_what_was_raised_first(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, module: Module
 ) -> None:
-    """What a filter of one's own raises is shown with its class and words, not as Dagster's wrapping of it."""
+    """An exception of a user's filter is shown with its class and message, not as Dagster's wrapping of it."""
     broken = {"type": f"{module('broken', FILTERS)}:Broken"}
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")), filters=(broken,))
     register_dataset(instance, DatasetStore(spec))

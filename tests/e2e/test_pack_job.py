@@ -142,7 +142,7 @@ def test_a_failed_check_blocks_and_is_named(
 def test_a_damaged_shard_does_not_stop_the_others(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Callable[..., Path]
 ) -> None:
-    """A shard that is cut off fails its own partition, with file and byte offset; the others are published."""
+    """A truncated shard fails its own partition, with file and byte offset; the others are published."""
     folder = inbox("docs-00000.tar", "docs-00001.tar")
     whole = (folder / "docs-00001.tar").read_bytes()
     (folder / "docs-00001.tar").write_bytes(whole[: len(whole) // 2])

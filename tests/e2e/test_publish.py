@@ -138,7 +138,7 @@ def test_the_catalog_opens_in_duckdb(dataset: DatasetStore) -> None:
 
 
 def test_a_record_of_another_shape_is_refused(dataset: DatasetStore) -> None:
-    """A record that somebody edited is an error that names the file."""
+    """A record that was edited is an error that names the file."""
     from mm_assets.errors import SchemaMismatchError
 
     path = Path(dataset.store.path_of("records/docs-00000/rows.json"))

@@ -1,4 +1,4 @@
-"""Video files made in code: each frame tells its number, each sample its place."""
+"""Video files made in code: each frame encodes its number, each audio sample its index."""
 
 import io
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ SIZE = (16, 32)  # height, width
 
 
 def picture(number: int, size: tuple[int, int] = SIZE) -> np.ndarray:
-    """(H, W, 3) uint8 of one grey: 8, 16 ... 248, told by the number."""
+    """(H, W, 3) uint8 of one grey: 8, 16 ... 248, determined by the number."""
     return np.full((*size, 3), 8 + 8 * (number % 31), dtype=np.uint8)
 
 
@@ -57,7 +57,7 @@ def clip_file(
     Args:
         container: FFmpeg's name of the muxer.
         codec: of the video; "" for none.
-        rate: frames a second.
+        rate: frames per second.
         times: seconds at which frames are shown; by the rate where None.
         num_frames: where times is None.
         size: (height, width).

@@ -271,7 +271,7 @@ class TestPages:
             DocumentField().assemble({"pages": [(0, data)], "layout": told})
 
     def test_an_error_names_the_page(self):
-        """An image that the inner field refuses is told with its page."""
+        """The error of an image that the inner field refuses names its page."""
         field = DocumentField(image=ImageField(max_pixels=100))
         for method in (field.encode, field.check):
             with pytest.raises(EncodeError, match=r"DocumentField, page 1: ImageField"):
@@ -318,7 +318,7 @@ class TestParts:
             DocumentField().assemble(contents)
 
     def test_what_a_payload_holds_of_each_part(self):
-        """Pages stand in a payload byte for byte at their positions where they are kept, the layout once."""
+        """Stored pages are in a payload byte for byte, at their positions, and the layout is there once."""
         field = DocumentField()
         assert field.keeps_part("pages")
         assert not field.keeps_part("layout")
@@ -422,7 +422,7 @@ def test_impossible_records_are_refused(document, changes):
 
 
 def test_bytes_after_the_texts_are_refused():
-    """Without images a document ends with its texts."""
+    """If a document has no images it ends with its texts."""
     metadata, data = DocumentField().encode(Document(None, LAYOUT))
     with pytest.raises(CorruptError, match="do not end with the data"):
         DocumentField().decode(metadata, bytes(data) + bytes(8))

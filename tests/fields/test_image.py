@@ -145,7 +145,7 @@ def test_deep_samples_become_their_high_byte():
 
 
 def test_images_without_an_8_bit_form_are_refused():
-    """Floating-point and 32-bit TIFFs are refused when they are encoded, not when somebody trains on them."""
+    """Floating-point and 32-bit TIFFs are refused when they are encoded, not in training."""
     for array in (np.ones((3, 3), np.float32), np.ones((3, 3), np.int32)):
         with pytest.raises(EncodeError, match="8-bit form"):
             ImageField().check(image_file(Image.fromarray(array), "TIFF"))
@@ -172,7 +172,7 @@ def test_store_at_training_size(encoding, channels):
 
 @pytest.mark.parametrize(("settings", "expected"), [({}, "444"), ({"subsampling": "420"}, "420")])
 def test_subsampling(settings, expected):
-    """JPEGs keep the colour of every pixel, or, told so, of one in four; grey has none, and both decode alike."""
+    """JPEGs keep the colour of every pixel, or, if set so, of one in four; grey has none, and both decode alike."""
     field = ImageField(encoding="jpeg", **settings)
     for pixels, found in ((COLOUR, expected), (GREY, "Gray")):
         encoded = field.encode(pixels)

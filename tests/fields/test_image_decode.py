@@ -243,7 +243,7 @@ def test_a_reader_asks_for_its_own_size(tmp_path, form):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("codec", ["JPEG", "PNG", "TIFF", "WEBP"])
 def test_damage_is_noticed_or_harmless(mode, codec):
-    """With any byte flipped, cut off or added, an image decodes to the size or raises FormatError."""
+    """Truncated, extended, or with any byte flipped, an image decodes to the size or raises FormatError."""
     field = ImageField(decode_size=(4, 5), decode_mode=mode, decode_resize="crop", apply_orientation=True)
     metadata, data = ImageField().encode(image_file(Image.fromarray(picture(33, 47)), codec))
     for broken in damaged(bytes(metadata), bytes(data)):
@@ -267,7 +267,7 @@ def test_a_bomb_is_refused_before_memory_is_taken(mode):
 
 
 def test_images_do_not_share_memory():
-    """An image that was handed out stays as it is when the same thread decodes the next one."""
+    """A returned image does not change when the same thread decodes the next one."""
     field = ImageField(decode_size=(20, 20))
     first = field.decode(*field.encode(JPEG))
     kept = first.copy()
@@ -287,7 +287,7 @@ def test_threads_do_not_share_memory(mode):
 
 
 def test_a_thread_keeps_no_large_memory():
-    """What a thread keeps is used again for the next image of up to a limit; more is given back."""
+    """A thread reuses its buffers for the next image up to a limit, and releases larger ones."""
     with mock.patch("mm_assets.fields.image_resize.MAX_SCRATCH_BYTES", 1000):
         first, second = scratch("test", (10, 10, 3)), scratch("test", (5, 5, 3))
         assert np.shares_memory(first, second)

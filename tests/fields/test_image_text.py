@@ -264,7 +264,7 @@ def test_images_are_turned_upright(resize):
 
 
 def test_its_parts_are_assembled():
-    """Rows of an image, a text and a score make a value; what the payload has of each can be told again."""
+    """Rows of an image, a text and a score make a value, and the payload shows which parts it has."""
     field = ImageTextPairField()
     value = field.assemble({"image": memoryview(JPEG), "text": memoryview(b"a dog"), "clip_score": b"0.25"})
     payload = field.encode(value)
@@ -289,7 +289,7 @@ def test_its_parts_are_assembled():
     [{}, {"text": b"a"}, {"image": None}, {"image": JPEG, "words": b"a"}, {"image": JPEG, "clip_score": b"x"}],
 )
 def test_contents_that_make_no_pair_are_refused(contents):
-    """Without an image, with an unknown part, or with a score that is no number there is no value."""
+    """Without an image, with an unknown part, or with a score that is not a number there is no value."""
     with pytest.raises(EncodeError, match="expected"):
         ImageTextPairField().assemble(contents)
 

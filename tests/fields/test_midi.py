@@ -132,7 +132,7 @@ def test_limits_hold_both_ways(name, value):
 
 
 def test_note_tables_are_compared_by_column():
-    """Two tables are equal where all columns are, and a table is no tuple."""
+    """Two tables are equal if all their columns are, and a table is not equal to a tuple."""
     assert notes_of(SCALE) == SCALE_NOTES
     assert notes_of(SCALE) != table((0.0, 0.25, 60, 64, 0, 0, 0), (0.25, 0.25, 62, 81, 0, 0, 0))
     assert SCALE_NOTES.columns() != SCALE_NOTES
@@ -147,7 +147,7 @@ def test_too_many_notes_are_refused_by_the_record():
 
 
 def test_the_record_has_the_facts():
-    """Division, tracks and both ends stand in the record, the same with the pedal applied or not."""
+    """The record has division, tracks and both ends, the same with the pedal applied or not."""
     data = smf(track((0, pedal(127)), (0, on(60)), (480, off(60)), (480, pedal(0)), end=480), form=0)
     for field in (MIDIField(), MIDIField(sustain=True)):
         record = np.frombuffer(field.encode(data).metadata, field.metadata_type)[0]
@@ -225,7 +225,7 @@ def test_programs_of_a_track_and_of_the_file():
 
 
 def test_the_pedal_holds_notes_on_request():
-    """With sustain, a released note lasts until the pedal lifts, its pitch starts anew, or the tracks end."""
+    """With sustain, a released note lasts until the pedal lifts, its pitch starts again, or the tracks end."""
     data = smf(
         track((0, pedal(100)), (480, pedal(0)), (480, pedal(64)), (480, pedal(63, 5))),
         track((0, on(60)), (48, off(60)), (48, on(60)), (48, off(60)), (48, on(61)), (480, off(61)), end=1),

@@ -12,7 +12,7 @@ class TestBytesField(FieldSuite):
     cases = [(b"\x00\xffabc", b"\x00\xffabc"), (bytearray(b"xy"), b"xy"), (memoryview(b"z"), b"z")]
     empty = (b"", b"")
     maximum = (BytesField(), bytes(1 << 20))
-    past_maximum = (BytesField(), "no limit of its own: text stands in")
+    past_maximum = (BytesField(), "has no limit: a text takes its place")
     wrong_types = ["text", 5, [1, 2]]
     wrong_shapes = []
     bad_configs = [{"size": 3}]
@@ -61,7 +61,7 @@ class TestJSONField(FieldSuite):
     empty = ({}, {})
     maximum = (JSONField(), [10**4299])
     past_maximum = (JSONField(), [10**4301])
-    wrong_types = [{1, 2}, [b"bytes"], {1: "key is no text"}, {"a": {None: 1}}, 1j]
+    wrong_types = [{1, 2}, [b"bytes"], {1: "key is not text"}, {"a": {None: 1}}, 1j]
     wrong_shapes = [float("nan"), [float("inf")], b"{", b"NaN", b"\xff", RawJSON("{'a': 1}"), b"1 2", b"\xef\xbb\xbf{}"]
     bad_configs = [{"indent": 2}]
 

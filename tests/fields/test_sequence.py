@@ -84,14 +84,14 @@ class TestSequenceField(FieldSuite):
             field.decode(metadata, broken)
 
     def test_an_error_names_the_item(self):
-        """An inner field's refusal is told with the item's position."""
+        """The error of an inner field names the item's position."""
         with pytest.raises(EncodeError, match=r"position 7.*TextField"):
             self.field.encode([(0, "a"), (7, 5)])
         with pytest.raises(EncodeError, match=r"position 7.*TextField"):
             self.field.check([(0, "a"), (7, 5)])
 
     def test_items_of_another_field_are_refused(self):
-        """A payload of images is no sequence of texts."""
+        """A payload of images is not a sequence of texts."""
         payload = SequenceField(NDArrayField()).encode([(0, np.zeros(2))])
         with pytest.raises(FormatError, match="field's type"):
             self.field.decode(*payload)

@@ -147,14 +147,14 @@ def test_a_damaged_file_is_refused_with_its_line():
 
 
 def test_markup_is_stripped_on_request():
-    """Tags are part of the text unless the field is told otherwise."""
+    """Tags are part of the text unless the field is set otherwise."""
     assert decoded(TimedTextField(strip_tags=True), SRT) == [TimedSegment(1.0, 2.5, "Hello")]
 
 
 @pytest.mark.parametrize("column", [0, 1])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0, 1e9])
 def test_impossible_times_are_damage(column, value):
-    """A payload whose times are no times, out of order, or not those of its record is refused."""
+    """A payload whose times are not times, out of order, or not those of its record is refused."""
     field = TimedTextField()
     metadata, data = field.encode(WORDS)
     broken = bytearray(data)
@@ -191,7 +191,7 @@ def test_look_up_by_time(segments, one, other):
 
 
 def test_look_up_at_the_edges():
-    """Spans are half open, and a text without duration stands at its moment."""
+    """Spans are half open, and a text without duration is at its moment."""
     assert segments_at(WORDS, 0.5) == [WORDS[1]]
     assert segments_at(WORDS, 0.75) == [WORDS[2]]
     assert segments_at(WORDS, 9.0) == []

@@ -402,7 +402,7 @@ def test_equal_timestamps_give_the_last():
     ],
 )
 def test_what_a_series_refuses(call):
-    """A time or an option that has no answer, and arrays that are no series, are a ValueError."""
+    """A time or an option that has no answer, and arrays that are not a series, are a ValueError."""
     with pytest.raises(ValueError, match="expected"):
         call()
 

@@ -180,7 +180,7 @@ def test_missing_sound_or_video_is_one_absent_part(field):
 
 @pytest.mark.parametrize("encoding", ["keep", "frames"])
 def test_items_are_the_contents_that_were_given(encoding):
-    """Sound alone given as the video is the item video, and sound out of a video file is no item of its own."""
+    """A sound file given as the video is the item video, and the sound of a video file is not an item."""
     field = SyncedVideoAudioField(encoding=encoding)
     sound = clip_file(codec="", container="mp4", samples=SHORTS, audio_codec="aac")
     silent = clip_file(num_frames=3)
@@ -205,7 +205,7 @@ def test_items_are_the_contents_that_were_given(encoding):
     ids=lambda values: str(values),
 )
 def test_a_record_of_other_parts_is_refused(values):
-    """A record whose parts are unknown, or do not have the bytes that it tells of, is an error."""
+    """A record with unknown parts, or with parts of another size than it records, is an error."""
     metadata, data = KEEP.encode(FILE)
     record = np.frombuffer(bytearray(metadata), dtype=KEEP.metadata_type)
     for name, value in values.items():
@@ -341,7 +341,7 @@ def test_other_containers_are_read(container, codec, b_frames):
 
 
 def test_a_frame_left_out_of_an_avi_is_shown_by_the_one_before():
-    """An AVI's tick is a frame: one that is missing is no rounding, and what follows keeps its time."""
+    """An AVI's tick is a frame: a missing one is not a rounding error, and what follows keeps its time."""
     times = [Fraction(number, 25) for number in (0, *range(2, 20))]
     clip = coded(KEEP, clip_file(container="avi", codec="mpeg4", times=times))
     assert [number_of(one) for one in clip.frames] == [0, 0, *range(1, 19)]
@@ -601,7 +601,7 @@ def test_a_kept_file_bounds_the_frames_of_its_record(sizes):
 
 
 def test_frames_without_pixels_count_too():
-    """Of tiny frames, what a clip says of each is held against the limit."""
+    """With tiny frames, what a clip records per frame counts against the limit."""
     payload = KEEP.encode(clip_file(num_frames=10, size=(2, 2), codec="mpeg4"))
     assert len(SyncedVideoAudioField(max_decoded_bytes=640).decode(*payload).frames) == 10
     with pytest.raises(CorruptError, match="max_decoded_bytes"):
@@ -642,7 +642,7 @@ def test_silence_is_bounded():
     ids=["hls", "concat", "dash", "pls", "sdp"],
 )
 def test_playlists_are_refused(data):
-    """Bytes that name other files or addresses are no video, whatever FFmpeg would make of them."""
+    """Bytes that name other files or addresses are not a video, whatever FFmpeg would make of them."""
     for function in (KEEP.check, KEEP.encode, STORE.encode):
         with pytest.raises(EncodeError, match="no known container"):
             function(data)
@@ -765,7 +765,7 @@ def test_real_clips_are_kept_and_decoded(shared_data, members_of):
 
 @pytest.mark.parametrize("encoding", ["keep", "frames"])
 def test_sound_is_brought_to_another_rate_while_decoding(encoding):
-    """Whoever reads may ask for another rate and fewer channels: sound, segments, timing and batches are of these."""
+    """A reader may ask for another rate and fewer channels: sound, segments, timing and batches follow."""
     data = clip_file(samples=ramp(8000, 2), sample_rate=16_000, num_frames=12)
     stored = SyncedVideoAudioField(encoding=encoding, audio_encoding="float32").encode(data)
     settings = {"audio_sample_rate": 8000, "audio_channels": 1}

@@ -55,7 +55,7 @@ class _Marked(Filter):
 
 
 class _Answers(Filter):
-    """Drops what it is told to."""
+    """Drops what it is given."""
 
     name = "answers"
 
@@ -102,7 +102,7 @@ def test_sample_scope_drops_every_row_of_the_sample(make_table):
 
 
 def test_a_drop_of_the_metadata_row_takes_the_sample(make_table):
-    """A metadata row never goes alone: a row filter that names it drops its sample, whatever else it says of it."""
+    """A metadata row is never dropped alone: a row filter that names it drops its sample, other verdicts aside."""
     table = make_table({"a": [("text", "x"), ("text", "y")], "b": [("text", "z")]})
     kept, dropped = _run(_apply([table], filters=[_Answers([Drop(1, "own", 1), Drop(0, "meta", None)])]))
     assert {r["sample_id"] for r in kept} == {"b"}
@@ -152,7 +152,7 @@ def test_of_several_drops_of_one_row_the_first_counts(make_table):
     ],
 )
 def test_a_wrong_drop_is_the_filters_error(make_table, drop):
-    """A row out of range, no reason, or a value that is no number stops the run and names the filter."""
+    """A row out of range, no reason, or a value that is not a number stops the run and names the filter."""
     with pytest.raises(FilterError, match=r"^answers: dropped row"):
         list(_apply([make_table({"a": [("text", "x")]})], filters=[_Answers([drop])]))
 
@@ -200,7 +200,7 @@ def test_renumbering_closes_gaps_and_keeps_equal_positions_equal(make_table):
 
 
 def test_state_lasts_over_the_blocks_of_a_run(make_table):
-    """One instance sees all blocks of the partition in order, so a stateful filter knows what stood before."""
+    """One instance sees all blocks of the partition in order, so a stateful filter knows the rows before."""
     first, second = make_table({"a": [("text", "same")]}), make_table({"b": [("text", "same")]})
     one = _filter(type="exact_duplicates")
     kept, dropped = _run(_apply([first, second], filters=[one]))
@@ -659,7 +659,7 @@ def test_a_declaration_that_is_no_mapping_is_refused():
 
 
 def test_annotator_declarations_are_checked_too():
-    """A prefix that makes a reserved column, and one that is no text, are refused."""
+    """A prefix that makes a reserved column, and one that is not text, are refused."""
     with pytest.raises(ConfigError, match="prefix: is 3"):
         build_annotator({"type": "blur", "prefix": 3}, where="w", key="k")
     with pytest.raises(ConfigError, match="allowed: type, name, prefix"):

@@ -91,7 +91,7 @@ def test_the_measure_is_the_definition(data):
     [("WAV", "PCM_16"), ("WAV", "PCM_U8"), ("WAV", "FLOAT"), ("FLAC", "PCM_24"), ("OGG", "VORBIS"), ("MP3", None)],
 )
 def test_every_format_is_measured(form, subtype):
-    """A second of silence, a second of tone and half a second of silence are told apart in every format."""
+    """The silence around a second of tone is measured in every format: a second before it, half a second after."""
     samples = np.concatenate([np.zeros(RATE, np.float32), _tone(1, 0.5), np.zeros(RATE // 2, np.float32)])
     found = _measure(_sound(samples, form, subtype), -40)
     lossy = 0.05 if form in ("OGG", "MP3") else 0.0  # codecs smear the edges, and pad to whole blocks
@@ -180,7 +180,7 @@ def test_too_many_samples_are_not_decoded(monkeypatch):
 
 @pytest.mark.parametrize("form", ["FLAC", "MP3"])
 def test_a_sound_that_is_cut_off_is_unreadable(form):
-    """A compressed sound that cannot be decoded to the length that its header tells is no measure of the whole."""
+    """A compressed sound that cannot be decoded to the length in its header has no measure."""
     samples = np.random.default_rng(0).normal(0, 0.1, RATE * 3).astype(np.float32)
     data = _sound(samples, form)
     cut = data[: len(data) // 2]
@@ -191,7 +191,7 @@ def test_a_sound_that_is_cut_off_is_unreadable(form):
 @settings(deadline=None, max_examples=150)
 @given(data=st.data(), form=st.sampled_from(["WAV", "FLAC", "OGG", "MP3"]))
 def test_damaged_sounds_are_measured_or_refused(data, form):
-    """Whatever bytes of a sound are changed or cut off, it has a measure within bounds or raises MediaError."""
+    """Truncated or with any bytes changed, a sound has a measure within bounds or raises MediaError."""
     good = bytearray(_sound(_tone(0.3, 0.2), form))
     for _ in range(data.draw(st.integers(1, 4))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))

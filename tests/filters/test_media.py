@@ -49,7 +49,7 @@ def test_aspect_ratio_limits_can_be_set_and_left_out(make_table, image):
 
 
 def test_headers_are_enough_for_ratio_and_size(make_table, image):
-    """An image whose pixels are cut off is judged all the same: its header is parsed and nothing is decoded."""
+    """An image with truncated pixels is judged all the same: its header is parsed and nothing is decoded."""
     cut = image(30, 10, "PNG", seed=1)[:60]
     table = make_table({"a": [("image", cut)]})
     assert _judge(table, {"type": "aspect_ratio"}) == [(0, "aspect_ratio", "above_max", 3.0)]
@@ -113,7 +113,7 @@ def test_the_score_is_the_variance_of_the_laplacian(encode, height, width, seed)
 
 
 def test_flat_images_and_single_pixels_score_zero(image):
-    """Where nothing varies the score is zero, and an image of one pixel is no special case."""
+    """Where nothing varies the score is zero, also for an image of one pixel."""
     assert sharpness(memoryview(image(50, 40)), min_side=None) == 0
     assert sharpness(memoryview(image(1, 1, seed=1)), min_side=None) == 0
 
@@ -201,7 +201,7 @@ def test_too_many_pixels_are_not_decoded(make_table, image, monkeypatch):
 @given(data=st.data(), form=st.sampled_from(["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"]))
 @pytest.mark.filterwarnings("ignore")  # decoders warn about damage, and that is what is made here
 def test_damaged_images_score_or_are_refused(image, data, form):
-    """Whatever bytes of an image are changed or cut off, it has a score, each time the same, or raises MediaError."""
+    """Truncated or with any bytes changed, an image has a score, each time the same, or raises MediaError."""
     good = bytearray(image(24, 18, form, seed=3))
     for _ in range(data.draw(st.integers(1, 4))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))

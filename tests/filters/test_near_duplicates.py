@@ -254,7 +254,7 @@ def test_the_value_is_the_largest_distance_of_a_samples_images(make_table, monke
 
 
 def test_what_is_dropped_is_not_compared_with(make_table, monkeypatch):
-    """A chain of pictures, each near the one before, is cut where it leaves the one that was kept."""
+    """A chain of pictures, each near the one before, ends where it leaves the one that was kept."""
     monkeypatch.setattr(near_module, "perceptual_hash", lambda data: (1 << data[0]) - 1)
     table = make_table({f"s{bits}": [("image", bytes([bits]))] for bits in (0, 4, 8, 12, 16)})
     assert [(d[0], d[3]) for d in _judge([table], max_distance=5)] == [("s4", 4.0), ("s12", 4.0)]

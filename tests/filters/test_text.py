@@ -85,7 +85,7 @@ def test_image_to_text_ratio_judges_samples(make_table):
 
 
 def test_duplicate_rows_go_and_the_first_stays(make_table):
-    """With scope "row" media that stood before in the partition is dropped, across samples and blocks; text is not."""
+    """With scope "row" media that came before in the partition is dropped, across samples and blocks; text is not."""
     first = make_table({"a": [("image", b"1"), ("text", "t"), ("image", b"1")]})
     second = make_table({"b": [("image", b"1"), ("text", "t"), ("audio", b"1"), ("image", b"2")]})
     config = {"type": "exact_duplicates", "scope": "row"}
@@ -112,7 +112,7 @@ def test_duplicate_samples_have_the_same_content_in_the_same_order(make_table):
 
 
 def test_unknown_content_is_never_a_duplicate(make_table):
-    """Rows and samples whose content could not be had, and samples with nothing to compare, are not dropped."""
+    """Rows and samples whose content could not be read, and samples with nothing to compare, are not dropped."""
     table = make_table({"a": [("image", None)], "b": [("image", None)], "c": [], "d": []})
     assert _judge(table, {"type": "exact_duplicates"}) == []
     assert _judge(table, {"type": "exact_duplicates", "scope": "row"}) == []

@@ -235,7 +235,7 @@ class ContainerSuite:
                     reader.read_samples(ids, ["text"])
 
     def test_close(self, file: Path) -> None:
-        """After close reading raises ValueError, but what was handed out stays valid; closing twice is fine."""
+        """After close reading raises ValueError, but values read before stay valid; closing twice is fine."""
         reader = self.reader(file)
         raw, records = reader.read_payload(0, "image").data, reader.records("text")
         reader.sample_ids.find("a")

@@ -1,4 +1,4 @@
-"""What both containers say of damaged files: an abstract suite, subclassed in test_mult.py and test_mstr.py."""
+"""How both containers report damaged files: an abstract suite, subclassed in test_mult.py and test_mstr.py."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class DamageSuite:
 
     @pytest.mark.parametrize("schema", [b"[]", b'{"modalities":[1,2]}'])
     def test_schema_of_another_shape(self, file: Path, schema: bytes) -> None:
-        """A schema that is no object, or whose modalities are none, is refused."""
+        """A schema that is not an object, or whose modalities are not one, is refused."""
         if schema[:1] == b"{":
             name = self.reader.format.encode()
             schema = b'{"format":"' + name + b'","version":1,"provenance":{},' + schema[1:]

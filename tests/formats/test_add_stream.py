@@ -347,7 +347,7 @@ def test_a_section_outside_the_file(file: Path) -> None:
 
 
 def test_what_stands_behind_the_end_is_cut_off(file: Path) -> None:
-    """Bytes that an interrupted attempt left behind the live end do not stay, and gaps are zero."""
+    """Bytes that an interrupted attempt left after the live end are removed, and gaps are zero."""
     clean = file.read_bytes()
     add_stream(file, SCORE, SCORES)
     wanted = file.read_bytes()
@@ -401,7 +401,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 
 def test_live_end_needs_a_tail(file: Path) -> None:
-    """Of a file without tail nobody can say where it ends, also when its modalities are given."""
+    """The end of a file without tail is unknown, also when its modalities are given."""
     reader = MstrReader(MemorySource(without_tail(file.read_bytes())), modalities=SPECS)
     with pytest.raises(TruncatedError, match="no tail: a stream can be added only"):
         reader.live()
@@ -419,7 +419,7 @@ def test_a_file_that_grows(file: Path) -> None:
 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_file_that_is_replaced_before_the_lock(file: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool) -> None:
-    """The lock is of the file that the path names: one that was replaced is opened anew, one that is gone refused."""
+    """The lock is of the file that the path names: a replaced file is reopened, a deleted one refused."""
     real = fcntl.flock
     calls: list[int] = []
 
@@ -448,7 +448,7 @@ def test_a_file_that_is_replaced_before_the_lock(file: Path, monkeypatch: pytest
 
 
 def test_a_file_that_goes_while_it_is_opened(file: Path) -> None:
-    """A file that is cut off is refused as such, also when it is gone by the time its size is looked at again."""
+    """A truncated file is refused as such, also when it is gone by the time its size is read again."""
     file.write_bytes(file.read_bytes()[:9000])
     source = MappedFile(file)
     assert not source.reopened()

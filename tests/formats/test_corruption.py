@@ -97,7 +97,7 @@ def covered(data: bytes) -> set[int]:
 
 
 def test_truncated(data: bytes) -> None:
-    """Cut off at every length, a file is refused."""
+    """Truncated at every length, a file is refused."""
     for size in range(len(data)):
         assert read_everything(data[:size]) is None, size
 
@@ -126,7 +126,7 @@ def test_inserted_and_removed(data: bytes) -> None:
 
 
 def test_extended(data: bytes, writer: Writer) -> None:
-    """Bytes behind the end hide MULT's trailer, and are accepted by MSTR, where a stream may be under construction."""
+    """Bytes after the end hide MULT's trailer, and are accepted by MSTR, where a stream may be under construction."""
     for size in range(1, 70):
         for fill in (b"\0", b"\xff"):
             report = read_everything(data + fill * size)

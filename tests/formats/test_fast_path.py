@@ -302,7 +302,7 @@ def test_the_short_way_is_the_long_way(tmp_path: Path, form: str, monkeypatch: p
 @needs_advice
 def test_what_was_calm_is_looked_at(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing was missed for long, one position of a few batches is looked at; a miss has its batch fetched."""
-    monkeypatch.setattr(byte_source, "WHOLE_LIMIT", 0)  # no stream is brought into memory whole
+    monkeypatch.setattr(byte_source, "WHOLE_LIMIT", 0)  # no stream is loaded whole
     there = True
     looked: list[int] = []
     asked: list[tuple[int, int]] = []
@@ -355,7 +355,7 @@ def test_looks_do_not_keep_step_with_batches(tmp_path: Path, form: str, monkeypa
 
 
 def test_checksums_that_are_not_there(tmp_path: Path, form: str) -> None:
-    """Of a file without a tail nothing is checked, whoever asks for it."""
+    """Of a file without a tail nothing is checked, whichever caller asks for it."""
     path = write(WRITERS[form], tmp_path / "x", FULL)
     path.write_bytes(without_tail(path.read_bytes()))
     with open_reader(path, modalities=SPECS) as reader:

@@ -143,7 +143,7 @@ class TestMult(ContainerSuite, WriterSuite, DamageSuite):
         ]
 
     def test_damaged_fill(self, file: Path) -> None:
-        """Fill within a sample is covered by the sample's checksum, and damage there is told from a payload's."""
+        """Fill within a sample is covered by the sample's checksum; damage there is distinguished from a payload's."""
         data = file.read_bytes()
         assert data[128 + 20 : 128 + 24] == bytes(4)
         report = MultReader(MemorySource(self.bent(data, 128 + 20, "<I", 1))).verify()
@@ -175,7 +175,7 @@ class TestMult(ContainerSuite, WriterSuite, DamageSuite):
             MultReader(MemorySource(self.bent(file.read_bytes(), 15, "<H", 77)))
 
     def test_sizes_are_a_copy(self, file: Path) -> None:
-        """Columns that are handed out do not keep the mapping, and may be changed."""
+        """Returned columns do not hold the mapping, and may be changed."""
         with MultReader(file) as reader:
             sizes = reader.sizes("text")
             sizes[:] = 0

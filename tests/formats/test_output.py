@@ -354,7 +354,7 @@ def test_abort_does_not_write_what_waits(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_thread_of_a_forgotten_file(tmp_path: Path) -> None:
-    """A file that nobody holds any more has written what it took, to itself and nowhere else, and its thread ends."""
+    """A file without references has written what it took, to itself and nowhere else, and its thread ends."""
     raw = (tmp_path / "x").open("wb", buffering=0)
     behind = WriteBehind()
     for k in range(3):
@@ -381,7 +381,7 @@ def test_writing_while_the_interpreter_ends(tmp_path: Path) -> None:
 
 
 def test_a_new_file_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a leftover is emptied: ext4 writes out, when it is closed, a file that was cut to nothing."""
+    """Only a leftover is emptied: ext4 writes out, when it is closed, a file that was truncated to nothing."""
     cuts = []
     monkeypatch.setattr(os, "ftruncate", lambda *given: cuts.append(given))
     AtomicFile(tmp_path / "x").abort()

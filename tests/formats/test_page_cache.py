@@ -191,7 +191,7 @@ def cold(path: Path) -> None:
     there = PageCache(fd).is_resident(path.stat().st_size // 2)
     os.close(fd)
     if there or not hasattr(os, "RWF_NOWAIT"):
-        pytest.skip("this file system or kernel does not let go of a file's pages, or does not tell")
+        pytest.skip("this file system or kernel does not evict a file's pages, or does not report residency")
 
 
 @pytest.mark.parametrize("writer", [MultWriter, MstrWriter])
@@ -227,7 +227,7 @@ def test_a_cold_file(tmp_path: Path, writer: type) -> None:
 
 
 def test_cut_while_opened(tmp_path: Path) -> None:
-    """A file that is cut between the look at its size and the first read is refused, not a signal."""
+    """A file that is truncated between the stat of its size and the first read is refused, not a signal."""
     path = tmp_path / "x"
     with MultWriter(path, [SPEC], fsync=False) as file:
         for k in range(5):

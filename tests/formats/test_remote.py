@@ -56,7 +56,7 @@ class Requests:
         CountingFileSystem.calls.clear()
 
     def take(self) -> tuple[int, int, int]:
-        """Calls, ranges and bytes; starts anew."""
+        """Calls, ranges and bytes; starts again from zero."""
         calls = list(CountingFileSystem.calls)
         CountingFileSystem.calls.clear()
         ranges = [one for call in calls for one in call]

@@ -75,7 +75,7 @@ def test_hashes(ids: list[bytes], block: int) -> None:
 
 
 def test_colliding_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids with one hash are told apart by their bytes."""
+    """Ids with one hash are distinguished by their bytes."""
     monkeypatch.setattr(module, "hash_ids", lambda offsets, read: np.zeros(len(offsets) - 1, np.uint64))
     ids = ["a", "b", "c", "b"]
     assert [stored(ids).find(value) for value in ("a", "b", "c", "d")] == [0, 1, 2, None]

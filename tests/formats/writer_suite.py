@@ -49,7 +49,7 @@ class WriterSuite:
         assert (tmp_path / "other").read_bytes() == script.with_name(f"pair.{extension}").read_bytes()
 
     def test_order_of_modalities_is_the_callers(self, tmp_path: Path) -> None:
-        """Modalities stand in the order given; the order of a sample's keys does not matter."""
+        """Modalities are in the order given; the order of a sample's keys does not matter."""
         first = write(self.writer, tmp_path / "x", [("a", dict(SAMPLES[0][1]))])
         turned = dict(reversed(SAMPLES[0][1].items()))
         assert write(self.writer, tmp_path / "y", [("a", turned)]).read_bytes() == first.read_bytes()
@@ -267,7 +267,7 @@ class WriterSuite:
     @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
     @pytest.mark.parametrize("num_samples", [None, 30])
     def test_forked_copy(self, tmp_path: Path, num_samples: int | None) -> None:
-        """A child that is forked amid writing can neither go on nor give up for its parent, and does not hang."""
+        """A child that is forked during writing can neither continue nor give up for its parent, and does not hang."""
         samples = [(str(k), {"text": Payload(bytes(8), bytes([k]) * 200_000)}) for k in range(30)]
         with self.writer(tmp_path / "x", SPECS, num_samples=num_samples, provenance=PROVENANCE, fsync=False) as writer:
             for sample in samples[:20]:
@@ -317,7 +317,7 @@ class WriterSuite:
             assert reader.verify().ok
 
     def test_provenance_may_be_learned_while_writing(self, tmp_path: Path) -> None:
-        """What is added before the end stands in the file; what is no JSON is refused and leaves the rest as it was."""
+        """Metadata added before the end is in the file; a value that is not JSON is refused and changes nothing."""
         with self.writer(tmp_path / "x", SPECS, provenance=PROVENANCE, fsync=False) as writer:
             writer.add_provenance("source_digest", "ab12")
             with pytest.raises(EncodeError):

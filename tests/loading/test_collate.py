@@ -350,7 +350,7 @@ def test_a_modality_named_like_a_part_of_every_batch_needs_a_source() -> None:
 )
 def test_wrong_rules_are_refused_before_any_data(rules: Any, key: str) -> None:
     """A `ConfigError` names the key."""
-    if rules == []:  # what is empty is no rule at all
+    if rules == []:  # an empty list is not a rule
         assert MultimodalCollator(rules)([{"x": 1}])["x"] == [1]
         return
     with pytest.raises(ConfigError, match=re.escape(f"arguments: {key}: ")):

@@ -127,7 +127,7 @@ def test_damage_raises_where_it_is(damaged: Dataset, num_workers: int) -> None:
 
 @pytest.mark.parametrize("num_workers", THREADS)
 def test_damaged_samples_are_skipped_and_told(damaged: Dataset, num_workers: int) -> None:
-    """Others of the batch stand in, not valid; rows stay aligned, sizes stay; every other sample comes once."""
+    """Others of the batch replace them, not valid; rows stay aligned, sizes stay; every other sample comes once."""
     loader = MultimodalLoader(damaged, batch_size=8, num_workers=num_workers, on_damaged="skip")
     found: list[int] = []
     for number, batch in enumerate(loader):
@@ -179,7 +179,7 @@ def test_when_nothing_can_be_read_it_is_an_error(tmp_path: Path) -> None:
 
 
 def test_reports_of_damage_are_bounded(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost shard is counted in full, and told up to a limit."""
+    """A lost shard is counted in full, and reported up to a limit."""
     monkeypatch.setattr("mm_assets.loading.loader.MAX_REPORTED", 2)
     assert MAX_REPORTED == 10_000
     path = Path(data.path)
@@ -204,7 +204,7 @@ def test_a_repeated_sample_may_be_the_damaged_one(damaged: Dataset) -> None:
 
 
 def test_a_resumed_run_skips_alike(damaged: Dataset) -> None:
-    """Stopped and resumed amid damage, the batches are the same."""
+    """Stopped and resumed between damaged samples, the batches are the same."""
 
     def loader() -> MultimodalLoader:
         return MultimodalLoader(damaged, ["label", "text"], 7, on_damaged="skip")
@@ -220,7 +220,7 @@ def test_a_resumed_run_skips_alike(damaged: Dataset) -> None:
 
 @pytest.fixture
 def truncated(tmp_path: Path) -> Iterator[Dataset]:
-    """Two shards, of which the second is cut after the dataset was opened elsewhere."""
+    """Two shards, of which the second is truncated after the dataset was opened elsewhere."""
     paths = [write(tmp_path / "a.mult", range(20)), write(tmp_path / "b.mult", range(20, COUNT))]
     with mm_assets.open(paths) as dataset:
         content = pickle.dumps(dataset)
@@ -241,7 +241,7 @@ def test_a_truncated_shard_raises(truncated: Dataset, num_workers: int) -> None:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_truncated_shard_is_skipped(truncated: Dataset, shuffle: bool) -> None:
-    """All of its samples are told, and those of the other shard come once."""
+    """All of its samples are reported, and those of the other shard come once."""
     loader = MultimodalLoader(truncated, batch_size=8, shuffle=shuffle, on_damaged="skip")
     found = [i for batch in loader for i in batch["index"][batch["valid"]].tolist()]
     assert sorted(found) == list(range(20))
@@ -272,7 +272,7 @@ def test_damage_that_no_sample_has_alone_is_not_skipped() -> None:
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_checksums_are_checked_by_choice(verify: bool) -> None:
-    """A source that can be told whether to check them is told, by default to check."""
+    """A source that takes the option `verify` receives it, by default to check."""
     asked = []
 
     class Source:
@@ -296,7 +296,7 @@ def test_checksums_are_checked_by_choice(verify: bool) -> None:
 
 @pytest.mark.parametrize("form", ["mult", "mstr"])
 def test_decoded_batches_are_checked_by_default_and_raw_bytes_by_choice(tmp_path: Path, form: str) -> None:
-    """Damage that decodes is noticed by a loader over a dataset that checks nothing itself, unless told otherwise."""
+    """A loader over a dataset that checks nothing itself notices damage that decodes, unless that is turned off."""
     path = tmp_path / f"a.{form}"
     write(path, range(COUNT))
     damage(path, 3)

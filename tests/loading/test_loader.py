@@ -218,7 +218,7 @@ def test_tensors_are_the_memory_that_was_decoded_into(data: Dataset, monkeypatch
 
 
 def test_batches_stay_as_they_are_while_they_are_held(data: Dataset) -> None:
-    """Arrays of a batch, or a view of one row, are not written to again as long as somebody has them."""
+    """Arrays of a batch, or a view of one row, are not written to again as long as they are referenced."""
     rows, batches = [], []
     for number, batch in enumerate(MultimodalLoader(data, ["image"], 4, num_workers=2)):
         if number % 2:
@@ -358,7 +358,7 @@ def test_epochs_follow_one_another(data: Dataset) -> None:
 
 
 def test_an_epoch_left_early_is_continued(data: Dataset) -> None:
-    """After a break the next loop goes on behind the last batch that was delivered; `rewind` goes back."""
+    """After a break the next loop continues after the last batch that was delivered; `rewind` goes back."""
     loader = MultimodalLoader(data, ["label"], 10, num_workers=2)
     found: list[int] = []
     for batch in loader:
@@ -519,7 +519,7 @@ def test_a_manifest_tells_the_dataset(data: Dataset) -> None:
 
 
 def test_the_state_between_the_last_batch_and_the_end(data: Dataset) -> None:
-    """Resumed behind the last batch of an epoch there is nothing left of it, and the next one follows."""
+    """Resumed after the last batch of an epoch there is nothing left of it, and the next one follows."""
     loader = MultimodalLoader(data, ["label"], 30)
     iterator = iter(loader)
     next(iterator), next(iterator)
@@ -577,7 +577,7 @@ def test_memory_is_pinned_only_where_there_is_a_device(data: Dataset) -> None:
 
 
 def test_pinned_tensors_are_asked_of_torch(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an accelerator arrays are decoded into pinned memory, and what the collator made anew is pinned."""
+    """With an accelerator arrays are decoded into pinned memory, and what the collator allocated is pinned."""
     torch = pytest.importorskip("torch")
     real, asked, pinned = torch.empty, [], []
 
@@ -599,7 +599,7 @@ def test_pinned_tensors_are_asked_of_torch(data: Dataset, monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
 def test_loaders_work_in_a_process_that_forked_amid_reading(data: Dataset) -> None:
-    """A child that inherits an iteration cannot go on with it, but can drop it, and go on with another."""
+    """A child that inherits an iteration cannot continue it, but can drop it and start another."""
     loader = MultimodalLoader(data, ["image", "label"], 5, num_workers=2)
     iterator = iter(loader)
     next(iterator)

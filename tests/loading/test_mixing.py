@@ -216,7 +216,7 @@ def test_wrong_mixes_are_refused(data: dict[str, Dataset], weights: dict[str, fl
 
 
 def test_wrong_sources_are_refused(data: dict[str, Dataset]) -> None:
-    """A source without a weight, names that do not fit, and one loader twice are told."""
+    """A source without a weight, names that do not fit, and one loader twice are refused."""
     with pytest.raises(ConfigError, match=r"sources\.a: expected a pair"):
         mix({"a": data["a"]})  # type: ignore[dict-item]  # what is tested
     loader = MultimodalLoader(data["a"])

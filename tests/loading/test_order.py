@@ -53,7 +53,7 @@ def test_positions_may_be_asked_for_in_any_pieces(one: EpochOrder, data: st.Data
 
 @pytest.mark.parametrize("size", [10_007, 2**40, MAX_SAMPLES])
 def test_images_in_huge_ranges_are_distinct_and_inside(size: int) -> None:
-    """Of ranges that nobody could hold, a stretch of positions goes to as many different samples within."""
+    """In ranges too large to hold, a stretch of positions maps to as many different samples within."""
     for start in (0, size // 2, size - 3000):
         found = permute(np.arange(start, start + 3000), size, 5)
         assert len(np.unique(found)) == 3000

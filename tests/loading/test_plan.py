@@ -153,7 +153,7 @@ def test_ranks_are_found(no_ranks: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_are_those_of_a_real_process_group(tmp_path: Path) -> None:
-    """Two processes that torch.distributed has joined are told apart, also where the environment says otherwise."""
+    """Two processes of torch.distributed are distinguished, also where the environment says otherwise."""
     pytest.importorskip("torch")
     program = """
         import os, sys

@@ -16,7 +16,7 @@ from mm_assets.fields import ArraySpec
 
 
 def numbers(count: int, done: list[int]) -> Iterator[Callable[[], int]]:
-    """Tasks that give 0, 1, …, the earlier ones the slower; what has begun is told in `done`."""
+    """Tasks that give 0, 1, …, the earlier ones the slower; those that began are listed in `done`."""
 
     def task(number: int) -> int:
         done.append(number)
@@ -28,7 +28,7 @@ def numbers(count: int, done: list[int]) -> Iterator[Callable[[], int]]:
 
 @pytest.mark.parametrize(("threads", "depth"), [(0, 1), (1, 1), (2, 2), (3, 8), (4, 1)])
 def test_results_come_in_order(threads: int, depth: int) -> None:
-    """Whatever the threads, results are those of the tasks in their order, and the end is told once."""
+    """With any number of threads, results are those of the tasks in their order, and the end comes once."""
     ends: list[str] = []
     ahead = Prefetch(numbers(30, []), threads=threads, depth=depth, on_end=lambda: ends.append("end"))
     assert list(ahead) == list(range(30))
@@ -100,7 +100,7 @@ def test_what_nobody_holds_ends() -> None:
         yield slow
         yield from numbers(1000, done)
 
-    gc.disable()  # nobody has to look for it
+    gc.disable()  # reference counting alone must find it
     try:
         ahead = Prefetch(tasks(), threads=1, depth=50, on_end=ended.set)
         assert next(ahead) == 0
@@ -133,7 +133,7 @@ def take(pool: BufferPool, *shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("view", [lambda a: a, lambda a: a[1:, ::-1], lambda a: a.reshape(-1).view(np.int8)[3:]])
 def test_memory_comes_back_with_the_last_view(view: Callable[[Any], Any]) -> None:
-    """While an array or any view of it is held its memory is nobody else's; then it is the next one's."""
+    """While an array or any view of it is held its memory is not reused; then the next one gets it."""
     pool = BufferPool(keep=2)
     held = view(take(pool))
     held[...] = 7

@@ -115,7 +115,7 @@ def plain(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_same(pair: Pair, *, stop: int, **arguments: Any) -> None:
-    """The batches of both are equal, also behind a stop after some, and each goes on from the other's state."""
+    """The batches of both are equal, also after a stop after some, and each continues from the other's state."""
     local, remote = (MultimodalLoader(data, block_size=8, window_blocks=3, **arguments) for data in pair)
     with iter(remote) as batches:
         first = [plain(batch) for _, batch in zip(range(stop), batches, strict=False)]
@@ -196,7 +196,7 @@ def test_a_stream_of_raw_batches(in_memory: Pair) -> None:
 
 
 def test_a_dataset_is_read_in_few_requests(folder: Path, server: tuple[dict[str, Any], Any]) -> None:
-    """A file costs its head, its end, its tables, and one request a batch where payloads are near; the rest none."""
+    """A file costs its head, its end, its tables, and one request per batch where payloads are near; the rest none."""
     options, record = server
     for form in ("mult", "mstr"):
         record.requests.clear()
@@ -287,14 +287,14 @@ class GatedFileSystem(MemoryFileSystem):
 
     @classmethod
     def shut(cls) -> None:
-        """From now on calls wait, and are counted anew."""
+        """From now on calls wait, and are counted from zero."""
         cls.gate = threading.Event()
         cls.paths = []
 
 
 @pytest.fixture
 def gated(folder: Path) -> Iterator[str]:
-    """The MULT files behind a storage that answers when it is told to."""
+    """The MULT files on a storage whose answers wait for the test."""
     fsspec.register_implementation("gated", GatedFileSystem, clobber=True)
     memory = fsspec.filesystem("memory")
     for path in (folder / "mult").iterdir():
@@ -345,14 +345,14 @@ def test_coming_batches_are_asked_for_before_they_are_wanted(gated: str) -> None
         with iter(loader) as batches:
             before = len(GatedFileSystem.paths)
             first = next(batches)
-            # Its own request, with the tables', and those of two further batches; nobody has asked for these.
+            # Its own request, with the tables', and those of two further batches that were not asked for yet.
             GatedFileSystem.wait_for(before + 4)
             assert first["label"].tolist() == list(range(10))
             assert [batch["label"].tolist()[0] for batch in batches] == [10, 20, 30, 40, 50]
 
 
 def test_a_file_that_fails_ends_a_batch(gated: str) -> None:
-    """When one of the files of a batch is gone, that is told by name, nothing runs on, and the others can be read."""
+    """When one of the files of a batch is gone, the error names it, nothing runs on, and the others can be read."""
     before = set(threading.enumerate())
     with mm_assets.open(gated) as data:
         fsspec.filesystem("memory").rm("/slow/2.mult")

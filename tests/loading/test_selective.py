@@ -66,7 +66,7 @@ TEXTS = {i: f"the text of {i:02}" for i in range(COUNT)}
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("form", FORMS)
 def test_other_bytes_may_be_anything(files: dict[str, Path], form: str, num_workers: int, tmp_path: Path) -> None:
-    """With all else overwritten the texts are the same, checksums checked; whoever reads the rest is told of it."""
+    """With all else overwritten the texts are the same, checksums checked; reading the rest raises an error."""
     whole = bytearray(files[form].read_bytes())
     for start, stop in spans(files[form]):
         whole[start:stop] = b"\xee" * (stop - start)
@@ -84,7 +84,7 @@ def test_other_bytes_may_be_anything(files: dict[str, Path], form: str, num_work
 
 
 def resident(path: Path) -> np.ndarray:
-    """Of each page of a file whether it is in memory, without bringing any there; skips where that cannot be told."""
+    """Of each page of a file whether it is in memory, without paging any in; skips where that cannot be determined."""
     try:
         mincore = ctypes.CDLL(None, use_errno=True).mincore
     except (AttributeError, OSError):

@@ -132,12 +132,12 @@ def test_both_byte_orders_of_tiff():
     ("name", "bit_depth"), [("png bits", 1), ("png 16", 16), ("tiff bits", 1), ("png", 8), ("gif", 8), ("jpeg", 8)]
 )
 def test_bit_depth(name, bit_depth):
-    """The depth of the stored samples is told."""
+    """The depth of the stored samples is reported."""
     assert probe_image(IMAGES[name]).bit_depth == bit_depth
 
 
 def test_images_without_an_8_bit_form():
-    """Floating-point and signed TIFFs and 12-bit JPEGs are told as having no 8-bit form."""
+    """Floating-point and signed TIFFs and 12-bit JPEGs are reported as having no 8-bit form."""
     assert not probe_image(image_file(Image.fromarray(np.ones((2, 2), np.float32)), "TIFF")).has_8bit_form
     assert not probe_image(image_file(Image.fromarray(np.ones((2, 2), np.int32)), "TIFF")).has_8bit_form
     at = IMAGES["jpeg"].index(b"\xff\xc0") + 4
@@ -170,7 +170,7 @@ def test_the_head_of_a_sound_is_enough():
 
 
 def test_wav_lengths_that_do_not_hold():
-    """A WAV that was streamed, or is cut short, has the frames that are there; an empty one has none."""
+    """A WAV that was streamed or truncated has the frames that are there; an empty one has none."""
     data = SOUNDS["wav"]
     at = data.index(b"data") + 4
     for claim in (0xFFFFFFFF, 0x7FFFFFFF, 0, 10_000_000):
@@ -254,7 +254,7 @@ def test_types_by_name(name, content_type):
 
 @pytest.mark.parametrize("data", [b"", b"text", SOUNDS["wav"], b"\x89PNG\r\n\x1a\n", b"GIF89a", b"II*\x00"])
 def test_what_is_no_image(data):
-    """Bytes that are no image are a MediaError that names them and says what was found."""
+    """Bytes that are not an image are a MediaError that names them and says what was found."""
     with pytest.raises(MediaError, match=r"^here: ") as caught:
         probe_image(data, name="here")
     assert caught.value.name == "here"
@@ -262,7 +262,7 @@ def test_what_is_no_image(data):
 
 @pytest.mark.parametrize("data", [b"", b"text", IMAGES["png"], b"fLaC", b"RIFF\0\0\0\0WAVE", b"OggS", b"ID3\x03"])
 def test_what_is_no_sound(data):
-    """Bytes that are no sound are a MediaError that names them and says what was found."""
+    """Bytes that are not a sound are a MediaError that names them and says what was found."""
     with pytest.raises(MediaError, match=r"^here: "):
         probe_audio(data, name="here")
 
@@ -293,7 +293,7 @@ def answers(probe, data):
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_damaged_images(name):
-    """With any byte of the header changed, or cut off anywhere, an image is probed or refused."""
+    """Truncated anywhere, or with any byte of the header changed, an image is probed or refused."""
     data = IMAGES[name]
     for at in range(min(len(data), 300)):
         for value in (0, 0x7F, 0xFF, data[at] ^ 1):
@@ -303,7 +303,7 @@ def test_damaged_images(name):
 
 @pytest.mark.parametrize("name", SOUNDS)
 def test_damaged_sounds(name):
-    """With any byte of the header changed, or cut off anywhere, a sound is probed or refused."""
+    """Truncated anywhere, or with any byte of the header changed, a sound is probed or refused."""
     data = SOUNDS[name]
     for at in range(min(len(data), 120)):
         for value in (0, 0xFF, data[at] ^ 1):

@@ -147,7 +147,7 @@ def test_boxes_keep_their_unit(scale, expected):
 
 
 def test_pages_hold_their_own_words_and_sizes():
-    """Words within pages stand on these, each with a size of its own, and segments are counted through."""
+    """Words within pages are on these, each with its own size, and segments are numbered across pages."""
     pages = [
         {"size": [6, 7], "blocks": [{"text": "p", "box": [0, 0, 1, 1], "lines": [{"text": "a", "box": [0, 0, 1, 1]}]}]},
         {"size": [8, 9], "blocks": []},
@@ -279,7 +279,7 @@ def test_wrong_segments_and_links_are_refused(changes, words):
 
 
 def test_several_pages_need_a_page_for_each_word():
-    """A layout that tells no pages is one of a single page: its words are not put on the first of several."""
+    """A layout without pages is one of a single page: its words are not put on the first of several."""
     assert read_layout(FORM, num_pages=1).page_sizes.tolist() == [[20, 10]]
     with pytest.raises(EncodeError, match="entries without a page, and 2 pages"):
         read_layout(FORM, num_pages=2)

@@ -64,7 +64,7 @@ def test_srt_is_read_as_real_tools_write_it(content):
 
 
 def test_an_srt_text_may_be_empty_have_empty_lines_or_digits():
-    """What stands below a time line is its text, whatever it looks like, but for empty lines around it."""
+    """What follows a time line is its text, whatever it looks like, but for empty lines around it."""
     text = "1\n00:00:01,000 --> 00:00:01,000\n\n2\n00:00:02,000 --> 00:00:03,000\n\n42\n\nend\n\n\n"
     assert parse_srt(text) == [(1.0, 1.0, ""), (2.0, 3.0, "42\n\nend")]
     odd = "00:00:01,000 --> 00:00:02,000\na\u2028b\x0cc\n"
@@ -169,7 +169,7 @@ def test_whatever_arrives_is_read_or_refused(content):
 @given(st.lists(st.integers(0, 359_999_999), min_size=2, max_size=2).map(sorted))
 @settings(deadline=None, max_examples=100)
 def test_milliseconds_come_back_by_rounding(times):
-    """Every millisecond of a hundred hours is told apart and comes back from its float in seconds."""
+    """Every millisecond of a hundred hours is distinct and survives the float of its seconds."""
     stamps = [
         "{:02}:{:02}:{:02},{:03}".format(*(t // 3_600_000, t // 60_000 % 60, t // 1000 % 60, t % 1000)) for t in times
     ]

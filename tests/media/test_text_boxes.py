@@ -112,7 +112,7 @@ def test_wrong_layouts_are_refused(columns):
 
 
 def test_labels_are_those_of_words_or_of_their_segments():
-    """A word's own label stands before its segment's; without either it has none."""
+    """A word's own label has precedence over its segment's; without either it has none."""
     assert FORM.word_labels() == ["question", "question", "answer", "answer", "other", "mark"]
     assert PageLayout(TextBoxes(["a"], BOX)).word_labels() == [None]
 

@@ -97,9 +97,9 @@ def tags_of(data: bytes) -> dict[int, Any]:
 
 
 def build_tiff(directories: list[list[tuple[int, int, Any]]], *, order: str = "<", blob: bytes = b"") -> bytes:
-    """A classic TIFF by hand: `blob` stands at byte 8, then the directories one after the other.
+    """A classic TIFF by hand: `blob` is at byte 8, then the directories one after the other.
 
-    An entry is (tag, type, numbers); numbers of more than four bytes stand behind their directory.
+    An entry is (tag, type, numbers); numbers of more than four bytes follow their directory.
     """
     data = bytearray((b"II*\0" if order == "<" else b"MM\0*") + bytes(4) + blob + bytes(len(blob) % 2))
     link = 4
@@ -360,7 +360,7 @@ def test_what_is_wrong_is_named(make: Callable[[], bytes], frame: int, message: 
 
 
 def test_a_wrong_type_is_named() -> None:
-    """Positions that are no unsigned numbers are refused."""
+    """Positions that are not unsigned numbers are refused."""
     data = bytearray(build_tiff([FRAME, FRAME], blob=BLOB))
     at = data.rindex(struct.pack("<HH", 273, 4))
     struct.pack_into("<HH", data, at, 273, 11)
@@ -456,7 +456,7 @@ def attempt(data: bytes) -> None:
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_cut_anywhere(kind: str) -> None:
-    """A TIFF cut off at any byte gives frames or a `MediaError`."""
+    """A TIFF truncated at any byte gives frames or a `MediaError`."""
     data = SMALL[kind]()
     for size in {*range(min(len(data), 600)), *range(0, len(data), 41)}:
         attempt(data[:size])

@@ -140,7 +140,7 @@ def test_rates_are_ratios(value, expected):
 
 @pytest.mark.parametrize("value", [0, -1, 1001, 0.0001, float("nan"), float("inf"), True, "25", None, (1, 0), (1.5, 1)])
 def test_impossible_rates_are_refused(value):
-    """What is no frame rate, or beyond a thousand a second, is a ValueError."""
+    """What is not a frame rate, or above a thousand per second, is a ValueError."""
     with pytest.raises(ValueError, match="found"):
         as_frame_rate(value)
 

@@ -162,7 +162,7 @@ def test_bad_settings_are_refused(setting):
 
 
 def test_a_file_that_is_none_is_refused_at_once(tmp_path):
-    """A folder, a pipe that nobody writes to, and bytes that are no text are errors, not waits."""
+    """A folder, a pipe without a writer, and bytes that are not text are errors, not waits."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path, tmp_path / "pipe", tmp_path / "binary"):

@@ -39,7 +39,7 @@ def test_a_header_without_a_stream_says_so():
 @pytest.mark.parametrize("data", [b"", b"\0" * 100, b"#EXTM3U\n", b"ffconcat version 1.0\n", FILE[:100], b"%PDF-1.4"])
 @pytest.mark.parametrize("function", [probe_video, index_frames, index_sound])
 def test_other_bytes_are_refused_by_name(function, data):
-    """What is no video file is a MediaError with the name that the caller gave."""
+    """What is not a video file is a MediaError with the name that the caller gave."""
     with pytest.raises(MediaError, match="clip one"):
         function(data, name="clip one")
 
@@ -163,7 +163,7 @@ def test_fragments_cannot_claim_samples_that_are_not_there():
 
 
 def test_an_asf_index_without_its_entries_is_refused():
-    """FFmpeg reads an ASF index of billions of entries to the last, behind the end of the file."""
+    """FFmpeg reads an ASF index of billions of entries to the last, past the end of the file."""
     head = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c") + bytes(14)
     index = bytes.fromhex("90080033b1e5cf1189f400a0c90349cb") + bytes(36) + struct.pack("<I", 2**32 - 1)
     with pytest.raises(MediaError, match="index of 4294967295"):
@@ -200,7 +200,7 @@ def test_boxes_without_end_are_refused():
 
 
 def test_a_frame_over_the_limit_is_refused():
-    """The limit is on the header's size, and is told to the decoder too."""
+    """The limit is on the header's size, and is passed to the decoder too."""
     assert index_frames(FILE, max_pixels=SIZE[0] * SIZE[1])[1:] == SIZE
     with pytest.raises(MediaError):
         index_frames(FILE, max_pixels=SIZE[0] * SIZE[1] - 1)

@@ -39,7 +39,7 @@ def load(folder: Path, text: str) -> dg.Definitions:
 
 
 def schema_errors(attributes: dict[str, Any]) -> list[str]:
-    """What `dg check yaml` says of a declaration: path of the key, and message."""
+    """What `dg check yaml` reports about a declaration: path of the key, and message."""
     schema = ShardDataset.get_model_cls().model_json_schema()
     found = Draft202012Validator(schema).iter_errors(attributes)
     return sorted(f"{'.'.join(str(part) for part in error.absolute_path)}: {error.message}" for error in found)

@@ -108,7 +108,7 @@ def value(reader: Any, plan: PackPlan, sample: int, name: str) -> Any:
 
 
 def test_packable_gives_each_refused_row_its_reason() -> None:
-    """Missing content, content that the field refuses, and rows that nobody takes are named with a reason."""
+    """Missing content, content that the field refuses, and rows of no modality are named with a reason."""
     rows = table(
         ("a", "{}", [("image", b"no image"), ("image", picture()), ("text", "t"), ("audio", sound())]),
         ("b", "{}", [("image", OSError("short read")), ("image", None), ("text", "t")]),
@@ -140,7 +140,7 @@ def test_generic_refuses_only_what_has_no_content() -> None:
 
 
 def test_metadata_that_is_no_json_drops_its_sample() -> None:
-    """A metadata row whose text is no JSON is named, which takes out the sample; no metadata row is no reason."""
+    """A metadata row whose text is not JSON is named, and its sample dropped; a missing metadata row drops nothing."""
     rows = table(("a", "{broken", [("text", "t")]), ("b", None, [("text", "t")]))
     assert drops(rows, "interleaved") == {0: "unpackable_metadata"}
 
@@ -156,7 +156,7 @@ def test_sample_beyond_the_format_is_dropped_with_its_size(monkeypatch: pytest.M
 
 
 def test_table_without_reserved_columns_is_refused() -> None:
-    """Rows that are no row table are refused by the column that is missing."""
+    """Rows that are not a row table are refused by the column that is missing."""
     with pytest.raises(SchemaMismatchError, match="no column source_ref"):
         list(packable(plan_of("interleaved"))(table().drop_columns(["source_ref"])))
 
@@ -249,7 +249,7 @@ def test_any_modality_sequence_is_numbered_too(tmp_path: Path) -> None:
 
 
 def test_frames_are_listed_by_number(tmp_path: Path) -> None:
-    """Two frames of one member are told apart in the listing and in the digest."""
+    """Two frames of one member are distinct in the listing and in the digest."""
     rows = table(("a", "", [("image", picture(1)), ("image", picture(2))]))
     refs = [None, *(build_source_ref(path="s.tar", member="a.tiff", frame_index=k) for k in (0, 1))]
     place = rows.schema.get_field_index("source_ref")
@@ -262,7 +262,7 @@ def test_frames_are_listed_by_number(tmp_path: Path) -> None:
 
 
 def test_labels_become_numbers(tmp_path: Path) -> None:
-    """Text rows fill a scalar field; text that is no number is refused."""
+    """Text rows fill a scalar field; text that is not a number is refused."""
     pack_config = {
         "fields": [{"name": "label", "field": "ScalarField", "config": {"dtype": "float32"}, "extension": "cls"}]
     }
@@ -278,7 +278,7 @@ def test_labels_become_numbers(tmp_path: Path) -> None:
 
 
 def test_provenance_names_the_source_by_its_digest(tmp_path: Path) -> None:
-    """The digest is SHA-256 over sorted lines of member, size and CRC-32C, and stands in both files."""
+    """The digest is SHA-256 over sorted lines of member, size and CRC-32C, and is in both files."""
     rows = table(("a", '{"k":1}', [("text", "ü"), ("image", picture())]))
     summary, mult, mstr = pack(rows, plan_of("interleaved"), tmp_path)
     contents = {"a.json": b'{"k":1}', "a.txt": "ü".encode(), "a.png": picture()}

@@ -275,7 +275,7 @@ def test_wrong_parts_are_refused_by_key(keys: dict[str, Any], where: str, words:
 
 
 def test_a_field_of_one_content_has_no_parts() -> None:
-    """Parts of a field that is no composite are refused."""
+    """Parts of a field that is not a composite are refused."""
     with pytest.raises(ConfigError, match="made of one content"):
         plan_of({"name": "t", "field": "TextField", "parts": {"text": {}}})
 
@@ -284,7 +284,7 @@ def test_a_field_of_one_content_has_no_parts() -> None:
 
 
 def test_a_refusal_says_what_was_found(tmp_path: Path) -> None:
-    """What a field has against a row stands beside the reason, and in the rest's listing its modality."""
+    """The listing of the rest has the field's objection next to the reason, and the row's modality."""
     outside = {"phrases": [{"phrase": "outside", "bbox": [30, 20, 11, 10]}]}
     table = rows(("a", outside, {"png": picture()}))
     (drop,) = packable(plan_of(REGIONS))(table)
@@ -303,7 +303,7 @@ def test_a_refusal_says_what_was_found(tmp_path: Path) -> None:
 
 
 def test_an_optional_value_costs_itself_alone(tmp_path: Path) -> None:
-    """A score that is no number leaves its pair without a score; the sample stays, and the refusal is counted."""
+    """A score that is not a number leaves its pair without a score; the sample stays, and the refusal is counted."""
     table = rows(
         ("a", {"clip_score": "n/a"}, {"png": picture(), "txt": "one"}),
         ("b", {"clip_score": 0.5}, {"png": picture(), "txt": "two"}),
@@ -317,7 +317,7 @@ def test_an_optional_value_costs_itself_alone(tmp_path: Path) -> None:
 
 
 def test_what_the_json_may_lack_is_absent_when_it_is_wrong(tmp_path: Path) -> None:
-    """With `on_refused: absent` a wrong value is no value, and the sample stays."""
+    """With `on_refused: absent` a wrong value is absent, and the sample stays."""
     question = {"name": "question", "field": "TextField", "key": "question", "on_refused": "absent"}
     table = rows(("a", {"question": 17}, {"png": picture()}))
     plan = plan_of(VQA[0], question)

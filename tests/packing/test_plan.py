@@ -118,7 +118,7 @@ FORM = {"form": [{"box": [0, 0, 1, 1], "text": "a", "words": [{"box": [0, 0, 1, 
 
 
 def test_layouts_in_the_json_make_documents() -> None:
-    """Images whose JSON mostly holds a known layout are documents, whatever text stands beside them."""
+    """Images whose JSON mostly holds a known layout are documents, whatever text comes with them."""
     samples = [["png"], ["png", "boxes.csv"], ["png"]]
     many = choose_plan(rows(*samples, contents=[FORM, FORM, {}]), pack=None, where="test")
     few = choose_plan(rows(*samples, contents=[FORM, {}, {}]), pack=None, where="test")
@@ -148,7 +148,7 @@ def test_word_timings_are_found_in_the_json(contents: list[Any], key: tuple[str,
 
 
 def test_robots_have_series_where_there_is_a_clock() -> None:
-    """With a clock each array is a series dated by it, without one an array; cameras, depth and the task are told."""
+    """With a clock each array is a series dated by it, without one an array; cameras, depth and task are detected."""
     names = ["top.mp4", "rgb.png", "rgb.depth.png", "obs.timestamp.npy", "state.npy", "done.npy", "txt"]
     content = [{"language_instruction": "pick", "timestamp": 0.5}]
     plan = choose_plan(rows(names, contents=content), pack=None, where="test")

@@ -213,7 +213,7 @@ def test_a_damaged_shard(tmp_path: Path, suffix: str, mode: str) -> None:
 
 
 def test_a_cut_off_shard_is_salvaged(tmp_path: Path) -> None:
-    """What stands before the end of a gzip shard that is cut off is taken; the member at the cut is in the rejects."""
+    """A truncated gzip shard gives the members before its end; the member at the end is in the rejects."""
     incompressible = {f"{n}.bin": os.urandom(20_000) for n in range(8)}
     shard = make_shard(tmp_path / "s.tar.gz", incompressible)
     shard.write_bytes(shard.read_bytes()[:100_000])
@@ -485,7 +485,7 @@ def test_a_column_that_a_whole_shard_lacks(tmp_path: Path) -> None:
 
 
 def test_a_column_that_no_shard_has(tmp_path: Path) -> None:
-    """A declared column that is nowhere is told at registration, with the key."""
+    """A declared column that is nowhere is reported at registration, with the key."""
     shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
     with pytest.raises(MmAssetsError, match=r"s\.tar: .*'score'"):
         register(DatasetStore(declare(tmp_path / "root", shard, samples={"user_columns": ["score"]})))
@@ -700,7 +700,7 @@ def test_fields_and_selectors(tmp_path: Path) -> None:
 
 
 def test_content_that_is_not_what_its_name_says(tmp_path: Path) -> None:
-    """A .png that is no image is dropped with a reason, or kept as bytes by `generic`; its sample stays."""
+    """A .png that is not an image is dropped with a reason, or kept as bytes by `generic`; its sample stays."""
     members = {"a.png": b"no image", "a.txt": "a", "b.png": png(1), "b.txt": "b", "c.png": b"", "c.txt": "c"}
     shard = make_shard(tmp_path / "s.tar", members)
     dataset, _ = run_chain(declare(tmp_path / "fixed", shard, pack="image_text"))

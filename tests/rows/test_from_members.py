@@ -251,7 +251,7 @@ def test_image_member_field(tmp_path: Path) -> None:
 
 
 def test_members_of_other_keys(tmp_path: Path) -> None:
-    """A member without a JSON of its own that a token names is no sample besides, wherever it stands."""
+    """A member without a JSON of its own that a token names is not a further sample, wherever it is."""
     files: Files = [
         ("shared.png", b"s"),
         ("lone.png", b"l"),
@@ -509,7 +509,7 @@ def test_sparse_and_linked_members(tmp_path: Path) -> None:
 
 
 def test_a_wrong_index(tmp_path: Path) -> None:
-    """An index of another shard is refused, and rejects cannot be had before the rows."""
+    """An index of another shard is refused, and rejects are not available before the rows."""
     one = TarSource(SourceFile(str(write_shard(tmp_path / "1.tar", [("a.jpg", b"")]))))
     two = TarSource(SourceFile(str(write_shard(tmp_path / "2.tar", [("a.jpg", b"")]))))
     stream: RowStream = MemberRows([two]).rows(lambda: index_members(one), layout=MemberRules(), schema=DatasetSchema())

@@ -225,7 +225,7 @@ def test_any_rows_in_any_batches(
     threads: int,
     compress: bool,
 ) -> None:
-    """Whatever order rows stand in and however they share bytes: right bytes, in order, batches in their bounds."""
+    """Whatever the order of rows and however they share bytes: right bytes, in order, batches in their bounds."""
     folder = tmp_path_factory.mktemp("any")
     tiff = make_tiff(3, size=12)
     members = {f"m{i}.jpg": content(i, size) for i, size in enumerate(sizes)} | {"t.tiff": tiff}
@@ -326,7 +326,7 @@ def test_frames_of_a_tiff(tmp_path: Path, opener: Opener) -> None:
 
 
 def test_a_tiff_over_several_input_batches_is_read_once(tmp_path: Path, opener: Opener) -> None:
-    """A document whose rows stand in many batches still costs one read of its TIFF."""
+    """A document whose rows are in many batches still costs one read of its TIFF."""
     tiff = make_tiff(9)
     spans = make_tar(tmp_path / "a.tar", {"d.tiff": tiff})
     rows = [row("d", k, ref_of(tmp_path / "a.tar", "d.tiff", spans["d.tiff"], k)) for k in range(9)]
@@ -336,7 +336,7 @@ def test_a_tiff_over_several_input_batches_is_read_once(tmp_path: Path, opener: 
 
 
 def test_other_content_is_no_frame(tmp_path: Path, opener: Opener) -> None:
-    """What is no TIFF is given unchanged, whatever frame is asked for."""
+    """What is not a TIFF is returned unchanged, whatever frame is asked for."""
     spans = make_tar(tmp_path / "a.tar", {"x.jpg": content(1, 70), "y.jpg": b"GIF"})
     rows = [row("x", k, ref_of(tmp_path / "a.tar", n, spans[n], k)) for k, n in enumerate(("x.jpg", "y.jpg", "x.jpg"))]
     found, _, stream = run(rows, opener)
@@ -452,7 +452,7 @@ def test_what_is_wrong_with_a_row(tmp_path: Path, opener: Opener, ref: str | Non
 
 
 def test_what_is_not_allowed_is_never_opened(tmp_path: Path, opener: Opener) -> None:
-    """A locator outside the allowed places is an error of its row, in every strategy; nobody touches the file."""
+    """A locator outside the allowed places is an error of its row, in every strategy; the file is not opened."""
     shard, secret = tmp_path / "a.tar", tmp_path / "secret.tar"
     spans = make_tar(shard, {"ok.jpg": content(1, 100)})
     make_tar(secret, {"ok.jpg": b"secret"})
@@ -465,7 +465,7 @@ def test_what_is_not_allowed_is_never_opened(tmp_path: Path, opener: Opener) -> 
 
 
 def test_a_read_that_fails_costs_one_row(tmp_path: Path, opener: Opener) -> None:
-    """When one of many ranges of a request cannot be read, and is no member's, the others still are."""
+    """When one of many ranges of a request cannot be read, and is not a member's, the others still are."""
     shard = tmp_path / "a.tar"
     members = {f"{i}.jpg": content(i, 100) for i in range(6)}
     spans = make_tar(shard, members)
@@ -503,7 +503,7 @@ def test_a_storage_that_fails_is_no_error_of_a_row(tmp_path: Path, opener: Opene
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_a_shard_that_is_cut_while_it_is_read_raises(tmp_path: Path, opener: Opener, compress: bool) -> None:
-    """A shard that gets shorter once it is open is no shard with short members."""
+    """A shard that is truncated once it is open is not a shard with short members."""
     shard = tmp_path / "a.tar"
     members = {f"{i}.jpg": content(i, 90_000) for i in range(8)}
     spans = make_tar(shard, members, compress=compress)
@@ -576,7 +576,7 @@ def names_of(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("batch_bytes", [1, 150, 1 << 20])
 @pytest.mark.parametrize("cuts", [(), (4, 5, 6)])
 def test_policies(tmp_path: Path, opener: Opener, cuts: tuple[int, ...], batch_bytes: int) -> None:
-    """Keep leaves errors on rows; drop_row and drop_sample leave rows out and list them, however batches are cut."""
+    """Keep leaves errors on rows; drop_row and drop_sample leave rows out and list them, with any batch boundaries."""
     rows = mixed_rows(tmp_path)
     kept, _, stream = run(rows, opener, cuts=cuts, batch_bytes=batch_bytes)
     assert names_of(kept) == names_of(rows)

@@ -115,7 +115,7 @@ def test_row_groups_count_bytes_not_rows(tmp_path: Path) -> None:
 def test_row_groups_do_not_depend_on_batches(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], cuts: list[int], limit: int
 ) -> None:
-    """However rows are cut into batches, their row groups are the same, and none of many rows is over the limit."""
+    """With any batches of rows, the row groups are the same, and none of many rows is over the limit."""
     whole = make_rows(sizes)
     edges = sorted({0, len(sizes), *(min(c, len(sizes)) for c in cuts)})
     parts = [whole.slice(a, b - a) for a, b in itertools.pairwise(edges)]
@@ -179,7 +179,7 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
 
 def test_a_value_that_no_page_holds_is_refused(tmp_path: Path) -> None:
     """A value near 2 GiB is refused with its column's name, not by a crash of the writer."""
-    untouched = mmap.mmap(-1, MAX_VALUE + 1)  # address space only: nobody reads it
+    untouched = mmap.mmap(-1, MAX_VALUE + 1)  # address space only: it is never read
     buffers = [None, pa.py_buffer(np.array([0, MAX_VALUE + 1], np.int64)), pa.py_buffer(untouched)]
     schema = pa.schema([("binary_content", pa.large_binary())])
     large = pa.Array.from_buffers(pa.large_binary(), 1, buffers)
@@ -269,7 +269,7 @@ def test_a_local_table_is_read_in_pieces(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("root", ["folder", "memory://open-table"])
 def test_what_is_no_table_is_not_opened(tmp_path: Path, root: str) -> None:
-    """A missing file and one that is no Parquet raise `SourceError` with its place, wherever the store is."""
+    """A missing file and one that is not Parquet raise `SourceError` with its place, wherever the store is."""
     store = Store(str(tmp_path) if root == "folder" else root)
     store.write_bytes("t.parquet", b"PAR1 and no more of it")
     with pytest.raises(SourceError, match=r"t\.parquet: is no Parquet file"):

@@ -88,7 +88,7 @@ def test_labels_of_shards() -> None:
     ],
 )
 def test_references(token: str, allowed: bool) -> None:
-    """Only what stands below an allowed prefix, in a plain spelling, may be followed."""
+    """Only what is below an allowed prefix, in a plain spelling, may be followed."""
     assert is_allowed_reference(token, ("https://a.org", "/data/ok/", "")) is allowed
 
 
@@ -155,5 +155,5 @@ def test_keys_that_are_data_do_not_become_columns_without_end() -> None:
     ],
 )
 def test_values_fit_or_not(kind: str, value: object, expected: object) -> None:
-    """A value becomes its column's type without loss, or is told not to fit."""
+    """A value becomes its column's type without loss, or is reported not to fit."""
     assert converter(kind)(value) == expected

@@ -216,7 +216,7 @@ def test_demo_shards(demo_shards: Path) -> None:
 
 
 def test_sizes_beyond_octal() -> None:
-    """A size in base 256 counts; the shard that ends before it is said to be cut off, not read."""
+    """A size in base 256 counts; a shard that ends before it is reported as truncated, not read."""
     content = build([("big.bin", b"")], tarfile.GNU_FORMAT)
     info = tarfile.TarInfo("big.bin")
     info.size = 9 << 30
@@ -250,7 +250,7 @@ def test_hard_link_with_data() -> None:
 
 
 def test_ends_of_archives() -> None:
-    """No end blocks, one, many, a second archive behind them, and other bytes behind them are all told apart."""
+    """No end blocks, one, many, a second archive after them, and other bytes after them are all distinguished."""
     body = build([("a.txt", b"a")])[:1024]
     for tail in (b"", bytes(512), bytes(10240), bytes(100)):
         assert [m.member for m in found_in(body + tail)] == ["a.txt"]
@@ -295,7 +295,7 @@ def test_what_is_no_shard(content: bytes) -> None:
     ],
 )
 def test_split_member_name(name: str, parts: tuple[str, str, str]) -> None:
-    """Key, role and extension are cut where the design says."""
+    """Names are split into key, role and extension where the design says."""
     assert split_member_name(name) == parts
 
 
@@ -367,7 +367,7 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_compressed_shards(compressor: str) -> None:
-    """A compressed shard, told by its bytes, has the plain one's members and payloads, and no offsets."""
+    """A compressed shard, detected by its bytes, has the plain one's members and payloads, and no offsets."""
     rng = random.Random(1)
     files = [(f"{k}.bin", rng.randbytes(rng.randrange(5000))) for k in range(40)]
     plain = build(files)
@@ -395,7 +395,7 @@ def test_hard_links_in_compressed_shards() -> None:
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
 def test_damaged_compression(compress: Callable[[bytes], bytes]) -> None:
-    """A shard cut off in its compressed stream fails, or gives what stands before the cut."""
+    """A shard truncated in its compressed stream fails, or gives the members before its end."""
     rng = random.Random(3)
     files = [(f"{k}.bin", rng.randbytes(4000)) for k in range(200)]
     cut = compress(build(files))[:500_000]
@@ -411,7 +411,7 @@ def test_damaged_compression(compress: Callable[[bytes], bytes]) -> None:
 
 
 def test_members_beyond_the_limit() -> None:
-    """A member over the limit is an error of that member alone; the others are handed out."""
+    """A member over the limit is an error of that member alone; the others are yielded."""
     content = build([("a.bin", b"a"), ("b.bin", bytes(5000)), ("c.bin", b"c")])
     errors: list[tuple[str, SourceError]] = []
     for shard in (content, gzip.compress(content)):
@@ -558,7 +558,7 @@ def test_random_damage(content: bytes, pack: Callable[[bytes], bytes] | None) ->
 @settings(deadline=None, max_examples=150)
 @given(content=st.binary(max_size=3000), head=st.sampled_from([b"", b"\x1f\x8b\x08\0", b"\x28\xb5\x2f\xfd"]))
 def test_random_bytes(content: bytes, head: bytes) -> None:
-    """Bytes that are no archive raise `ShardError`, or give no member; salvaging them ends."""
+    """Bytes that are not an archive raise `ShardError`, or give no member; salvaging them ends."""
     assume(not (head + content).startswith((b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")))
     with contextlib.suppress(ShardError):
         assert [m for m in found_in(head + content) if m.skip_reason is None] == []

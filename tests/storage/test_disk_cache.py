@@ -188,7 +188,7 @@ def test_blocks_that_changed_places_are_noticed(remote: str, tmp_path: Path) -> 
 def test_a_full_or_broken_disk_is_reported_once(
     remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    """Where the folder's disk is full or fails, reads go on from the storage, and one warning says why."""
+    """Where the folder's disk is full or fails, reads use the storage, and one warning says why."""
     opened(remote, tmp_path).read_ranges([(0, BLOCK)])
     file = opened(remote, tmp_path)
 
@@ -266,7 +266,7 @@ def test_what_this_run_keeps_is_not_pushed_out(large: list[str], tmp_path: Path,
 
 
 def test_what_earlier_runs_kept_makes_room(large: list[str], tmp_path: Path, fetches: Fetches) -> None:
-    """A later run on another file keeps its own blocks; those of the earlier go, and come right when fetched anew."""
+    """A later run on another file keeps its own blocks; earlier ones are evicted, and are right when fetched again."""
     opened(large[0], tmp_path).read_ranges([(0, 11 << 20)])
     later = opened(large[1], tmp_path)
     later.read_ranges([(0, 6 << 20)])
@@ -301,7 +301,7 @@ def test_processes_share_it(tmp_path: Path) -> None:
 
 
 def test_it_pickles(remote: str, tmp_path: Path, fetches: Fetches) -> None:
-    """A copy uses the same folder, and keeps to what belongs to this run, also in a process that was started anew."""
+    """A copy uses the same folder, and keeps to what belongs to this run, also in a spawned process."""
     cache = BlockCache(str(tmp_path), ROOM)
     cache.over(SourceFile(remote)).read_ranges([(0, SIZE)])
     cache.put(b"m" * 16, {k: memoryview(bytes([k]) * BLOCK) for k in range(3)})
@@ -321,7 +321,7 @@ def status_of(child: int) -> int:
 
 
 def test_a_forked_child_shares_it(remote: str, tmp_path: Path, fetches: Fetches) -> None:
-    """A child, a copy made in it and a cache that it opens anew find what the parent stored, and the parent theirs."""
+    """A child, a copy made in it and a cache that it opens find what the parent stored, and the parent theirs."""
     cache = BlockCache(str(tmp_path), ROOM)
     file = cache.over(SourceFile(remote))
     file.read_ranges([(0, 1)])
@@ -402,7 +402,7 @@ def test_a_block_that_is_there_is_not_stored_again(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_while_it_is_read(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that was replaced while open is told when the storage is next asked; what was kept until then stays."""
+    """A file replaced while open is detected at the next request to the storage; blocks cached until then stay."""
     file = opened(remote, tmp_path)
     file.read_ranges([(0, 1)])
     monkeypatch.setattr(disk_cache, "_RECHECK", 0.0)
@@ -414,7 +414,7 @@ def test_a_file_that_changes_while_it_is_read(remote: str, tmp_path: Path, monke
     for _ in range(2):
         with pytest.raises(SourceError, match=r"cached/x\.bin: has changed while it was read"):
             file.read_ranges([(2 * BLOCK, 1)])
-    # Of the others nobody knows which of the two files they are of.
+    # Which of the two files the others are of is unknown.
     assert [number for number, _ in file._cache.get(file._key, range(11))] == [0]
     assert bytes(opened(remote, tmp_path).read_ranges([(0, SIZE)])[0]) == CONTENT[::-1]
 
@@ -466,13 +466,13 @@ def test_verifying_one_file_reads_the_storage(form: str, tmp_path: Path) -> None
     with mm_assets.open(f"memory://cached/x.{form}", cache_dir=tmp_path / "c", cache_size=ROOM) as data:
         assert [data[i]["blob"] for i in range(10)] == [bytes([i + 1]) * 5000 for i in range(10)]
         assert data.verify().ok
-        # In place: the storage tells of no change.
+        # In place: the storage reports no change.
         memory.store[f"/cached/x.{form}"].getbuffer()[content.index(b"\x05" * 5000) + 7] = 6
         assert [damage.sample for damage in data.verify().damage] == [4]
 
 
 def test_wrong_arguments(remote: str, tmp_path: Path) -> None:
-    """A bound that is too small, a folder that is a file, and storage that tells no change are refused by name."""
+    """A bound that is too small, a folder that is a file, and storage that reports no change are refused by name."""
     for size in (0, ROOM - 1, True, 1e9):
         with pytest.raises(ConfigError, match=r"cache_size.*16777216"):
             mm_assets.open(remote, cache_dir=tmp_path, cache_size=size)

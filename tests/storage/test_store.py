@@ -108,7 +108,7 @@ def test_a_range_outside_the_file_is_refused(local_file: Path, offset: int, size
 
 
 def test_a_file_that_shrinks_is_reported(local_file: Path) -> None:
-    """A file that is cut after it was opened gives an error and not missing bytes."""
+    """A file that is truncated after it was opened gives an error and not missing bytes."""
     with SourceFile(str(local_file)) as source:
         os.truncate(local_file, 100)
         with pytest.raises(SourceError, match="truncated while being read"):
@@ -208,7 +208,7 @@ def test_a_digest_is_that_of_the_last_content(store: Store) -> None:
 
 
 def test_two_writers_of_one_file_do_not_overlap(tmp_path: Path) -> None:
-    """A second writer of a file that is being built is told so."""
+    """A second writer of a file that is being built is refused."""
     store = Store(str(tmp_path))
     with store.draft("x") as draft:
         draft.path.write_bytes(b"first")
@@ -287,7 +287,7 @@ def test_whatever_a_storage_raises_is_told(memory_file: str, monkeypatch: pytest
 
 
 def test_a_remote_folder_is_no_file(memory_file: str) -> None:
-    """A folder's URL is told as what it is, and not as storage that fails."""
+    """A folder's URL is reported as what it is, and not as storage that fails."""
     with pytest.raises(SourceError, match=r"^memory://shards: is a folder, expected a file$"):
         SourceFile(memory_file.rsplit("/", 1)[0])
 
@@ -333,7 +333,7 @@ class HostedFileSystem(MemoryFileSystem):
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # of later Pythons, if others left threads
 def test_a_url_keeps_its_host() -> None:
-    """A pickled copy and a forked child read from the host of the URL that was given, and hosts are told apart."""
+    """A pickled copy and a forked child read from the host of the URL that was given, and hosts are distinguished."""
     fsspec.register_implementation("hosted", HostedFileSystem, clobber=True)
     HostedFileSystem(host="a").pipe_file("/d/x.bin", bytes(100))
     remote = RemoteFile("hosted://a/d/x.bin")

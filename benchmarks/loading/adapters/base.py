@@ -57,7 +57,7 @@ class Adapter(ABC):
         package: the distribution whose version the report states; None without one.
         modules: what is imported before anything is timed.
         takes_bytes: writing stores the values' bytes as they come, and looks at none of them.
-        encodes_anew: writing it decodes and encodes images, so that the speed of writing cannot be compared.
+        reencodes: writing it decodes and encodes images, so that the speed of writing cannot be compared.
         shares: the candidate whose files it reads; None where it has its own.
     """
 
@@ -66,7 +66,7 @@ class Adapter(ABC):
     package: ClassVar[str | None] = None
     modules: ClassVar[tuple[str, ...]] = ()
     takes_bytes: ClassVar[bool] = False
-    encodes_anew: ClassVar[bool] = False
+    reencodes: ClassVar[bool] = False
     shares: ClassVar[str | None] = None
 
     def __init__(self, folder: Path) -> None:
@@ -135,4 +135,4 @@ class Adapter(ABC):
         raise Unsupported("does not decode")
 
     def close(self) -> None:  # noqa: B027  # most candidates have nothing to close
-        """Let go of the files."""
+        """Release the files."""

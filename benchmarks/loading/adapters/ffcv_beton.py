@@ -1,6 +1,6 @@
 """FFCV: a .beton file, through its loader, and as bare slices at the positions of its tables.
 
-The loader decodes images of its own field; writing that field encodes pixels as JPEG anew (quality 90), which makes
+The loader decodes images of its own field; writing that field re-encodes pixels as JPEG (quality 90), which makes
 files of the same size. It crops the largest square in the middle before it resizes, so that it resizes fewer pixels
 than those who take the whole image. The tables are read from a second file that keeps the bytes as they are; FFCV has
 no documented way to get them unpadded, so this is a bound of what its format allows.
@@ -49,7 +49,7 @@ class FfcvLoader(Adapter):
     name: ClassVar[str] = "ffcv"
     package: ClassVar[str | None] = "ffcv"
     modules: ClassVar[tuple[str, ...]] = ("ffcv.loader", "ffcv.writer", "ffcv.fields.rgb_image", "ffcv.fields.decoders")
-    encodes_anew: ClassVar[bool] = True
+    reencodes: ClassVar[bool] = True
 
     @property
     def _path(self) -> str:
@@ -67,7 +67,7 @@ class FfcvLoader(Adapter):
         DatasetWriter(self._path, fields, num_workers=CORES).from_indexed_dataset(_Pixels(samples, side))
 
     def pack(self, samples: Sequence[Sample]) -> None:
-        """Pixels, encoded anew."""
+        """Re-encoded pixels."""
         self._write(samples, None)
 
     def pack_at_size(self, corpus: Corpus) -> None:
@@ -140,7 +140,7 @@ class FfcvTables(FfcvLoader):
 
     name: ClassVar[str] = "ffcv-tables"
     modules: ClassVar[tuple[str, ...]] = ("ffcv.reader", "ffcv.writer", "ffcv.fields")
-    encodes_anew: ClassVar[bool] = False
+    reencodes: ClassVar[bool] = False
 
     def pack(self, samples: Sequence[Sample]) -> None:
         """Three byte fields."""

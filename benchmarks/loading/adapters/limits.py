@@ -151,7 +151,7 @@ class LibjpegTurbo(RowBlob):
         self.pack([Sample(encoded(sample.image), *sample[1:]) for sample in corpus])
 
     def decoded(self, mode: str, *, seed: int) -> Iterator[Decoded]:
-        """Whole batches by one thread each, two ahead, so that nobody waits for anybody."""
+        """Whole batches by one thread each, two ahead, so that no thread waits for another."""
         view, (starts, ends) = self._view, self._bounds["image"]
         slots = [np.empty((BATCH, SIDE, SIDE, 3), np.uint8) for _ in range(2 * CORES + 1)]
         decoders = deque(ImageDecoder(mode) for _ in slots)

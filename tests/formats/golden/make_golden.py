@@ -1,4 +1,4 @@
-"""Writes the golden files anew from their JSON twin. Changing one is a change of the format.
+"""Rewrites the golden files from their JSON twin. Changing one is a change of the format.
 
 Modalities under `added` are added to a finished MSTR file, one by one; a MULT file is written with all of them.
 
