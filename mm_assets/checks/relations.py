@@ -2,7 +2,7 @@
 
 Tables come from their Parquet files as DuckDB reads them, without the columns of content: a single value of these may
 be larger than DuckDB's memory. Content is read in bounded batches, and only sizes, checksums and digests stay in
-memory. Members come from a fresh walk over the shards' headers.
+memory. Only the checks of the member index walk the shards' headers again; later checks rely on the index.
 """
 
 from __future__ import annotations

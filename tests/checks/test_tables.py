@@ -136,6 +136,8 @@ SPOILED: list[tuple[str, str, str, Change]] = [
     ("rows", "members", "rows", without(**A_IMAGE)),
     ("rows", "members", "rejects", lambda rows: rows.clear()),
     ("rows", "members", "rejects", more_rejects),
+    ("rows", "members", "raw_shards", repeated(member="a.png")),
+    ("rows", "source_refs", "raw_shards", setting("byte_offset", 1024, member="a.png")),
     ("materialized_rows", "same_rows", "materialized_rows", setting("text_content", "another", **A_TEXT)),
     ("materialized_rows", "same_rows", "materialized_rows", setting("metadata_json", "{}", **A_METADATA)),
     ("materialized_rows", "same_rows", "materialized_rows", setting("source_ref", "{}", **A_IMAGE)),
@@ -379,12 +381,13 @@ def test_texts_larger_than_the_memory_of_the_database_pass(make_partition, tmp_p
 # --- shards -----------------------------------------------------------------------------------------------------------
 
 
-def test_members_are_recomputed_from_the_shard(partition, make_partition, tmp_path: Path) -> None:
-    """The shard itself is walked again: an index and rows of another shard do not pass."""
+def test_the_index_is_recomputed_from_the_shard(partition, make_partition, tmp_path: Path) -> None:
+    """The shard itself is walked again: an index of another shard does not pass, nor do rows of another index."""
     (tmp_path / "other").mkdir()
     other = make_partition(tmp_path / "other", [("a.png", b"other"), ("zz.txt", b"text")])
     assert "members" in partition.failed("raw_shards", shards=[TarSource(SourceFile(str(other.shard)))])
-    assert "members" in partition.failed("rows", shards=[TarSource(SourceFile(str(other.shard)))])
+    partition.write("raw_shards", other.read("raw_shards"))
+    assert {"members", "source_refs"} <= partition.failed("rows")
 
 
 def test_rejects_of_a_list_of_files_are_no_members(partition) -> None:

@@ -1,8 +1,8 @@
--- Every member that a fresh walk over the shards finds is referenced by a row or named in the rejects, and nothing else is.
+-- Every member of the index is referenced by a row or named in the rejects, and nothing else is.
 with
 found as (
     select shard, member, count(*) as num_members
-    from shard_members
+    from raw_shards
     group by shard, member
 ),
 
@@ -23,7 +23,7 @@ rejected as (
 select
     shard,
     member,
-    coalesce(num_members, 0) as in_shard,
+    coalesce(num_members, 0) as in_index,
     coalesce(num_referenced, 0) as referenced,
     coalesce(num_rejected, 0) as rejected
 from found

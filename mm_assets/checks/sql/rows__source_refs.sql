@@ -19,7 +19,7 @@ from (
     from rows as r
     left join rows_source_refs as p using (ordinal)
     left join shards as s on s.shard = p.path
-    left join shard_members as m
+    left join raw_shards as m
         on m.shard = p.path and m.member = p.member and m.byte_offset is not distinct from p.byte_offset
 )
 where problem is not null
