@@ -20,7 +20,7 @@ from mm_assets.checks.context import CheckContext, Outcome, TableFile
 from mm_assets.checks.runner import run_checks
 from mm_assets.errors import SourceError
 from mm_assets.packing.plan import PackPlan
-from mm_assets.pipeline.chain import FILTERED_ROWS, RAW_SHARDS, Stage, Table
+from mm_assets.pipeline.chain import RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, StageRecord
 from mm_assets.rows.base import RowSource, row_sources
@@ -261,7 +261,7 @@ class Run:
             shards=tuple(self.containers),
             packed=dict(packed or {}),
             packed_format=self.stage.packed_format,
-            packed_from=FILTERED_ROWS.tables[0].name,
+            packed_from=self.stage.upstream[0].tables[0].name if self.stage.packed_format else "",
             plan=self.plan,
             known_modalities=frozenset(self.spec.samples.extensions.values()),
             materialize_mode=self.spec.materialize,
