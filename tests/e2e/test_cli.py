@@ -12,7 +12,7 @@ import pytest
 
 from mm_assets.formats import open_reader
 
-DEMO = ("--module", "mm_assets.definitions")
+DEMO = ("--module", "demo_project")
 
 
 @pytest.fixture
@@ -24,7 +24,6 @@ def cli(tmp_path: Path):  # type: ignore[no-untyped-def]
     environment["DAGSTER_HOME"] = str(home)
     work = tmp_path / "work"
     work.mkdir()
-    (work / "workspace.yaml").write_text("load_from:\n  - python_module: demo_project\n")
 
     def run(*arguments: str, code: int = 0, folder: str = ".") -> subprocess.CompletedProcess[str]:
         # -P: as an installed command, it does not have the current folder on its path.
