@@ -28,7 +28,7 @@ def test_a_value_in_one_line(value: object, words: str) -> None:
     assert summarize(value) == words
 
 
-def test_a_long_value_is_cut() -> None:
+def test_a_long_value_is_truncated() -> None:
     """Whatever a value holds, its line has an end."""
     assert len(summarize([{"key": "y" * 90, "other": ["z" * 90] * 4}] * 4)) < 450
 

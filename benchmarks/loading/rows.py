@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from benchmarks.loading.adapters import make_adapter
-from benchmarks.loading.adapters.base import BATCH, SIDE, Adapter, Decoded, Ids, Unsupported
+from benchmarks.loading.adapters.base import BATCH, SIDE, Adapter, Decoded, Indices, Unsupported
 from benchmarks.loading.corpus import AUDIO_SAMPLES, MODALITIES, Corpus
 
 WARM_UP_SECONDS = 0.3  # of a rate: page tables, caches of the processor, threads
@@ -30,7 +30,7 @@ SETTLE_SECONDS = 0.3  # libraries' threads turn for a while after their import, 
 OPENINGS = 9  # of a small dataset, before one is timed: the interpreter specializes code that it has seen a few times
 COLD_SECONDS = 0.3  # later, what the disk has read ahead is measured and not the reading
 PAGE = 4096  # bytes
-PREPARED_IDS = 1 << 20  # indices drawn before the clock runs; then they repeat
+PREPARED_INDICES = 1 << 20  # indices drawn before the clock runs; then they repeat
 
 T = TypeVar("T")
 
@@ -138,13 +138,13 @@ def _rate(passes: Callable[[], Iterator[T]], touch: Callable[[T], int], *, warm_
             return count / elapsed
 
 
-def _random_batches(num_samples: int, seed: int) -> list[Ids]:
+def _random_batches(num_samples: int, seed: int) -> list[Indices]:
     """Batches of permutations, one after the other, until enough indices are drawn."""
     generator = np.random.default_rng(seed)
     whole = max(num_samples // BATCH, 1)
     size = min(BATCH, num_samples)
-    batches: list[Ids] = []
-    while len(batches) * BATCH < PREPARED_IDS:
+    batches: list[Indices] = []
+    while len(batches) * BATCH < PREPARED_INDICES:
         order = generator.permutation(num_samples)[: whole * size].astype(np.int64)
         batches += list(order.reshape(whole, size))
     return batches

@@ -36,7 +36,7 @@ def test_unknown_asset_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("check", CATALOG, ids=lambda c: f"{c.asset}-{c.name}")
-def test_statement_keeps_the_house_rules(check) -> None:
+def test_statement_follows_the_house_rules(check) -> None:
     """A statement opens with its rule, is one statement in lower case, and lists violations in a stable order."""
     assert check.sql.startswith("-- ")
     assert re.fullmatch(r"[A-Z].+\.", check.description)

@@ -165,7 +165,7 @@ def test_damaged_payload_fails_and_is_named(partition, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["mult", "mstr"])
-def test_file_cut_anywhere_fails_without_raising(partition, form: str) -> None:
+def test_truncated_file_fails_without_raising(partition, form: str) -> None:
     """A truncated packed file fails the check that it is intact, wherever it ends."""
     path = partition.root / "packed" / f"p.{form}"
     content = path.read_bytes()
@@ -402,7 +402,7 @@ def test_reencoded_item_at_another_position_fails(reencoded: Any) -> None:
     assert outcomes["items"].num_violations == 2
 
 
-def test_label_that_is_no_number_any_more_fails(reencoded: Any) -> None:
+def test_label_that_is_no_longer_a_number_fails(reencoded: Any) -> None:
     """A row that its field refuses is not an item, so the packed item has no row."""
 
     def change(rows: Rows) -> None:

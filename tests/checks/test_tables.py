@@ -390,7 +390,7 @@ def test_the_index_is_recomputed_from_the_shard(partition, make_partition, tmp_p
     assert {"members", "source_refs"} <= partition.failed("rows")
 
 
-def test_rejects_of_a_list_of_files_are_no_members(partition) -> None:
+def test_rejects_of_a_list_of_files_are_not_members(partition) -> None:
     """Rejects that name a file that is not an archive account for no member, and are none that the shards lack."""
     listed = {"shard": "list.jsonl", "member": "media/a.png", "stage": "rows", "reason": "x", "detail": "y"}
     partition.spoil("rejects", lambda rows: [*rows, listed])
@@ -413,7 +413,7 @@ def test_violations_are_counted_in_full_and_listed_in_part(make_partition, tmp_p
     assert len(outcome.violations[0]["sample_id"]) == MAX_TEXT
 
 
-def test_long_values_are_cut(partition) -> None:
+def test_long_values_are_truncated(partition) -> None:
     """A violation shows no more of a long text than fits a table."""
     partition.spoil("rejects", lambda rows: [{**rows[0], "member": "y" * 5000}])
     outcome = partition.outcomes("rows")["members"]
@@ -434,7 +434,7 @@ def test_missing_table_is_named(partition) -> None:
         partition.outcomes("rows")
 
 
-def test_file_that_is_no_parquet_is_named(partition) -> None:
+def test_file_that_is_not_parquet_is_named(partition) -> None:
     """Bytes that are not a Parquet file give an error that names it."""
     partition.path("rows").write_bytes(b"no table")
     with pytest.raises(SourceError, match=r"rows/p\.parquet: is no Parquet file"):
@@ -457,7 +457,7 @@ def test_table_of_an_earlier_asset_without_a_column_is_named(partition) -> None:
         partition.outcomes("filtered_rows")
 
 
-def test_file_names_are_no_patterns(partition, tmp_path: Path) -> None:
+def test_file_names_are_not_patterns(partition, tmp_path: Path) -> None:
     """A folder whose name holds quotes, brackets and stars is read like any other."""
     root = tmp_path / "it's [a] *folder?"
     partition.root.rename(root)

@@ -177,7 +177,7 @@ def test_other_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cell", ["many", "1;2", "[1"])
-def test_cells_that_are_no_number(file: Path, tmp_path: Path, cell: str) -> None:
+def test_cells_that_are_not_numbers(file: Path, tmp_path: Path, cell: str) -> None:
     """A cell that is not a value of the field is named with table and sample; the file does not change."""
     data = file.read_bytes()
     with pytest.raises(EncodeError, match=r"v\.csv: value of 'b': found the text .*, expected a number"):
@@ -508,7 +508,7 @@ def test_the_command_on_a_dataset(dataset: DatasetStore, tmp_path: Path, run: Ca
         assert "clip_score" not in reader.names
 
 
-def test_a_loss_is_told_until_it_is_made_good() -> None:
+def test_a_loss_is_reported_until_it_is_repaired() -> None:
     """A marker says which streams were lost, also when the partition is run once more without them."""
     made = {"files": {"mstr": {"sha256": "1"}}}
     with_stream = made | {"added": {"file": {}, "streams": [{"name": "score"}]}}

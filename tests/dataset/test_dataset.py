@@ -54,7 +54,7 @@ def packed(tmp_path: Path, form: str) -> Path:
     return write(tmp_path / f"one.{form}", range(9))
 
 
-def test_samples_come_back(packed):
+def test_samples_round_trip(packed):
     """What is written is read: by index, in order, with absent values as None, and without any other argument."""
     with mm_assets.open(packed) as dataset:
         assert len(dataset) == 9
@@ -320,7 +320,7 @@ def test_registration_is_strict():
         register_field(namesake)
 
 
-def test_a_file_of_a_stranger_schema(tmp_path):
+def test_a_file_of_an_unknown_schema(tmp_path):
     """A modality whose configuration this release does not know leaves the rest of the file readable."""
     path = tmp_path / "x.mult"
     record = TextField().encode("t").metadata
@@ -563,7 +563,7 @@ def test_a_manifest_is_not_trusted(tmp_path, path, value):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "5", '"x"', "[" * 100_000, "\xff"])
-def test_what_is_no_manifest_is_refused(tmp_path, content):
+def test_an_invalid_manifest_is_refused(tmp_path, content):
     """Whatever a .json file contains, opening it works or raises FormatError."""
     manifest = tmp_path / "manifest.json"
     manifest.write_text(content, encoding="latin-1")

@@ -212,7 +212,7 @@ def test_any_modality_of_any_sample_may_be_missing(tmp_path_factory, examples, d
     names = data.draw(st.lists(st.sampled_from(sorted(examples)), min_size=1, max_size=6, unique=True))
     choice = {name: st.none() | st.integers(0, len(examples[name][1]) - 1) for name in names}
     chosen = data.draw(st.lists(st.fixed_dictionaries(choice), max_size=5))
-    ids = data.draw(st.lists(st.integers(0, len(chosen) - 1), max_size=7)) if chosen else []
+    indices = data.draw(st.lists(st.integers(0, len(chosen) - 1), max_size=7)) if chosen else []
     pairs = [{n: None if row[n] is None else examples[n][1][row[n]] for n in names} for row in chosen]
     fields = {name: examples[name][0] for name in names}
     folder = tmp_path_factory.mktemp("masks")
@@ -229,28 +229,28 @@ def test_any_modality_of_any_sample_may_be_missing(tmp_path_factory, examples, d
                 assert same(dataset[i], {n: pair and pair[1] for n, pair in row.items()})
             for name in names:
                 assert dataset.presence(name).tolist() == [row[name] is not None for row in pairs]
-                expected = [pairs[i][name] and pairs[i][name][1] for i in ids]
-                assert same(dataset.read_modality(name, ids), expected)
-                assert same(dataset.read_modality(name, ids, threads=2), expected)
-                raw = dataset.read_raw(ids, [name])[name]
+                expected = [pairs[i][name] and pairs[i][name][1] for i in indices]
+                assert same(dataset.read_modality(name, indices), expected)
+                assert same(dataset.read_modality(name, indices, threads=2), expected)
+                raw = dataset.read_raw(indices, [name])[name]
                 assert [one and bytes(one) for one in raw] == [
-                    view and bytes(view) for view in (dataset.read_raw([i], [name])[name][0] for i in ids)
+                    view and bytes(view) for view in (dataset.read_raw([i], [name])[name][0] for i in indices)
                 ]
-            out = dataset.empty_batch(len(ids))
+            out = dataset.empty_batch(len(indices))
             fill(out, 1)
-            batches = [dataset.read_batch(ids), dataset.read_batch(ids, out=out, threads=2)]
+            batches = [dataset.read_batch(indices), dataset.read_batch(indices, out=out, threads=2)]
             for batch in batches:
                 assert list(batch) == names
                 for name, (values, present) in batch.items():
-                    assert present.tolist() == [pairs[i][name] is not None for i in ids]
+                    assert present.tolist() == [pairs[i][name] is not None for i in indices]
                     arrays = values if isinstance(values, dict) else {"": values}
                     for array in arrays.values():
-                        assert len(array) == len(ids)
+                        assert len(array) == len(indices)
                         for row, there in enumerate(present.tolist()):
                             if not there:
                                 assert array[row] is None or not np.any(array[row])
                     layout = fields[name].value_layout
-                    for row, i in enumerate(ids):
+                    for row, i in enumerate(indices):
                         if pairs[i][name] is not None and layout is None:
                             assert same(values[row], pairs[i][name][1])
                         elif pairs[i][name] is not None and isinstance(layout, ArraySpec):
@@ -268,22 +268,22 @@ def as_plain(batch: dict[str, mm_assets.dataset.dataset.Batch]) -> dict[str, lis
 @pytest.mark.parametrize("threads", THREADS)
 def test_a_batch_decodes_into_given_arrays(packed, threads):
     """Every element of the first rows is written, absent rows are zero, further rows stay, nothing is copied."""
-    ids = [*range(COUNT), 3, -1]
+    indices = [*range(COUNT), 3, -1]
     with mm_assets.open(packed) as dataset:
-        out = dataset.empty_batch(len(ids) + 2)
+        out = dataset.empty_batch(len(indices) + 2)
         assert list(out) == ["image", "label", "state"]
         for _ in range(2):  # arrays are used again and again
             fill(out, 77)
-            batch = dataset.read_batch(ids, out=out, threads=threads)
+            batch = dataset.read_batch(indices, out=out, threads=threads)
             assert list(batch) == list(FIELDS)
             for name, array in out.items():
                 assert np.shares_memory(batch[name].values, array)
-                assert (array[len(ids) :] == 77).all()
-                for row, i in enumerate(ids):
+                assert (array[len(indices) :] == 77).all()
+                for row, i in enumerate(indices):
                     value = sample(i % COUNT)[name]
                     np.testing.assert_array_equal(array[row], 0 if value is None else value)
-            assert batch["text"].values == [sample(i % COUNT)["text"] for i in ids]
-            for row, i in enumerate(ids):
+            assert batch["text"].values == [sample(i % COUNT)["text"] for i in indices]
+            for row, i in enumerate(indices):
                 assert same(batch["photo"].values[row], sample(i % COUNT)["photo"])
 
 
@@ -298,7 +298,7 @@ def test_arrays_that_are_not_contiguous_are_written_alike(packed):
         assert not wide[..., 3].any()
 
 
-def test_layouts_are_told_before(packed):
+def test_layouts_are_known_before_reading(packed):
     """Shapes and dtypes of the arrays of a batch are known without reading a sample; lists have none."""
     with mm_assets.open(packed) as dataset:
         assert dataset.batch_layout(5) == {
@@ -415,7 +415,7 @@ def damage(path: Path, content: bytes, with_what: bytes) -> None:
 
 
 @pytest.mark.parametrize("threads", THREADS)
-def test_damage_is_told_alike_with_threads(tmp_path, form, threads):
+def test_damage_is_reported_alike_with_threads(tmp_path, form, threads):
     """Of several damaged rows the first one is reported, with file, sample and modality, with any number of threads."""
     path = tmp_path / f"x.{form}"
     fields = {"text": TextField(), "image": FIELDS["image"]}
@@ -538,7 +538,7 @@ def test_a_forked_child_has_threads_of_its_own(packed):
 
 
 @pytest.mark.parametrize("threads", [-1, 257, 1.0, True, "2"])
-def test_what_is_no_number_of_threads(packed, threads):
+def test_an_invalid_number_of_threads_is_refused(packed, threads):
     """A number of threads that makes no sense is refused, also where no thread would be used."""
     with mm_assets.open(packed) as dataset:
         for call in (

@@ -60,13 +60,13 @@ def plain(batch: dict[str, list[memoryview | None]]) -> dict[str, list[bytes | N
 
 @settings(deadline=None)
 @given(
-    ids=st.lists(st.integers(-TOTAL, TOTAL - 1), max_size=40),
+    indices=st.lists(st.integers(-TOTAL, TOTAL - 1), max_size=40),
     names=st.sampled_from([None, ("blob",), ("text",), ("text", "blob"), ()]),
     chosen=st.none() | st.lists(st.integers(0, TOTAL - 1), min_size=1, max_size=30),
 )
 def test_files_as_one_give_the_same(
     pair: tuple[mm_assets.Dataset, mm_assets.Dataset],
-    ids: list[int],
+    indices: list[int],
     names: tuple[str, ...] | None,
     chosen: list[int] | None,
 ) -> None:
@@ -74,10 +74,10 @@ def test_files_as_one_give_the_same(
     apart, multi = pair
     if chosen is not None:
         apart, multi = apart.select(chosen), multi.select(chosen)
-        ids = [i % len(chosen) for i in ids]
-    found = plain(multi.read_raw(ids, names))
-    assert found == plain(apart.read_raw(ids, names))
-    stored = [value(i if chosen is None else chosen[i]) for i in (i % TOTAL if chosen is None else i for i in ids)]
+        indices = [i % len(chosen) for i in indices]
+    found = plain(multi.read_raw(indices, names))
+    assert found == plain(apart.read_raw(indices, names))
+    stored = [value(i if chosen is None else chosen[i]) for i in (i % TOTAL if chosen is None else i for i in indices)]
     for name, column in found.items():
         wanted = [one[name] for one in stored]
         assert column == [one.encode() if isinstance(one, str) else one for one in wanted]
@@ -202,8 +202,8 @@ def test_a_view_of_few_samples_opens_few_files(folder: Path) -> None:
 
 
 @pytest.mark.skipif(not CAN_ADVISE, reason="the system has no posix_fadvise to ask for pages with")
-def test_what_is_not_in_memory_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A miss has the pages of the whole batch asked for, in each file its own; without one nothing is, and few look."""
+def test_pages_that_are_not_resident_are_prefetched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A miss prefetches the pages of the whole batch, in each file its own; without one nothing is, with few probes."""
     monkeypatch.setattr(source, "WHOLE_LIMIT", 0)  # no stream is loaded whole
     there, looked = True, 0
     asked: dict[int, set[int]] = {}
@@ -218,34 +218,34 @@ def test_what_is_not_in_memory_is_asked_for(folder: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(PageCache, "is_resident", is_resident)
     monkeypatch.setattr(PageCache, "request", request)
-    ids = np.array([17, 3, 5, 12, 0, 8])
+    indices = np.array([17, 3, 5, 12, 0, 8])
     with mm_assets.open(folder) as data:
         for _ in range(200):
-            data.read_raw(ids, ["blob"])
+            data.read_raw(indices, ["blob"])
         looked, before = 0, dict(asked)
         for _ in range(160):
-            data.read_raw(ids, ["blob"])
+            data.read_raw(indices, ["blob"])
         assert 5 <= looked <= 20
         assert asked == before
         there = False
         asked.clear()
         for _ in range(32):
-            found = data.read_raw(ids, ["blob"])
+            found = data.read_raw(indices, ["blob"])
         found_pages = {os.fstat(fd).st_ino: pages for fd, pages in asked.items()}
         monkeypatch.undo()
-        assert plain(found)["blob"] == [value(int(i))["blob"] for i in ids]
+        assert plain(found)["blob"] == [value(int(i))["blob"] for i in indices]
         wanted: dict[int, set[int]] = {}
-        for number, where, local in data._files.parts(ids):
+        for number, where, local in data._files.parts(indices):
             reader = data._files[number]
             places = next(iter(reader._locate(local, [reader.number_of("blob")]).values()))
             pages = wanted.setdefault(os.open(reader.path, os.O_RDONLY), set())
             for row, ptr, size in zip(where.tolist(), places.ptrs.tolist(), places.sizes.tolist(), strict=True):
-                assert size >= len(value(int(ids[row]))["blob"] or b"")
+                assert size >= len(value(int(indices[row]))["blob"] or b"")
                 pages.update(range(ptr // PAGE, -(-(ptr + size) // PAGE)))
         same = {os.fstat(fd).st_ino: pages for fd, pages in wanted.items()}
         for inode, pages in same.items():
             # The record before the data is not asked for, and may be on a page of its own.
             assert found_pages[inode] <= pages
-            assert len(pages) - len(found_pages[inode]) <= len(ids)
+            assert len(pages) - len(found_pages[inode]) <= len(indices)
         for fd in wanted:
             os.close(fd)

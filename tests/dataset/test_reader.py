@@ -18,11 +18,11 @@ def test_raw_batches_of_several_modalities_and_files(tmp_path, extension):
                 values = {"a": f"a{part}{number}", "b": None if number == part else f"b{part}{number}"}
                 writer.write(f"{part}-{number}", values)
     with mm_assets.open(tmp_path) as dataset:
-        ids = [11, 0, 5, 5, -1, 7]
-        found = dataset.read_raw(ids)
+        indices = [11, 0, 5, 5, -1, 7]
+        found = dataset.read_raw(indices)
         assert list(found) == ["a", "b"]
         for name, views in found.items():
-            assert views == [dataset.read_raw([i], [name])[name][0] for i in ids]
+            assert views == [dataset.read_raw([i], [name])[name][0] for i in indices]
         assert None in found["b"]
         view = dataset.select([7, 2])
         assert view.read_raw([1, 0], ["b"]) == {
@@ -54,9 +54,9 @@ def test_raw_batches_in_a_stream(tmp_path, extension):
 
     with mm_assets.open(tmp_path) as dataset, mm_assets.open(tmp_path / f"1.{extension}") as one:
         for data in (dataset, dataset.select(range(7, -1, -1)), one):
-            given = [[i % len(data) for i in ids] for ids in batches]
+            given = [[i % len(data) for i in indices] for indices in batches]
             for names in (None, ["b"]):
-                assert list(data.stream_raw(given, names)) == [data.read_raw(ids, names) for ids in given]
+                assert list(data.stream_raw(given, names)) == [data.read_raw(indices, names) for indices in given]
         stream = dataset.stream_raw(endless())
         assert asked == []
         for k in range(9):
@@ -66,8 +66,8 @@ def test_raw_batches_in_a_stream(tmp_path, extension):
         assert list(dataset.stream_raw([])) == []
         for wrong, error in (([[1], [8], [2]], IndexError), (failing(), RuntimeError)):
             stream = dataset.stream_raw(wrong)
-            for ids in batches if error is RuntimeError else [[1]]:
-                assert next(stream) == dataset.read_raw(ids)
+            for indices in batches if error is RuntimeError else [[1]]:
+                assert next(stream) == dataset.read_raw(indices)
             with pytest.raises(error):
                 next(stream)
             assert list(stream) == []

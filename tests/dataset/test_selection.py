@@ -124,7 +124,7 @@ def test_a_single_index_may_be_any_integer(data: Dataset) -> None:
 @pytest.mark.parametrize(
     "which", [[COUNT], [-COUNT - 1], np.array([0.5]), "ab", [[0]], [True, False], np.ones(3, bool)]
 )
-def test_what_is_no_index_is_refused(data: Dataset, which: Any) -> None:
+def test_an_invalid_index_is_refused(data: Dataset, which: Any) -> None:
     """Indices out of range, of other types or dimensions, and masks of another length are errors."""
     with pytest.raises((IndexError, TypeError)):
         data[which]
@@ -160,9 +160,12 @@ def test_a_view_is_a_dataset(paths: list[str], chosen: list[int], draw: st.DataO
     with mm_assets.open(paths) as data:
         whole = np.arange(COUNT)
         outer = data.select(chosen)
-        inner_ids = draw.draw(st.lists(st.integers(-len(chosen), len(chosen) - 1), max_size=8)) if chosen else []
-        inner = outer.select(inner_ids)
-        for view, rows in ((outer, whole[chosen]), (inner, whole[chosen][inner_ids] if inner_ids else whole[:0])):
+        inner_indices = draw.draw(st.lists(st.integers(-len(chosen), len(chosen) - 1), max_size=8)) if chosen else []
+        inner = outer.select(inner_indices)
+        for view, rows in (
+            (outer, whole[chosen]),
+            (inner, whole[chosen][inner_indices] if inner_indices else whole[:0]),
+        ):
             assert len(view) == len(rows)
             assert labels(view) == rows.tolist()
             assert view.selection is not None
@@ -427,7 +430,7 @@ def test_a_wrong_condition_is_refused(data: Dataset, sql: str, tmp_path: Path) -
             data.select([]).filter(sql.format(path=tmp_path / "a.csv"))
 
 
-def test_columns_that_sql_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
+def test_columns_that_sql_cannot_distinguish_are_refused(tmp_path: Path) -> None:
     """Names that differ in case, or are the table's own, are refused where a condition uses them, and only there."""
     number = ScalarField("int64")
     path = str(tmp_path / "a.mult")
@@ -662,7 +665,7 @@ def test_a_batch_of_several_arrays_is_a_struct(tmp_path: Path) -> None:
     }
 
 
-def test_damage_in_a_column_is_told(tmp_path: Path) -> None:
+def test_damage_in_a_column_is_reported(tmp_path: Path) -> None:
     """Damaged text raises as in any other reading, with its place."""
     path = tmp_path / "a.mult"
     with mm_assets.create(str(path), {"t": TextField()}) as writer:

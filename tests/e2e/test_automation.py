@@ -224,7 +224,7 @@ def _failed_run(instance: dg.DagsterInstance, spec: DatasetSpec, key: str, tags:
     instance.report_run_failed(run, "made to fail")
 
 
-def test_a_state_that_comes_back_is_a_new_run(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+def test_a_state_that_recurs_is_a_new_run(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
     """A configuration that goes from A to B and back to A gives three run keys, because Dagster uses each up."""
     folder = str(inbox("docs-00000.tar"))
     first = demo_spec("docs", shards=folder)

@@ -159,7 +159,7 @@ def test_each_step_holds_the_lock_and_names_its_process(
     assert seen == [True]
 
 
-def test_a_killed_holder_gives_the_lock_back(tmp_path: Path) -> None:
+def test_a_killed_holder_releases_the_lock(tmp_path: Path) -> None:
     """The lock of a process that was killed does not outlive it."""
     code = (
         "import sys; from pathlib import Path; from mm_assets.orchestration.runs import partition_lock\n"

@@ -168,7 +168,7 @@ def test_a_huge_claim_allocates_nothing():
         AudioField().decode(record, data)
 
 
-def test_a_wav_cut_short_has_what_is_there():
+def test_a_truncated_wav_has_what_is_there():
     """A WAV whose data chunk claims more than the file holds has the samples that are there."""
     cut = WAV[:-10]  # two and a half frames of 4 bytes
     found = AudioField().decode(*AudioField().encode(cut))

@@ -116,8 +116,8 @@ def questions(code: str) -> Iterator[int]:
             yield node.lineno
 
 
-def test_nobody_outside_asks_which_field_it_is() -> None:
-    """Outside `fields` no module asks for a concrete field by isinstance, type, pattern or table: a field says it."""
+def test_code_outside_fields_does_not_test_field_types() -> None:
+    """Outside `fields` no module asks for a concrete field by isinstance, type, pattern or table: a method answers."""
     assert {cls.__name__ for cls in FIELD_TYPES.values()} <= CONCRETE
     modules = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "fields"]
     assert len(modules) > 100

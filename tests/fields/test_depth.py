@@ -112,7 +112,7 @@ MAPS = st.sampled_from([np.dtype("uint16"), np.dtype("float32")]).flatmap(
 
 @given(MAPS, st.sampled_from(["keep", "png", "raw", "zstd"]))
 @settings(deadline=None, max_examples=100)
-def test_maps_come_back_to_the_bit(values, encoding):
+def test_maps_round_trip_to_the_bit(values, encoding):
     """Every bit pattern of uint16 and float32, NaNs with their payloads too, comes back from every encoding."""
     field = DepthField(encoding=encoding)
     if encoding == "png" and values.dtype.kind == "f":
@@ -155,7 +155,7 @@ def test_tiffs_of_every_layout_are_kept_and_exact(values, compression, options):
             assert error.path == "<payload>"  # noqa: PT017  # no error is as good
 
 
-def test_what_is_kept_and_what_is_encoded_anew():
+def test_what_is_kept_and_what_is_reencoded():
     """Files are stored byte for byte unless another encoding is asked for; arrays by their dtype."""
     assert DepthField().encode(PNG).data == PNG
     assert DepthField(encoding="png").encode(PNG).data == PNG

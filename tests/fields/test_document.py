@@ -131,7 +131,7 @@ class TestDocumentField(FieldSuite):
             DocumentField(**limit).decode(*payload)
 
 
-def test_integers_come_back_as_integers_and_floats_as_floats():
+def test_integers_stay_integers_and_floats_stay_floats():
     """Coordinates keep their kind: int32 where all are integers, float64 where one is not, to the last bit."""
     found = DocumentField().decode(*DocumentField().encode(Document([PIXELS], LAYOUT))).layout
     assert found.words.boxes.dtype == found.page_sizes.dtype == np.int32
@@ -143,7 +143,7 @@ def test_integers_come_back_as_integers_and_floats_as_floats():
 
 @given(st.data())
 @settings(deadline=None, max_examples=60)
-def test_any_layout_comes_back(data):
+def test_any_layout_round_trips(data):
     """Whatever words, segments, labels, corners and links there are, they come back, also beside pages."""
     num_pages = data.draw(st.integers(1, 3))
     number = data.draw(st.sampled_from([st.integers(0, 99), st.floats(0, 99)]))
@@ -381,7 +381,7 @@ def test_documents_that_differ_are_not_equal(other):
         ("page_sizes", 0x00, "not positive"),
     ],
 )
-def test_damaged_tables_are_told_by_name(column, byte, words):
+def test_damaged_tables_are_named(column, byte, words):
     """A table whose second number contradicts the payload is named by the error."""
     field = DocumentField()
     layout = PageLayout(WORDS, segments=LAYOUT.segments, links=[[0, 1]], page_sizes=[[17, 12]] * 2)
@@ -485,7 +485,7 @@ def documents_of(folder: Path) -> dict[str, tuple[bytes, dict[str, Any]]]:
     return {key: (members.get("png") or members["jpg"], json.loads(members["json"])) for key, members in found.items()}
 
 
-def test_forms_and_receipts_come_back_exactly(shared_data, tmp_path):
+def test_forms_and_receipts_round_trip_exactly(shared_data, tmp_path):
     """Each FUNSD form and SROIE receipt, mixed in one file, has its pixels, words, boxes, labels, links and fields."""
     documents = documents_of(shared_data)
     field = DocumentField()
@@ -596,7 +596,7 @@ def test_phrases_and_regions_of_a_photograph(tmp_path, extension):
     assert values[2] == Document([PIXELS])
 
 
-def test_a_field_whose_file_names_no_layout_says_which_there_are():
+def test_an_unknown_layout_is_refused_with_the_known_ones():
     """A wrong name of a layout is a ConfigError that lists the known ones."""
     with pytest.raises(ConfigError, match="auto, funsd, sroie, words"):
         DocumentField(layout="xfund")

@@ -213,7 +213,7 @@ def test_a_bomb_is_refused_by_its_header():
         small.decode(lie, bomb)
 
 
-def test_a_cut_off_jpeg_is_damage_not_grey():
+def test_a_truncated_jpeg_is_damage_not_grey():
     """A JPEG whose end is missing raises, where libjpeg would fill the rest with grey."""
     metadata, data = ImageField().encode(image_file(Image.fromarray(picture(200, 300)), "JPEG"))
     with pytest.raises(FormatError):

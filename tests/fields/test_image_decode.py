@@ -89,7 +89,7 @@ def test_a_batch_is_decoded_into_its_array(mode, channels, policy):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("policy", RESIZES)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_turned_image_is_resized_as_if_it_stood_upright(mode, policy, orientation):
+def test_a_rotated_image_is_resized_as_if_it_were_upright(mode, policy, orientation):
     """The decode size is that of the upright image: turning first and resizing then gives the same to a rounding."""
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -210,7 +210,7 @@ def test_fields_of_older_files_are_restored():
     assert field.decode(*field.encode(JPEG)).shape == (97, 131, 3)
 
 
-def test_a_setting_without_a_size_says_what_it_lacks():
+def test_a_setting_without_a_size_is_refused():
     """A mode or policy that would silently do nothing is refused by name."""
     with pytest.raises(ConfigError, match="without decode_size"):
         ImageField(decode_mode="fast")
@@ -286,7 +286,7 @@ def test_threads_do_not_share_memory(mode):
             np.testing.assert_array_equal(found, expected)
 
 
-def test_a_thread_keeps_no_large_memory():
+def test_a_thread_releases_large_memory():
     """A thread reuses its buffers for the next image up to a limit, and releases larger ones."""
     with mock.patch("mm_assets.fields.image_resize.MAX_SCRATCH_BYTES", 1000):
         first, second = scratch("test", (10, 10, 3)), scratch("test", (5, 5, 3))

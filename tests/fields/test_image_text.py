@@ -127,7 +127,7 @@ class TestImageTextPairField(FieldSuite):
     st.booleans(),
 )
 @settings(deadline=None, max_examples=60)
-def test_every_combination_of_parts_comes_back(text, score, store_text):
+def test_every_combination_of_parts_round_trips(text, score, store_text):
     """Text and score may be there or not, in any combination, stored or as tokens alone, empty or long."""
     field = ImageTextPairField(store_text=store_text, max_tokens=200)
     payload = field.encode((COLOUR, text, score))

@@ -72,7 +72,7 @@ class TestNDArrayField(FieldSuite):
         )
     )
     @settings(deadline=None, max_examples=80)
-    def test_any_array_comes_back(self, array):
+    def test_any_array_round_trips(self, array):
         """Every array of a kind that the field takes comes back equal, read-only, in little-endian order."""
         found = self.field.decode(*self.field.encode(array))
         assert found.dtype == array.dtype.newbyteorder("<")

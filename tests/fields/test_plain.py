@@ -34,7 +34,7 @@ class TestTextField(FieldSuite):
 
     @given(st.text(alphabet=st.characters(codec="utf-8")))
     @settings(deadline=None)
-    def test_any_text_comes_back(self, text):
+    def test_any_text_round_trips(self, text):
         """Every text that has a UTF-8 form comes back as it was."""
         assert self.field.decode(*self.field.encode(text)) == text
 
@@ -67,7 +67,7 @@ class TestJSONField(FieldSuite):
 
     @given(JSON_VALUES)
     @settings(deadline=None, max_examples=60)
-    def test_any_value_comes_back(self, value):
+    def test_any_value_round_trips(self, value):
         """Every JSON value comes back equal, keys in order."""
         found = self.field.decode(*self.field.encode(value))
         assert found == value

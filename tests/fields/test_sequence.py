@@ -41,7 +41,7 @@ class TestSequenceField(FieldSuite):
 
     @given(st.dictionaries(st.integers(0, 2**31 - 1), st.text(st.characters(codec="utf-8")), max_size=8))
     @settings(deadline=None, max_examples=50)
-    def test_any_sequence_comes_back(self, items):
+    def test_any_sequence_round_trips(self, items):
         """Items come back at their positions, and each alone is what it is in the list."""
         pairs = sorted(items.items())
         metadata, data = self.field.encode(pairs)
@@ -57,7 +57,7 @@ class TestSequenceField(FieldSuite):
             with pytest.raises(IndexError):
                 self.field.decode_item(metadata, data, k)
 
-    def test_all_payloads_cost_one_look_at_the_tables(self):
+    def test_all_payloads_cost_one_lookup_of_the_tables(self):
         """Giving every item's payload checks the tables once, not once for each item."""
         metadata, data = self.field.encode([(i, str(i)) for i in range(1000)])
         opened = SequenceField._open

@@ -98,7 +98,7 @@ SEGMENTS = st.lists(
 
 @given(SEGMENTS)
 @settings(deadline=None, max_examples=100)
-def test_times_and_texts_come_back_to_the_bit(segments):
+def test_times_and_texts_round_trip_to_the_bit(segments):
     """Any segments come back exactly, in order of their starts, and their times are read without their texts."""
     field = TimedTextField(sort=True)
     expected = sorted(segments, key=lambda one: one.start_seconds)
@@ -164,7 +164,7 @@ def test_impossible_times_are_damage(column, value):
             read(metadata, broken)
 
 
-def test_a_text_cut_within_a_character_is_damage():
+def test_a_text_truncated_within_a_character_is_damage():
     """Text offsets that split a character are noticed."""
     field = TimedTextField()
     metadata, data = field.encode(WORDS)

@@ -136,7 +136,7 @@ def test_a_batch_goes_into_given_arrays():
         ({"truncate": "left", "keep_start": 5}, [1, *b"abcd"]),
     ],
 )
-def test_what_is_cut_is_what_was_asked_for(options, kept):
+def test_truncation_is_as_asked(options, kept):
     """Truncation keeps the ids that it promises, while encoding and alike while decoding a longer payload."""
     kept = [i if i < 3 else i + 3 for i in kept]
     field = TokensField(tokenizer="bytes", max_tokens=5, **options)
@@ -182,7 +182,7 @@ def test_text_needs_a_tokenizer_at_hand():
     assert decoded(bare, [9]) == [9]
 
 
-def test_a_packed_file_needs_no_tokenizer_and_tells_no_path(tmp_path):
+def test_a_packed_file_needs_no_tokenizer_and_has_no_path(tmp_path):
     """The same tokenizer JSON in two folders gives the same packed bytes, read once the JSON is gone."""
     tokenizers = pytest.importorskip("tokenizers")
     vocab = {"[UNK]": 0, "dog": 1, "cat": 2}

@@ -221,7 +221,7 @@ def test_parts_of_another_kind_are_refused(parts):
         KEEP.assemble(parts)
 
 
-def test_a_cover_picture_is_no_video():
+def test_a_cover_picture_is_not_a_video():
     """A sound file with a picture in it is sound."""
     import av
 
@@ -406,7 +406,7 @@ def test_the_files_own_offset_is_honoured(container, encoding):
 
 
 @pytest.mark.parametrize("encoding", ["keep", "frames"])
-def test_a_cut_has_the_frames_and_samples_of_its_time(encoding):
+def test_a_segment_has_the_frames_and_samples_of_its_time(encoding):
     """Start and duration choose the same frames and samples as slicing the whole does."""
     samples = ramp(16_000, 2)
     data = clip_file(container="mov", num_frames=25, samples=samples)
@@ -420,7 +420,7 @@ def test_a_cut_has_the_frames_and_samples_of_its_time(encoding):
 
 
 @pytest.mark.parametrize("limits", [{"max_frames": 10}, {"max_duration": 0.42}])
-def test_limits_cut_and_say_so(limits):
+def test_limits_truncate_and_flag_the_clip(limits):
     """A clip over a limit ends there, sound too, and is marked; one within is not."""
     data = clip_file(container="mov", num_frames=25, samples=ramp(16_000))
     for encoding in ("keep", "frames"):
@@ -521,7 +521,7 @@ def test_a_batch_is_arrays():
     assert not any(array[4].any() for array in found.values())
 
 
-def test_layouts_are_as_settings_say():
+def test_layouts_follow_the_settings():
     """Without size or target_frames there is no layout; channels make a dimension; no target_audio_len, no sound."""
     assert KEEP.value_layout is None
     assert SyncedVideoAudioField(size=(2, 2)).value_layout is None
@@ -665,7 +665,7 @@ def test_a_path_is_its_bytes(tmp_path: Path):
     assert KEEP.encode(VideoFile(video=str(tmp_path / "clip.mp4"))) == KEEP.encode(FILE)
 
 
-def test_a_clip_tells_frames_by_time():
+def test_a_clip_finds_frames_by_time():
     """frame_index_at finds the frame that is shown, at its own start too, and refuses times outside."""
     clip = coded(KEEP, LONG)
     assert [clip.frame_index_at(seconds) for seconds in clip.frame_times] == list(range(31))

@@ -652,7 +652,7 @@ def test_wrong_declarations_are_refused(config, key, message):
     assert (caught.value.where, caught.value.key) == ("defs.yaml", key)
 
 
-def test_a_declaration_that_is_no_mapping_is_refused():
+def test_a_declaration_that_is_not_a_mapping_is_refused():
     """A bare text instead of keys and values is refused with what was found."""
     with pytest.raises(ConfigError, match="is 'blur', expected keys and values"):
         build_filter("blur", where="defs.yaml", key="filters[0]")  # type: ignore[arg-type]  # the wrong kind is the test
@@ -666,7 +666,7 @@ def test_annotator_declarations_are_checked_too():
         build_annotator({"type": "image_size", "min": 3}, where="w", key="k")
 
 
-def test_names_tell_two_filters_of_one_type_apart(make_table):
+def test_names_distinguish_two_filters_of_one_type(make_table):
     """`name` in a declaration is what the dropped rows and the counts carry."""
     few = _filter(type="text_length", max_chars=2, name="few")
     assert few.name == "few"

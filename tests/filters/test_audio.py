@@ -107,7 +107,7 @@ def test_levels_are_relative_to_full_scale():
     assert [_measure(tone, threshold, "peak").share for threshold in (-19.99, -20.01)] == [1, 0]
 
 
-def test_one_loud_channel_is_no_silence():
+def test_one_loud_channel_is_not_silence():
     """A window is silent only if every channel is."""
     both = np.stack([np.zeros(RATE, np.float32), _tone(1, 0.3)], axis=1)
     assert _measure(_sound(both)).share == 0
@@ -129,7 +129,7 @@ def test_ends_of_a_sound_that_is_all_silence():
     assert _measure(_sound(np.zeros(0))) == Silence(share=1.0, leading_seconds=0.0, trailing_seconds=0.0)
 
 
-def test_samples_that_are_no_number_are_no_silence():
+def test_nan_and_infinity_are_not_silence():
     """Windows with NaN or infinity count as sound, by either level."""
     samples = np.zeros(RATE, np.float32)
     samples[10], samples[RATE - 10] = np.nan, np.inf
@@ -179,7 +179,7 @@ def test_too_many_samples_are_not_decoded(monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["FLAC", "MP3"])
-def test_a_sound_that_is_cut_off_is_unreadable(form):
+def test_a_truncated_sound_is_unreadable(form):
     """A compressed sound that cannot be decoded to the length in its header has no measure."""
     samples = np.random.default_rng(0).normal(0, 0.1, RATE * 3).astype(np.float32)
     data = _sound(samples, form)
@@ -237,7 +237,7 @@ def test_threshold_and_level_are_parameters(make_table):
     assert _judge(table, threshold_dbfs=-39.9, level="peak", window_seconds=0.1) == [(0, "silence_above_max", 1.0)]
 
 
-def test_invalid_audio_rows_go_unless_told_otherwise(make_table):
+def test_invalid_audio_rows_are_dropped_by_default(make_table):
     """Audio that is not there, at a negative position, or cannot be decoded is dropped only by drop_invalid_rows."""
     good = bytes(_sound(_tone(0.2, 0.5)))
     table = make_table({"a": [("audio", None), ("audio", b"noise"), ("audio", (-4, good)), ("audio", good)]})

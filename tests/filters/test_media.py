@@ -59,7 +59,7 @@ def test_headers_are_enough_for_ratio_and_size(make_table, image):
 @pytest.mark.parametrize(
     "kind", [{"type": "aspect_ratio"}, {"type": "image_size", "min_width": 1}, {"type": "blur", "min": 0}]
 )
-def test_invalid_image_rows_go_unless_told_otherwise(make_table, image, kind):
+def test_invalid_image_rows_are_dropped_by_default(make_table, image, kind):
     """Rows without content, with unreadable content or at a negative position are dropped only by drop_invalid_rows."""
     good = image(12, 10)
     table = make_table(
@@ -269,7 +269,7 @@ def test_one_limit_is_enough_and_other_rows_pass(make_table, wav):
     assert [d[0] for d in _judge(table, {"type": "audio_duration", "max_seconds": 1})] == [3]
 
 
-def test_invalid_audio_rows_go_unless_told_otherwise(make_table):
+def test_invalid_audio_rows_are_dropped_by_default(make_table):
     """Audio that is not there or cannot be read is dropped only by drop_invalid_rows."""
     table = make_table({"a": [("audio", None), ("audio", b"noise")]})
     config = {"type": "audio_duration", "min_seconds": 1}

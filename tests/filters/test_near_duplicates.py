@@ -281,7 +281,7 @@ def test_plain_pictures_go_only_if_they_are_the_same_bytes(make_table):
     assert _judge([table.slice(0, 8)], scope="row") == [("d", 0, "near_duplicate", 0.0)]
 
 
-def test_images_that_cannot_be_had_are_no_duplicates(make_table):
+def test_unreadable_images_are_not_duplicates(make_table):
     """Rows without content, unreadable ones and other modalities are kept, and so are samples that have such images."""
     photo = _bytes(_picture(1))
     items = [("image", photo), ("image", None)]

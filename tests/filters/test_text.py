@@ -57,7 +57,7 @@ def test_length_of_a_whole_sample(make_table):
     ]  # fmt: skip
 
 
-def test_text_rows_without_text_go_unless_told_otherwise(make_table):
+def test_text_rows_without_text_are_dropped_by_default(make_table):
     """A text row that holds no text is invalid, not short."""
     table = make_table({"a": [("text", None), ("text", "abc")]})
     assert _judge(table, {"type": "text_length", "min_chars": 1}) == [("a", 0, "no_content", None)]

@@ -92,8 +92,8 @@ def test_a_file_without_pictures_has_a_duration_and_no_rate_or_size(make_table):
     assert _judge(table, min_height=1) == [(0, "height_below_min", 0.0)]
 
 
-def test_a_header_that_does_not_tell_is_unreadable(make_table, monkeypatch):
-    """A limit on what the header does not tell drops the row as one that cannot be judged; other limits judge it."""
+def test_an_incomplete_header_is_unreadable(make_table, monkeypatch):
+    """A limit on what the header does not have drops the row as one that cannot be judged; other limits judge it."""
     known = video_filters.probe_video
     unknown = {"duration_seconds": None, "frame_rate": None, "width": 0, "height": 0}
 
@@ -110,7 +110,7 @@ def test_a_header_that_does_not_tell_is_unreadable(make_table, monkeypatch):
     assert _judge(table, require_audio=True) == [(0, "no_audio", None)]
 
 
-def test_invalid_video_rows_go_unless_told_otherwise(make_table):
+def test_invalid_video_rows_are_dropped_by_default(make_table):
     """Video that is not there, at a negative position, or no video is dropped only by drop_invalid_rows."""
     good = _clip(10)
     table = make_table({"a": [("video", None), ("video", good[:100]), ("video", (-2, good)), ("video", good)]})
@@ -147,7 +147,7 @@ def test_wrong_parameters_are_refused(parameters, key, message):
     assert caught.value.key == f"filters[0].{key}"
 
 
-def test_the_annotator_gives_what_the_header_tells(make_table, monkeypatch):
+def test_the_annotator_gives_the_values_of_the_header(make_table, monkeypatch):
     """Video rows carry duration, size, rate and whether there is sound; the filter reads no header again."""
     calls = []
     known = video_filters.probe_video
@@ -173,7 +173,7 @@ def test_the_annotator_gives_what_the_header_tells(make_table, monkeypatch):
     assert len(calls) == 3
 
 
-def test_real_clips_have_what_their_samples_tell(make_table, shared_data):
+def test_real_clips_have_what_their_samples_declare(make_table, shared_data):
     """For the clips of a real shard, duration, size and rate are those that the shard's makers probed."""
     samples, expected = {}, {}
     with tarfile.open(shared_data / "video" / "video-00000.tar") as archive:

@@ -218,9 +218,9 @@ class ContainerSuite:
             for i in (4, -5, 2**70):
                 with pytest.raises(IndexError, match="of 4"):
                     reader.read_payload(i, "text")
-            for ids in ([0, 4], [-5], np.array([2**64 - 1], np.uint64)):
+            for indices in ([0, 4], [-5], np.array([2**64 - 1], np.uint64)):
                 with pytest.raises(IndexError, match="of 4"):
-                    reader.read_samples(ids, ["text"])
+                    reader.read_samples(indices, ["text"])
             for call in (reader.presence, reader.sizes, reader.records, reader.checksums):
                 with pytest.raises(KeyError, match="no modality 'sound'; it has image, text"):
                     call("sound")
@@ -230,9 +230,9 @@ class ContainerSuite:
                 reader.read_samples([0], ["sound"])
             with pytest.raises(TypeError):
                 reader.read_payload("0", "text")
-            for ids in ([0.5], [[0]], ["a"]):
+            for indices in ([0.5], [[0]], ["a"]):
                 with pytest.raises(TypeError, match="expected integers"):
-                    reader.read_samples(ids, ["text"])
+                    reader.read_samples(indices, ["text"])
 
     def test_close(self, file: Path) -> None:
         """After close reading raises ValueError, but values read before stay valid; closing twice is fine."""
@@ -253,7 +253,7 @@ class ContainerSuite:
             with pytest.raises(ValueError, match="closed"):
                 call()
 
-    def test_close_gives_the_source_back(self, file: Path) -> None:
+    def test_close_releases_the_source(self, file: Path) -> None:
         """A source that was passed in is closed with the reader, but left open when the file is refused."""
         source = MemorySource(file.read_bytes())
         self.reader(source).close()

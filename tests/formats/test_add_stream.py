@@ -226,7 +226,7 @@ def test_names_that_clash(tmp_path: Path, names: list[str], name: str, message: 
     assert path.read_bytes() == data
 
 
-def test_configuration_that_is_no_json(file: Path) -> None:
+def test_configuration_that_is_not_json(file: Path) -> None:
     """A configuration that the schema cannot hold is refused before anything is written."""
     data = file.read_bytes()
     with pytest.raises(EncodeError, match="not JSON"):
@@ -346,7 +346,7 @@ def test_a_section_outside_the_file(file: Path) -> None:
     assert file.read_bytes() == data
 
 
-def test_what_stands_behind_the_end_is_cut_off(file: Path) -> None:
+def test_bytes_after_the_end_are_removed(file: Path) -> None:
     """Bytes that an interrupted attempt left after the live end are removed, and gaps are zero."""
     clean = file.read_bytes()
     add_stream(file, SCORE, SCORES)

@@ -27,7 +27,7 @@ def test_open_reader(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("writer", "first", "second"), PAIRS)
-def test_there_and_back(tmp_path: Path, writer: Writer, first: str, second: str) -> None:
+def test_round_trip(tmp_path: Path, writer: Writer, first: str, second: str) -> None:
     """Converted and back, a file has its first bytes; converted, those that its writer would have written."""
     source = write(writer, tmp_path / f"a.{first}")
     summary = convert(source, tmp_path / f"b.{second}", fsync=False)

@@ -161,7 +161,7 @@ def test_without_tail(data: bytes) -> None:
             read_everything(bent, tailless=True)
 
 
-def test_mapped_file_is_cut(data: bytes, tmp_path: Path) -> None:
+def test_mapped_file_is_truncated(data: bytes, tmp_path: Path) -> None:
     """A mapped file that is shorter than its structures is refused at open, before a page beyond its end is touched."""
     path = tmp_path / "x"
     for size in range(0, len(data), 97):

@@ -48,9 +48,9 @@ def form(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def wanted(samples: tuple, ids: list[int], name: str) -> list[bytes | None]:
+def wanted(samples: tuple, indices: list[int], name: str) -> list[bytes | None]:
     """The data that was written."""
-    found = [samples[i][1].get(name) for i in ids]
+    found = [samples[i][1].get(name) for i in indices]
     return [None if payload is None else bytes(payload.data) for payload in found]
 
 
@@ -75,13 +75,13 @@ def test_batches(tmp_path: Path, form: str, samples: tuple) -> None:
     path = write(WRITERS[form], tmp_path / "x", samples)
     for reader in readers(path):
         with reader:
-            for ids in ([2, 0, -1, 1, 0], list(range(len(samples))), [3], []):
+            for indices in ([2, 0, -1, 1, 0], list(range(len(samples))), [3], []):
                 for names in (reader.names, ("text",), ("text", "image"), ()):
-                    for given_ids in (ids, np.array(ids, np.int64), np.array(ids, np.int16)):
-                        found = read_raw(reader, given_ids, names)
+                    for asked in (indices, np.array(indices, np.int64), np.array(indices, np.int16)):
+                        found = read_raw(reader, asked, names)
                         assert list(found) == list(names)
                         for name, column in found.items():
-                            assert plain(column) == wanted(samples, ids, name)
+                            assert plain(column) == wanted(samples, indices, name)
 
 
 def test_views(tmp_path: Path, form: str) -> None:
@@ -132,12 +132,12 @@ def test_scans(
 def test_wrong_questions(tmp_path: Path, form: str) -> None:
     """Samples and modalities that do not exist are refused at the call; a closed reader says that it is."""
     reader = open_reader(write(WRITERS[form], tmp_path / "x", FULL))
-    for ids in ([9], [-10], np.array([9]), np.array([2**64 - 1], np.uint64)):
+    for indices in ([9], [-10], np.array([9]), np.array([2**64 - 1], np.uint64)):
         with pytest.raises(IndexError, match="of 9"):
-            read_raw(reader, ids, reader.names)
-    for ids in ([0.5], np.zeros((1, 1), np.int64)):
+            read_raw(reader, indices, reader.names)
+    for indices in ([0.5], np.zeros((1, 1), np.int64)):
         with pytest.raises(TypeError, match="expected integers"):
-            read_raw(reader, ids, reader.names)
+            read_raw(reader, indices, reader.names)
     for call in (lambda: read_raw(reader, [0], ["sound"]), lambda: scan_raw(reader, ["sound"])):
         with pytest.raises(KeyError, match="no modality 'sound'"):
             call()
@@ -214,14 +214,14 @@ def test_wrong_places(
     path.write_bytes(data)
     with open_reader(path) as reader:
 
-        def singly(ids: list[int]) -> list[bytes | None]:
-            found = reader.read_samples(ids, ["image"])["image"]
+        def singly(indices: list[int]) -> list[bytes | None]:
+            found = reader.read_samples(indices, ["image"])["image"]
             return [None if payload is None else bytes(payload.data) for payload in found]
 
-        for ids in ([sample], [0, sample, 1], list(range(len(samples)))):
-            expected = outcome(lambda ids=ids: singly(ids))
+        for indices in ([sample], [0, sample, 1], list(range(len(samples)))):
+            expected = outcome(lambda indices=indices: singly(indices))
             for names in (["image"], ["text", "image"]):
-                found = outcome(lambda ids=ids, names=names: plain(read_raw(reader, ids, names)["image"]))
+                found = outcome(lambda indices=indices, names=names: plain(read_raw(reader, indices, names)["image"]))
                 assert found == expected
         found = outcome(lambda: [one for block in scan_raw(reader, ["image"]) for one in plain(block["image"])])
         assert found == outcome(lambda: singly(list(range(len(samples)))))
@@ -254,27 +254,27 @@ def test_wide_records(tmp_path: Path, form: str) -> None:
         (str(i), {f"m{k}": Payload(bytes([i]) * (8 + 8 * k), f"{i}-{k}".encode()) for k in range(5)}) for i in range(20)
     ]
     path = write(WRITERS[form], tmp_path / "x", samples, specs)
-    ids = np.random.default_rng(1).permutation(20)
+    indices = np.random.default_rng(1).permutation(20)
     with open_reader(path) as reader:
         for names in (["m3"], ["m4", "m0", "m2"], reader.names):
-            for name, column in read_raw(reader, ids, names).items():
-                assert plain(column) == [f"{i}-{name[1:]}".encode() for i in ids.tolist()]
+            for name, column in read_raw(reader, indices, names).items():
+                assert plain(column) == [f"{i}-{name[1:]}".encode() for i in indices.tolist()]
 
 
 @pytest.mark.parametrize("room", [fast_path.MAX_PROCESS_BOUNDS, 16 * len(SAMPLES), 0])
 def test_batches_stay_the_same(tmp_path: Path, form: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are alike before and after positions are kept, of all modalities, of one, or of none for want of room."""
     monkeypatch.setattr(fast_path, "BUDGET", fast_path._Budget(room))
-    ids = list(range(len(SAMPLES)))
+    indices = list(range(len(SAMPLES)))
     with open_reader(write(WRITERS[form], tmp_path / "x", SAMPLES)) as reader:
         for _ in range(6):
             for names in (["text"], ["image", "text"]):
-                found = read_raw(reader, ids, names)
-                assert {name: plain(found[name]) for name in names} == {n: wanted(SAMPLES, ids, n) for n in names}
+                found = read_raw(reader, indices, names)
+                assert {name: plain(found[name]) for name in names} == {n: wanted(SAMPLES, indices, n) for n in names}
 
 
 def test_the_short_way_is_the_long_way(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once positions are kept, and nothing is probed, every kind of indices is taken and refused as before."""
+    """Once positions are cached, and nothing is probed, every kind of indices is taken and refused as before."""
     monkeypatch.setattr(MappedFile, "may_skip", lambda *_: True)
     path = write(WRITERS[form], tmp_path / "x", SAMPLES)
     everything = np.arange(len(SAMPLES))
@@ -283,10 +283,10 @@ def test_the_short_way_is_the_long_way(tmp_path: Path, form: str, monkeypatch: p
     with open_reader(path) as reader:
         for _ in range(8):
             read_raw(reader, everything, names)
-        for ids in (*kinds, everything[:0]):
-            found = read_raw(reader, ids, names)
-            wanted_ids = np.asarray(ids, np.int64).tolist()
-            assert {name: plain(found[name]) for name in found} == {n: wanted(SAMPLES, wanted_ids, n) for n in found}
+        for indices in (*kinds, everything[:0]):
+            found = read_raw(reader, indices, names)
+            expected = np.asarray(indices, np.int64).tolist()
+            assert {name: plain(found[name]) for name in found} == {n: wanted(SAMPLES, expected, n) for n in found}
         for wrong in (len(SAMPLES), -len(SAMPLES) - 1, 2**62):
             with pytest.raises(IndexError, match=re.escape(f"{path}: sample {wrong} of {len(SAMPLES)}")):
                 read_raw(reader, np.array([0, wrong]), names)
@@ -315,25 +315,25 @@ def test_what_was_calm_is_looked_at(tmp_path: Path, form: str, monkeypatch: pyte
     monkeypatch.setattr(PageCache, "request", lambda self, start, end: asked.append((start, end)))
     names = ("image", "text")
     with open_reader(write(WRITERS[form], tmp_path / "x", FULL)) as reader:
-        ids = np.arange(len(FULL))[::-1].copy()
+        indices = np.arange(len(FULL))[::-1].copy()
         for _ in range(100):
-            read_raw(reader, ids, names)
+            read_raw(reader, indices, names)
         looked.clear()
         for _ in range(64):
-            read_raw(reader, ids, names)
+            read_raw(reader, indices, names)
         assert 2 <= len(looked) <= 8
         assert asked == []
         there = False
         for _ in range(32):
-            found = read_raw(reader, ids, names)
-            assert {name: plain(found[name]) for name in names} == {n: wanted(FULL, ids.tolist(), n) for n in names}
-        places = reader._locate(ids, [reader.number_of(name) for name in names])
+            found = read_raw(reader, indices, names)
+            assert {name: plain(found[name]) for name in names} == {n: wanted(FULL, indices.tolist(), n) for n in names}
+        places = reader._locate(indices, [reader.number_of(name) for name in names])
         for place in (int(ptr) for found_at in places.values() for ptr in found_at.ptrs):
             assert any(start <= place < end for start, end in asked)
 
 
 @needs_advice
-def test_looks_do_not_keep_step_with_batches(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_do_not_keep_step_with_batches(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read in order, batch after batch of one size, looks come to every sample of every modality in the end."""
     monkeypatch.setattr(byte_source, "WHOLE_LIMIT", 0)
     looked: set[int] = set()
@@ -366,13 +366,13 @@ def test_checksums_that_are_not_there(tmp_path: Path, form: str) -> None:
 def test_columns(tmp_path: Path, form: str) -> None:
     """Columns have the records and the data of single reads, zero and None where absent; a name twice is one column."""
     path = write(WRITERS[form], tmp_path / "x", SAMPLES)
-    ids = [2, 0, -1, 1, 0]
+    indices = [2, 0, -1, 1, 0]
     for reader in readers(path):
         with reader:
-            found = reader.read_columns(ids, ["text", "image", "text"])
+            found = reader.read_columns(indices, ["text", "image", "text"])
             assert list(found) == ["text", "image"]
             for name, column in found.items():
-                for row, payload in enumerate(reader.read_samples(ids, [name])[name]):
+                for row, payload in enumerate(reader.read_samples(indices, [name])[name]):
                     data = column.datas[row]
                     assert (None if data is None else bytes(data)) == (payload and bytes(payload.data))
                     assert (

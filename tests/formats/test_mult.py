@@ -57,7 +57,7 @@ class TestMult(ContainerSuite, WriterSuite, DamageSuite):
         with pytest.raises(UnsupportedVersionError, match=r"the version \(found 2, expected 1\)"):
             MultReader(MemorySource(bytes(data)))
 
-    def test_cut_file_is_not_taken_for_one_without_tail(self, file: Path) -> None:
+    def test_truncated_file_is_not_taken_for_one_without_tail(self, file: Path) -> None:
         """A file of ours that lost its tail is refused even when modalities are given: its ids would be wrong."""
         data = file.read_bytes()
         with pytest.raises(TruncatedError, match="truncated: the index has checksums"):

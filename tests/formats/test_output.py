@@ -200,8 +200,8 @@ def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "x").read_bytes() == b"\0\0" + b"0123456789"
 
 
-def test_joined_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small writes are joined to about 4 MiB before the operating system is called."""
+def test_coalesced_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small writes are coalesced to about 4 MiB before the operating system is called."""
     assert output.JOINED_WRITE == 4 << 20
     sizes = []
     real = os.pwritev
@@ -220,7 +220,7 @@ def test_joined_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     piece=st.integers(1, 50),
     threaded=st.booleans(),
 )
-def test_joined_file(
+def test_coalesced_file(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bytes]], piece: int, threaded: bool
 ) -> None:
     """Whatever is written and wherever, with buffers changed afterwards and a system that takes pieces, arrives.
@@ -380,7 +380,7 @@ def test_writing_while_the_interpreter_ends(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_bytes() == bytes(2_000_000) + b"x" * 2_000_000
 
 
-def test_a_new_file_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_file_is_not_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a leftover is emptied: ext4 writes out, when it is closed, a file that was truncated to nothing."""
     cuts = []
     monkeypatch.setattr(os, "ftruncate", lambda *given: cuts.append(given))

@@ -140,7 +140,7 @@ def test_long_ranges(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS])
-def test_where_it_cannot_be_told(kernel: Kernel, code: int) -> None:
+def test_where_residency_is_unknown(kernel: Kernel, code: int) -> None:
     """A file system that refuses the probe is asked once whether it can, and then every batch is asked for."""
     kernel.refuses = code
     cache = PageCache(3)
@@ -204,20 +204,20 @@ def test_a_cold_file(tmp_path: Path, writer: type) -> None:
         for k, data in enumerate(payloads):
             file.write(str(k), {"x": Payload(bytes(8), data)})
     cold(path)
-    ids = [150, 20, 77]
+    indices = [150, 20, 77]
     with open_reader(path) as reader:
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         probe = PageCache(fd)
-        found = read_raw(reader, ids, ["x"])["x"]
+        found = read_raw(reader, indices, ["x"])["x"]
         places = reader._locate(np.arange(200), [0])[0]
         positions = [int(places.ptrs[k]) + 50_000 for k in range(200)]
         deadline = time.monotonic() + 10
-        while not all(probe.is_resident(positions[k]) for k in ids) and time.monotonic() < deadline:
+        while not all(probe.is_resident(positions[k]) for k in indices) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert all(probe.is_resident(positions[k]) for k in ids)
+        assert all(probe.is_resident(positions[k]) for k in indices)
         assert sum(probe.is_resident(position) for position in positions) < 60
-        assert [bytes(view) for view in found] == [payloads[k] for k in ids]
+        assert [bytes(view) for view in found] == [payloads[k] for k in indices]
         everything = [view for block in scan_raw(reader, ["x"]) for view in block["x"]]
         while not all(probe.is_resident(position) for position in positions) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -226,7 +226,7 @@ def test_a_cold_file(tmp_path: Path, writer: type) -> None:
         os.close(fd)
 
 
-def test_cut_while_opened(tmp_path: Path) -> None:
+def test_truncated_while_opened(tmp_path: Path) -> None:
     """A file that is truncated between the stat of its size and the first read is refused, not a signal."""
     path = tmp_path / "x"
     with MultWriter(path, [SPEC], fsync=False) as file:

@@ -138,18 +138,18 @@ def test_one_sample(form: str) -> None:
 def test_a_batch(form: str) -> None:
     """A batch of 64 over all modalities is one call, after one for the tables; far payloads are ranges of their own."""
     requests = Requests()
-    ids = np.random.default_rng(1).permutation(COUNT)[:64]
+    indices = np.random.default_rng(1).permutation(COUNT)[:64]
     with opened(form) as reader:
         requests.take()
-        first = reader.read_samples(ids)
+        first = reader.read_samples(indices)
         assert requests.take()[0] == 2
-        again = reader.read_samples(ids)
+        again = reader.read_samples(indices)
         calls, ranges, size = requests.take()
         assert calls == 1
         assert ranges <= 3 * 64
         assert size < 10 << 20
         assert [plain(p) for p in first["image"]] == [plain(p) for p in again["image"]]
-        assert [int.from_bytes(p.metadata, "little") for p in again["image"]] == ids.tolist()
+        assert [int.from_bytes(p.metadata, "little") for p in again["image"]] == indices.tolist()
         reader.read_samples(range(100, 164), ["image"])  # neighbours
         calls, ranges, size = requests.take()
         assert (calls, ranges) == (1, 1)
@@ -175,14 +175,14 @@ def test_tables_out_of_reach(form: str, limit: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(source_module, "WHOLE_LIMIT", limit)
     monkeypatch.setattr(RemoteFile, "BLOCK", 8192)
     requests = Requests()
-    ids = list(range(500, 532))
+    indices = list(range(500, 532))
     with opened(form) as reader:
         requests.take()
-        reader.read_samples(ids)
+        reader.read_samples(indices)
         calls, _, size = requests.take()
         assert calls <= 3
         assert size < 32 * (SIZE + 100) + (500 << 10)
-        reader.read_samples(ids)
+        reader.read_samples(indices)
         assert requests.take()[0] == 1
         scattered = np.random.default_rng(2).permutation(COUNT)[:500]
         found = reader.read_samples(scattered, ["image"])["image"]
@@ -214,11 +214,11 @@ def test_remote_reads_what_local_does(form: str, tmp_path: Path) -> None:
             assert np.array_equal(remote.records(name), local.records(name))
             assert np.array_equal(remote.checksums(name), local.checksums(name))
             assert np.array_equal(remote.sizes(name), local.sizes(name))
-        ids = [0, 2999, 5, 100, 100]
-        for name, payloads in local.read_samples(ids).items():
-            assert [plain(p) for p in remote.read_samples(ids)[name]] == [plain(p) for p in payloads]
-        assert [plain(remote.read_payload(i, "note")) for i in ids] == [
-            plain(local.read_payload(i, "note")) for i in ids
+        indices = [0, 2999, 5, 100, 100]
+        for name, payloads in local.read_samples(indices).items():
+            assert [plain(p) for p in remote.read_samples(indices)[name]] == [plain(p) for p in payloads]
+        assert [plain(remote.read_payload(i, "note")) for i in indices] == [
+            plain(local.read_payload(i, "note")) for i in indices
         ]
         assert remote.verify().ok
 

@@ -252,7 +252,7 @@ class WriterSuite:
         assert result.stdout == f"{errno.EFBIG}|x|1\nthe writer of x is closed\n"
 
     @pytest.mark.parametrize("num_samples", [None, 100])
-    def test_abort_amid_writing(self, tmp_path: Path, num_samples: int | None) -> None:
+    def test_abort_during_writing(self, tmp_path: Path, num_samples: int | None) -> None:
         """Giving up while a thread writes leaves the target as it was, and no thread."""
         (tmp_path / "x").write_bytes(b"old")
         writer = self.writer(tmp_path / "x", SPECS, num_samples=num_samples)

@@ -126,7 +126,7 @@ def test_damage_raises_where_it_is(damaged: Dataset, num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", THREADS)
-def test_damaged_samples_are_skipped_and_told(damaged: Dataset, num_workers: int) -> None:
+def test_damaged_samples_are_skipped_and_reported(damaged: Dataset, num_workers: int) -> None:
     """Others of the batch replace them, not valid; rows stay aligned, sizes stay; every other sample comes once."""
     loader = MultimodalLoader(damaged, batch_size=8, num_workers=num_workers, on_damaged="skip")
     found: list[int] = []
@@ -261,8 +261,8 @@ def test_damage_that_no_sample_has_alone_is_not_skipped() -> None:
         def batch_layout(self, n: int, modalities: Any) -> dict[str, Any]:
             return {}
 
-        def read_batch(self, ids: Any, modalities: Any, *, out: Any = None, threads: Any = 0) -> dict[str, Batch]:
-            if len(ids) > 1:
+        def read_batch(self, indices: Any, modalities: Any, *, out: Any = None, threads: Any = 0) -> dict[str, Batch]:
+            if len(indices) > 1:
                 raise FormatError("odd", "is odd")
             return {"x": Batch([1], np.array([True]))}
 
@@ -285,10 +285,10 @@ def test_checksums_are_checked_by_choice(verify: bool) -> None:
             return {}
 
         def read_batch(
-            self, ids: Any, modalities: Any, *, out: Any = None, threads: Any = 0, verify: bool | None = None
+            self, indices: Any, modalities: Any, *, out: Any = None, threads: Any = 0, verify: bool | None = None
         ) -> dict[str, Batch]:
             asked.append(verify)
-            return {"x": Batch([1] * len(ids), np.ones(len(ids), bool))}
+            return {"x": Batch([1] * len(indices), np.ones(len(indices), bool))}
 
     list(MultimodalLoader(Source(), batch_size=2, **({} if verify else {"verify": False})))
     assert asked == [verify] * 2
@@ -440,7 +440,7 @@ def test_one_iteration_at_a_time(data: Dataset) -> None:
     assert own_threads() == []
 
 
-def test_a_dataset_may_be_closed_amid_an_iteration(data: Dataset) -> None:
+def test_a_dataset_may_be_closed_during_an_iteration(data: Dataset) -> None:
     """The iteration reads on: it has the files itself, until it ends."""
     iterator = iter(MultimodalLoader(data, ["label", "image"], 4, num_workers=2))
     next(iterator)
@@ -450,7 +450,7 @@ def test_a_dataset_may_be_closed_amid_an_iteration(data: Dataset) -> None:
         list(MultimodalLoader(data, ["label"]))
 
 
-def test_the_interpreter_ends_amid_an_iteration(data: Dataset) -> None:
+def test_the_interpreter_ends_during_an_iteration(data: Dataset) -> None:
     """A program may end with an iteration under way, held by a global: it ends, and says nothing."""
     program = """
         import sys, mm_assets

@@ -90,7 +90,7 @@ def indices_of(loader: MultimodalLoader) -> list[int]:
 # -- what a batch holds
 
 
-def test_a_path_is_no_dataset(files: list[str]) -> None:
+def test_a_path_is_not_a_dataset(files: list[str]) -> None:
     """A loader that is given a path says what it takes instead."""
     paths: list[Any] = [files[0], Path(files[0])]
     for path in paths:
@@ -98,14 +98,14 @@ def test_a_path_is_no_dataset(files: list[str]) -> None:
             MultimodalLoader(path)
 
 
-def test_shuffle_says_what_it_takes(data: Dataset) -> None:
+def test_a_wrong_shuffle_is_refused(data: Dataset) -> None:
     """A wrong order is refused with those that there are."""
     with pytest.raises(ConfigError, match="shuffle: found 'yes', expected True, False, 'full' or 'block'"):
         MultimodalLoader(data, shuffle="yes")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_every_row_is_the_sample_that_index_says(data: Dataset, num_workers: int) -> None:
+def test_every_row_is_the_sample_of_its_index(data: Dataset, num_workers: int) -> None:
     """Row i of every modality is that of sample index[i], masked where absent, whatever the threads."""
     loader = MultimodalLoader(data, batch_size=8, num_workers=num_workers)
     seen = []
@@ -231,7 +231,7 @@ def test_batches_stay_as_they_are_while_they_are_held(data: Dataset) -> None:
     assert all((row == (0 if index % 5 == 4 else index)).all() for index, row in rows)
 
 
-def test_memory_is_used_again_once_nobody_holds_it(data: Dataset) -> None:
+def test_memory_is_reused_once_it_is_released(data: Dataset) -> None:
     """A loop that keeps nothing needs no new array for every batch."""
     loader = MultimodalLoader(data, ["image"], 2, num_workers=2)
     assert len({batch["image"].ctypes.data for batch in loader}) < 10 < len(loader)
@@ -483,7 +483,7 @@ def test_a_state_is_of_its_dataset_and_order(data: Dataset, files: list[str], tm
         ({"fingerprint": None}, "fingerprint is None"),
     ],
 )
-def test_what_is_no_state_is_refused(data: Dataset, change: dict[str, Any], message: str) -> None:
+def test_an_invalid_state_is_refused(data: Dataset, change: dict[str, Any], message: str) -> None:
     """A state out of a damaged or foreign checkpoint is a `LoaderError` that says what is wrong."""
     loader = MultimodalLoader(data)
     with pytest.raises(LoaderError, match=message):
@@ -493,7 +493,7 @@ def test_what_is_no_state_is_refused(data: Dataset, change: dict[str, Any], mess
             loader.load_state_dict(nothing)  # type: ignore[arg-type]  # what is tested
 
 
-def test_a_manifest_tells_the_dataset(data: Dataset) -> None:
+def test_a_manifest_identifies_the_dataset(data: Dataset) -> None:
     """With a manifest its files' digests count, not where they lie; a source may also say itself what it is."""
 
     class Source:
@@ -598,7 +598,7 @@ def test_pinned_tensors_are_asked_of_torch(data: Dataset, monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
-def test_loaders_work_in_a_process_that_forked_amid_reading(data: Dataset) -> None:
+def test_loaders_work_in_a_process_forked_during_reading(data: Dataset) -> None:
     """A child that inherits an iteration cannot continue it, but can drop it and start another."""
     loader = MultimodalLoader(data, ["image", "label"], 5, num_workers=2)
     iterator = iter(loader)

@@ -42,7 +42,7 @@ def told(batches: Any) -> list[tuple[str, list[int]]]:
     return [(batch["source"], batch["number"].tolist()) for batch in batches]
 
 
-def test_a_batch_is_of_one_dataset_and_says_which(data: dict[str, Dataset]) -> None:
+def test_a_batch_is_of_one_dataset_and_names_it(data: dict[str, Dataset]) -> None:
     """Its samples are that dataset's; one iteration has as many batches as the loaders have in their epochs."""
     mixed = mix(sources(data, a=1, b=2, c=0.5), batch_size=4)
     batches = list(mixed)
@@ -109,7 +109,7 @@ def test_all_ranks_draw_alike(data: dict[str, Dataset]) -> None:
         assert valid == alone["number"].tolist()
 
 
-def test_a_mix_goes_on_with_other_ranks(data: dict[str, Dataset]) -> None:
+def test_a_mix_resumes_with_other_ranks(data: dict[str, Dataset]) -> None:
     """Stopped on one rank and resumed on two, every dataset's epoch still has each sample once."""
     one = mix(sources(data, a=1, c=1), batch_size=4, num_batches=100)
     found = list(islice(one, 3))

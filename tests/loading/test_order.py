@@ -108,7 +108,7 @@ def by_hand(position: int, size: int, key: int) -> int:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(order.MAX_SORTED + 1, 10**12), st.integers(0, 2**64 - 1), st.data())
-def test_the_network_is_what_it_says(size: int, key: int, data: st.DataObject) -> None:
+def test_the_network_in_plain_integers(size: int, key: int, data: st.DataObject) -> None:
     """Written out in plain integers, it sends positions where the arrays do."""
     positions = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=5))
     assert permute(np.array(positions), size, key).tolist() == [by_hand(one, size, key) for one in positions]
@@ -124,7 +124,7 @@ def test_seed_and_epoch_both_change_the_order() -> None:
     assert len(found) == 18
 
 
-def test_keys_tell_numbers_and_their_places_apart() -> None:
+def test_keys_distinguish_numbers_and_their_places() -> None:
     """No two of these tuples share a key."""
     tuples = [(), (0,), (0, 0), (1,), (-1,), (1, 0), (0, 1), (2**64,), (2**64, 0), (0, 2**64), (2**63,), (-(2**63),)]
     assert len({derive_key(*numbers) for numbers in tuples}) == len(tuples)
@@ -181,7 +181,7 @@ def test_small_permutations_are_all_equally_likely() -> None:
     assert excess(np.array(list(found.values())), 250.0, 23) < 5
 
 
-def test_too_few_turns_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_rounds_would_be_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chi-square test has teeth: a network of two turns fails it by far."""
     monkeypatch.setattr(order, "ROUNDS", 2)
     with pytest.raises(AssertionError):

@@ -38,7 +38,7 @@ def test_results_come_in_order(threads: int, depth: int) -> None:
     assert ends == ["end"]
 
 
-def test_no_more_is_begun_than_said() -> None:
+def test_tasks_in_flight_are_bounded() -> None:
     """At most `depth` tasks are begun before the results before them are taken."""
     done: list[int] = []
     ahead = Prefetch(numbers(30, done), threads=2, depth=3, on_end=lambda: None)
@@ -49,7 +49,7 @@ def test_no_more_is_begun_than_said() -> None:
     assert list(ahead) == []
 
 
-def test_a_failed_task_is_told_at_its_place() -> None:
+def test_a_failed_task_is_raised_at_its_place() -> None:
     """The results before it come first; asked again, those behind it do."""
 
     def fail() -> int:
@@ -85,8 +85,8 @@ def test_an_interrupt_while_waiting_loses_nothing(monkeypatch: pytest.MonkeyPatc
     ahead.close()
 
 
-def test_what_nobody_holds_ends() -> None:
-    """Dropped without `close`, the reading ends by itself, and says so."""
+def test_an_unreferenced_reader_ends() -> None:
+    """A reader that is dropped without `close` ends by itself and calls `on_end`."""
     ended, begun, go_on = threading.Event(), threading.Event(), threading.Event()
     done: list[int] = []
 
@@ -132,7 +132,7 @@ def take(pool: BufferPool, *shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("view", [lambda a: a, lambda a: a[1:, ::-1], lambda a: a.reshape(-1).view(np.int8)[3:]])
-def test_memory_comes_back_with_the_last_view(view: Callable[[Any], Any]) -> None:
+def test_memory_is_released_with_the_last_view(view: Callable[[Any], Any]) -> None:
     """While an array or any view of it is held its memory is not reused; then the next one gets it."""
     pool = BufferPool(keep=2)
     held = view(take(pool))
@@ -167,7 +167,7 @@ def test_tensors_hold_memory_too() -> None:
     assert (tensor == 7).all()
 
 
-def test_no_more_memory_is_kept_than_said() -> None:
+def test_cached_memory_is_bounded() -> None:
     """Of what comes back, the newest few are kept; what comes back later than the pool goes is let go."""
     tracemalloc.start()
     try:

@@ -169,22 +169,22 @@ def test_batches_of_a_bucket_are_those_of_local_files(in_bucket: Pair) -> None:
 def test_a_stream_of_raw_batches(in_memory: Pair) -> None:
     """Remote, too, each batch is the local one, errors come in their turn, and a stream that is left has no thread."""
     local, remote = in_memory
-    ids = np.random.default_rng(3).integers(0, len(local), (12, 16))
+    indices = np.random.default_rng(3).integers(0, len(local), (12, 16))
     before = threading.active_count()
-    assert list(remote.stream_raw(ids, ["blob", "text"])) == list(local.stream_raw(ids, ["blob", "text"]))
-    stream = remote.stream_raw([ids[0], [len(local)], ids[1]], ["text"])
-    assert next(stream) == local.read_raw(ids[0], ["text"])
+    assert list(remote.stream_raw(indices, ["blob", "text"])) == list(local.stream_raw(indices, ["blob", "text"]))
+    stream = remote.stream_raw([indices[0], [len(local)], indices[1]], ["text"])
+    assert next(stream) == local.read_raw(indices[0], ["text"])
     with pytest.raises(IndexError):
         next(stream)
 
     def one_array() -> Iterator[np.ndarray]:
-        buffer = np.empty_like(ids[0])
-        for row in ids:
+        buffer = np.empty_like(indices[0])
+        for row in indices:
             buffer[:] = row
             yield buffer
 
-    assert list(remote.stream_raw(one_array(), ["text"])) == list(local.stream_raw(ids, ["text"]))
-    stream = remote.stream_raw(iter(ids), ["text"])
+    assert list(remote.stream_raw(one_array(), ["text"])) == list(local.stream_raw(indices, ["text"]))
+    stream = remote.stream_raw(iter(indices), ["text"])
     next(stream)
     del stream
     gc.collect()  # the error's traceback holds the stream that it came from
@@ -316,12 +316,13 @@ def test_the_files_of_a_batch_are_asked_at_once(gated: str) -> None:
     assert sorted(GatedFileSystem.wait_for(FILES)) == names
     GatedFileSystem.gate.set()
     thread.join()
-    ids = [7, 200, 70, 130, 8]
+    indices = [7, 200, 70, 130, 8]
     with opened[0] as data:
-        check_asked_at_once(lambda: data.read_batch(ids, ["label"])["label"].values.tolist(), ids)
-        check_asked_at_once(lambda: data.read_modality("label", ids), ids)
+        check_asked_at_once(lambda: data.read_batch(indices, ["label"])["label"].values.tolist(), indices)
+        check_asked_at_once(lambda: data.read_modality("label", indices), indices)
         check_asked_at_once(
-            lambda: [bytes(raw) for raw in data.read_raw(ids, ["blob"])["blob"]], [value(i)["blob"] for i in ids]
+            lambda: [bytes(raw) for raw in data.read_raw(indices, ["blob"])["blob"]],
+            [value(i)["blob"] for i in indices],
         )
 
 
@@ -386,7 +387,7 @@ def test_a_file_that_cannot_be_opened_closes_the_others(gated: str, monkeypatch:
     assert set(threading.enumerate()) <= before
 
 
-def test_storage_that_fails_is_no_damage(gated: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_failure_is_not_damage(gated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that the storage refuses raises, also where damaged samples are skipped."""
 
     def refuse(*_: Any, **__: Any) -> list[bytes]:

@@ -253,7 +253,7 @@ def test_types_by_name(name, content_type):
 
 
 @pytest.mark.parametrize("data", [b"", b"text", SOUNDS["wav"], b"\x89PNG\r\n\x1a\n", b"GIF89a", b"II*\x00"])
-def test_what_is_no_image(data):
+def test_what_is_not_an_image(data):
     """Bytes that are not an image are a MediaError that names them and says what was found."""
     with pytest.raises(MediaError, match=r"^here: ") as caught:
         probe_image(data, name="here")
@@ -261,7 +261,7 @@ def test_what_is_no_image(data):
 
 
 @pytest.mark.parametrize("data", [b"", b"text", IMAGES["png"], b"fLaC", b"RIFF\0\0\0\0WAVE", b"OggS", b"ID3\x03"])
-def test_what_is_no_sound(data):
+def test_what_is_not_a_sound(data):
     """Bytes that are not a sound are a MediaError that names them and says what was found."""
     with pytest.raises(MediaError, match=r"^here: "):
         probe_audio(data, name="here")

@@ -95,7 +95,7 @@ def test_plain_words_have_pages_and_labels():
         (None, None),
     ],
 )
-def test_the_layout_is_told_by_its_first_entry(value, name):
+def test_the_layout_is_determined_by_its_first_entry(value, name):
     """A layout is recognized by what its first entry has; words of other kinds are none."""
     assert detect_layout(value) == name
 
@@ -186,7 +186,7 @@ def test_parallel_lists_are_words():
         read_layout({**value, "bboxes": [[0, 0, 1, 1]]}, described)
 
 
-def test_segments_may_stand_alone():
+def test_segments_without_words():
     """Without words a layout is its segments, linked by their places where they have no ids."""
     described = LayoutMap(segments="regions", words=None, links="to")
     value = {"regions": [{"text": "a", "box": [0, 0, 1, 1], "to": [[0, 1]]}, {"text": "b", "box": [1, 1, 2, 2]}]}
@@ -251,7 +251,7 @@ def changed(**entry):
         ({"words": [*changed()["words"], *changed(page=1)["words"]]}, "words", "entries without a page, and 2 pages"),
     ],
 )
-def test_what_is_no_layout_is_refused_with_its_place(value, layout, words):
+def test_an_invalid_layout_is_refused_with_its_place(value, layout, words):
     """A JSON that does not have the layout is an EncodeError that says where it differs."""
     with pytest.raises(EncodeError, match=words):
         read_layout(value, layout)
@@ -304,7 +304,7 @@ def test_any_json_is_a_layout_or_refused(value, layout):
     assert found is None or isinstance(found, PageLayout)
 
 
-def test_a_description_comes_back_from_its_configuration():
+def test_a_description_round_trips_by_its_configuration():
     """A description is restored from its JSON, lists of paths included."""
     for layout in [
         *LAYOUTS.values(),

@@ -168,7 +168,7 @@ def test_whatever_arrives_is_read_or_refused(content):
 
 @given(st.lists(st.integers(0, 359_999_999), min_size=2, max_size=2).map(sorted))
 @settings(deadline=None, max_examples=100)
-def test_milliseconds_come_back_by_rounding(times):
+def test_milliseconds_survive_rounding(times):
     """Every millisecond of a hundred hours is distinct and survives the float of its seconds."""
     stamps = [
         "{:02}:{:02}:{:02},{:03}".format(*(t // 3_600_000, t // 60_000 % 60, t // 1000 % 60, t % 1000)) for t in times

@@ -199,7 +199,7 @@ def test_what_tifffile_writes(variant: str, bigtiff: bool, byteorder: Any, dtype
         check_frames(out.getvalue())
 
 
-def test_codecs_that_nobody_here_decodes() -> None:
+def test_codecs_that_are_not_decoded() -> None:
     """Data is copied whatever its compression, known or not: the bytes of each strip are those of the original."""
     blob = bytes(range(64))
     entries = [(t, k, [65000] if t == 259 else v) for t, k, v in grey([8, 40], [30, 24], rows=2)]
@@ -455,7 +455,7 @@ def attempt(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_cut_anywhere(kind: str) -> None:
+def test_truncated_anywhere(kind: str) -> None:
     """A TIFF truncated at any byte gives frames or a `MediaError`."""
     data = SMALL[kind]()
     for size in {*range(min(len(data), 600)), *range(0, len(data), 41)}:
@@ -495,7 +495,7 @@ def test_any_number_changed(kind: str, position: int, width: str, value: int) ->
 @given(
     data=st.binary(max_size=400), magic=st.sampled_from([b"II*\0", b"MM\0*", b"II+\0\x08\0\0\0", b"MM\0+\0\x08\0\0"])
 )
-def test_any_bytes_behind_a_magic(data: bytes, magic: bytes) -> None:
+def test_any_bytes_after_a_magic(data: bytes, magic: bytes) -> None:
     """Random bytes that begin as a TIFF give frames or a `MediaError`."""
     attempt(magic + data)
 

@@ -65,7 +65,7 @@ def test_an_hour_does_not_drift(rate, sample_rate):
 
 @given(st.sampled_from(NTSC), st.integers(-5000, 5000), st.integers(0, 3000))
 @settings(deadline=None)
-def test_segments_are_clipped_and_joined(rate, offset, num_audio_samples):
+def test_segments_are_clipped_and_contiguous(rate, offset, num_audio_samples):
     """Segments lie within the sound, are never negative, and each begins where the one before ends."""
     segments = timing(rate, 16_000, 20, num_audio_samples, offset).audio_segments(np.arange(20))
     assert segments.min() >= 0

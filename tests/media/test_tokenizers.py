@@ -36,7 +36,7 @@ WORDS = word_tokenizer()
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
 @settings(deadline=None, max_examples=100)
-def test_bytes_come_back(text):
+def test_bytes_round_trip(text):
     """The built-in tokenizer turns every text into ids below its vocabulary, between its two ends, and back."""
     tokenizer = ByteTokenizer()
     ids = tokenizer.encode(text)
@@ -46,8 +46,8 @@ def test_bytes_come_back(text):
     assert tokenizer.decode([*ids, 0, 0]) == text
 
 
-def test_the_byte_tokenizer_says_what_it_cannot():
-    """A lone surrogate has no ids, and an id outside the vocabulary no text; a cut character is marked."""
+def test_the_byte_tokenizer_refuses_what_it_cannot_represent():
+    """A lone surrogate has no ids, and an id outside the vocabulary no text; a truncated character is replaced."""
     with pytest.raises(EncodeError, match="surrogates"):
         ByteTokenizer().encode("\ud800")
     for wrong in (259, -1):

@@ -16,7 +16,7 @@ SAMPLES = ramp(3200, 2)
 FILE = clip_file(samples=SAMPLES)
 
 
-def test_a_header_is_told():
+def test_a_header_is_read():
     """Size, rate, counts, codecs and length of both streams are what was encoded."""
     info = probe_video(FILE)
     assert (info.content_type, info.container) == ("video/mp4", "mov")
@@ -26,7 +26,7 @@ def test_a_header_is_told():
     assert info.duration_seconds == pytest.approx(0.4)
 
 
-def test_a_header_without_a_stream_says_so():
+def test_a_header_without_a_stream():
     """A sound file has no video, a silent clip no sound."""
     sound = probe_video(wav_file(SAMPLES, 8000))
     assert (sound.has_video, sound.width, sound.frame_rate, sound.num_frames) == (False, 0, None, None)
@@ -270,7 +270,7 @@ def clips_in(shard):
                 yield member.name, archive.extractfile(member).read()
 
 
-def test_real_headers_are_told(shared_data):
+def test_real_headers_are_read(shared_data):
     """Clips of the corpora are probed, with the size, count and length that the packets have."""
     members = [
         one

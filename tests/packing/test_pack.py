@@ -139,7 +139,7 @@ def test_generic_refuses_only_what_has_no_content() -> None:
     assert drops(rows, "generic") == {4: "not_materialized"}
 
 
-def test_metadata_that_is_no_json_drops_its_sample() -> None:
+def test_metadata_that_is_not_json_drops_its_sample() -> None:
     """A metadata row whose text is not JSON is named, and its sample dropped; a missing metadata row drops nothing."""
     rows = table(("a", "{broken", [("text", "t")]), ("b", None, [("text", "t")]))
     assert drops(rows, "interleaved") == {0: "unpackable_metadata"}
@@ -227,7 +227,7 @@ def test_generic_packs_every_row_and_lists_it(tmp_path: Path) -> None:
     ]
 
 
-def test_rest_tells_apart_rows_that_share_a_position(tmp_path: Path) -> None:
+def test_rest_distinguishes_rows_that_share_a_position(tmp_path: Path) -> None:
     """Rows of two kinds at one position both fit into the rest: its items are numbered as the sample's rows are."""
     rows = table(("a", "{}", [("binary:a", b"0"), ("image:b.svg", b"1")]))
     position = rows.schema.get_field_index("position")

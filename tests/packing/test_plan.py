@@ -268,7 +268,7 @@ def test_generic_does_not_depend_on_the_order_of_members() -> None:
     assert len(plans) == 1
 
 
-def test_roles_are_no_patterns() -> None:
+def test_roles_are_not_patterns() -> None:
     """Stars, question marks and brackets in a role stand for themselves."""
     plan = choose_plan(rows(["a*[b]?.png"]), pack="generic", where="test")
     selector = plan.modalities[0].selector

@@ -155,7 +155,7 @@ def test_video_frames_are_those_of_the_file(packed: Callable[[str], Packed]) -> 
     assert num_clips >= 3
 
 
-def test_subtitles_stand_on_the_clip_s_timeline(packed: Callable[[str], Packed]) -> None:
+def test_subtitles_are_on_the_clip_s_timeline(packed: Callable[[str], Packed]) -> None:
     """The subtitles that are shown at a frame's time are found by that time."""
     mult, _, _ = packed("video")
     sample = mult.with_settings({"clip": {"target_frames": 2}})[list(mult.sample_ids).index("nasa_13013")]

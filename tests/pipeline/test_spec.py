@@ -79,7 +79,7 @@ def test_a_missing_setting_is_named(missing: str) -> None:
         DatasetSpec.from_config(config, where="defs.yaml")
 
 
-def test_a_tokenizer_s_file_stands_beside_its_declaration(tmp_path: Path) -> None:
+def test_a_tokenizer_s_file_is_next_to_its_declaration(tmp_path: Path) -> None:
     """A relative path of a tokenizer counts from the declaration's folder, as shards do; nothing else is touched."""
     field = {"name": "ids", "field": "TokensField", "config": {"tokenizer": {"file": "tok.json"}, "vocab_size": 9}}
     (tmp_path / "tok.json").write_text(

@@ -212,7 +212,7 @@ def test_a_damaged_shard(tmp_path: Path, suffix: str, mode: str) -> None:
     assert found == whole
 
 
-def test_a_cut_off_shard_is_salvaged(tmp_path: Path) -> None:
+def test_a_truncated_shard_is_salvaged(tmp_path: Path) -> None:
     """A truncated gzip shard gives the members before its end; the member at the end is in the rejects."""
     incompressible = {f"{n}.bin": os.urandom(20_000) for n in range(8)}
     shard = make_shard(tmp_path / "s.tar.gz", incompressible)

@@ -335,7 +335,7 @@ def test_a_tiff_over_several_input_batches_is_read_once(tmp_path: Path, opener: 
     assert opener.sources[str(tmp_path / "a.tar")].reads == [spans["d.tiff"]]
 
 
-def test_other_content_is_no_frame(tmp_path: Path, opener: Opener) -> None:
+def test_other_content_is_not_a_frame(tmp_path: Path, opener: Opener) -> None:
     """What is not a TIFF is returned unchanged, whatever frame is asked for."""
     spans = make_tar(tmp_path / "a.tar", {"x.jpg": content(1, 70), "y.jpg": b"GIF"})
     rows = [row("x", k, ref_of(tmp_path / "a.tar", n, spans[n], k)) for k, n in enumerate(("x.jpg", "y.jpg", "x.jpg"))]
@@ -487,7 +487,7 @@ def test_a_read_that_fails_costs_one_row(tmp_path: Path, opener: Opener) -> None
 
 @pytest.mark.parametrize("policy", ["keep", "drop_row", "drop_sample", "fail"])
 @pytest.mark.parametrize("how", ["range", "frame", "sparse", "compressed", "first bytes"])
-def test_a_storage_that_fails_is_no_error_of_a_row(tmp_path: Path, opener: Opener, how: str, policy: Any) -> None:
+def test_a_storage_failure_is_not_an_error_of_a_row(tmp_path: Path, opener: Opener, how: str, policy: Any) -> None:
     """A shard that cannot be read now may be read later: that raises, whatever the policy, and loses no row."""
     members = {"0.jpg": content(0, 100), "1.jpg": content(1, 5000), "2.tiff": make_tiff(2)}
     shard = tmp_path / "a.tar"
@@ -502,7 +502,7 @@ def test_a_storage_that_fails_is_no_error_of_a_row(tmp_path: Path, opener: Opene
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_a_shard_that_is_cut_while_it_is_read_raises(tmp_path: Path, opener: Opener, compress: bool) -> None:
+def test_a_shard_that_is_truncated_while_it_is_read_raises(tmp_path: Path, opener: Opener, compress: bool) -> None:
     """A shard that is truncated once it is open is not a shard with short members."""
     shard = tmp_path / "a.tar"
     members = {f"{i}.jpg": content(i, 90_000) for i in range(8)}
@@ -681,7 +681,7 @@ def test_only_sparse_members_are_read(tmp_path: Path, opener: Opener) -> None:
     assert sum(size for _, size in source.reads) < 150_000
 
 
-def test_a_damaged_compressed_shard_gives_what_stands_before(tmp_path: Path, opener: Opener) -> None:
+def test_a_damaged_compressed_shard_gives_the_members_before(tmp_path: Path, opener: Opener) -> None:
     """Members in front of the damage come; those behind carry an error that says where it is."""
     shard, members = squeeze(tmp_path, count=40)
     data = shard.read_bytes()

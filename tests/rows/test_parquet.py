@@ -138,7 +138,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_close_tells_what_is_in_the_file(tmp_path: Path) -> None:
+def test_close_reports_what_is_in_the_file(tmp_path: Path) -> None:
     """Rows, bytes and row groups are those of the file, and closing twice changes nothing."""
     sink = ParquetSink(tmp_path / "t.parquet", SCHEMA, row_group_bytes=500)
     sink.write(make_rows([600, 600, 10]))
@@ -268,7 +268,7 @@ def test_a_local_table_is_read_in_pieces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("root", ["folder", "memory://open-table"])
-def test_what_is_no_table_is_not_opened(tmp_path: Path, root: str) -> None:
+def test_what_is_not_a_table_is_not_opened(tmp_path: Path, root: str) -> None:
     """A missing file and one that is not Parquet raise `SourceError` with its place, wherever the store is."""
     store = Store(str(tmp_path) if root == "folder" else root)
     store.write_bytes("t.parquet", b"PAR1 and no more of it")

@@ -60,7 +60,7 @@ def test_images_of_every_mode_are_drawn(mode: str) -> None:
         assert drawn.size == (432, 144)
 
 
-def test_what_is_no_image_is_not_drawn() -> None:
+def test_what_is_not_an_image_is_not_drawn() -> None:
     """Damaged bytes leave no place in the sheet and no error; without any image there is no sheet."""
     preview = Preview()
     preview.observe(batch([b"no image", image()[:50], None]))

@@ -84,7 +84,7 @@ def declare(root: Path, shards: Path, source: str | None) -> DatasetStore:
     return DatasetStore(DatasetSpec.from_config({**config, "source": source}, where="defs.yaml"))
 
 
-def test_a_source_of_ones_own_goes_the_whole_way(tmp_path: Path, module: str) -> None:
+def test_a_user_source_goes_through_the_chain(tmp_path: Path, module: str) -> None:
     """Zip archives become an index, rows, content, filtered rows, packed files that pass every check, and samples."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "part-0.zip").write_bytes(zipped(FILES))

@@ -31,7 +31,7 @@ def members_of(*names: str) -> ShardMembers:
     return ShardMembers("s", members)
 
 
-def test_members_of_one_key_are_one_sample_wherever_they_stand() -> None:
+def test_members_of_one_key_are_one_sample_wherever_they_are() -> None:
     """Samples come by their first member and hold all of theirs; a second member of one name is set aside."""
     shard = members_of("a.jpg", "b.jpg", "./a.json", "b.txt", "a.jpg", "a.state.npy")
     assert [(s.key, [m.member for m in s.members]) for s in shard.samples] == [

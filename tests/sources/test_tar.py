@@ -266,7 +266,7 @@ def test_ends_of_archives() -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"PK\x03\x04" + bytes(600), b"BZh91AY" + bytes(600), b"\xfd7zXZ\0" + bytes(600)]
 )
-def test_what_is_no_shard(content: bytes) -> None:
+def test_what_is_not_a_shard(content: bytes) -> None:
     """Empty files and other archives are refused by name at byte 0."""
     with pytest.raises(ShardError) as caught:
         found_in(content)

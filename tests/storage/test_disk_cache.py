@@ -95,7 +95,7 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> BlockCache:
 
 @settings(deadline=None, max_examples=30)
 @given(reads=st.lists(RANGES, max_size=3), gap=st.sampled_from([0, BLOCK, 5 * BLOCK]))
-def test_ranges_come_back_as_asked(roomy: BlockCache, reads: list[list[tuple[int, int]]], gap: int) -> None:
+def test_ranges_are_returned_as_asked(roomy: BlockCache, reads: list[list[tuple[int, int]]], gap: int) -> None:
     """Whatever ranges are read, first and again, each comes back with its own bytes."""
     source = SourceFile("memory://cached/x.bin")
     source.fingerprint = str(next(NUMBERS))  # another file to the cache
@@ -119,7 +119,7 @@ def test_what_was_read_is_not_fetched_again(remote: str, tmp_path: Path, fetches
     assert fetches.take() == []
 
 
-def test_what_lies_between_near_blocks_is_kept_too(remote: str, tmp_path: Path, fetches: Fetches) -> None:
+def test_gaps_between_near_blocks_are_cached_too(remote: str, tmp_path: Path, fetches: Fetches) -> None:
     """Blocks that came with a merged request are not fetched a second time."""
     file = opened(remote, tmp_path)
     file.read_ranges([(0, 1), (4 * BLOCK, 1), (9 * BLOCK, 1)], max_gap=3 * BLOCK)
@@ -252,7 +252,7 @@ def test_the_bound_holds(large: list[str], tmp_path: Path, fetches: Fetches) -> 
     assert fetched == 28 << 20
 
 
-def test_what_this_run_keeps_is_not_pushed_out(large: list[str], tmp_path: Path, fetches: Fetches) -> None:
+def test_blocks_of_this_run_are_not_evicted(large: list[str], tmp_path: Path, fetches: Fetches) -> None:
     """Of a file larger than the bound each epoch finds what the first one kept: as much as there is room for."""
     file = opened(large[0], tmp_path)
     file._cache.put(b"other" * 3, dict.fromkeys(range(60), memoryview(bytes(BLOCK))))
@@ -265,7 +265,7 @@ def test_what_this_run_keeps_is_not_pushed_out(large: list[str], tmp_path: Path,
     assert fetched[1] == fetched[2] <= 4 << 20
 
 
-def test_what_earlier_runs_kept_makes_room(large: list[str], tmp_path: Path, fetches: Fetches) -> None:
+def test_blocks_of_earlier_runs_are_evicted(large: list[str], tmp_path: Path, fetches: Fetches) -> None:
     """A later run on another file keeps its own blocks; earlier ones are evicted, and are right when fetched again."""
     opened(large[0], tmp_path).read_ranges([(0, 11 << 20)])
     later = opened(large[1], tmp_path)
@@ -338,7 +338,7 @@ def test_a_forked_child_shares_it(remote: str, tmp_path: Path, fetches: Fetches)
     assert fetches.take() == []
 
 
-def test_forks_amid_storing(remote: str, tmp_path: Path) -> None:
+def test_forks_during_storing(remote: str, tmp_path: Path) -> None:
     """Children that are forked while other threads read and store can read, and the parent finds all it has stored."""
     cache = BlockCache(str(tmp_path), 64 << 20)
     file = cache.over(SourceFile(remote))
@@ -419,7 +419,7 @@ def test_a_file_that_changes_while_it_is_read(remote: str, tmp_path: Path, monke
     assert bytes(opened(remote, tmp_path).read_ranges([(0, SIZE)])[0]) == CONTENT[::-1]
 
 
-def test_a_version_that_is_put_back(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restored_version(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that were read of another version are not taken for the first one's when that is put back."""
     memory = fsspec.filesystem("memory")
     info = type(memory).info
@@ -436,7 +436,9 @@ def test_a_version_that_is_put_back(remote: str, tmp_path: Path, monkeypatch: py
     assert bytes(opened(remote, tmp_path).read_ranges([(0, SIZE)])[0]) == CONTENT
 
 
-def test_servers_are_told_apart(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetches: Fetches) -> None:
+def test_servers_are_distinguished(
+    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetches: Fetches
+) -> None:
     """One URL on two servers is two files to the cache, whatever else the options say, such as other keys."""
     real = source_files.filesystem
     monkeypatch.setattr(source_files, "filesystem", lambda url, _: real(url, None))

@@ -46,7 +46,7 @@ def memory_file() -> str:
     ranges=st.lists(st.tuples(st.integers(0, 4999), st.integers(0, 600)).filter(lambda r: sum(r) <= 5000), max_size=12),
     gap=st.integers(0, 700),
 )
-def test_ranges_come_back_as_asked(
+def test_ranges_are_returned_as_asked(
     tmp_path_factory: pytest.TempPathFactory, ranges: list[tuple[int, int]], gap: int
 ) -> None:
     """Whatever ranges are asked for, each comes back with its own bytes, local and remote alike."""
@@ -268,7 +268,7 @@ class DisconnectedError(Exception):
 
 
 @pytest.mark.parametrize("call", ["cat_file", "cat_ranges", "info"])
-def test_whatever_a_storage_raises_is_told(memory_file: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_whatever_a_storage_raises_is_reported(memory_file: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """An error of a client's own type is a `SourceError` that names the file and the error, from every way to read."""
     source = SourceFile(memory_file)
 
@@ -286,13 +286,13 @@ def test_whatever_a_storage_raises_is_told(memory_file: str, monkeypatch: pytest
     assert isinstance(caught.value.__cause__, DisconnectedError)
 
 
-def test_a_remote_folder_is_no_file(memory_file: str) -> None:
+def test_a_remote_folder_is_not_a_file(memory_file: str) -> None:
     """A folder's URL is reported as what it is, and not as storage that fails."""
     with pytest.raises(SourceError, match=r"^memory://shards: is a folder, expected a file$"):
         SourceFile(memory_file.rsplit("/", 1)[0])
 
 
-def test_a_short_reply_is_no_cut_file(memory_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_reply_is_not_a_truncated_file(memory_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer bytes than asked for are damage of the file only if the storage says that it has become smaller."""
     memory = fsspec.filesystem("memory")
     remote = RemoteFile(memory_file)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.loading.adapters.base import Adapter, Columns, Decoded, Ids
+from benchmarks.loading.adapters.base import Adapter, Columns, Decoded, Indices
 from benchmarks.loading.corpus import MODALITIES, Sample
 from benchmarks.loading.decoding import TORCH_MODULES, map_style
 
@@ -65,9 +65,9 @@ class ArrowTake(Adapter):
         """Samples."""
         return int(self._batch.num_rows)
 
-    def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
+    def read(self, indices: Indices, modalities: Sequence[str]) -> Columns:
         """A copy of the rows."""
-        rows = self._batch.select(list(modalities)).take(ids)
+        rows = self._batch.select(list(modalities)).take(indices)
         return [buffers(column) for column in rows.columns]
 
     def sequential(self, modalities: Sequence[str]) -> Iterator[Columns]:
@@ -92,9 +92,9 @@ class ArrowBuffers(ArrowTake):
         super().open()
         self._columns: dict[str, tuple[list[int], memoryview]] = {}
 
-    def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
+    def read(self, indices: Indices, modalities: Sequence[str]) -> Columns:
         """Views into the file; the offsets of a column become Python integers when it is first read."""
-        wanted = ids.tolist()
+        wanted = indices.tolist()
         columns = []
         for name in modalities:
             if name not in self._columns:

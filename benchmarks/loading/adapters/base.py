@@ -21,7 +21,7 @@ BATCH = 64  # samples
 SIDE = 224  # pixels: what images are decoded to
 CORES = 2  # threads or worker processes that decode
 
-Ids: TypeAlias = npt.NDArray[np.int64]
+Indices: TypeAlias = npt.NDArray[np.int64]
 
 Columns: TypeAlias = Sequence[Sequence[Any]]
 """For each modality asked for, one object per sample: a buffer of the stored bytes, or a str."""
@@ -111,14 +111,14 @@ class Adapter(ABC):
         """Samples."""
         raise Unsupported("does not know the number of its samples")
 
-    def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
-        """The stored bytes of some samples, each modality a sequence in the order of `ids`."""
+    def read(self, indices: Indices, modalities: Sequence[str]) -> Columns:
+        """The stored bytes of some samples, each modality a sequence in the order of `indices`."""
         raise Unsupported("has no access by index")
 
-    def random(self, modalities: Sequence[str], batches: Iterable[Ids]) -> Iterator[Columns]:
+    def random(self, modalities: Sequence[str], batches: Iterable[Indices]) -> Iterator[Columns]:
         """The stored bytes of one batch after the other, in the given order if the project has random access."""
-        for ids in batches:
-            yield self.read(ids, modalities)
+        for indices in batches:
+            yield self.read(indices, modalities)
 
     def sequential(self, modalities: Sequence[str]) -> Iterator[Columns]:
         """The stored bytes of all samples from the first to the last, in runs of any length."""

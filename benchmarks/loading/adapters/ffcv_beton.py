@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.loading.adapters.base import BATCH, CORES, SIDE, Adapter, Columns, Decoded, Ids, Unsupported
+from benchmarks.loading.adapters.base import BATCH, CORES, SIDE, Adapter, Columns, Decoded, Indices, Unsupported
 from benchmarks.loading.corpus import AUDIO_SAMPLES, MODALITIES, Corpus, Sample, pixels_at
 
 SCAN = 1024  # samples in one run of a scan
@@ -108,7 +108,7 @@ class FfcvLoader(Adapter):
         while True:  # the loader is compiled once, not for each epoch
             yield from loader
 
-    def random(self, modalities: Sequence[str], batches: Iterable[Ids]) -> Iterator[Columns]:
+    def random(self, modalities: Sequence[str], batches: Iterable[Indices]) -> Iterator[Columns]:
         """Epochs in the loader's random order, texts padded."""
         return self._columns(modalities, shuffle=True)
 
@@ -168,18 +168,18 @@ class FfcvTables(FfcvLoader):
         with open(self._path, "rb") as file:
             self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
-    def _slices(self, rows: Ids | slice, modalities: Sequence[str]) -> Columns:
+    def _slices(self, rows: Indices | slice, modalities: Sequence[str]) -> Columns:
         view = self._view
         return [
             list(map(view.__getitem__, map(slice, starts[rows].tolist(), ends[rows].tolist())))
             for starts, ends in (self._tables[name] for name in modalities)
         ]
 
-    def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
+    def read(self, indices: Indices, modalities: Sequence[str]) -> Columns:
         """Views into the file."""
-        return self._slices(ids, modalities)
+        return self._slices(indices, modalities)
 
-    def random(self, modalities: Sequence[str], batches: Iterable[Ids]) -> Iterator[Columns]:
+    def random(self, modalities: Sequence[str], batches: Iterable[Indices]) -> Iterator[Columns]:
         """Views into the file."""
         return Adapter.random(self, modalities, batches)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.loading.adapters.arrow_ipc import buffers
-from benchmarks.loading.adapters.base import Adapter, Columns, Decoded, Ids
+from benchmarks.loading.adapters.base import Adapter, Columns, Decoded, Indices
 from benchmarks.loading.corpus import MODALITIES, Sample
 from benchmarks.loading.decoding import TORCH_MODULES, map_style
 
@@ -52,9 +52,9 @@ class HfDatasets(Adapter):
             self._selected[names] = self._data.select_columns(list(names))
         return self._selected[names]
 
-    def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
+    def read(self, indices: Indices, modalities: Sequence[str]) -> Columns:
         """A table of the rows."""
-        return [buffers(column) for column in self._select(modalities)[ids.tolist()].columns]
+        return [buffers(column) for column in self._select(modalities)[indices.tolist()].columns]
 
     def sequential(self, modalities: Sequence[str]) -> Iterator[Columns]:
         """`iter` in batches."""

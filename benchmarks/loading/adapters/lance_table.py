@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from benchmarks.loading.adapters.arrow_ipc import buffers
-from benchmarks.loading.adapters.base import Adapter, Columns, Decoded, Ids
+from benchmarks.loading.adapters.base import Adapter, Columns, Decoded, Indices
 from benchmarks.loading.corpus import MODALITIES, Sample
 from benchmarks.loading.decoding import TORCH_MODULES, map_style
 
@@ -49,9 +49,9 @@ class Lance(Adapter):
         """Samples."""
         return int(self._count)
 
-    def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
+    def read(self, indices: Indices, modalities: Sequence[str]) -> Columns:
         """A table of the rows."""
-        table = self._data.take(ids.tolist(), columns=list(modalities))
+        table = self._data.take(indices.tolist(), columns=list(modalities))
         return [buffers(table.column(name)) for name in modalities]
 
     def sequential(self, modalities: Sequence[str]) -> Iterator[Columns]:

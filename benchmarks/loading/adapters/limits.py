@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.loading.adapters.base import BATCH, CORES, SIDE, Adapter, Columns, Decoded, Ids
+from benchmarks.loading.adapters.base import BATCH, CORES, SIDE, Adapter, Columns, Decoded, Indices
 from benchmarks.loading.corpus import AUDIO_SAMPLES, MODALITIES, Corpus, Sample, pixels_at
 from benchmarks.loading.decoding import DECODING_MODULES, ImageDecoder
 
@@ -77,9 +77,9 @@ class RowBlob(Adapter):
         """Samples."""
         return self._count
 
-    def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
+    def read(self, indices: Indices, modalities: Sequence[str]) -> Columns:
         """Slices of the mapping."""
-        view, wanted = self._view, ids.tolist()
+        view, wanted = self._view, indices.tolist()
         columns = []
         for name in modalities:
             starts, ends = self._bounds[name]
@@ -116,13 +116,13 @@ class Advised(RowBlob):
     name: ClassVar[str] = "limit-advised"
     shares: ClassVar[str | None] = "limit-rows"
 
-    def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
+    def read(self, indices: Indices, modalities: Sequence[str]) -> Columns:
         """Advise, then slice."""
         first, last = self._bounds[modalities[0]][0], self._bounds[modalities[-1]][1]
-        for i in ids.tolist():
+        for i in indices.tolist():
             start = first[i] & -mmap.PAGESIZE
             self._mapping.madvise(mmap.MADV_WILLNEED, start, last[i] - start)
-        return super().read(ids, modalities)
+        return super().read(indices, modalities)
 
     def open(self) -> None:
         """Map the file without the kernel's own read-ahead, which would read what no batch asked for."""
@@ -158,9 +158,9 @@ class LibjpegTurbo(RowBlob):
         audio = np.zeros((BATCH, AUDIO_SAMPLES), np.int16)
         generator = np.random.default_rng(seed)
 
-        def decode(target: npt.NDArray[np.uint8], ids: list[int]) -> npt.NDArray[np.uint8]:
+        def decode(target: npt.NDArray[np.uint8], indices: list[int]) -> npt.NDArray[np.uint8]:
             decoder = decoders.popleft()
-            for row, i in enumerate(ids):
+            for row, i in enumerate(indices):
                 decoder.decode(view[starts[i] : ends[i]], target[row])
             decoders.append(decoder)
             return target
@@ -168,14 +168,14 @@ class LibjpegTurbo(RowBlob):
         running: deque[Future[npt.NDArray[np.uint8]]] = deque()
         with ThreadPoolExecutor(CORES) as pool:
             for slot in itertools.cycle(slots):
-                ids = generator.integers(0, self._count, BATCH).tolist()
-                running.append(pool.submit(decode, slot, ids))
+                indices = generator.integers(0, self._count, BATCH).tolist()
+                running.append(pool.submit(decode, slot, indices))
                 if len(running) == 2 * CORES:
                     yield Decoded(running.popleft().result(), [""] * BATCH, audio)
 
-    def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
+    def read(self, indices: Indices, modalities: Sequence[str]) -> Columns:
         """Not a limit of raw reads."""
-        return Adapter.read(self, ids, modalities)
+        return Adapter.read(self, indices, modalities)
 
     def sequential(self, modalities: Sequence[str]) -> Iterator[Columns]:
         """Not a limit of raw reads."""

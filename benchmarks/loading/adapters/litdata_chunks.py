@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from benchmarks.loading.adapters.base import BATCH, CORES, Adapter, Columns, Decoded, Ids
+from benchmarks.loading.adapters.base import BATCH, CORES, Adapter, Columns, Decoded, Indices
 from benchmarks.loading.corpus import MODALITIES, Sample
 from benchmarks.loading.decoding import TORCH_MODULES, collate_rows
 
@@ -66,7 +66,7 @@ class LitData(Adapter):
         while batch := list(itertools.islice(stream, BATCH)):
             yield [[sample[name] for sample in batch] for name in modalities]
 
-    def random(self, modalities: Sequence[str], batches: Iterable[Ids]) -> Iterator[Columns]:
+    def random(self, modalities: Sequence[str], batches: Iterable[Indices]) -> Iterator[Columns]:
         """An epoch in its own order."""
         return self._columns(self._dataset(shuffle=True, seed=0), modalities)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from benchmarks.loading.adapters.base import Adapter, Columns, Decoded, Ids
+from benchmarks.loading.adapters.base import Adapter, Columns, Decoded, Indices
 from benchmarks.loading.corpus import MODALITIES, Sample
 from benchmarks.loading.decoding import TORCH_MODULES, map_style
 
@@ -58,9 +58,9 @@ class Lmdb(Adapter):
         """Samples."""
         return int(self._count)
 
-    def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
+    def read(self, indices: Indices, modalities: Sequence[str]) -> Columns:
         """Views into the mapping."""
-        packed = ids.astype(">u4").tobytes()
+        packed = indices.astype(">u4").tobytes()
         keys = [packed[at : at + 4] for at in range(0, len(packed), 4)]
         get = self._reading.get
         columns = []

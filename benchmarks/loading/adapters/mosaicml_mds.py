@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.loading.adapters.base import BATCH, CORES, Adapter, Columns, Decoded, Ids
+from benchmarks.loading.adapters.base import BATCH, CORES, Adapter, Columns, Decoded, Indices
 from benchmarks.loading.corpus import MODALITIES, Sample
 from benchmarks.loading.decoding import TORCH_MODULES, collate_rows
 
@@ -61,9 +61,9 @@ class MosaicML(Adapter):
         """Samples."""
         return len(self._data)
 
-    def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
+    def read(self, indices: Indices, modalities: Sequence[str]) -> Columns:
         """Whole samples, one by one."""
-        samples = [self._data[i] for i in ids.tolist()]
+        samples = [self._data[i] for i in indices.tolist()]
         return [[sample[name] for sample in samples] for name in modalities]
 
     def sequential(self, modalities: Sequence[str]) -> Iterator[Columns]:

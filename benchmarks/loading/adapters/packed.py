@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import mm_assets
-from benchmarks.loading.adapters.base import BATCH, CORES, SIDE, Adapter, Columns, Decoded, Ids
+from benchmarks.loading.adapters.base import BATCH, CORES, SIDE, Adapter, Columns, Decoded, Indices
 from benchmarks.loading.corpus import SAMPLE_RATE, Corpus, Sample
 from mm_assets.fields import AudioField, Encoded, Field, ImageField, ScalarField, TextField
 
@@ -78,12 +78,12 @@ class Mult(Adapter):
         """Samples."""
         return len(self._data)
 
-    def read(self, ids: Ids, modalities: Sequence[str]) -> Columns:
+    def read(self, indices: Indices, modalities: Sequence[str]) -> Columns:
         """Views into the file."""
-        found = self._data.read_raw(ids, modalities)
+        found = self._data.read_raw(indices, modalities)
         return [found[name] for name in modalities]
 
-    def random(self, modalities: Sequence[str], batches: Iterable[Ids]) -> Iterator[Columns]:
+    def random(self, modalities: Sequence[str], batches: Iterable[Indices]) -> Iterator[Columns]:
         """Views into the file; the next batch is on its way while one is used."""
         for found in self._data.stream_raw(batches, modalities):
             yield [found[name] for name in modalities]

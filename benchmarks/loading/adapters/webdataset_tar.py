@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from benchmarks.loading.adapters.base import BATCH, CORES, Adapter, Columns, Decoded, Ids, Unsupported
+from benchmarks.loading.adapters.base import BATCH, CORES, Adapter, Columns, Decoded, Indices, Unsupported
 from benchmarks.loading.corpus import MODALITIES, Sample
 from benchmarks.loading.decoding import TORCH_MODULES, collate_rows
 
@@ -59,7 +59,7 @@ class WebDataset(Adapter):
         while batch := list(itertools.islice(stream, BATCH)):
             yield [[sample[key] for sample in batch] for key in keys]
 
-    def random(self, modalities: Sequence[str], batches: Iterable[Ids]) -> Iterator[Columns]:
+    def random(self, modalities: Sequence[str], batches: Iterable[Indices]) -> Iterator[Columns]:
         """An epoch in its own order."""
         return self._columns(self._samples(shuffle=True), modalities)
 
