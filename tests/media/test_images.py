@@ -5,19 +5,18 @@ import time
 
 import numpy as np
 import pytest
-import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from mm_assets.errors import MediaError
-from mm_assets.media import flac
-from mm_assets.media import images as media
+from mm_assets.media import images
 from mm_assets.media.content_types import content_type_of_name, sniff_content_type
 from mm_assets.media.images import ImageInfo, probe_image
-from mm_assets.media.sounds import AudioInfo, probe_audio
 
 PIXELS = (np.add.outer(np.arange(11) * 20, np.arange(13) * 3)[:, :, None] + np.arange(4)).astype(np.uint8)
+
+
 PICTURE = Image.fromarray(PIXELS)
 
 
@@ -27,19 +26,12 @@ def image_file(image, codec, **options):
     return target.getvalue()
 
 
-def sound_file(samples, rate, codec, subtype=None):
-    target = io.BytesIO()
-    soundfile.write(target, samples, rate, format=codec, subtype=subtype)
-    return target.getvalue()
-
-
 def orientation(value):
     exif = Image.Exif()
     exif[0x0112] = value
     return exif
 
 
-SOUND = (np.sin(np.arange(800) / 9) * 0.5).astype(np.float32)
 IMAGES = {
     "jpeg": image_file(PICTURE.convert("RGB"), "JPEG", exif=orientation(6), comment=b"x" * 100),
     "jpeg grey": image_file(PICTURE.convert("L"), "JPEG", progressive=True),
@@ -73,19 +65,6 @@ IMAGES = {
     + b"".join(struct.pack(">HHIHH", tag, 3, 1, value, 0) for tag, value in ((256, 13), (257, 11), (262, 1)))
     + bytes(4),
 }
-SOUNDS = {
-    "wav": sound_file(SOUND, 8000, "WAV", "PCM_16"),
-    "wav stereo": sound_file(np.stack([SOUND, -SOUND], 1), 44_100, "WAV", "PCM_24"),
-    "wav float": sound_file(SOUND, 16_000, "WAV", "FLOAT"),
-    "wav extensible": sound_file(SOUND, 16_000, "WAVEX", "PCM_32"),
-    "wav mulaw": sound_file(SOUND, 8000, "WAV", "ULAW"),
-    "wav adpcm": sound_file(SOUND, 8000, "WAV", "MS_ADPCM"),
-    "wav rf64": sound_file(SOUND, 8000, "RF64", "PCM_16"),
-    "flac": sound_file(SOUND, 48_000, "FLAC", "PCM_24"),
-    "ogg": sound_file(SOUND, 16_000, "OGG", "VORBIS"),
-    "opus": sound_file(SOUND, 48_000, "OGG", "OPUS"),
-    "mp3": sound_file(SOUND, 44_100, "MP3", "MPEG_LAYER_III"),
-}
 
 
 def by_pillow(data: bytes) -> tuple[object, ...]:
@@ -102,15 +81,6 @@ def by_pillow(data: bytes) -> tuple[object, ...]:
 
 def in_short(info: ImageInfo) -> tuple[object, ...]:
     return info.width, info.height, info.channels, info.num_frames, info.orientation
-
-
-def by_sndfile(data: bytes) -> tuple[object, ...]:
-    info = soundfile.info(io.BytesIO(data))
-    return info.samplerate, info.channels, info.frames, info.subtype
-
-
-def sound_in_short(info: AudioInfo) -> tuple[object, ...]:
-    return info.sample_rate, info.channels, info.num_frames, info.subtype
 
 
 @pytest.mark.parametrize("name", [name for name in IMAGES if name != "tiff motorola"])  # that one is a bare header
@@ -152,119 +122,14 @@ def test_the_head_of_an_image_is_enough(name):
     assert (head.width, head.height, head.channels) == (whole.width, whole.height, whole.channels)
 
 
-@pytest.mark.parametrize("name", SOUNDS)
-def test_sound_headers_agree_with_libsndfile(name):
-    """A header read without decoding says what libsndfile says, for every codec and subtype."""
-    info = probe_audio(SOUNDS[name])
-    assert info.codec == {"opus": "ogg"}.get(name, name.split()[0])
-    assert sound_in_short(info) == by_sndfile(SOUNDS[name])
-    assert info.content_type == sniff_content_type(SOUNDS[name])
-    assert info.duration_seconds == info.num_frames / info.sample_rate
-
-
-def test_the_head_of_a_sound_is_enough():
-    """WAV and FLAC tell their length in their first bytes, with the size of the file known."""
-    for name in ("wav", "wav stereo", "wav float", "flac"):
-        data = SOUNDS[name]
-        assert probe_audio(data[:200], size=len(data)) == probe_audio(data)
-
-
-def test_wav_lengths_that_do_not_hold():
-    """A WAV that was streamed or truncated has the frames that are there; an empty one has none."""
-    data = SOUNDS["wav"]
-    at = data.index(b"data") + 4
-    for claim in (0xFFFFFFFF, 0x7FFFFFFF, 0, 10_000_000):
-        claimed = data[:at] + struct.pack("<I", claim) + data[at + 4 :]
-        assert probe_audio(claimed).num_frames == 800, claim
-    assert probe_audio(data[:-101]).num_frames == 800 - 51
-    assert probe_audio(data[:at] + bytes(4)).num_frames == 0
-    assert probe_audio(data[:at] + struct.pack("<I", 20) + data[at + 4 :]).num_frames == 10
-
-
-def test_a_flac_of_unknown_length():
-    """A FLAC without a length in its header is measured by its last frame; its head alone is refused."""
-    piped = flac.with_length(SOUNDS["flac"], 0, 0)
-    assert probe_audio(piped) == probe_audio(SOUNDS["flac"])
-    assert probe_audio(b"ID3\x04\x00\x00\x00\x00\x00\x02ab" + piped) == probe_audio(SOUNDS["flac"])
-    with pytest.raises(MediaError, match="has no length"):
-        probe_audio(piped[:300], size=len(piped))
-    with pytest.raises(MediaError, match="has no length"):
-        probe_audio(piped + b"junk")
-
-
 @pytest.mark.parametrize(
-    ("data", "content_type"),
-    [
-        (b"", None),
-        (b"plain text", None),
-        (b'{"a": 1}', None),
-        (b"BM is how some texts begin", None),
-        (b"\xff\xfe\x00\x00", None),
-        (b"GIF89a", "image/gif"),
-        (b"II*\x00", "image/tiff"),
-        (b"MM\x00+", "image/tiff"),
-        (b"RIFF\0\0\0\0AVI ", "video/x-msvideo"),
-        (b"RIFF\0\0\0\0????", None),
-        (b"\0\0\0\x18ftypisom", "video/mp4"),
-        (b"\0\0\0\x18ftypM4A ", "audio/mp4"),
-        (b"\0\0\0\x18ftypqt  ", "video/quicktime"),
-        (b"\0\0\0\x18ftypavif", "image/avif"),
-        (b"\0\0\0\x08wide", "video/quicktime"),
-        (b"\x1aE\xdf\xa3\x93\x42\x82\x84webm", "video/webm"),
-        (b"\x1aE\xdf\xa3\x93\x42\x82\x88matroska", "video/x-matroska"),
-        (b"OggS" + bytes(24) + b"\x80theora", "video/ogg"),
-        (b"OggS" + bytes(24) + b"OpusHead", "audio/ogg"),
-        (b"ID3\x03", "audio/mpeg"),
-        (b"\xff\xfb\x90\x44", "audio/mpeg"),
-        (b"\xff\xf1\x50\x80", "audio/aac"),
-        (b"MThd", "audio/midi"),
-        (b"\x93NUMPY", "application/x-npy"),
-        (b"%PDF-1.7", "application/pdf"),
-        (b"\x1f\x8b\x08", "application/gzip"),
-        (b"\x28\xb5\x2f\xfd", "application/zstd"),
-        (bytes(257) + b"ustar\x0000", "application/x-tar"),
-    ],
+    "data", [b"", b"text", b"RIFF\x24\0\0\0WAVEfmt " + bytes(28), b"\x89PNG\r\n\x1a\n", b"GIF89a", b"II*\x00"]
 )
-def test_magic_numbers(data, content_type):
-    """The first bytes tell the type, and text tells none."""
-    assert sniff_content_type(data) == content_type
-    assert sniff_content_type(memoryview(bytearray(data))) == content_type
-
-
-@pytest.mark.parametrize(
-    ("name", "content_type"),
-    [
-        ("a/b.c/x.JPG", "image/jpeg"),
-        ("x.state.npy", "application/x-npy"),
-        ("x.srt", "application/x-subrip"),
-        ("x.tar.gz", "application/gzip"),
-        ("folder.png/readme", None),
-        ("png", None),
-        ("x.unknown", None),
-        ("x.", None),
-        ("", None),
-        ("caption.txt", "text/plain"),
-        ("c:\\files\\x.wav", "audio/wav"),
-    ],
-)
-def test_types_by_name(name, content_type):
-    """The last extension tells the type, in any case, and folders do not count."""
-    assert content_type_of_name(name) == content_type
-
-
-@pytest.mark.parametrize("data", [b"", b"text", SOUNDS["wav"], b"\x89PNG\r\n\x1a\n", b"GIF89a", b"II*\x00"])
 def test_what_is_not_an_image(data):
     """Bytes that are not an image are a MediaError that names them and says what was found."""
     with pytest.raises(MediaError, match=r"^here: ") as caught:
         probe_image(data, name="here")
     assert caught.value.name == "here"
-
-
-@pytest.mark.parametrize("data", [b"", b"text", IMAGES["png"], b"fLaC", b"RIFF\0\0\0\0WAVE", b"OggS", b"ID3\x03"])
-def test_what_is_not_a_sound(data):
-    """Bytes that are not a sound are a MediaError that names them and says what was found."""
-    with pytest.raises(MediaError, match=r"^here: "):
-        probe_audio(data, name="here")
 
 
 def test_an_image_without_pixels():
@@ -275,20 +140,16 @@ def test_an_image_without_pixels():
         probe_image(data)
 
 
-def answers(probe, data):
+def answers(data):
     """Probes bytes; a MediaError is as good an answer as any."""
     try:
-        info = probe(data)
+        info = probe_image(data)
     except MediaError:
         return
-    if isinstance(info, ImageInfo):
-        assert info.width > 0 < info.height
-        assert info.channels in (1, 3, 4)
-        assert 1 <= info.orientation <= 8
-        assert info.num_frames >= 1
-    else:
-        assert info.sample_rate > 0 < info.channels
-        assert info.num_frames >= 0
+    assert info.width > 0 < info.height
+    assert info.channels in (1, 3, 4)
+    assert 1 <= info.orientation <= 8
+    assert info.num_frames >= 1
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -297,18 +158,8 @@ def test_damaged_images(name):
     data = IMAGES[name]
     for at in range(min(len(data), 300)):
         for value in (0, 0x7F, 0xFF, data[at] ^ 1):
-            answers(probe_image, data[:at] + bytes([value]) + data[at + 1 :])
-        answers(probe_image, data[:at])
-
-
-@pytest.mark.parametrize("name", SOUNDS)
-def test_damaged_sounds(name):
-    """Truncated anywhere, or with any byte of the header changed, a sound is probed or refused."""
-    data = SOUNDS[name]
-    for at in range(min(len(data), 120)):
-        for value in (0, 0xFF, data[at] ^ 1):
-            answers(probe_audio, data[:at] + bytes([value]) + data[at + 1 :])
-        answers(probe_audio, data[:at])
+            answers(data[:at] + bytes([value]) + data[at + 1 :])
+        answers(data[:at])
 
 
 HEADS = [*(data[:40] for data in IMAGES.values()), b"\xff\xd8\xff", b"GIF89a", b"MM\x00*", b"II+\x00"]
@@ -318,16 +169,8 @@ HEADS = [*(data[:40] for data in IMAGES.values()), b"\xff\xd8\xff", b"GIF89a", b
 @settings(deadline=None, max_examples=300)
 def test_hostile_images(head, tail):
     """Whatever bytes follow an image's magic number, it is probed or refused."""
-    answers(probe_image, head + tail)
-    answers(probe_image, tail)
-
-
-@given(st.sampled_from([data[:44] for data in SOUNDS.values()]), st.binary(max_size=300))
-@settings(deadline=None, max_examples=150)
-def test_hostile_sounds(head, tail):
-    """Whatever bytes follow a sound's magic number, it is probed or refused."""
-    answers(probe_audio, head + tail)
-    answers(probe_audio, tail)
+    answers(head + tail)
+    answers(tail)
 
 
 @pytest.mark.parametrize(
@@ -349,45 +192,18 @@ def test_hostile_sounds(head, tail):
 def test_hostile_images_take_no_time(data):
     """Megabytes of segments, chunks or directories that lead nowhere are refused or read in a moment."""
     start = time.perf_counter()
-    answers(probe_image, data)
+    answers(data)
     assert time.perf_counter() - start < 3
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"RIFF\xff\xff\xff\xffWAVE" + b"junk\0\0\0\0" * 400_000,
-        flac.with_length(SOUNDS["flac"], 0, 0) + b"\xff\xf8" * 150_000,
-    ],
-)
-def test_hostile_sounds_take_no_time(data):
-    """Megabytes of chunks that lead nowhere, or of what looks like frames, are refused in a moment."""
-    start = time.perf_counter()
-    answers(probe_audio, data)
-    assert time.perf_counter() - start < 3
-
-
-def test_real_media(shared_data):
-    """Every image and sound of the sample corpora is probed as Pillow and libsndfile do, and typed as its name says."""
-    num_images = num_sounds = 0
+def test_real_images(shared_data):
+    """Every image of the sample corpora is probed as Pillow opens it."""
+    num_images = 0
     for path in sorted(shared_data.glob("*/*.tar")):
         with tarfile.open(path) as shard:
             for member in shard:
-                if not member.isfile():
-                    continue
-                data = shard.extractfile(member).read()
-                content_type = sniff_content_type(data)
-                assert content_type in (None, content_type_of_name(member.name)), member.name
-                if content_type in media._IMAGE_PARSERS:
+                if content_type_of_name(member.name) in images._IMAGE_PARSERS:
                     num_images += 1
+                    data = shard.extractfile(member).read()
                     assert in_short(probe_image(data, name=member.name)) == by_pillow(data), member.name
-                elif content_type in ("audio/wav", "audio/flac"):
-                    num_sounds += 1
-                    info = probe_audio(data, name=member.name)
-                    expected = by_sndfile(data)
-                    if expected[2] > 2**40:  # a FLAC of unknown length, which libsndfile does not measure
-                        assert info.duration_seconds > 1
-                    else:
-                        assert sound_in_short(info) == expected, member.name
     assert num_images > 500
-    assert num_sounds > 70
