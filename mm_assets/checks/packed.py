@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +28,11 @@ from mm_assets.fields import Field, Item, complete_config
 from mm_assets.formats import ModalitySpec, MstrReader, MultReader, Payload, crc32c, open_reader
 from mm_assets.packing.pack import listing_json
 from mm_assets.packing.placement import BlockRows, Placement, Placer
-from mm_assets.rows.parquet import read_batches, sample_groups
+from mm_assets.rows.parquet import sample_groups
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.remote import RemoteFile
 
-__all__ = ["PACKED_RELATIONS", "PackedRelations"]
+__all__ = ["PACKED_RELATIONS", "PackedFiles", "PackedRelations"]
 
 MAX_COMPARED = 32  # items of a re-encoding field that are decoded and compared, spread over the partition
 
@@ -103,53 +105,70 @@ _KINDS = {
 Reader = MultReader | MstrReader
 
 
-class PackedRelations:
-    """The packed files of one partition, and the rows they were made of.
+class Expected(NamedTuple):
+    """What the filtered rows of a partition give, and how packed files differ from it.
+
+    Attributes:
+        items: the relation `expected_items`.
+        presence: the relation `expected_presence`.
+        parts: by sample and composite modality, the parts that its rows fill.
+        mismatches: by format, the relation `decoded_mismatches`.
+    """
+
+    items: pa.Table
+    presence: pa.Table
+    parts: Mapping[tuple[str, str], frozenset[str]]
+    mismatches: Mapping[str, pa.Table]
+
+
+class PackedFiles:
+    """The packed files of one partition, opened once, and the rows they were made of, read once.
+
+    The checks of both formats share it.
 
     Args:
         context: the partition.
-        tables: its tables, among them the rows that the files are made from.
-        scratch: a folder for copies of remote files.
+        forms: the formats that are checked.
     """
 
-    def __init__(self, context: CheckContext, tables: TableRelations, scratch: str) -> None:
+    def __init__(self, context: CheckContext, forms: Sequence[str]) -> None:
         self._context = context
-        self._own = context.packed_format or ""
-        self._tables = tables
-        self._scratch = scratch
+        self._forms = forms
+        self._scratch = tempfile.TemporaryDirectory(prefix="mm-assets-packed-")
         self._readers: dict[str, Reader | None] = {}
-        self._ids: dict[str, list[str]] = {}
-        self._damage: list[tuple[str | None, str | None, str]] = []
-        self._expected: tuple[pa.Table, pa.Table, pa.Table] | None = None
-        self._items: tuple[pa.Table, pa.Table] | None = None
-        self._facts: Facts | None = None
-        self._parts: dict[tuple[str, str], frozenset[str]] = {}
+        self.damage: dict[str, list[tuple[str | None, str | None, str]]] = {form: [] for form in context.packed}
+        self.ids: dict[str, list[str]] = {form: [] for form in context.packed}
 
-    def close(self) -> None:
-        """Closes the files."""
+    def __enter__(self) -> PackedFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for reader in self._readers.values():
             if reader is not None:
                 reader.close()
+        self._scratch.cleanup()
 
-    def _placer(self) -> Placer:
+    @cached_property
+    def placer(self) -> Placer:
+        """Places rows by the plan that the files were made by."""
         if self._context.plan is None:
             raise ValueError("packed files cannot be checked without the plan that they were made by")
         return Placer(self._context.plan)
 
-    def _reader(self, form: str) -> Reader | None:
+    def reader(self, form: str) -> Reader | None:
         """An open reader, or None where the file does not open; then the damage is noted."""
         if form not in self._readers:
-            self._readers[form] = None
             source = self._source(form)
+            self._readers[form] = None
             try:
                 reader = open_reader(source)
                 if reader.format.lower() != form:
                     raise BadMagicError(source.name, "is another format", found=reader.format, expected=form.upper())
-                self._ids[form] = list(reader.sample_ids)
+                self.ids[form] = list(reader.sample_ids)
                 self._readers[form] = reader
             except FormatError as error:
                 source.close()
-                self._damage.append((None, None, str(error)))
+                self.damage[form].append((None, None, str(error)))
         return self._readers[form]
 
     def _source(self, form: str) -> RemoteFile:
@@ -159,22 +178,75 @@ class PackedRelations:
             raise SourceError(store.url, f"there is no packed {form} file to check")
         if store.is_local:
             return RemoteFile(store.url_of(name), store.storage_options)
-        copy = Path(self._scratch) / f"packed.{form}"
+        copy = Path(self._scratch.name) / f"packed.{form}"
         with SourceFile(store.url_of(name), store.storage_options) as source, copy.open("wb") as target:
             shutil.copyfileobj(source.stream(), target, 4 << 20)
         return RemoteFile(str(copy))
+
+    @cached_property
+    def expected(self) -> Expected:
+        """What the filtered rows give, by one pass over them for all formats that are checked."""
+        presence: list[tuple[Any, ...]] = []
+        parts: dict[tuple[str, str], frozenset[str]] = {}
+        mismatches: dict[str, list[tuple[Any, ...]]] = {form: [] for form in self._forms}
+        items = table_of(self._expect(presence, parts, mismatches), _ITEMS)
+        tables = {form: table_of(iter(found), _MISMATCHES) for form, found in mismatches.items()}
+        return Expected(items, table_of(iter(presence), _PRESENCE), parts, tables)
+
+    def _expect(
+        self,
+        presence: list[tuple[Any, ...]],
+        parts: dict[tuple[str, str], frozenset[str]],
+        mismatches: Mapping[str, list[tuple[Any, ...]]],
+    ) -> Iterator[tuple[Any, ...]]:
+        placer, size = self.placer, self._context.batch_bytes
+        composites = [number for number, made in enumerate(placer.fields) if made.PARTS]
+        compare = {form: _Comparison(self.reader(form), self.ids[form], placer) for form in mismatches}
+        with closing(TableRelations(self._context)) as tables:
+            batches = tables.batches(self._context.packed_from)
+            for block in sample_groups(batches, batch_bytes=size):
+                rows = BlockRows(block)
+                for placement in placer.place(rows):
+                    yield from _expected_of(rows, placement, placer)
+                    sample_id = rows.sample_id[placement.start]
+                    listed = [] if placer.listing is None else [placer.listing]
+                    for taker in composites:
+                        if taker in placement.values:
+                            filled = frozenset(item.part for item in placement.items.get(taker, ()))
+                            parts[sample_id, placer.names[taker]] = filled
+                        elif taker in placement.items:
+                            parts[sample_id, placer.names[taker]] = frozenset({""})
+                    presence += [(sample_id, placer.names[taker]) for taker in (*placement.present, *listed)]
+                    for form, found in mismatches.items():
+                        found += compare[form].sample(rows, placement)
+
+
+class PackedRelations:
+    """The relations of one packed file and the rows that it was made of.
+
+    Args:
+        context: the partition and the format.
+        files: its packed files.
+    """
+
+    def __init__(self, context: CheckContext, files: PackedFiles) -> None:
+        self._context = context
+        self._own = context.packed_format or ""
+        self._files = files
+        self._items: tuple[pa.Table, pa.Table] | None = None
+        self._facts: Facts | None = None
 
     # -- what the files are
 
     def expected_modalities(self) -> pa.Table:
         """The modalities of the plan."""
-        plan = self._placer().plan
+        plan = self._files.placer.plan
         kinds = [_KINDS[modality.selector.take] for modality in plan.modalities]
         return _specs_table(plan.specs(), kinds)
 
     def packed_modalities(self) -> pa.Table:
         """The modalities that the file declares."""
-        reader = self._reader(self._own)
+        reader = self._files.reader(self._own)
         specs = () if reader is None else reader.modalities
         return _specs_table(specs, [""] * len(specs))
 
@@ -184,17 +256,17 @@ class PackedRelations:
 
     def packed_samples(self) -> pa.Table:
         """The packed samples in order."""
-        self._reader(self._own)
-        return table_of(enumerate(self._ids.get(self._own, [])), _SAMPLES)
+        self._files.reader(self._own)
+        return table_of(enumerate(self._files.ids[self._own]), _SAMPLES)
 
     def packed_presence(self) -> pa.Table:
         """Which sample has which modality."""
         return table_of(self._presence(), _PRESENCE)
 
     def _presence(self) -> Iterator[tuple[str, str]]:
-        reader = self._reader(self._own)
+        reader = self._files.reader(self._own)
         if reader is not None:
-            ids = self._ids[self._own]
+            ids = self._files.ids[self._own]
             for name in reader.names:
                 for i in _present(reader, name):
                     yield ids[i], name
@@ -204,10 +276,10 @@ class PackedRelations:
         return table_of((row for form in sorted(self._context.packed) for row in self._payloads(form)), _PAYLOADS)
 
     def _payloads(self, form: str) -> Iterator[tuple[Any, ...]]:
-        reader = self._reader(form)
+        reader = self._files.reader(form)
         if reader is None:
             return
-        ids = self._ids[form]
+        ids = self._files.ids[form]
         for i, sample_id in enumerate(ids):
             yield form, i, sample_id, "", 0, 0
         for name in reader.names:
@@ -220,11 +292,11 @@ class PackedRelations:
 
     def packed_damage(self) -> pa.Table:
         """Everything that is wrong with the file."""
-        reader = self._reader(self._own)
+        reader = self._files.reader(self._own)
         if reader is not None:
             for found in reader.verify().damage:
-                self._damage.append((found.sample_id, found.modality, found.message))
-        return table_of(iter(self._damage), _DAMAGE)
+                self._files.damage[self._own].append((found.sample_id, found.modality, found.message))
+        return table_of(iter(self._files.damage[self._own]), _DAMAGE)
 
     # -- what is in them
 
@@ -244,9 +316,9 @@ class PackedRelations:
         return self._items
 
     def _walk(self, listing: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        placer = self._placer()
+        placer = self._files.placer
         known = {name: (placer.fields[n], placer.plan.modalities[n]) for n, name in enumerate(placer.names)}
-        placed = self._read_parts()
+        placed = self._files.expected.parts
         for sample_id, name, payload in self._scan(known):
             made, modality = known[name]
             kind = _KINDS[modality.selector.take]
@@ -264,10 +336,10 @@ class PackedRelations:
 
     def _scan(self, known: Mapping[str, Any]) -> Iterator[tuple[str, str, Payload]]:
         """Sample id, modality and payload, as far as they can be read; `verify` reports where they cannot."""
-        reader = self._reader(self._own)
+        reader = self._files.reader(self._own)
         if reader is None:
             return
-        ids = self._ids[self._own]
+        ids = self._files.ids[self._own]
         try:
             for block in reader.scan([name for name in reader.names if name in known]):
                 for name, payloads in block.payloads.items():
@@ -281,7 +353,7 @@ class PackedRelations:
         """The facts about time and place in the payloads; see `alignment`."""
         if self._facts is None:
             self._facts = Facts()
-            placer = self._placer()
+            placer = self._files.placer
             judged = {name: made for name, made in zip(placer.names, placer.fields, strict=True) if made.FACTS}
             for sample_id, name, payload in self._scan(judged):
                 with contextlib.suppress(FormatError):  # it is missing from the items, which is a violation of its own
@@ -292,50 +364,15 @@ class PackedRelations:
 
     def expected_items(self) -> pa.Table:
         """The items that the filtered rows give; `exact` where the field keeps bytes as they are."""
-        return self._read_rows()[0]
+        return self._files.expected.items
 
     def decoded_mismatches(self) -> pa.Table:
         """Items of re-encoding fields, up to 32 for each modality, that are not what their row gives."""
-        return self._read_rows()[1]
-
-    def _read_parts(self) -> dict[tuple[str, str], frozenset[str]]:
-        """By sample and composite modality, the parts that its rows fill."""
-        self._read_rows()
-        return self._parts
+        return self._files.expected.mismatches[self._own]
 
     def expected_presence(self) -> pa.Table:
         """Which sample should have which modality."""
-        return self._read_rows()[2]
-
-    def _read_rows(self) -> tuple[pa.Table, pa.Table, pa.Table]:
-        if self._expected is None:
-            mismatches: list[tuple[Any, ...]] = []
-            presence: list[tuple[Any, ...]] = []
-            items = table_of(self._expect(mismatches, presence), _ITEMS)
-            self._expected = items, table_of(iter(mismatches), _MISMATCHES), table_of(iter(presence), _PRESENCE)
-        return self._expected
-
-    def _expect(self, mismatches: list[tuple[Any, ...]], presence: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        placer = self._placer()
-        table, size = self._context.packed_from, self._context.batch_bytes
-        self._tables.check_columns(table)
-        batches = read_batches(self._tables.parquet(table), batch_bytes=size, name=self._tables.url(table))
-        composites = [number for number, made in enumerate(placer.fields) if made.PARTS]
-        compare = _Comparison(self._reader(self._own), self._ids.get(self._own, []), placer)
-        for block in sample_groups(batches, batch_bytes=size):
-            rows = BlockRows(block)
-            for placement in placer.place(rows):
-                yield from _expected_of(rows, placement, placer)
-                sample_id = rows.sample_id[placement.start]
-                listed = [] if placer.listing is None else [placer.listing]
-                for taker in composites:
-                    if taker in placement.values:
-                        parts = frozenset(item.part for item in placement.items.get(taker, ()))
-                        self._parts[sample_id, placer.names[taker]] = parts
-                    elif taker in placement.items:
-                        self._parts[sample_id, placer.names[taker]] = frozenset({""})
-                presence += [(sample_id, placer.names[taker]) for taker in (*placement.present, *listed)]
-                mismatches += compare.sample(rows, placement)
+        return self._files.expected.presence
 
 
 def _present(reader: Reader, name: str) -> list[int]:

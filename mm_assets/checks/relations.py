@@ -307,7 +307,16 @@ class TableRelations:
             ordinal += batch.num_rows
         return pa.Table.from_batches(batches, _TEXTS)
 
-    def _batches(self, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def batches(self, table: str) -> Iterator[pa.RecordBatch]:
+        """A row table with its content, in batches.
+
+        Raises:
+            SchemaMismatchError: a column is missing.
+        """
+        self.check_columns(table)
+        return self._batches(table)
+
+    def _batches(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         file = self.parquet(table)
         return read_batches(file, batch_bytes=self.context.batch_bytes, columns=columns, name=self.url(table))
 

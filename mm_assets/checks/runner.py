@@ -8,6 +8,7 @@ the asset, which then is not judged.
 from __future__ import annotations
 
 import tempfile
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from mm_assets.checks.catalog import Check, checks_of
 from mm_assets.checks.context import CheckContext, Outcome
-from mm_assets.checks.packed import PACKED_RELATIONS, PackedRelations
+from mm_assets.checks.packed import PACKED_RELATIONS, PackedFiles, PackedRelations
 from mm_assets.checks.relations import TableRelations
 from mm_assets.errors import SourceError
 
@@ -27,11 +28,12 @@ _FETCH = 4096
 _ROW_MEMORY = 768  # bytes that DuckDB needs for a row of the widest check, which cannot all be spilled
 
 
-def run_checks(context: CheckContext) -> list[Outcome]:
+def run_checks(context: CheckContext, files: PackedFiles | None = None) -> list[Outcome]:
     """Runs every check of an asset, in the order of the catalog.
 
     Args:
         context: the asset and the partition.
+        files: the partition's packed files, where the checks of both formats share them.
 
     Returns:
         An outcome per check.
@@ -42,7 +44,11 @@ def run_checks(context: CheckContext) -> list[Outcome]:
         SchemaMismatchError: a table of an asset before this one lacks a column.
     """
     outcomes: list[Outcome] = []
-    with _Session(context) as session:
+    with ExitStack() as stack:
+        if files is None:
+            own = () if context.packed_format is None else (context.packed_format,)
+            files = stack.enter_context(PackedFiles(context, own))
+        session = stack.enter_context(_Session(context, files))
         for check in checks_of(context.asset):
             wrong_columns = outcomes and not outcomes[0].passed and context.own_tables
             outcomes.append(_not_judged(check) if wrong_columns else session.judge(check))
@@ -62,7 +68,7 @@ def _not_judged(check: Check) -> Outcome:
 class _Session:
     """A DuckDB connection with the relations that were asked for so far."""
 
-    def __init__(self, context: CheckContext) -> None:
+    def __init__(self, context: CheckContext, files: PackedFiles) -> None:
         import duckdb
 
         pa.default_memory_pool().release_unused()  # what the stage itself no longer needs
@@ -82,7 +88,7 @@ class _Session:
         if not context.store.is_local:
             self._connection.register_filesystem(context.store.fs)
         self._tables = TableRelations(context)
-        self._packed = PackedRelations(context, self._tables, self._scratch.name)
+        self._packed = PackedRelations(context, files)
         self._provided: set[str] = set()
 
     def __enter__(self) -> _Session:
@@ -92,7 +98,6 @@ class _Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._connection.close()
-        self._packed.close()
         self._tables.close()
         self._scratch.cleanup()
         pa.default_memory_pool().release_unused()  # a partition's content has passed through it

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.checks.context import CheckContext, Outcome, TableFile
+from mm_assets.checks.packed import PackedFiles
 from mm_assets.checks.runner import run_checks
 from mm_assets.errors import SourceError
 from mm_assets.packing.plan import PackPlan
@@ -229,27 +230,15 @@ class Run:
                 yield sink
         self._published[table.name] = draft.result()
 
-    def finish(
-        self,
-        *,
-        counts: Mapping[str, int],
-        notes: Iterable[str] = (),
-        packed: Mapping[str, str] | None = None,
-        seconds: float | None = None,
-    ) -> StageResult:
-        """Runs the stage's checks, stores its record and sums up.
+    def check_context(self, packed: Mapping[str, str]) -> CheckContext:
+        """What the stage's checks judge.
 
         Args:
-            counts: rows, bytes, rejects and the like.
-            notes: what a person should know about the stage's work.
             packed: format to the packed file made from the present rows.
-            seconds: wall clock of the work; by default that since the stage began.
         """
-        seconds = self.seconds() if seconds is None else seconds
-        began = time.perf_counter()
         if not self.files:
             self.open_shards()
-        context = CheckContext(
+        return CheckContext(
             asset=self.stage.name,
             store=self.dataset.store,
             tables={
@@ -259,7 +248,7 @@ class Run:
             },
             own_tables=tuple(table.name for table in self.stage.tables),
             shards=tuple(self.containers),
-            packed=dict(packed or {}),
+            packed=dict(packed),
             packed_format=self.stage.packed_format,
             packed_from=self.stage.upstream[0].tables[0].name if self.stage.packed_format else "",
             plan=self.plan,
@@ -267,7 +256,28 @@ class Run:
             materialize_mode=self.spec.materialize,
             on_misaligned=self.spec.on_misaligned,
         )
-        outcomes = tuple(run_checks(context))
+
+    def finish(
+        self,
+        *,
+        counts: Mapping[str, int],
+        notes: Iterable[str] = (),
+        packed: Mapping[str, str] | None = None,
+        checked: PackedFiles | None = None,
+        seconds: float | None = None,
+    ) -> StageResult:
+        """Runs the stage's checks, stores its record and sums up.
+
+        Args:
+            counts: rows, bytes, rejects and the like.
+            notes: what a person should know about the stage's work.
+            packed: format to the packed file made from the present rows.
+            checked: those files, where the checks of several formats share them.
+            seconds: wall clock of the work; by default that since the stage began.
+        """
+        seconds = self.seconds() if seconds is None else seconds
+        began = time.perf_counter()
+        outcomes = tuple(run_checks(self.check_context(packed or {}), checked))
         record = StageRecord(
             stage=self.stage.name,
             partition=self.key,

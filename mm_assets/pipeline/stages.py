@@ -15,6 +15,7 @@ from contextlib import ExitStack
 import pyarrow as pa
 
 from mm_assets.checks.alignment import misaligned
+from mm_assets.checks.packed import PackedFiles
 from mm_assets.errors import SourceError
 from mm_assets.filters.apply import apply_filters
 from mm_assets.filters.registry import build_annotator, build_filter
@@ -228,15 +229,19 @@ def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = tuple(PA
                     draft.name = f"{PACKED_FOLDER}/{key}.{digest[:8]}.{form}"
         files = {form: draft.result() for form, draft in drafts.items()}
         seconds = run.seconds()  # of the one pass that made all of them
+        names = _packed_names(dataset, key, files, run.inputs)
         results = {}
+        checked: PackedFiles | None = None
         for form, file in files.items():
             part = stack.enter_context(
                 Run(dataset, PACKED_STAGES[form], key, inputs=run.inputs, files={form: file}, preview=run.preview)
             )
+            checked = checked or stack.enter_context(PackedFiles(part.check_context(names), tuple(files)))
             results[form] = part.finish(
                 counts={"samples": summary.num_samples, "bytes": file.size, **_counts(summary)},
                 notes=(*summary.notes, *_plan_notes(summary, run.plan)),
-                packed=_packed_names(dataset, key, files, run.inputs),
+                packed=names,
+                checked=checked,
                 seconds=seconds,
             )
         return results
