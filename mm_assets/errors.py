@@ -38,15 +38,15 @@ class MmAssetsError(Exception):
 
 
 class FormatError(MmAssetsError, ValueError):
-    """A packed file is wrong: not ours, too new, cut off, or damaged.
+    """A packed file is wrong: not ours, too new, truncated or damaged.
 
     Args:
         path: file path or URL.
         detail: what is wrong, a clause without a final period.
         sample: index of the sample concerned, if one is.
         modality: name of the packed modality concerned, if one is.
-        found: what stands in the file.
-        expected: what should stand there.
+        found: what is in the file.
+        expected: what should be there.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class EncodeError(MmAssetsError, ValueError):
 
 
 class SourceError(MmAssetsError):
-    """Content behind a locator cannot be had: missing, short, outside the allowed places, or changed underneath.
+    """The content of a locator is not available: missing, short, outside the allowed places, or changed underneath.
 
     Args:
         path: file path or URL of the source.

@@ -25,6 +25,7 @@ CHECKED = (
     "examples",
     "benchmarks/README.md",
     "benchmarks/loading/README.md",
+    "mm_assets",
     "tests/pages",
 )
 """What is checked without arguments."""

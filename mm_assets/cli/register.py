@@ -10,7 +10,7 @@ from mm_assets.cli.output import wait_for_shards
 
 @click.command()
 @dataset_options(undeclared=True)
-@click.option("--new-schema", is_flag=True, help="Decide the dataset's schema anew; every partition becomes pending.")
+@click.option("--new-schema", is_flag=True, help="Decide the dataset's schema again; every partition becomes pending.")
 def command(chosen: DatasetChoice, new_schema: bool) -> None:
     """List the shards and make them partitions of the Dagster instance."""
     from mm_assets.orchestration.launch import open_instance, register_dataset

@@ -186,7 +186,7 @@ class AudioField(Field):
         try:
             info = probe_audio(data)
         except MediaError as error:
-            raise wrong_content(self, f"bytes that are no sound ({error.reason})", "a sound file") from error
+            raise wrong_content(self, f"bytes that are not a sound file ({error.reason})", "a sound file") from error
         self._check_extent(info.num_frames, info.channels, info.sample_rate)
         return info
 

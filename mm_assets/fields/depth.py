@@ -174,7 +174,7 @@ class DepthField(Field):
         try:
             info = probe_image(data)
         except MediaError as error:
-            raise wrong_content(self, f"bytes that are no image ({error.reason})", expected) from error
+            raise wrong_content(self, f"bytes that are not an image ({error.reason})", expected) from error
         size = (info.height, info.width)
         words = f"{info.codec} of {info.bit_depth} bits and {info.channels} channels"
         if info.codec not in ("png", "tiff") or info.bit_depth not in (16, 32) or info.channels != 1:

@@ -190,7 +190,7 @@ class DocumentField(Field):
             try:
                 found = json.loads(str(found, "utf-8"), parse_constant=_refuse_constant)
             except (ValueError, RecursionError) as error:
-                raise wrong_content(self, f"a layout that is no JSON ({error})", "a JSON file") from error
+                raise wrong_content(self, f"a layout that is not JSON ({error})", "a JSON file") from error
         try:
             chosen = layout_map(found, self.layout)
             if chosen is None:
@@ -293,7 +293,7 @@ class DocumentField(Field):
         try:
             info = probe_image(page)
         except MediaError as error:
-            raise wrong_content(self, f"page {index} that is no image ({error.reason})", "an image file") from error
+            raise wrong_content(self, f"page {index} that is not an image ({error.reason})", "an image file") from error
         turned = self.image.apply_orientation and info.orientation >= 5
         size = (info.height, info.width) if turned else (info.width, info.height)
         if max(size) > MAX_COORDINATE:

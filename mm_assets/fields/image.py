@@ -219,7 +219,7 @@ class ImageField(Field):
         try:
             info = probe_image(data)
         except MediaError as error:
-            raise wrong_content(self, f"bytes that are no image ({error.reason})", "an image file") from error
+            raise wrong_content(self, f"bytes that are not an image ({error.reason})", "an image file") from error
         if info.width * info.height > self.max_pixels:
             found = f"{info.codec} of {info.height} x {info.width} pixels"
             raise wrong_content(self, found, f"at most {self.max_pixels} pixels (max_pixels)")
@@ -353,7 +353,7 @@ def _before_turning(box: Box, upright: tuple[int, int], orientation: int) -> Box
 
 
 class _Stored(NamedTuple):
-    """An image file with what its record and the field say of it.
+    """An image file with the facts of its record and its field.
 
     Attributes:
         data: the file.

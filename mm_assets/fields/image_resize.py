@@ -24,7 +24,7 @@ MAX_SCRATCH_BYTES = 48 << 20
 
 # Bilinear sampling reads four pixels, whatever it shrinks by. Where a pixel of the result covers more than this,
 # or for more in one direction, it is sampled at several places; where for far more, by area, which is not slower then.
-# By benchmarks/images.py, 3 would give its training pictures 2 dB more in the median, and take 4 % more time.
+# By benchmarks/images.py, 3 would give its training pictures a median of 2 dB more, and take 4 % more time.
 _MAX_ONCE_AREA = 3.5
 _MAX_ONCE_RATIO = 2.5
 _MAX_SAMPLED_RATIO = 4

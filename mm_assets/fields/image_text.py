@@ -277,7 +277,7 @@ class ImageTextPairField(Field):
             try:
                 score = json.loads(score if isinstance(score, str) else str(score, "utf-8"))
             except (ValueError, RecursionError) as error:
-                raise wrong_content(self, f"a clip_score that is no number ({error})", "a number as text") from error
+                raise wrong_content(self, f"a clip_score that is not a number ({error})", "a number as text") from error
         return ImageText(contents["image"], contents.get("text"), score)
 
     # --- encode -------------------------------------------------------------------------------------------------------

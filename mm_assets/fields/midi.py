@@ -127,7 +127,7 @@ class MIDIField(Field):
         try:
             file = self._parse(data, "<value>")
         except MediaError as error:
-            found = f"bytes that are no music ({error.reason})"
+            found = f"bytes that are not a MIDI file ({error.reason})"
             raise wrong_content(self, found, "a Standard MIDI File") from error
         if isinstance(value, MIDI):
             notes = file.notes(sustain=self.sustain)

@@ -115,7 +115,7 @@ def columns_of_csv(
         table = np.loadtxt(chain([first], lines), delimiter=",", comments=None, dtype=np.float64, ndmin=2)
     except ValueError as error:
         raise EncodeError(
-            f"found a CSV that is no table of numbers ({error}), expected the time, then values"
+            f"found a CSV that is not a table of numbers ({error}), expected the time, then values"
         ) from error
     if table.shape[1] != (width or table.shape[1]):
         raise EncodeError(f"found rows of {table.shape[1]} cells below a header of {width}, expected as many")

@@ -157,7 +157,7 @@ class TimedTextField(Field):
                 text = content if isinstance(content, str) else str(content, "utf-8")
                 return json.loads(text.removeprefix("\ufeff"))
             except (ValueError, RecursionError) as error:
-                raise wrong_content(self, f"{describe(content)} that is no JSON ({error})", _EXPECTED) from error
+                raise wrong_content(self, f"{describe(content)} that is not JSON ({error})", _EXPECTED) from error
         try:
             return parse_subtitles(content, strip_tags=self.strip_tags)
         except MediaError as error:
@@ -178,7 +178,7 @@ class TimedTextField(Field):
         start_seconds, end_seconds = (self._seconds_of(time, index) for time in (start, end))
         if not 0 <= start_seconds <= end_seconds:
             found = f"{start_seconds} s to {end_seconds} s as segment {index}"
-            raise wrong_content(self, found, "a start at 0 or later and an end that is no earlier")
+            raise wrong_content(self, found, "a start at 0 or later and an end that is not before it")
         return TimedSegment(start_seconds, end_seconds, text)
 
     def _read_item(self, item: Mapping[Any, Any], index: int) -> tuple[object, object, object]:

@@ -105,7 +105,7 @@ class SyncedVideoAudioField(Field):
             try:
                 ratio = as_frame_rate(self.frame_rate).as_integer_ratio()
             except ValueError as error:
-                raise config_error("frame_rate", self.frame_rate, f"frames a second ({error})") from error
+                raise config_error("frame_rate", self.frame_rate, f"frames per second ({error})") from error
             object.__setattr__(self, "frame_rate", ratio)  # one form, so that equal settings are equal fields
         if self.size is not None:
             sides = self.size if isinstance(self.size, tuple) else ()

@@ -139,5 +139,5 @@ def _decode_jpeg(data: memoryview, size: tuple[int, int], target: npt.NDArray[np
                 resample(pixels, Box(0, 0, *size), target)
             return
     except (ValueError, MemoryError) as error:
-        raise corrupt(f"frame is no JPEG that can be decoded: {error}") from error
+        raise corrupt(f"frame is not a JPEG that can be decoded: {error}") from error
     raise corrupt("frame is not of the size in the record", found=(height, width), expected=size)

@@ -31,7 +31,7 @@ def content_digests(block: Block, rows: Rows) -> list[bytes | None]:
 
 
 class ExactDuplicatesFilter(Filter):
-    """Drops content that stood before in the partition.
+    """Drops content that an earlier row of the partition has.
 
     Content that could not be read is never a duplicate, nor is a sample that misses content or has none to compare.
 

@@ -113,7 +113,7 @@ def _keys(value: int) -> Iterator[int]:
 
 
 class NearDuplicatesFilter(Filter):
-    """Drops images that look like one that stood before in the partition and was kept.
+    """Drops images that look like an earlier image of the partition that passed.
 
     An image that is not there or cannot be decoded is never a duplicate, nor is a sample that has one, or no image. A
     picture too plain to have a hash is one of another that is the same byte for byte.

@@ -50,7 +50,7 @@ class PartitionRun:
     Attributes:
         dataset: dataset name.
         partition: partition key; empty for a manifest.
-        run_id: Dagster's run id; empty where no run came about.
+        run_id: Dagster's run id; empty where no run was created.
         failures: what went wrong, one line each; empty on success.
         warnings: what checks found that does not stop a partition, one line each.
     """
@@ -143,7 +143,7 @@ def register_dataset(
     Args:
         instance: the Dagster instance.
         dataset: the dataset's folder.
-        new_schema: decide the dataset's schema anew.
+        new_schema: decide the dataset's schema again.
         sleep: what waits for young shards to settle.
 
     Raises:
@@ -213,7 +213,7 @@ def _failures(events: Iterable[dg.DagsterEvent]) -> Iterator[str]:
 
 
 def _once(lines: Iterable[str]) -> tuple[str, ...]:
-    """Lines without those that say of one asset what was said of another: MULT and MSTR hold the same."""
+    """Drop lines that repeat for one asset what another line says: MULT and MSTR hold the same samples."""
     said: dict[str, str] = {}
     for line in lines:
         said.setdefault(line.partition(": ")[2], line)
@@ -252,7 +252,7 @@ def run_partitions(
     Args:
         work: (spec, partition key) pairs.
         num_processes: 1 runs in this process; more start as many others.
-        started: told of each (dataset, partition) when it begins, with one process only.
+        started: called with each (dataset, partition) when it begins, with one process only.
     """
     fingerprints: dict[tuple[str, str], Mapping[str, str]] = {}
     tasks: list[_Task] = []

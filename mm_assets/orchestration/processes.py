@@ -1,4 +1,4 @@
-"""Which process works on a run, written down on the run, so that a run whose process is gone can be told.
+"""Tags a run with the process that works on it, so that a run whose process is gone is detected.
 
 The facts come from Linux's /proc. Elsewhere a run carries no such tag, and nothing is said about its process.
 """

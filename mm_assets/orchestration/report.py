@@ -23,7 +23,7 @@ _RESERVED_ABOUT = {
     "binary_content": "bytes of media rows",
     "source_ref": "JSON locator of the original content",
     "metadata_json": "the sample's whole JSON, on its metadata row",
-    "materialize_error": "why the bytes could not be had",
+    "materialize_error": "why the bytes could not be read",
 }
 
 

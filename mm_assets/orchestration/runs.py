@@ -1,6 +1,6 @@
-"""What runs of a dataset there are: runs of one partition must not overlap, and a dead one must not block it.
+"""The runs of a dataset: runs of one partition must not overlap, and a dead one must not block it.
 
-Two things keep runs apart. Whoever asks for runs leaves out the partitions that a live run is busy with; and each step
+Two things keep runs apart. A request for runs leaves out the partitions that a live run is busy with; and each step
 holds a lock on its partition while it works, which is what decides when two runs were asked for nevertheless.
 """
 
@@ -68,7 +68,7 @@ def partition_lock(home: Path, dataset: str, partition: str) -> Iterator[None]:
         partition: partition key.
 
     Raises:
-        dg.Failure: somebody else holds it.
+        dg.Failure: another run holds it.
     """
     path = home / "locks" / dataset / f"{partition}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)

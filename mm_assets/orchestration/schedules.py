@@ -73,7 +73,7 @@ def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
 
 
 def _young(spec: DatasetSpec, found: Registration) -> str:
-    """What a skipped tick says of shards that it saw and did not register."""
+    """What a skipped tick says about shards that it saw and did not register."""
     if not found.unsettled:
         return ""
     # A schedule has no cursor, so it cannot compare two ticks where the storage gives no modification time.

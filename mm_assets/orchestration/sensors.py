@@ -97,7 +97,7 @@ class _Cursor:
         requested: fingerprints of the keys that were requested and are not published yet.
         settled: state of the dataset in which everything pending had been requested.
         count: number of the next tick that requests anything. It starts with the time, so that keys stay new when
-            somebody resets the cursor, and counts on from there, so that a repeated tick gives the same keys.
+            the cursor is reset, and counts on from there, so that a repeated tick gives the same keys.
     """
 
     seen: Mapping[str, tuple[str, float]]

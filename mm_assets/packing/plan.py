@@ -223,7 +223,7 @@ def _parse_field(value: object, where: object, key: str) -> PackedModality:
     if "parts" in value:
         for other in _SELECTOR_KEYS:
             if other in value:
-                raise ConfigError(where, f"{key}.{other}", "stands beside parts: give it to each part instead")
+                raise ConfigError(where, f"{key}.{other}", "is set beside parts: give it to each part instead")
         parts = _parse_parts(value["parts"], made, where, f"{key}.parts")
         config = made.declared_config(value.get("config") or {})
         return replace(PackedModality.of(name, made, parts=parts), field_type=type_name, config=config)
@@ -259,7 +259,7 @@ def _parse_parts(value: object, made: Field, where: object, key: str) -> dict[st
     parts = {}
     for name, item in value.items():
         if name not in made.PARTS:
-            detail = f"is no part of {type(made).__name__}; allowed: {', '.join(made.PARTS)}"
+            detail = f"is not a part of {type(made).__name__}; allowed: {', '.join(made.PARTS)}"
             raise ConfigError(where, f"{key}.{name}", detail)
         item = _known_keys(item, _SELECTOR_KEYS, where, f"{key}.{name}")
         many = made.PARTS[name].many
@@ -380,7 +380,7 @@ def check_modalities(modalities: tuple[PackedModality, ...], *, where: object, k
         try:
             hashed = name_hash(modality.name)
         except UnicodeEncodeError as error:
-            raise ConfigError(where, f"{key}[{number}].name", f"is {modality.name!r}, which is no UTF-8") from error
+            raise ConfigError(where, f"{key}[{number}].name", f"is {modality.name!r}, which is not UTF-8") from error
         if hashed in hashes:
             other = hashes[hashed]
             detail = f"is {modality.name!r}, " + (

@@ -1,7 +1,7 @@
 """Modalities added to the MSTR files of a published dataset: kept in the partitions' markers, listed by the manifest.
 
 A packed file never changes. The stream is added to a copy (a clone, where the file system can), which has the name of
-its own digest and stands in the marker beside the file that was packed. Records stay what the pipeline made and
+its own digest and is in the marker beside the file that was packed. Records stay what the pipeline made and
 checked, and manifests of before stay what they were. A manifest lists the copies only where all its partitions have the
 same added streams, so that its files are always alike.
 """
@@ -92,7 +92,7 @@ def added_streams(markers: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, 
 
 
 def carried_over(old: Mapping[str, Any] | None, marker: Mapping[str, Any]) -> dict[str, Any]:
-    """A new marker with what the one before it says of added streams.
+    """A new marker with the added streams of the one before it.
 
     Where the same MSTR file was made again, byte for byte, they are kept. Where another was, they are lost, and the new
     marker says which.
@@ -124,7 +124,7 @@ def add_to_dataset(
     """Adds a modality to the MSTR file of every published partition, one after the other.
 
     Interrupted, it can be started again: a partition that has the very same stream is passed over. The manifest has to
-    be made anew afterwards.
+    be made again afterwards.
 
     Args:
         dataset: the dataset's folder, in the local file system.

@@ -109,7 +109,7 @@ def _marker_before(dataset: DatasetStore, key: str) -> dict[str, Any] | None:
     try:
         return dataset.marker(key)
     except (SchemaMismatchError, SourceError):
-        return None  # a damaged marker is no reason not to write a good one
+        return None  # a damaged marker does not prevent a good one
 
 
 def fingerprints_of(partition: Partition) -> dict[str, str]:

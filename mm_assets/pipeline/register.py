@@ -1,7 +1,7 @@
 """Registration: which shards there are, what partitions they form, and the dataset's schema.
 
 Listing never changes a shard and may run as often as one likes. The schema is decided once, from the declaration and
-the first shard by name that has samples, because every partition must conform to it; deciding it anew is an explicit
+the first shard by name that has samples, because every partition must conform to it; deciding it again is an explicit
 act.
 """
 
@@ -146,9 +146,9 @@ def register(
 
     Args:
         dataset: the dataset's folder.
-        new_schema: decide the schema anew although there is one.
+        new_schema: decide the schema again although there is one.
         wait: give young shards their settle time and look again, instead of leaving them for next time.
-        allow_empty: a place without any shard is no error: they may be still to come.
+        allow_empty: a place without any shard is not an error: shards may follow.
         seen: `Registration.seen` of the last time.
         sleep: what waits.
 
@@ -203,7 +203,7 @@ def _settle_schema(dataset: DatasetStore, partitions: Sequence[Partition], *, ne
             if declared.get(key) != value:
                 detail = (
                     "changed since the dataset's schema was decided. Partitions must share one schema: go back, or "
-                    f"decide it anew for all of them with `mm-assets register --dataset {spec.name} --new-schema`"
+                    f"decide it again for all of them with `mm-assets register --dataset {spec.name} --new-schema`"
                 )
                 raise ConfigError(spec.where, key, detail)
         return

@@ -40,7 +40,7 @@ MAX_REMOTE = 1024  # files of an object store: each costs a request when it is o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageResult:
-    """What a stage did, for whoever reports it.
+    """What a stage did, for its report.
 
     Attributes:
         record: as stored, with the first violations of each check.

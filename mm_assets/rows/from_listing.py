@@ -57,7 +57,7 @@ def _lines(source: SourceFile, layout: MemberRules) -> Iterator[Line]:
             for batch in file.iter_batches(batch_size=BATCH_ROWS):
                 yield from _as_json_knows(batch).to_pylist()
         except pa.ArrowException as error:
-            raise SourceError(source.url, f"is no readable Parquet list: {str(error).splitlines()[0]}") from error
+            raise SourceError(source.url, f"is not a readable Parquet list: {str(error).splitlines()[0]}") from error
         return
     limit = layout.max_text_bytes
     with source.stream() as stream:
@@ -88,7 +88,7 @@ def _json_line(line: bytes) -> Line:
     try:
         return parse_object(line.decode("utf-8-sig")).value
     except UnicodeDecodeError as error:
-        return BadTextError("not_utf8", f"the line is no UTF-8 at byte {error.start}")
+        return BadTextError("not_utf8", f"the line is not UTF-8 at byte {error.start}")
     except BadTextError as error:
         return error
 
@@ -210,7 +210,7 @@ class _ListingBuilder:
             if isinstance(line, BadTextError):
                 self._reject(number, line.reason, line.detail)
             elif not isinstance(line.get("sample_id"), str) or not line["sample_id"]:
-                self._reject(number, "no_sample_id", "its sample_id is no text, or empty", line)
+                self._reject(number, "no_sample_id", "its sample_id is not text, or empty", line)
             else:
                 self.missing -= line.keys()
                 yield number, line
@@ -218,7 +218,7 @@ class _ListingBuilder:
     def _sample(self, sample_id: str, entries: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
         if sample_id in self.seen:
             for number, row in entries:
-                detail = "its sample stands further up already; the rows of a sample must stand together"
+                detail = "its sample has earlier rows; the rows of a sample must be consecutive"
                 self._reject(number, "duplicate_sample_id", detail, row)
             return
         self.seen.add(sample_id)

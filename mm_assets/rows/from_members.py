@@ -161,7 +161,7 @@ class _Builder:
         for member in members.repeated:
             first = members.find(member.member, "")
             where = "" if first is None or first.byte_offset is None else f" at byte {first.byte_offset}"
-            self._reject_member(member, "repeated_member", f"a member of this name stands before it{where}")
+            self._reject_member(member, "repeated_member", f"an earlier member has this name{where}")
         texts = TextMembers(source, members, is_text=self._is_text, max_bytes=self.layout.max_text_bytes)
         try:
             samples, set_aside = self._without_claimed(members, texts)
@@ -433,10 +433,10 @@ def _skipped(member: Member) -> tuple[str, str]:
     """Why an entry of the index is not part of a sample: a short name that can be counted, and a clause."""
     reason, _, found = (member.skip_reason or "").partition(": ")
     if reason == "link outside":
-        return reason, "a hard link is followed only to a member that stands before it in the shard"
+        return reason, "a hard link is followed only to an earlier member of the shard"
     if reason == "trailing bytes":
-        return reason, f"{member.byte_size} bytes behind the end of the archive are no member"
-    return reason, f"{found}: {member.byte_size} bytes are lost" if found else f"is no part of a sample: {reason}"
+        return reason, f"{member.byte_size} bytes after the end of the archive are not a member"
+    return reason, f"{found}: {member.byte_size} bytes are lost" if found else f"is not part of a sample: {reason}"
 
 
 def _objects(source: Source, members: ShardMembers, layout: MemberRules) -> Iterable[dict[str, Any]]:

@@ -202,9 +202,8 @@ def _frame(item: Item, member: Member, frame: int, token: object) -> Item:
         return item._replace(member=member, frame=frame)
     if frame == 0:
         return item._replace(member=member)
-    error = (
-        f"image token {_shown(token)} would be frame {frame} of {member.member!r}, which is no TIFF and has one image"
-    )
+    found = f"{member.member!r}, which is not a TIFF and has one image"
+    error = f"image token {_shown(token)} would be frame {frame} of {found}"
     return item._replace(error=error)
 
 

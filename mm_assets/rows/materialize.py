@@ -377,8 +377,8 @@ class _Fetcher:
         found = batch.files.get(path)
         if found is None or (isinstance(found, SourceFile) and found.closed):
             if is_local(path):
-                # Whoever opens files may close others for it, for there may be more than a process can hold open:
-                # the ranges that wait for these are read first.
+                # Opening a file may close others, since a process can hold only so many open: the ranges that wait
+                # for these are read first.
                 batch.out.fill()
             found = batch.files[path] = self._open(path)
         if isinstance(found, SourceError):

@@ -251,7 +251,7 @@ def open_table(store: Store, name: str) -> pq.ParquetFile:
             return pq.ParquetFile(store.path_of(name), buffer_size=READ_BUFFER, pre_buffer=False)
         return pq.ParquetFile(store.open(name), pre_buffer=True)  # whole row groups: each piece would be a request
     except pa.ArrowException as error:
-        raise SourceError(store.url_of(name), f"is no Parquet file: {error}") from error
+        raise SourceError(store.url_of(name), f"is not a Parquet file: {error}") from error
     except OSError as error:
         raise SourceError(store.url_of(name), f"cannot be opened: {error.strerror or error}") from error
 
@@ -332,7 +332,7 @@ def sample_groups(batches: Iterable[pa.RecordBatch], *, batch_bytes: int = 16 <<
         SchemaMismatchError: there is no column `sample_id`.
     """
     ready = _Pieces()  # whole samples
-    newest = _Pieces()  # the sample that the next batch may go on with
+    newest = _Pieces()  # the sample that the next batch may continue
     newest_id: str | None = None
     for batch in batches:
         if "sample_id" not in batch.schema.names:

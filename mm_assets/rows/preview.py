@@ -126,9 +126,7 @@ def _thumbnail(content: bytes) -> Any:
                 flat = Image.alpha_composite(ground, flat).convert("RGB")
             return flat
     except (OSError, ValueError, SyntaxError, ArithmeticError, Image.DecompressionBombError):
-        return (
-            None  # Pillow's ways to say that the bytes are no image; the checks and filters judge that, not a preview
-        )
+        return None  # Pillow's errors for bytes that are not an image; the checks and filters judge that, not a preview
 
 
 def _cell(value: object) -> str:

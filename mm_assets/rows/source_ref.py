@@ -173,7 +173,7 @@ def parse_source_ref(value: str | None) -> SourceRef:
     try:
         found = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise SourceError("source_ref", f"is no JSON ({_first_line(error)}): {_shown(value)}") from error
+        raise SourceError("source_ref", f"is not JSON ({_first_line(error)}): {_shown(value)}") from error
     if not isinstance(found, dict):
         raise SourceError("source_ref", f"is a JSON {type(found).__name__}, expected an object: {_shown(value)}")
     return source_ref_of(found, text=value)

@@ -1,6 +1,6 @@
 """What a source is: a format of container whose members become rows. One module per format, one line each in `SOURCES`.
 
-A source knows members and bytes and no row. Whatever bytes a file holds, listing its members ends: it yields them or
+A source knows members and bytes, not rows. For any content of a file, listing its members ends: it yields them or
 raises `ShardError` with the byte offset. Every entry of the container is listed, also directories, links and bytes
 that are not a member; `Member.skip_reason` says why an entry is not part of a sample.
 """

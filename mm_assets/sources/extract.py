@@ -74,7 +74,7 @@ class Shelf:
         return self._file.read(size)
 
     def drop(self, key: Hashable) -> None:
-        """Lets go of a content that nobody will ask for again."""
+        """Releases a content that is not needed again."""
         self._held_bytes -= len(self._held.pop(key, b""))
         self._spilled.pop(key, None)
         if not self._spilled and self._file is not None and self._file_end:
@@ -82,7 +82,7 @@ class Shelf:
             self._file_end = 0
 
     def close(self) -> None:
-        """Gives back memory and scratch file."""
+        """Releases memory and scratch file."""
         self._held.clear()
         self._held_bytes = 0
         self._spilled.clear()

@@ -138,7 +138,7 @@ def split_by_shard(batches: Iterable[pa.RecordBatch], shards: Sequence[str]) -> 
                     held = []
                 current = next(waiting, None)
                 if current is None:
-                    raise SourceError(shard, f"stands in the member index, expected only {', '.join(shards)}, in order")
+                    raise SourceError(shard, f"is in the member index, expected only {', '.join(shards)}, in order")
             held.append(Member(shard=shard, **dict(zip(names, values, strict=True))))
     if current is not None:
         yield ShardMembers(current, held)

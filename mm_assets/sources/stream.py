@@ -77,11 +77,11 @@ class Cursor(Protocol):
         """Takes note that a member took `stride` bytes, of which its headers `span`."""
 
     def close(self) -> None:
-        """Gives back what the cursor holds."""
+        """Releases what the cursor holds."""
 
 
 class RangeCursor:
-    """Reads an uncompressed shard by ranges; payloads that nobody asks for are not read.
+    """Reads an uncompressed shard by ranges; payloads that are not asked for are not read.
 
     Args:
         source: the shard.

@@ -1,8 +1,8 @@
-"""One pass over the headers of a tar archive, through damage where that is wanted.
+"""One pass over the headers of a tar archive, past damage if the caller wants that.
 
-The walk ends whatever the bytes are. It gives every entry of the archive, also directories, links and bytes that are no
-member, and raises `ShardError` with the byte offset where it cannot go on. It reads headers; payloads only where the
-caller's `take` reads them.
+The walk ends for any bytes. It yields every entry of the archive, also directories, links and bytes that are not a
+member, and raises `ShardError` with the byte offset where it cannot continue. It reads headers; payloads only where
+the caller's `take` reads them.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class TarWalk:
                 taken = take(entry)
                 if not self.cursor.ranged and not self.cursor.reach(self.payload_end):
                     self.ordinal -= 1
-                    raise _DamagedError(start, self.cursor.failure or _cut_off(entry.member.member, self.payload_end))
+                    raise _DamagedError(start, self.cursor.failure or _truncated(entry.member.member, self.payload_end))
             except _DamagedError as problem:
                 if not self.salvage:
                     at = min(problem.at, self.cursor.end)
@@ -246,7 +246,7 @@ class TarWalk:
             raise _DamagedError(at, f"an extended header states {header.size} bytes, expected at most {MAX_EXTENDED}")
         data = self.cursor.read(at + BLOCK, header.size)
         if len(data) < header.size:
-            raise _DamagedError(at, self.cursor.failure or f"an extended header of {header.size} bytes is cut off")
+            raise _DamagedError(at, self.cursor.failure or f"an extended header of {header.size} bytes is truncated")
         return data
 
     def _end_of_archive(self, at: int) -> Entry | None:
@@ -319,7 +319,7 @@ class TarWalk:
         self.payload_end = payload + stored
         if self.cursor.ranged and not self.cursor.reach(self.payload_end):
             self.scanned = payload
-            raise _DamagedError(at, _cut_off(escape_name(name), self.payload_end))
+            raise _DamagedError(at, _truncated(escape_name(name), self.payload_end))
         place: Place | None = None
         target = records.get(b"linkpath", header.link) if kind in ("hardlink", "symlink") else None
         skip: str | None = None
@@ -368,7 +368,7 @@ class TarWalk:
                 raise HeaderError(f"its sparse map holds more than {MAX_SPARSE_RUNS} runs")
             extension = self.cursor.read(payload, BLOCK)
             if len(extension) < BLOCK:
-                raise HeaderError("its sparse map is cut off")
+                raise HeaderError("its sparse map is truncated")
             extensions.append(extension)
             more = extension[504]
             payload += BLOCK
@@ -388,12 +388,12 @@ class TarWalk:
         while wanted is None or len(lines) <= wanted:
             block = self.cursor.read(payload + length, BLOCK)
             if len(block) < BLOCK or length >= stored:
-                raise HeaderError("its sparse map is cut off")
+                raise HeaderError("its sparse map is truncated")
             length += BLOCK
             rest = lines.pop() if lines else b""
             lines += (rest + block).split(b"\n")
             if len(lines[-1]) > BLOCK:
-                raise HeaderError("its sparse map holds something that is no number")
+                raise HeaderError("its sparse map holds something that is not a number")
             if wanted is None and len(lines) > 1:
                 wanted = 2 * pax_number(lines[0], "sparse map") + 1
                 if wanted > 2 * MAX_SPARSE_RUNS + 1:
@@ -402,8 +402,8 @@ class TarWalk:
         return payload + length, stored - length, size, runs
 
 
-def _cut_off(member: str, end: int) -> str:
-    return f"member {member!r} is cut off: its data should end at byte {end}"
+def _truncated(member: str, end: int) -> str:
+    return f"member {member!r} is truncated: its data should end at byte {end}"
 
 
 def _plain(name: bytes) -> bytes:

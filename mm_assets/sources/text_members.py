@@ -58,7 +58,7 @@ def decode_text(payload: bytes | memoryview) -> str:
     try:
         text = str(payload, "utf-8")
     except UnicodeDecodeError as error:
-        detail = f"is no UTF-8 at byte {error.start} (found 0x{error.object[error.start]:02x})"
+        detail = f"is not UTF-8 at byte {error.start} (found 0x{error.object[error.start]:02x})"
         raise BadTextError("not_utf8", detail) from error
     return text[1:] if text.startswith(_BOM) else text
 
@@ -186,8 +186,8 @@ class ParsedObject(NamedTuple):
     """A sample's JSON.
 
     Attributes:
-        value: keys and values; lone surrogates in their strings, which no UTF-8 can hold, replaced by U+FFFD.
-        text: the JSON as it was written; anew with null for them where it holds numbers that JSON does not know.
+        value: keys and values; lone surrogates in their strings, which UTF-8 cannot hold, replaced by U+FFFD.
+        text: the JSON as it was written, or serialized again with null for numbers that JSON does not know.
         num_repaired: strings in which that was necessary.
         num_nonstandard: numbers written ``NaN`` or ``Infinity``, which Python writes and JSON does not know.
     """
@@ -226,7 +226,7 @@ def parse_object(text: str) -> ParsedObject:
     except RecursionError as error:
         raise BadTextError("bad_json", "is nested too deeply") from error
     except ValueError as error:
-        raise BadTextError("bad_json", f"is no JSON: {str(error).splitlines()[0]}") from error
+        raise BadTextError("bad_json", f"is not JSON: {str(error).splitlines()[0]}") from error
     if not isinstance(value, dict):
         kind = "null" if value is None else type(value).__name__
         raise BadTextError("json_not_an_object", f"is a JSON {kind}, expected an object")

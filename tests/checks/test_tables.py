@@ -437,7 +437,7 @@ def test_missing_table_is_named(partition) -> None:
 def test_file_that_is_not_parquet_is_named(partition) -> None:
     """Bytes that are not a Parquet file give an error that names it."""
     partition.path("rows").write_bytes(b"no table")
-    with pytest.raises(SourceError, match=r"rows/p\.parquet: is no Parquet file"):
+    with pytest.raises(SourceError, match=r"rows/p\.parquet: is not a Parquet file"):
         partition.outcomes("rows")
 
 

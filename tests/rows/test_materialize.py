@@ -408,7 +408,7 @@ def test_memory_is_bounded(tmp_path: Path, opener: Opener) -> None:
     [
         (None, "source_ref: is missing or has no path"),
         ("", "source_ref: is missing or has no path"),
-        ("no json", "source_ref: is no JSON"),
+        ("no json", "source_ref: is not JSON"),
         ("[1]", "source_ref: is a JSON list"),
         ('{"path": 7}', "source_ref: path is int"),
         ('{"path": "SHARD", "byte_offset": -1, "byte_size": 5}', "source_ref: byte_offset is out of range"),

@@ -272,7 +272,7 @@ def test_what_is_not_a_table_is_not_opened(tmp_path: Path, root: str) -> None:
     """A missing file and one that is not Parquet raise `SourceError` with its place, wherever the store is."""
     store = Store(str(tmp_path) if root == "folder" else root)
     store.write_bytes("t.parquet", b"PAR1 and no more of it")
-    with pytest.raises(SourceError, match=r"t\.parquet: is no Parquet file"):
+    with pytest.raises(SourceError, match=r"t\.parquet: is not a Parquet file"):
         open_table(store, "t.parquet")
     with pytest.raises(SourceError, match=r"gone\.parquet: cannot be opened"):
         open_table(store, "gone.parquet")
