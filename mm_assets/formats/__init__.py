@@ -1,7 +1,7 @@
 """The packed formats MULT and MSTR: containers of opaque payloads. docs/format.md is normative.
 
-Standard library, NumPy and crc32c only. A container knows bytes; what they mean is a field's matter, and neither
-imports the other.
+Standard library, NumPy and crc32c only. A container stores bytes; fields know what they mean. Neither imports the
+other.
 """
 
 from mm_assets.formats.batch import Chunk, Column

@@ -1,7 +1,4 @@
-"""What readers pass from step to step: a file's head, where a batch's payloads are, and runs of bounded size.
-
-Values only; the code that makes one has checked it.
-"""
+"""What readers pass from step to step: a file's head, the places of a batch's payloads, and runs of bounded size."""
 
 from __future__ import annotations
 
@@ -18,18 +15,12 @@ Indices: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
 """Indices of samples; repeats are fine, negative ones count from the end."""
 
 BLOCK_ROWS = 1 << 14  # samples processed together by whole-file operations
-BLOCK_BYTES = 16 << 20  # payload bytes held together by them; one payload may be larger
+BLOCK_BYTES = 16 << 20  # payload bytes held by whole-file operations; one payload may be larger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What the fixed part at the start of a file says.
-
-    Attributes:
-        num_samples: samples.
-        descriptors: one per modality.
-        trailer: where the tail is, or None in a file without one.
-    """
+    """The fixed part at the start of a file; `trailer` says where the tail is, or is None in a file without one."""
 
     num_samples: int
     descriptors: tuple[Descriptor, ...]
@@ -95,7 +86,7 @@ class Column(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Where the data of a batch is in a mapped file, checked. One is made for every batch: a tuple is the quickest.
+    """Where the data of a batch is in a mapped file, checked. A tuple, because one is made for every batch.
 
     Attributes:
         starts: by modality (n,) uint64, absolute position of the data after the record; 0 where absent.

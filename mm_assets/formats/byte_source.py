@@ -1,8 +1,7 @@
 """What readers read from: ranges of bytes of one file, mapped or remote, and tables of fixed rows over them.
 
-A source only moves bytes; it checks nothing. The caller of `view` has checked the range against `size` before.
-A mapped file costs nothing to view whole; of any other source, tables beyond `WHOLE_LIMIT` are read by rows, and what
-several tables need is asked for together.
+A source only moves bytes; the caller of `view` has checked the range against `size`. A mapped file is viewed whole at
+no cost; other sources read tables beyond `WHOLE_LIMIT` by rows, and fetch what several tables need together.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class ByteSource(Protocol):
 
 @runtime_checkable
 class CachingSource(Protocol):
-    """A source that caches what is near small ranges, for tables that are read again and again."""
+    """A source that caches the surroundings of small ranges, for tables that are read repeatedly."""
 
     def look_up(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """The bytes of each (offset, size), as `view_many`."""
@@ -60,9 +59,9 @@ class CachingSource(Protocol):
 class MappedFile:
     """A local file, mapped. Views are slices of the mapping: no copy.
 
-    The kernel is advised to expect reads at random, and reads nothing around a page that is touched. So callers that
-    read payloads have them fetched first (`fetch`, or by `view_many`), and tables announce how they will be read
-    (`expect`, `page_in`). What is in memory already is only probed.
+    The kernel is advised to expect random reads, and reads nothing around a page that is touched. So callers that read
+    payloads have them fetched first (`fetch`, or by `view_many`), and tables announce how they will be read
+    (`expect`, `page_in`). Pages that are in memory are only probed.
 
     The file must not be truncated while it is mapped: the operating system answers a read past its new end with SIGBUS.
 
@@ -99,7 +98,7 @@ class MappedFile:
         self._view = memoryview(self._map if self._map is not None else b"")
 
     def reopened(self) -> bool:
-        """Maps the file again if it has another size by now, as after a stream was added; whether it had."""
+        """Maps the file again if its size has changed, as after a stream was added; returns whether it had."""
         try:
             if os.stat(self.path).st_size == self.size:
                 return False
@@ -111,26 +110,18 @@ class MappedFile:
 
     @property
     def whole(self) -> memoryview:
-        """The mapping, to slice ranges from; `view` raises the error of a closed source."""
+        """The whole mapping, to slice ranges from."""
         return self._view
 
     def view(self, offset: int, size: int) -> memoryview:
-        """The bytes of one range.
-
-        Raises:
-            ValueError: the source is closed.
-        """
+        """The bytes of one range; `ValueError` if the source is closed."""
         try:
             return self._view[offset : offset + size]
         except ValueError:
             raise ValueError(f"{self.name} is closed") from None
 
     def view_many(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """The bytes of each (offset, size), fetched together where they are not in memory.
-
-        Raises:
-            ValueError: the source is closed.
-        """
+        """The bytes of each (offset, size), fetched together where they are not in memory."""
         view = self._view
         try:
             views = [view[offset : offset + size] for offset, size in ranges]
@@ -164,7 +155,7 @@ class MappedFile:
         return not CAN_ADVISE or self._page_cache.may_skip(count)
 
     def pick(self) -> int:
-        """A number, another each time, that chooses which part of a batch is probed."""
+        """A number that differs each time and chooses which part of a batch is probed."""
         return self._page_cache.pick()
 
     def is_still_resident(self, count: int, position: int) -> bool:
@@ -186,13 +177,13 @@ class MappedFile:
             self._page_cache.fetch_one(offset, offset + size)
 
     def expect(self, offset: int, size: int) -> None:
-        """Advises the kernel that a range is read in order, or again and again: it may read ahead and around."""
+        """Advises the kernel that a range is read in order or repeatedly: it may read ahead and around."""
         if CAN_ADVISE and size and self._map is not None and not self._map.closed:
             start = offset // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_NORMAL, start, offset + size - start)
 
     def page_in(self, offset: int, size: int) -> bool:
-        """Pages in a small range whole; False, and nothing done, where it is too large for that."""
+        """Pages in a small range whole; returns False and does nothing where it is too large for that."""
         if size > WHOLE_LIMIT or not CAN_ADVISE:
             return not CAN_ADVISE
         self.expect(offset, size)
@@ -220,13 +211,7 @@ class MappedFile:
 
 
 class Region:
-    """A range of a source with one table or several, fetched once where it is small enough.
-
-    Args:
-        source: where it is; the caller has checked that it lies within.
-        ptr: absolute position.
-        size: bytes.
-    """
+    """A range of a source with one table or several, fetched once where it is small enough; checked by the caller."""
 
     __slots__ = ("_view", "in_reach", "ptr", "size", "source")
 
@@ -250,7 +235,7 @@ class Region:
 
     @staticmethod
     def fetch(regions: Iterable[Region]) -> None:
-        """Fetches those that are in reach and not cached yet with one request to the source."""
+        """Fetches those that are small enough and not cached yet with one request to the source."""
         wanted = {id(region): region for region in regions if region.in_reach and region._view is None}.values()
         if wanted:
             source = next(iter(wanted)).source
@@ -298,7 +283,7 @@ class Table:
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.itemsize = self.dtype.itemsize
         self.region = region or Region(source, ptr, self.nbytes)
-        self.in_reach = self.region.in_reach  # whether the whole table may be viewed for the sake of one row
+        self.in_reach = self.region.in_reach  # whether the whole table may be viewed to read one row
         self._is_paged_in = False  # small, and paged in whole
         self._view: memoryview | None = None
         self._cells: memoryview | None = None

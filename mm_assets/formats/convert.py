@@ -26,7 +26,7 @@ def open_reader(
     modalities: Sequence[ModalitySpec] | None = None,
     verify: bool = False,
 ) -> MultReader | MstrReader:
-    """Opens a packed file by what its first bytes say; arguments as `PackedReader`.
+    """Opens a packed file as the format of its first bytes; arguments as `PackedReader`.
 
     Raises:
         FormatError: the file is neither format, truncated, damaged, or of a later version.
@@ -69,7 +69,7 @@ def convert(
 ) -> WriteSummary:
     """Writes the samples of one packed file to another, whose format its extension names; memory is bounded by blocks.
 
-    Ids, modalities, provenance and payload bytes are copied; back in the first format, the file has its first bytes.
+    Ids, modalities, provenance and payload bytes are copied; converted back, the file has its first bytes again.
 
     Args:
         source: a MULT or MSTR file.

@@ -1,9 +1,9 @@
-"""Raw reads of many samples: the data of payloads as views into the mapping, and for a sample nothing else.
+"""Raw reads of many samples: the data of payloads as views into the mapping, without any other work per sample.
 
-All that makes them fast is in here, and only `dataset.raw` imports it. The bounds of a batch are found and checked in
-NumPy, and cached once a file is read often enough. All files of a dataset are read by one look-up. A few positions are
-probed for residency, and what is not in memory is requested from the kernel before it is touched. Of a remote file the
-same calls give the bytes of one request.
+Only `dataset.raw` imports this module. The bounds of a batch are found and checked in NumPy, and cached once a file is
+read often enough. One look-up covers all files of a dataset. A few positions are probed for residency, and pages that
+are not in memory are requested from the kernel before they are touched. For a remote file the same calls make one
+request.
 """
 
 from __future__ import annotations
@@ -172,11 +172,7 @@ def _closed(reader: PackedReader) -> ValueError:
 class _Recent(NamedTuple):
     """The modalities that were read last, where the bounds of all of them are cached.
 
-    Attributes:
-        names: the modalities.
-        source: the mapping.
-        columns: the modalities with their bounds.
-        probed: bounds of those that are probed for residency; the others were paged in whole.
+    `probed` has the bounds of those that are probed for residency; the others were paged in whole.
     """
 
     names: tuple[str, ...]
@@ -262,8 +258,8 @@ def _all_bounds(reader: PackedReader, number: int) -> Bounds | None:
 class MultiFile:
     """Raw batches out of all mapped files of a dataset, by one look-up for all of them; safe for several threads.
 
-    A shuffled batch has one or two samples of each of many files. Asked file by file, every file takes as long as the
-    whole batch would take of one. The bounds of all samples are cached, up to 17 bytes per sample and modality.
+    A shuffled batch has one or two samples from each of many files. Read file by file, each file would take as long as
+    the whole batch takes from one. The bounds of all samples are cached, up to 17 bytes per sample and modality.
 
     Args:
         readers: of the files, in order, one or more; they stay open as long as this is used.
@@ -373,20 +369,16 @@ class MultiFile:
 
 
 class _NotCacheableError(Exception):
-    """A file's bounds cannot be cached: it is damaged there."""
+    """A file's bounds cannot be cached because it is damaged."""
 
 
 # --- cached bounds ----------------------------------------------------------------------------------------------------
 
 
 class CachedBounds:
-    """Where all data of a modality is, checked; of one mapped file, or of several with positions in the own file each.
+    """Where all data of a modality is, checked; of one mapped file, or of several with positions in each file.
 
-    Start and end are one cell of 16 bytes: one index of NumPy's finds a batch's, out of half as many cache lines.
-
-    Args:
-        bounds: of one modality of all samples, file by file.
-        num_samples: of all files.
+    Start and end are one cell of 16 bytes: one NumPy index finds those of a batch, from half as many cache lines.
     """
 
     __slots__ = ("_cells", "_places", "_present")

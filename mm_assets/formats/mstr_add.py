@@ -1,8 +1,8 @@
 """Adding a stream to an MSTR file in place (3, "Adding a stream"): no byte of what is there moves or changes.
 
-Everything new is written after the live end and to the disk first; then the shadow of the header page is written, then
-the page itself, with the disk waited for in between. Whatever fails, and at whatever point, leaves a file that reads as
-before or as after, and to which the stream can be added again. Memory does not grow with the file or the payloads.
+New bytes are written after the live end and synced first; then the shadow of the header page is written, then the page
+itself, with a sync in between. A failure at any point leaves a file that reads as before or as after, and to which the
+stream can be added again. Memory does not grow with the file or the payloads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def add_stream(
     *,
     fsync: bool = True,
 ) -> WriteSummary:
-    """Adds a modality to an MSTR file, in place. Readers that have the file open go on; new ones see the stream.
+    """Adds a modality to an MSTR file, in place. Readers that have the file open continue; new ones see the stream.
 
     Args:
         path: a local MSTR file.
@@ -75,14 +75,7 @@ def add_stream(
 def grow(
     file: GrowingFile, spec: ModalitySpec, payloads: Iterable[Payload | None], *, joined_write: int = JOINED_WRITE
 ) -> WriteSummary:
-    """Adds a modality to a file that is locked; see `add_stream`.
-
-    Args:
-        file: the file; left open.
-        spec: the new modality.
-        payloads: one per sample.
-        joined_write: bytes gathered before the operating system is called.
-    """
+    """Adds a modality to a file that is locked and stays open; see `add_stream`."""
     reader = MstrReader(file)  # refuses a file that is not whole before anything is written
     live = reader.live()
     check_modalities(file.path, (*reader.modalities, spec))
@@ -121,13 +114,7 @@ def _make_pages_equal(file: GrowingFile) -> None:
 
 
 class _Run:
-    """Consecutive bytes, gathered into large writes.
-
-    Args:
-        file: where they go.
-        position: of the first.
-        limit: bytes that are gathered.
-    """
+    """Consecutive bytes from a position on, gathered into writes of `limit` bytes."""
 
     def __init__(self, file: GrowingFile, position: int, limit: int) -> None:
         self._file = file

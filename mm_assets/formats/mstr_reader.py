@@ -70,7 +70,7 @@ class _Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What a file's header page leads to, for adding a stream to it.
+    """What a file's header page leads to, which is needed to add a stream.
 
     Attributes:
         streams: the stream table, one tuple of a descriptor's numbers (3.2) per stream.
@@ -273,12 +273,7 @@ class MstrReader(PackedReader):
         return present
 
     def sizes(self, name: str) -> npt.NDArray[np.uint32]:
-        """Bytes of record and data of every sample: (N,) uint32, 0 where absent.
-
-        Raises:
-            KeyError: no such modality.
-            CorruptError: a payload is larger than the format allows.
-        """
+        """Bytes of record and data of every sample, 0 where absent; see `PackedReader.sizes`."""
         number = self.number_of(name)
         rows = self._rows[number].column()
         sizes = rows["data_size"].astype(np.uint64)

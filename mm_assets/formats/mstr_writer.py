@@ -42,12 +42,7 @@ _PREFIX = struct.Struct("<QII")
 
 
 class _Stream:
-    """One modality under construction: its rows in memory, its data in a file.
-
-    Args:
-        spec: the modality.
-        file: where the data goes, positioned there.
-    """
+    """One modality under construction: its rows in memory, its data in a file that is positioned where it goes."""
 
     def __init__(self, spec: ModalitySpec, file: JoinedFile) -> None:
         self.spec = spec
@@ -140,14 +135,7 @@ class MstrWriter(PackedWriter):
 
 
 def header_page(num_samples: int, stream_table: Sequence[tuple[int, ...]], table_ptr: int, table: bytes) -> bytes:
-    """Page 0 (3.1, 3.2 and the trailer).
-
-    Args:
-        num_samples: rows of every metadata table.
-        stream_table: one descriptor per stream.
-        table_ptr: position of the section table.
-        table: its bytes.
-    """
+    """Page 0 (3.1, 3.2 and the trailer); `table` is the section table."""
     page = bytearray(PAGE)
     header = np.array((MSTR_MAGIC, num_samples, len(stream_table)), MSTR_HEADER).tobytes()
     head = header + np.array(list(stream_table), MSTR_DESCRIPTOR).tobytes()

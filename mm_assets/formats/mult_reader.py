@@ -1,4 +1,4 @@
-"""Reading MULT (2): by the directory where the file has our tail, by the sample headers where it has not."""
+"""Reading MULT (2): by the directory in a file with our tail, else by the sample headers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from mm_assets.formats.tail import HEAD_REQUEST, Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What it takes to find and check the directory's cells of some modalities.
+    """How to find and check the directory's cells of some modalities.
 
     Attributes:
         first_cells: (modalities, 1) or () int64, where a modality's positions begin, counted in uint64.
@@ -320,12 +320,7 @@ class MultReader(PackedReader):
         return self._columns[number][2].column().copy()
 
     def records(self, name: str) -> npt.NDArray[np.uint8]:
-        """Every metadata record: (N, metadata_size) uint8, gathered, zeros where absent; read-only.
-
-        Raises:
-            KeyError: no such modality.
-            CorruptError: a payload is out of place.
-        """
+        """Every metadata record: (N, metadata_size) uint8, gathered; see `PackedReader.records`."""
         number = self.number_of(name)
         size = self.modalities[number].metadata_size
         result = np.zeros((self._num_samples, size), np.uint8)

@@ -1,10 +1,10 @@
-"""Where writers write to: files that appear whole or not at all, spools beside them and splicing, files that grow.
+"""What writers write to: files that appear whole or not at all, spools beside them and splicing, files that grow.
 
-Gathered writes of one writer go to its `WriteBehind`, whose thread writes them while the caller makes the next.
+The gathered writes of a writer go to its `WriteBehind`, whose thread writes them while the caller makes the next.
 
-The temporary file `.<name>.tmp` carries a lock while its writer lives. What a killed writer left behind has none, and
-the next writer of the same target starts it afresh. Spools have no name, so they never outlive their process. A file
-that grows is locked itself, and every change of it is a positioned write, a truncation, or a wait for the disk.
+The temporary file `.<name>.tmp` is locked while its writer lives. A killed writer leaves it unlocked, and the next
+writer of the same target truncates it. Spools have no name, so they never outlive their process. A file that grows is
+locked itself, and every change of it is a positioned write, a truncation or a sync.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Positioned(Spliceable, Protocol):
         """Where the next byte goes."""
 
     def seek(self, position: int, /) -> object:
-        """Puts the next byte there."""
+        """Moves to a position, where the next byte goes."""
 
 
 class WriteBehind:
-    """A thread that writes blocks one after the other, while their owner goes on.
+    """A thread that writes blocks one after the other, while their owner continues.
 
     It begins with the first block, and ends with `close` or when no reference to this is left. What it has to write
     holds its file open. For one thread of one process; a forked child may only drop it.
@@ -110,7 +110,7 @@ class WriteBehind:
         self._wait(0)
 
     def _wait(self, most: int) -> None:
-        """Waits until no more than `most` bytes are left to write."""
+        """Waits until at most `most` bytes are left to write."""
         while self._size > most:
             future, size = self._waiting[0]
             future.result()  # interrupted while waiting, the block is still the first
@@ -155,7 +155,7 @@ class JoinedFile:
         return self._position + self._size
 
     def seek(self, position: int, /) -> None:
-        """Puts the next byte there."""
+        """Moves to a position, where the next byte goes."""
         if position != self.tell():
             self._write_held_back(self._behind)
             self._position = position
@@ -235,7 +235,7 @@ def _rest(parts: Sequence[Buffer], count: int) -> list[Buffer]:
 
 
 class AtomicFile:
-    """A file under construction beside its target. A process that was forked meanwhile has no part in it.
+    """A file under construction beside its target. A process that is forked meanwhile does not change it.
 
     Args:
         path: the target; its folder must exist.
@@ -247,7 +247,7 @@ class AtomicFile:
 
     def __init__(self, path: Path) -> None:
         if path.is_dir():
-            # The rename at the end would say so too, after all the work.
+            # The rename at the end would fail too, but after all the work.
             raise IsADirectoryError(errno.EISDIR, "a folder is where the file should be", str(path))
         self.path = path
         self._temporary = path.with_name(f".{path.name}.tmp")
@@ -322,7 +322,7 @@ class AtomicFile:
                 self._behind.close()
             finally:
                 self._temporary.unlink(missing_ok=True)
-        # The disk may have failed before, and does so once more; it no longer matters.
+        # The disk may have failed before and may fail again, which no longer matters.
         with contextlib.suppress(OSError):
             self.file.close()
 
@@ -396,7 +396,7 @@ class GrowingFile:
             os.fsync(self._fd)
 
     def check_at_place(self) -> None:
-        """Raises `OSError` if the path names another file by now, so that what was added here is lost."""
+        """Raises `OSError` if the path names another file, so that what was added here is lost."""
         if not os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
             raise OSError(errno.ESTALE, "another writer replaced the file while something was added to it", self.name)
 

@@ -1,9 +1,8 @@
-"""Fetching what is about to be read of a local file, all of it at once and only where it is not in memory yet.
+"""Fetching the parts of a local file that are about to be read, together and only where they are not in memory yet.
 
-A mapping that is read at random is advised so, and then the kernel reads one page at a time. If the pages of a
-whole batch are requested beforehand, it reads them in parallel. A request costs as much as reading when the pages are
-resident already: so a few positions are probed, and only a miss leads to a request. Nothing here changes what is read,
-only when it arrives.
+On a mapping that is advised for random reads, the kernel reads one page at a time. If the pages of a whole batch are
+requested beforehand, it reads them in parallel. A request for resident pages costs as much as reading them: so a few
+positions are probed, and only a miss leads to a request. This changes when data arrives, not what is read.
 """
 
 from __future__ import annotations
@@ -25,15 +24,12 @@ _REST = 16  # batches per probed one, on average, while nothing is missed: a pro
 _SMALL = 512  # ranges of a batch that costs little if it is read from disk without a request
 
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux has it
-CAN_ADVISE = hasattr(os, "posix_fadvise")  # macOS has none: there the kernel's own read-ahead has to do
+CAN_ADVISE = hasattr(os, "posix_fadvise")  # macOS lacks it and has only the kernel's own read-ahead
 _CANNOT_TELL = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}  # the file system or kernel has no such read
 
 
 class Residency:
-    """How often batches are probed for residency in memory: seldom while nothing is missed.
-
-    It may be used by several threads, which then share what they learn.
-    """
+    """How often batches are probed for residency in memory: seldom while nothing is missed; threads may share it."""
 
     __slots__ = ("_calm", "_dice", "_left")
 
@@ -43,9 +39,9 @@ class Residency:
         self._dice = 1
 
     def may_skip(self, count: int) -> bool:
-        """Whether a batch of `count` ranges need not be probed: of small ones, most while nothing is missed.
+        """Whether a batch of `count` ranges need not be probed: most small ones while nothing is missed.
 
-        To be called once per batch: every so often it is False.
+        Called once per batch; False at regular intervals.
         """
         if self._calm < _CALM or count > _SMALL:
             return False
@@ -56,7 +52,7 @@ class Residency:
         return False
 
     def pick(self) -> int:
-        """A number of 23 bits, another each time: what is probed must not keep step with how batches are made."""
+        """A number of 23 bits that differs each time: probes must not keep step with how batches are made."""
         self._dice = dice = (self._dice * 1_103_515_245 + 12_345) & 0x7FFF_FFFF
         return dice >> 8  # the low bits of such a generator have short periods
 
@@ -94,7 +90,7 @@ class PageCache(Residency):
         self._singles = 0  # single reads
 
     def forget(self) -> None:
-        """Requests nothing any more: the descriptor will be another file's."""
+        """Stops all requests: the descriptor will be another file's."""
         self._fd = -1
 
     def is_resident(self, position: int) -> bool:

@@ -1,7 +1,7 @@
 """What both readers share: opening, checking what the caller gives, batches, and the walk of `verify`.
 
-Whatever bytes arrive, opening and reading them works or raises `FormatError`. Opening costs the same for any number of
-samples: head, section table and schema are checked; what grows with the samples is viewed in place, and every pointer
+For any bytes, opening and reading them works or raises `FormatError`. Opening costs the same for any number of samples:
+head, section table and schema are checked; tables that grow with the samples are viewed in place, and every pointer
 and size is checked when it is used, for a batch in one NumPy expression.
 """
 
@@ -47,7 +47,7 @@ class PackedReader(ABC):
     be used by several threads; it pickles by path, and opens the file again.
 
     Args:
-        source: a local path, or anything that gives ranges of bytes; the reader closes it.
+        source: a local path, or a source of byte ranges; the reader closes it.
         modalities: needed for a file without our tail; for any other, checked against it.
         verify: check the CRC-32C of every payload that is read.
         window: what `open_reader` has fetched of the source already.
@@ -156,12 +156,7 @@ class PackedReader(ABC):
     def data_bounds(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
         """Where the data of one or more samples of a mapped file is, without records; checked as by `_locate`.
 
-        Args:
-            indices: as `check_indices` gives them.
-            numbers: of the modalities.
-
-        Raises:
-            CorruptError: a payload is out of place.
+        `indices` are as `check_indices` returns them; `numbers` are of the modalities.
         """
 
     @abstractmethod

@@ -88,7 +88,7 @@ MSTR_TRAILER_PTR = PAGE - TRAILER.itemsize  # 4064
 MSTR_SHADOW_PTR = PAGE
 MSTR_BODY_PTR = 2 * PAGE
 HEAD_CRC_OFFSET = 20  # of head_crc32c within the trailer
-_LONG = 4096  # bytes; shorter ones are summed up before another thread would have begun
+_LONG = 4096  # bytes; the sum of shorter ones is done before another thread would have begun
 
 
 def sample_header(num_modalities: int) -> np.dtype[np.void]:

@@ -1,4 +1,4 @@
-"""What writing and verifying a packed file report. Values only."""
+"""What writing and verifying a packed file report."""
 
 from __future__ import annotations
 

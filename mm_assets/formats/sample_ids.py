@@ -1,7 +1,7 @@
-"""Sample ids: a lazy sequence over the ids section (4.5), and the way back from an id to its index.
+"""Sample ids: a lazy sequence over the ids section (4.5), and the index of an id.
 
-Ten million ids must neither become Python strings nor take a dictionary: `find` sorts 64-bit hashes in NumPy
-(12 bytes an id) and compares the few candidates with the stored bytes. Offsets are checked when they are used.
+Ten million ids must not become Python strings or a dictionary: `find` sorts 64-bit hashes in NumPy (12 bytes per id)
+and compares the few candidates with the stored bytes. Offsets are checked when they are used.
 """
 
 from __future__ import annotations
@@ -48,12 +48,7 @@ def _hash_strings(
 
 
 def hash_ids(offsets: npt.NDArray[np.uint64], read_blob: ReadBlob) -> npt.NDArray[np.uint64]:
-    """64-bit hashes (N,) of all ids.
-
-    Args:
-        offsets: (N + 1,) ascending positions of the ids in the blob.
-        read_blob: gives the bytes of a range of the blob.
-    """
+    """64-bit hashes (N,) of the ids at (N + 1,) ascending positions; `read_blob` returns a range of the blob."""
     count = len(offsets) - 1
     hashes = np.empty(count, np.uint64)
     longest = min(HASH_BLOCK, int(offsets[-1] - offsets[0]))
@@ -72,12 +67,7 @@ def hash_ids(offsets: npt.NDArray[np.uint64], read_blob: ReadBlob) -> npt.NDArra
 
 
 def find_duplicate(offsets: npt.NDArray[np.uint64], blob: Buffer) -> tuple[int, int] | None:
-    """Two indices that share an id, the lower one first, or None.
-
-    Args:
-        offsets: (N + 1,) ascending positions of the ids in the blob.
-        blob: all ids, one after the other.
-    """
+    """Two indices that share an id, the lower one first, or None; the ids are at (N + 1,) ascending positions."""
     view = memoryview(blob)
     hashes = hash_ids(offsets, lambda start, end: view[start:end])
     order = np.argsort(hashes, kind="stable")
@@ -134,11 +124,7 @@ class SampleIds(Sequence[str]):
 
 
 class NumberedIds(SampleIds):
-    """The ids "0", "1", ... of a file that stores none.
-
-    Args:
-        count: samples.
-    """
+    """The ids "0", "1", ... of a file that stores none."""
 
     def __init__(self, count: int) -> None:
         self._length = count

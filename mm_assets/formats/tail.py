@@ -1,7 +1,7 @@
 """The tail of both formats (4): section table, schema, and how a reader gets them in few requests.
 
 Writing: `TailWriter` writes sections after the body and collects their table. Reading: `Tail.read` checks table and
-section bounds against the file's size and parses the schema; what grows with the samples is left where it is.
+section bounds against the file's size and parses the schema; tables that grow with the samples are not read.
 """
 
 from __future__ import annotations
@@ -78,11 +78,7 @@ def dump_json(schema: Mapping[str, Any]) -> bytes:
 
 
 class TailWriter:
-    """Appends sections to a file and collects their table.
-
-    Args:
-        file: positioned at the end of the body.
-    """
+    """Appends sections to a file that is positioned at the end of the body, and collects their table."""
 
     def __init__(self, file: Sink) -> None:
         self._file = file
@@ -121,12 +117,9 @@ class Section:
 
 
 class Window:
-    """Ranges near the head and the end of a file, fetched together and asked again for free.
+    """Ranges near the head and the end of a file, fetched together and cached.
 
     Of a local file they are read, not touched in the mapping: a cold file is open after two small reads.
-
-    Args:
-        source: the file.
     """
 
     def __init__(self, source: ByteSource) -> None:

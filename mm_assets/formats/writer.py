@@ -1,8 +1,8 @@
 """What both writers share: checking what the caller gives, collecting ids, and finishing or giving up.
 
-A refused sample (`EncodeError`) leaves no trace, and the writer goes on. Anything that fails while bytes are being
-written ends the writer, and the target stays as it was. A thread writes while the caller prepares what comes next:
-16 MiB wait for it at most, and what it cannot write is said by a later `write`, or by `close`.
+A refused sample (`EncodeError`) leaves no trace, and the writer continues. Any failure while bytes are being written
+ends the writer, and the target stays as it was. A thread writes while the caller prepares the next samples: at most
+16 MiB wait for it, and a later `write`, or `close`, raises its errors.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ from mm_assets.formats.tail import TailWriter, dump_schema
 
 
 def as_bytes(value: Buffer) -> Buffer:
-    """`value` as something whose length is its bytes.
-
-    Raises:
-        TypeError: it is not a C-contiguous buffer.
-    """
+    """`value` as a buffer whose length is its bytes; `TypeError` where it is not a C-contiguous buffer."""
     if isinstance(value, bytes):
         return value
     view = memoryview(value)
@@ -211,7 +207,7 @@ class PackedWriter(ABC):
         try:
             self._append(checked)
         except BaseException as error:
-            self._fail(error)  # the body is out of step
+            self._fail(error)  # the body is incomplete
             raise
         for number, payload in enumerate(checked):
             self._num_present[number] += payload is not None

@@ -1,4 +1,4 @@
-"""Members of containers: what a shard holds, where, and its bytes. Nothing here knows a row.
+"""Members of containers: the entries of a shard, their places and their bytes. Knows no rows.
 
 A format of container is a `Source`: one module, one line in `SOURCES`.
 """

@@ -1,4 +1,4 @@
-"""What a source is: a format of container whose members become rows. One module per format, one line each in `SOURCES`.
+"""A source: a container format whose members become rows. One module per format, one line each in `SOURCES`.
 
 A source knows members and bytes, not rows. For any content of a file, listing its members ends: it yields them or
 raises `ShardError` with the byte offset. Every entry of the container is listed, also directories, links and bytes
@@ -63,7 +63,7 @@ class Source(Protocol):
 
         Args:
             on_damaged_shard: "fail" raises at damage; "salvage" lists the damaged bytes as an entry of type "other",
-                whose `skip_reason` starts with ``damaged:``, and goes on after them.
+                whose `skip_reason` starts with ``damaged:``, and continues after them.
             damage: takes what was damaged, when salvaging.
 
         Raises:
@@ -85,7 +85,7 @@ class Source(Protocol):
         Args:
             wanted: asked once for each entry; those without content are never yielded.
             max_bytes: a larger member is an error of that member.
-            on_error: takes the error of a member, and the pass goes on; None raises it.
+            on_error: takes the error of a member, and the pass continues; None raises it.
             on_damaged_shard: as for `members`.
             damage: takes what was damaged, when salvaging.
 

@@ -1,7 +1,7 @@
-"""Members without a byte range, of compressed shards or sparse: read in one pass, in whatever order they are asked for.
+"""Members without a byte range, in compressed shards or sparse: read in one pass, in any order of requests.
 
-Members that the pass reaches before they are asked for wait on a `Shelf`: in memory up to a budget, then in a scratch
-file up to another. What the shelf evicted costs another pass, never a wrong answer.
+Members that the pass reaches before they are requested wait on a `Shelf`: in memory up to a budget, then in a scratch
+file up to another. A member that the shelf evicted costs another pass, never a wrong answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_SCRATCH = 4 << 30  # bytes of the scratch file; a partition is one shard, so
 
 
 class Shelf:
-    """Contents that will be asked for again: in memory, beyond that in a scratch file, beyond that forgotten.
+    """Contents that will be requested again: in memory, beyond that in a scratch file, beyond that forgotten.
 
     Args:
         memory_bytes: bytes held in memory.
@@ -40,7 +40,7 @@ class Shelf:
         self._file_end = 0
 
     def put(self, key: Hashable, content: Buffer) -> None:
-        """Keeps a copy of `content`, unless both budgets are spent."""
+        """Stores a copy of `content`, unless both budgets are spent."""
         if key in self._held or key in self._spilled:
             return
         if len(content) > self._memory_bytes:
@@ -64,7 +64,7 @@ class Shelf:
         self._file_end += len(content)
 
     def get(self, key: Hashable) -> bytes | None:
-        """The content, or None where it was never put, dropped or forgotten."""
+        """The content, or None where it was never stored, dropped or forgotten."""
         if key in self._held:
             return self._held[key]
         if key not in self._spilled or self._file is None:
@@ -131,17 +131,12 @@ class MemberExtract:
         self._ended = False
 
     def begin(self, needed: Set[str], *, last: bool) -> None:
-        """Says what will be asked for next, so that the pass keeps it.
-
-        Args:
-            needed: names of members.
-            last: nothing else will be asked for afterwards.
-        """
+        """Sets the names that will be requested next, so that the pass stores them; with `last` none follow them."""
         self._needed = needed
         if last:
             for name in self._shelved - needed:
                 self._shelf.drop((self.url, name))
-        # A stream cannot go back, so what later rows may want is shelved; a seekable source is read when they come.
+        # A stream cannot go back, so what later rows may need is shelved; a seekable source is read when they come.
         self._keep_all = not last and not self._seekable
         if self._seekable:
             self._start()
@@ -178,7 +173,7 @@ class MemberExtract:
             return shelved
         content = None if name in self._seen else self._advance(name)
         if content is None and name in self._seen and name not in self._errors:
-            self._start()  # the pass went by it: once more, for what is still needed
+            self._start()  # the pass is past it: once more, for what is still needed
             content = self._advance(name)
         if name in self._errors:
             raise self._errors[name]
@@ -192,7 +187,7 @@ class MemberExtract:
         return content
 
     def _advance(self, name: str) -> bytes | None:
-        """Goes on until the member comes; what comes before it goes to the shelf."""
+        """Continues until the member comes; the members before it go to the shelf."""
         if self._ended:
             return None
         if self._pass is None:
@@ -226,7 +221,7 @@ class MemberExtract:
 
 
 def _fault_of(error: SourceError, member: str | None = None) -> SourceError:
-    """The error of a pass: unchanged if it is about the archive or a member, else as the storage's."""
+    """The error of a pass: unchanged if it is about the archive or a member, else a `ShardReadError`."""
     if isinstance(error, ShardError) or error.member is not None:
         return error
     return ShardReadError(error.path, error.detail, member=member, byte_offset=error.byte_offset)

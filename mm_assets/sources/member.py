@@ -1,6 +1,6 @@
-"""An entry of a container: its name, its place, and what the name says.
+"""An entry of a container: its name, its place, and the key, role and extension in its name.
 
-Names are text and nothing else: they are never used as paths of a file system.
+Names are only text: they are never used as paths of a file system.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 
 
 OnDamage = Literal["fail", "salvage"]
-"""Damage of a container: "fail" raises, "salvage" lists the damaged bytes as an entry and goes on after them."""
+"""Damage of a container: "fail" raises, "salvage" lists the damaged bytes as an entry and continues after them."""
 
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:
@@ -131,15 +131,7 @@ def named_member(
 ) -> Member:
     """An entry with the key, role and extension that its name gives, skipped where its type or its name says so.
 
-    Args:
-        shard: path or URL of the shard.
-        name: as the container has it.
-        ordinal: place in the shard, from 0.
-        byte_size: bytes of the content.
-        byte_offset: first byte of the content where it is one range of the shard.
-        member_type: as in `Member`.
-        skip_reason: why the entry is not part of a sample, unless its type or name is the reason.
-        link_target: name that a link points to.
+    Arguments are as the attributes of `Member`; `skip_reason` applies unless the type or name is the reason.
     """
     if member_type == "directory":
         name = name.rstrip(b"/") or name
@@ -169,7 +161,7 @@ def skipped_bytes(shard: str, start: int, end: int, *, ordinal: int, reason: str
         end: the byte after them.
         ordinal: place in the shard, from 0.
         reason: why they are skipped: ``damaged: ...`` where the container cannot be read there.
-        ranged: positions are those of the shard, and not of what it decompresses to.
+        ranged: positions are those of the shard, and not of its decompressed bytes.
     """
     return Member(
         shard=shard,

@@ -1,6 +1,6 @@
-"""Members that share a key are one sample, wherever they are in the shard; their extensions determine what they are.
+"""Members that share a key are one sample, anywhere in the shard; their extensions determine their modality.
 
-Grouping holds the member index of one shard, never a payload. The order of samples is that of their first member.
+Grouping holds the member index of one shard, never a payload. Samples are in the order of their first member.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ShardMembers:
         self.samples = [Sample(key, shard, tuple(group)) for key, group in groups.items()]
 
     def find(self, name: str, beside: str) -> Member | None:
-        """The member that a name means: as written, or in the folder of the member `beside`."""
+        """The member of a name: as written, or in the folder of the member `beside`."""
         if not name:
             return None
         while name.startswith("./"):
@@ -157,7 +157,7 @@ def _shared(column: pa.Array) -> list[Any]:
 def shard_labels(shards: Sequence[str]) -> dict[str, str]:
     """A short name for each shard of a group, which no two share.
 
-    It is the base name without suffix, with as many of its folders in front as it takes to tell the shards apart.
+    It is the base name without suffix, preceded by as many folders as make the shards distinct.
     """
     paths = [shard.rstrip("/").split("/") for shard in shards]
     depth = 1
@@ -168,5 +168,5 @@ def shard_labels(shards: Sequence[str]) -> dict[str, str]:
             break
         depth += 1
     if len(set(labels)) < len(set(shards)):
-        labels = list(shards)  # the suffix alone tells them apart
+        labels = list(shards)  # they differ only in their suffixes
     return dict(zip(shards, labels, strict=True))

@@ -1,8 +1,8 @@
-"""The bytes of a shard at increasing positions, whatever it is compressed with.
+"""The bytes of a shard at increasing positions, with any compression.
 
-A cursor gives bytes by their position in the archive. `RangeCursor` fetches only what is asked for, with a read-ahead
-that the walk over the headers sets; `StreamCursor` decompresses once from start to end and cannot go back. The
-compression of a shard is determined by its first bytes, never by its name.
+A cursor returns bytes by their position in the archive. `RangeCursor` fetches only the requested bytes, with a
+read-ahead that the walk over the headers sets; `StreamCursor` decompresses once from start to end and cannot go back.
+The compression of a shard is determined by its first bytes, never by its name.
 """
 
 from __future__ import annotations
@@ -81,11 +81,7 @@ class Cursor(Protocol):
 
 
 class RangeCursor:
-    """Reads an uncompressed shard by ranges; payloads that are not asked for are not read.
-
-    Args:
-        source: the shard.
-    """
+    """Reads an uncompressed shard by ranges; payloads that are not requested are not read."""
 
     ranged = True
 
@@ -199,7 +195,7 @@ class StreamCursor:
         return held[:size]
 
     def reach(self, end: int) -> bool:
-        """Goes on to `end`; whether the archive has that many bytes."""
+        """Continues to `end`; returns whether the archive has that many bytes."""
         while self._end < end:
             passed = self._more(min(end - self._end, SKIP_CHUNK))
             if not passed:

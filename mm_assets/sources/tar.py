@@ -25,11 +25,7 @@ MAX_PAYLOAD = 1 << 30  # bytes of a member that `TarSource.payloads` yields by d
 
 
 class TarSource:
-    """A tar shard; see `mm_assets.sources.base.Source`.
-
-    Args:
-        file: the shard.
-    """
+    """A tar shard; see `mm_assets.sources.base.Source`."""
 
     SUFFIXES: ClassVar[tuple[str, ...]] = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst")
 
@@ -47,11 +43,7 @@ class TarSource:
 
     @property
     def seekable(self) -> bool:
-        """Whether members that are not wanted are passed over: in every shard that is not compressed.
-
-        Raises:
-            ShardError: the shard is compressed in a way that is not read.
-        """
+        """Whether members that are not wanted are skipped: in every shard that is not compressed."""
         return self._compression is None
 
     @classmethod
@@ -67,16 +59,9 @@ class TarSource:
     def members(
         self, *, on_damaged_shard: OnDamage = "fail", damage: list[ShardDamage] | None = None
     ) -> Iterator[Member]:
-        """Every entry of the shard, in order.
+        """Every entry of the shard, in order; arguments and errors as `Source.members`.
 
-        Args:
-            on_damaged_shard: "fail" raises at damage; "salvage" goes on at the next header that can be trusted and
-                lists the bytes in between as an entry of type "other".
-            damage: takes what was damaged, when salvaging.
-
-        Raises:
-            ShardError: the archive is damaged, or compressed in a way that is not read; with the byte offset.
-            SourceError: the storage failed.
+        "salvage" continues at the next header that can be trusted.
         """
         cursor = open_cursor(self.file, self._compression)
         try:
@@ -94,21 +79,10 @@ class TarSource:
         on_damaged_shard: OnDamage = "fail",
         damage: list[ShardDamage] | None = None,
     ) -> Iterator[tuple[Member, bytes]]:
-        """The content of chosen members, in one pass over the shard.
+        """The content of chosen members, in one pass over the shard; arguments and errors as `Source.payloads`.
 
-        Works for every kind of shard: sparse members come with their holes as zeros, hard links with their target's
-        bytes. Only in a compressed shard does a wanted hard link cost a second pass, and comes after all others.
-
-        Args:
-            wanted: asked once for each entry; those without content are never yielded.
-            max_bytes: a larger member is an error of that member.
-            on_error: takes the error of a member and the walk goes on; None raises it.
-            on_damaged_shard: as for `members`.
-            damage: takes what was damaged, when salvaging.
-
-        Raises:
-            ShardError: the archive is damaged.
-            SourceError: a member is too large and `on_error` is None, or the storage failed.
+        Sparse members come with their holes as zeros, hard links with their target's bytes. Only in a compressed
+        shard does a wanted hard link cost a second pass, and comes after all others.
         """
         late: dict[int, list[Member]] = {}
         cursor = open_cursor(self.file, self._compression)

@@ -1,8 +1,8 @@
 """One 512-byte tar header at a time: its fields, its extended records, its sparse map.
 
-Nothing here reads files. Every number is checked before it is used; what is wrong raises `HeaderError` with a clause
-that says what was found, and the caller adds where. Formats: V7, ustar, GNU (long names, sparse, base-256 numbers) and
-PAX (extended and global records, the three sparse encodings).
+Nothing here reads files. Every number is checked before it is used; errors are a `HeaderError` with a clause that says
+what was found, and the caller adds the place. Formats: V7, ustar, GNU (long names, sparse, base-256 numbers) and PAX
+(extended and global records, the three sparse encodings).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Runs = list[tuple[int, int]]
 
 
 class HeaderError(ValueError):
-    """A header or what belongs to it is not what a tar tool writes. Never leaves this package's tar modules."""
+    """A header or its extension is not what a tar tool writes. Never leaves this package's tar modules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The fields of one header block that matter here.
+    """The fields of a header block that are used.
 
     Attributes:
         name: path, with the ustar prefix, as bytes.
@@ -96,16 +96,10 @@ def _text(field: bytes) -> bytes:
 
 
 def parse_header(block: bytes) -> Header | None:
-    """Reads one header block.
-
-    Args:
-        block: 512 bytes.
-
-    Returns:
-        The header, or None for a block of zeros, which ends an archive.
+    """Reads one header block of 512 bytes; returns None for a block of zeros, which ends an archive.
 
     Raises:
-        HeaderError: the checksum does not hold, or a number is none.
+        HeaderError: the checksum does not hold, or a number field holds something else.
     """
     if block == _ZEROS:
         return None
@@ -145,7 +139,7 @@ def find_header(chunk: bytes) -> int | None:
     blocks = np.frombuffer(chunk, np.uint8).reshape(-1, BLOCK)
     field = blocks[:, 148:156]
     digits = (field >= 0x30) & (field <= 0x37)
-    # Payload bytes hardly ever pass this, so that the exact test in Python runs on next to nothing.
+    # Payload bytes hardly ever pass this, so that the exact test in Python rarely runs.
     plausible = (digits | (field == 0x20) | (field == 0)).all(axis=1) & digits.any(axis=1)
     for row in np.flatnonzero(plausible).tolist():
         try:
@@ -192,7 +186,7 @@ def pax_number(value: bytes, name: str) -> int:
     """A whole number of an extended record.
 
     Raises:
-        HeaderError: the value is none, or too large.
+        HeaderError: the value is not a number, or is too large.
     """
     if not _DECIMAL.fullmatch(value) or int(value) > MAX_SIZE:
         raise HeaderError(f"its {name} is {value[:24]!r}, expected a whole number up to {MAX_SIZE}")

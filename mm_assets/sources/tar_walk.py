@@ -84,14 +84,7 @@ class _DamagedError(ValueError):
 
 
 class TarWalk:
-    """One pass over the headers of an archive.
-
-    Args:
-        shard: its path or URL, for entries and messages.
-        cursor: the bytes of its archive.
-        on_damage: "fail" raises at damage, "salvage" goes on after it.
-        damage: takes what was damaged, when salvaging.
-    """
+    """One pass over the headers of an archive; "salvage" continues after damage, which `damage` then lists."""
 
     def __init__(self, shard: str, cursor: Cursor, on_damage: OnDamage, damage: list[ShardDamage] | None) -> None:
         if on_damage not in ("fail", "salvage"):
@@ -145,7 +138,7 @@ class TarWalk:
     # -- damage
 
     def _skip_damage(self, start: int, detail: str) -> Entry:
-        """Goes on to the next header that can be trusted, and lists what is before it."""
+        """Skips to the next header that can be trusted, and lists the bytes before it."""
         scan = max(self.scanned, start + BLOCK, whole_blocks(self.cursor.earliest))
         lost = self.extended
         before = b""
@@ -250,7 +243,7 @@ class TarWalk:
         return data
 
     def _end_of_archive(self, at: int) -> Entry | None:
-        """What follows a block of zeros: nothing, a further archive, or bytes that are none."""
+        """What follows a block of zeros: nothing, another archive, or other bytes."""
         position = at
         while True:
             chunk = self.cursor.read(position, SCAN_CHUNK if position > at else 2 * BLOCK)

@@ -21,7 +21,7 @@ from mm_assets.sources.samples import Sample, ShardMembers
 
 __all__ = ["BadTextError", "ParsedObject", "TextMembers", "decode_text", "dump_json", "parse_object"]
 
-WINDOW_BYTES = 4 << 20  # payloads held at a time; what is made of them takes several times as much
+WINDOW_BYTES = 4 << 20  # payloads held at a time; their parsed values take several times as much
 WINDOW_SAMPLES = 1024
 MAX_GAP = 4 << 10  # media between two JSON members is not worth reading; requests of a window run side by side
 MAX_TEXT = 1 << 30  # a text column of one batch has to stay below 2 GiB, whatever is configured
@@ -105,7 +105,7 @@ class TextMembers:
             at += len(payload)
 
     def windows(self, samples: Iterable[Sample]) -> Iterator[list[tuple[Sample, dict[int, str | BadTextError]]]]:
-        """The samples in order, each with the text of its text members by ordinal, or why there is none.
+        """The samples in order, each with the text of its text members by ordinal, or why it cannot be read.
 
         Raises:
             SourceError: the shard could not be read.
@@ -216,7 +216,7 @@ def parse_object(text: str) -> ParsedObject:
             value = json.loads(text, parse_constant=constant)
         else:
             value = json.loads(text)
-        # Only an escape can bring a lone surrogate into valid UTF-8.
+        # Valid UTF-8 has a lone surrogate only as an escape.
         escapes = "\\ud" in text or "\\uD" in text
         if nonstandard:
             text = json.dumps(_finite(value), ensure_ascii=escapes, separators=(",", ":"))
