@@ -1,4 +1,4 @@
-"""What makes the rows of a partition: the members of its containers, or tables that hold rows themselves.
+"""The row sources of a partition: the members of its containers, or tables that hold rows themselves.
 
 A file is read by the `Source` or `TableSource` whose format it has. Containers become rows by their members, all those
 of a partition together; a table becomes rows by itself. A new format is one module and one line, in `SOURCES` for a
@@ -35,20 +35,18 @@ class RowSource(Protocol):
 
     def infer_columns(self, index: MemberIndex, *, layout: MemberRules) -> tuple[UserColumn, ...]:
         """The user columns that the files give.
-
         Args:
             index: the member index of `sources`, in their order.
-            layout: which columns are asked for.
-
+            layout: which columns are requested.
         Raises:
-            MissingColumnError: a column that was asked for is missing.
+            MissingColumnError: a requested column is missing.
             SourceError: a file could not be read.
         """
 
     def rows(
         self, index: MemberIndex, *, layout: MemberRules, schema: DatasetSchema, grouped: bool, batch_bytes: int
     ) -> RowStream:
-        """The rows; whatever does not become one is named in the rejects.
+        """The rows; entries that do not become one are named in the rejects.
 
         Args:
             index: the member index of `sources`, in their order.

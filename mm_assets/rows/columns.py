@@ -18,9 +18,9 @@ __all__ = ["MemberIndex", "Rejects", "RowColumns", "RowStream"]
 MemberIndex = Callable[[], Iterator[pa.RecordBatch]]
 """Reads the member index of a partition's containers from its start, shard by shard."""
 
-ROW_BYTES = 64  # rough cost of a row beside its text: identities, offsets, validity
+ROW_BYTES = 64  # rough cost of a row in addition to its text: identities, offsets, validity
 MAX_ROWS = 64 << 10  # rows of one batch
-MAX_BATCH = 512 << 20  # a string column of one batch has to stay below 2 GiB, whatever one sample holds
+MAX_BATCH = 512 << 20  # a string column of one batch must stay below 2 GiB for any sample
 FLUSH_REJECTS = 8 << 10
 
 _FILLED = [name for name in MULTIMODAL_SCHEMA.names if name != "binary_content"]
@@ -86,7 +86,7 @@ class RowColumns:
         return bool(self._done) or self._size >= self._batch_bytes or self.num_rows >= MAX_ROWS
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        """The rows so far as a batch; none if there are none, and several only of a sample that one cannot hold."""
+        """The rows so far as a batch; none if there are none, several only for a sample that one batch cannot hold."""
         if self.num_rows:
             self._flush()
         done, self._done = self._done, []

@@ -1,7 +1,7 @@
 """The column `binary_content` under construction: byte ranges are read straight into the buffer that Arrow will own.
 
-Pieces come in row order. Ranges are only noted when they come and read together, sorted, in parallel where that pays;
-a range that cannot be read is an error of its row and of no other, but a member's is raised: see `ShardReadError`.
+Pieces come in row order. Ranges are noted when they come and read together, sorted, in parallel where that is faster;
+a range that cannot be read is an error of its row only, but that of an archive member is raised: see `ShardReadError`.
 """
 
 from __future__ import annotations
@@ -39,22 +39,14 @@ class _Range(NamedTuple):
 
 
 class ReadPool:
-    """Reads ranges of several files into one buffer.
-
-    Args:
-        pool: runs the reads.
-        threads: parallel reads of local files.
-    """
+    """Reads ranges of several files into one buffer; `threads` are parallel reads of local files."""
 
     def __init__(self, pool: ThreadPoolExecutor, threads: int) -> None:
         self._pool = pool
         self._threads = threads
 
     def read(self, ranges: Sequence[_Range], target: memoryview) -> dict[int, SourceError]:
-        """Reads every range to its position.
-
-        Returns:
-            What went wrong, by row.
+        """Reads every range to its position; returns the errors by row.
 
         Raises:
             ShardReadError: the storage failed at a member of an archive.
@@ -87,14 +79,14 @@ class ReadPool:
 
 
 def _read(ranges: Sequence[_Range], target: memoryview) -> dict[int, SourceError]:
-    """Reads ranges of one file; only where that fails each on its own, to find which of them it is."""
+    """Reads ranges of one file; if that fails, each on its own to find the one that fails."""
     try:
         ranges[0].source.read_into([(r.offset, r.size) for r in ranges], target, [r.position for r in ranges])
     except SourceError as error:
         if len(ranges) == 1:
             member = ranges[0].member
             if member is not None:
-                # The range lies in the shard, so this is the storage's fault: on a row it would be published for good.
+                # The range lies in the shard, so the storage failed: an error on the row would be published for good.
                 raise ShardReadError(error.path, error.detail, member=member, byte_offset=error.byte_offset) from error
             return {ranges[0].row: error}
         errors: dict[int, SourceError] = {}
@@ -112,7 +104,7 @@ class ContentColumn:
         reader: reads ranges.
         limit: bytes of content of one piece of the batch; a larger item is a piece of its own.
         ahead: about how many bytes are to come.
-        tell: words an error of a row.
+        tell: formats the error of a row.
     """
 
     def __init__(
@@ -145,7 +137,7 @@ class ContentColumn:
         self._pending: list[_Range] = []
 
     def fits(self, size: int) -> bool:
-        """Whether another piece of `size` bytes may join those that are here."""
+        """Whether another `size` bytes fit in the present piece."""
         return self._buffer is None or self._used + size <= self._buffer.size
 
     def _room(self, size: int) -> int:
@@ -157,7 +149,7 @@ class ContentColumn:
         return position
 
     def keep(self, row: int, content: Buffer) -> None:
-        """Takes over content that the row has already."""
+        """Takes over content that the row already has."""
         position = self._room(len(content))
         self._view[position : position + len(content)] = content
         self._sizes[row] = len(content)
@@ -173,15 +165,7 @@ class ContentColumn:
         self.keep(row, content)
 
     def reserve(self, row: int, source: SourceFile, offset: int, size: int, *, member: str | None = None) -> None:
-        """Gives a row a range that is read later, with others.
-
-        Args:
-            row: the row.
-            source: the file; the range lies inside it.
-            offset: first byte of the range.
-            size: bytes of the range.
-            member: the member of an archive that the range is.
-        """
+        """Gives a row a range that lies inside the file and is read later, with others; `member` is of an archive."""
         self._pending.append(_Range(row, source, offset, size, self._room(size), member))
         self._sizes[row] = size
         self._fresh.add(row)
@@ -203,7 +187,7 @@ class ContentColumn:
         for wanted in pending:
             self.bytes_read += wanted.size
             if wanted.row in errors:
-                # Its place stays empty, under a null: what follows has its position already.
+                # Its place stays empty, under a null: the rows after it have their positions already.
                 self._view[wanted.position : wanted.position + wanted.size] = bytes(wanted.size)
                 self._fresh.discard(wanted.row)
                 self._errors[wanted.row] = self._tell(wanted.row, errors[wanted.row])
@@ -248,7 +232,7 @@ class ContentColumn:
         return pa.Array.from_buffers(pa.large_binary(), count, buffers, int(count - valid.sum()))
 
     def _content_types(self, told: Any) -> Any:
-        """The types that the bytes determine, else as they were."""
+        """The types that the bytes determine, else those before."""
         types: list[str | None] | None = None
         position = 0
         for row, size in self._sizes.items():

@@ -1,8 +1,8 @@
 """A list of files as a source: a Parquet or JSONL table with a row per item, beside the media that it names.
 
-Columns: `sample_id`; `source_ref` or `path` (relative to the list's folder); and, where wanted, `modality`, `position`,
+Columns: `sample_id`; `source_ref` or `path` (relative to the list's folder); and, if needed, `modality`, `position`,
 `text_content`, `metadata_json`; all further columns are user columns. The rows of a sample follow each other. The list
-is not trusted: what it names must be in its folder or below an allowed prefix, and every row of it becomes a row or is
+is not trusted: its references must be in its folder or below an allowed prefix, and every row of it becomes a row or is
 named in the rejects.
 """
 
@@ -50,7 +50,7 @@ Line = Mapping[str, Any] | BadTextError
 
 
 def _lines(source: SourceFile, layout: MemberRules) -> Iterator[Line]:
-    """Each row of the list as keys and values, or why it is none."""
+    """Each row of the list as keys and values, or why it cannot be parsed."""
     if source.size >= 4 and source.read(0, 4) == _PARQUET:
         try:
             file = pq.ParquetFile(source.open())
@@ -71,7 +71,7 @@ def _lines(source: SourceFile, layout: MemberRules) -> Iterator[Line]:
 
 
 def _as_json_knows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Columns of times as text, of durations as seconds and of decimals as numbers: user columns have JSON's types."""
+    """Times as text, durations as seconds and decimals as numbers, since user columns have JSON types."""
     arrays = []
     for column in batch.columns:
         if pa.types.is_duration(column.type):
@@ -94,11 +94,7 @@ def _json_line(line: bytes) -> Line:
 
 
 class ListingRows:
-    """The rows of a list of files; see `mm_assets.rows.base.TableSource`.
-
-    Args:
-        file: the list.
-    """
+    """The rows of a list of files; see `mm_assets.rows.base.TableSource`."""
 
     SUFFIXES: ClassVar[tuple[str, ...]] = (".parquet", ".jsonl", ".ndjson")
     sources: Sequence[Source] = ()
@@ -113,12 +109,7 @@ class ListingRows:
         return head.startswith(_PARQUET)
 
     def infer_columns(self, index: MemberIndex, *, layout: MemberRules) -> tuple[UserColumn, ...]:
-        """The user columns of the list: every column that the pipeline does not know, on any row.
-
-        Raises:
-            MissingColumnError: the list lacks a column that was asked for.
-            SourceError: the list cannot be read.
-        """
+        """The user columns of the list: every column that the pipeline does not know, on any row; see `RowSource`."""
         objects = (line for line in _lines(self.file, layout) if not isinstance(line, BadTextError))
         columns = columns_of(objects, layout, shown=self.file.url, skip=_OWN)
         return tuple(replace(column, rows="") for column in columns)
@@ -132,23 +123,11 @@ class ListingRows:
         grouped: bool = False,
         batch_bytes: int = 16 << 20,
     ) -> RowStream:
-        """The list as rows.
+        """The list as rows, which are made while they are read; arguments and errors as `RowSource.rows`.
 
         A sample's metadata row carries the `metadata_json` of its list rows, the first that has one. A user column is
-        filled on the row that has the value.
-
-        Args:
-            index: not read: a list has no members.
-            layout: extensions, limits, and the prefixes outside the list's own folder that it may point to.
-            schema: the columns to fill.
-            grouped: changes nothing: the list names its samples.
-            batch_bytes: content of one batch.
-
-        Returns:
-            The rows, which are made while they are read.
-
-        Raises:
-            SourceError: while reading: the list cannot be read, or a required column is in none of its rows.
+        filled on the row that has the value. `index` is not read, since a list has no members, and `grouped` changes
+        nothing, since the list names its samples. A required column that is in no row raises `SourceError`.
         """
         builder = _ListingBuilder(self.file, self.folders, layout, schema, batch_bytes)
         return RowStream(builder.batches(), builder.rejects, builder.counts)

@@ -1,7 +1,7 @@
-"""Samples as rows: one metadata row each, then a row per text and per media member, none of whose bytes are read.
+"""Samples as rows: one metadata row each, then a row per text and per media member, whose bytes are not read.
 
 Every member of the index is referenced by a row's `source_ref` or named in the rejects. A bad sample never affects its
-neighbours. Payloads of JSON and text members are read in windows of bounded size; what is held of a shard is its index.
+neighbours. JSON and text members are read in windows of bounded size; of a shard only the index is held in memory.
 """
 
 from __future__ import annotations
@@ -39,11 +39,7 @@ Texts = Mapping[int, str | BadTextError]
 
 
 class MemberRows:
-    """The rows of a partition's containers; see `mm_assets.rows.base.RowSource`.
-
-    Args:
-        sources: the containers.
-    """
+    """The rows of a partition's containers; see `mm_assets.rows.base.RowSource`."""
 
     folders: tuple[str, ...] = ()
 
@@ -53,12 +49,7 @@ class MemberRows:
     def infer_columns(self, index: MemberIndex, *, layout: MemberRules) -> tuple[UserColumn, ...]:
         """The columns of the samples' JSON: scalars and lists of one scalar kind as such, all else as JSON.
 
-        Returns:
-            Columns in order of first appearance, those of `per_image_fields` and `per_text_fields` last.
-
-        Raises:
-            MissingColumnError: a column that was asked for is in no sample.
-            SourceError: a shard could not be read.
+        They are in order of first appearance, those of `per_image_fields` and `per_text_fields` last; see `RowSource`.
         """
         by_url = {source.file.url: source for source in self.sources}
 
@@ -77,24 +68,11 @@ class MemberRows:
         grouped: bool = False,
         batch_bytes: int = 16 << 20,
     ) -> RowStream:
-        """The members as rows.
+        """The members as rows, which are made while they are read; arguments and errors as `RowSource.rows`.
 
         Samples come in the order of their first member, their rows together: the metadata row, then by position. A
-        batch ends between samples, unless one sample fills many.
-
-        Args:
-            index: the member index of the sources, in their order.
-            layout: how members become rows.
-            schema: the columns to fill.
-            grouped: the partition may have several shards: keys get the shard's name in front.
-            batch_bytes: content of one batch.
-
-        Returns:
-            The rows, which are made while they are read.
-
-        Raises:
-            MissingColumnError: while reading: a required column is missing in every sample of a shard.
-            SourceError: while reading: a shard could not be read or is not the one that was indexed.
+        batch ends between samples, unless one sample fills many. A required column that is missing in every sample of
+        a shard raises `MissingColumnError` while reading.
         """
         builder = _Builder(self.sources, layout=layout, schema=schema, grouped=grouped, batch_bytes=batch_bytes)
         return RowStream(builder.batches(index), builder.rejects, builder.counts)
@@ -112,7 +90,7 @@ class _Shard:
 
 
 class _Builder:
-    """Rows of one partition in the making."""
+    """Builds the rows of one partition."""
 
     def __init__(
         self,
@@ -188,12 +166,10 @@ class _Builder:
         return modality_of(member, self.layout.extensions) == "text"
 
     def _without_claimed(self, shard: ShardMembers, texts: TextMembers) -> tuple[list[Sample], list[Member]]:
-        """The samples without the members that have no JSON of their own and that another sample's tokens name.
+        """Sets aside the members that have no JSON of their own and that another sample's tokens name.
 
-        Only a shard that has both kinds of keys pays for a second pass over its JSON.
-
-        Returns:
-            The samples, and the members that were set aside.
+        Returns the samples without them, and these members. Only a shard that has both kinds of keys needs this second
+        pass over its JSON.
         """
         every = shard.samples
         orphans = {sample.key for sample in every if metadata_member(sample.members) is None}
@@ -209,7 +185,7 @@ class _Builder:
                 try:
                     value = parse_object(text).value
                 except BadTextError:
-                    continue  # named in the rejects when its turn comes
+                    continue  # named in the rejects later, with its sample
                 if not is_interleaved(value, self.layout):
                     continue
                 for item in interleaved_items(value, sample, json_member, shard, self.layout).items:
@@ -430,7 +406,7 @@ def _check_lists(value: Mapping[str, Any], layout: MemberRules) -> None:
 
 
 def _skipped(member: Member) -> tuple[str, str]:
-    """Why an entry of the index is not part of a sample: a short name that can be counted, and a clause."""
+    """Why an entry of the index is not part of a sample: a short name to count by, and a clause."""
     reason, _, found = (member.skip_reason or "").partition(": ")
     if reason == "link outside":
         return reason, "a hard link is followed only to an earlier member of the shard"
@@ -446,7 +422,7 @@ def _objects(source: Source, members: ShardMembers, layout: MemberRules) -> Iter
         for window in texts.windows(members.samples):
             for sample, found in window:
                 value = _parsed(found)
-                # A sample whose JSON is damaged, which becomes a reject, still counts by its other members.
+                # A sample whose JSON is damaged, which becomes a reject, is still counted by its other members.
                 if value is not None or len(sample.members) > len(found):
                     yield value or {}
     finally:
@@ -454,7 +430,7 @@ def _objects(source: Source, members: ShardMembers, layout: MemberRules) -> Iter
 
 
 def _parsed(found: Mapping[int, str | BadTextError]) -> dict[str, Any] | None:
-    """The JSON of a sample, or None where it has none that can be read."""
+    """The JSON of a sample, or None where it has none that can be parsed."""
     for text in found.values():
         if isinstance(text, str):
             try:

@@ -1,7 +1,7 @@
 """An interleaved sample: lists of texts and image tokens become items at their list positions.
 
-A token is the name of a member, a URL or path, or, in the MINT-1T-PDF layout, stands for the next frame of the sample's
-one TIFF. A token that means nothing becomes an item with an error; it never becomes another image.
+A token is the name of a member, a URL or path, or, in the MINT-1T-PDF layout, the next frame of the sample's one TIFF.
+A token that cannot be resolved becomes an item with an error, never another image.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_SHOWN = 80  # characters of a token that a message repeats
 
 
 class Item(NamedTuple):
-    """One row in the making.
+    """One row under construction.
 
     Attributes:
         position: list index.
@@ -46,7 +46,7 @@ class Item(NamedTuple):
 
 
 class InterleavedItems(NamedTuple):
-    """What an interleaved sample's lists gave.
+    """The items of an interleaved sample's lists.
 
     Attributes:
         items: by position; where both lists have an entry, the text first.
@@ -146,7 +146,7 @@ def _image_items(
     missing = ""
     if by_position:
         frames_of, missing = _own_tiff(sample)
-    # A TIFF that several tokens name is one with a frame for each of them.
+    # A TIFF that several tokens name has a frame for each of them.
     uses = Counter(m.ordinal for m in named if m is not None and m.extension in TIFF_EXTENSIONS)
     frames: Counter[int] = Counter()
     items: list[Item] = []
@@ -180,7 +180,7 @@ def _image_items(
 def _frame_member(
     value: Mapping[str, Any], json_member: Member, shard: ShardMembers, layout: MemberRules
 ) -> Member | None:
-    """The member that `image_member_field` names for tokens that name none."""
+    """The member that `image_member_field` names for tokens that do not name one."""
     if layout.image_member_field is None:
         return None
     name = value.get(layout.image_member_field)
@@ -188,7 +188,7 @@ def _frame_member(
 
 
 def _own_tiff(sample: Sample) -> tuple[Member | None, str]:
-    """The one ``<key>.tiff`` or ``<key>.tif`` of a sample, or why there is not one."""
+    """The one ``<key>.tiff`` or ``<key>.tif`` of a sample, or why it cannot be chosen."""
     tiffs = [m for m in sample.members if not m.role and m.extension in TIFF_EXTENSIONS]
     if len(tiffs) == 1:
         return tiffs[0], ""

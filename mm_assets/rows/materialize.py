@@ -1,9 +1,9 @@
 """Rows get their bytes: `binary_content` filled, or `materialize_error` set, for every row of media.
 
 Each byte range is fetched once for all rows of a batch that share it, a multi-frame TIFF once for all its frames. A
-`source_ref` is followed only where the caller allows it. What is held in memory is about `batch_bytes` of content and
-one item. Whatever is wrong with one item is an error on its row, which only the policy "fail" raises. A storage that
-fails while a member of an archive is read says nothing of the item: that raises under every policy.
+`source_ref` is followed only where the caller allows it. About `batch_bytes` of content and one item are held in
+memory. An error of one item is on its row, and only the policy "fail" raises it. A storage that fails while a member of
+an archive is read is not an error of the item: that raises under every policy.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def materialize(
 
     Args:
         batches: rows with the reserved columns, in order.
-        open_file: opens a file; it owns what it opens, may return the same one again, and may close local ones when
-            it is asked for another: they are then opened again.
+        open_file: opens a file, which it owns; it may return the same one again, and may close local ones when another
+            is requested: they are then opened again.
         allowed: whether a `source_ref` may point to this path or URL; others are never opened.
-        open_container: gives a file as the container whose members are asked for.
+        open_container: opens a file as the container of the requested members.
         on_error: "keep" leaves the error on its row, "drop_row" leaves the row out, "drop_sample" its whole sample,
             "fail" raises. Errors that rows came with count too.
         batch_bytes: content of one yielded batch; a larger item is a batch of its own.
@@ -74,7 +74,7 @@ def materialize(
         max_content_bytes: a larger item is an error.
 
     Returns:
-        The rows, which are made while they are read; then `ShardReadError` is raised where the storage of an archive
+        The rows, which are made while they are read; `ShardReadError` is raised then if the storage of an archive
         fails.
 
     Raises:
@@ -167,7 +167,7 @@ def _one_line(text: str) -> str:
 
 
 def _tell(ref: SourceRef | None, error: Exception | str) -> str:
-    """An error as its row carries it: the file, the member, and what was found."""
+    """An error as its row carries it: the file, the member, and the problem."""
     if isinstance(error, SourceError):
         detail = error.detail if error.byte_offset is None else f"at byte {error.byte_offset}: {error.detail}"
     elif isinstance(error, MediaError):
@@ -183,12 +183,12 @@ def _tell(ref: SourceRef | None, error: Exception | str) -> str:
 
 
 class _Work(NamedTuple):
-    """What is to be done for a row."""
+    """The work for one row."""
 
     row: int
     ref: SourceRef | None
     problem: str  # with its locator, where `ref` is None
-    kept: memoryview | None  # content that it has already
+    kept: memoryview | None  # content that it already has
 
 
 @dataclass(slots=True, kw_only=True)
@@ -296,7 +296,7 @@ class _Fetcher:
                 if ref.strategy == "direct_read" and source.is_local:
                     out.fill()
             if ref.strategy == "direct_read" and is_local(ref.path or ""):
-                batch.files.pop(ref.path or "", None)  # of a folder of many files no two rows share one
+                batch.files.pop(ref.path or "", None)  # in a folder of many files no two rows share one
         yield out.take(rows.num_rows)
         self.counts["materialized"] += out.num_filled
         self.counts["errors"] += out.num_failed
@@ -326,7 +326,7 @@ class _Fetcher:
         return work
 
     def _begin_extracts(self, batch: _Batch, last: bool) -> None:
-        """Tells each shard without ranges what this batch needs of it."""
+        """Announces to each shard without ranges the members that this batch needs."""
         needed: dict[str, set[str]] = {}
         for ref in (item.ref for item in batch.work if item.ref is not None):
             if ref.strategy == "tar_extract" and ref.path is not None and ref.member is not None:
@@ -349,7 +349,7 @@ class _Fetcher:
                 self._extracts[path] = error
 
     def _bytes_ahead(self, work: Sequence[_Work]) -> list[int]:
-        """About how much content there is from each row on; an item without a size counts as a whole batch."""
+        """About how much content there is from each row on; an item of unknown size counts as a whole batch."""
         planned = np.zeros(len(work), np.int64)
         before: Hashable = None
         for number, (_, ref, _, kept) in enumerate(work):
@@ -369,11 +369,7 @@ class _Fetcher:
     # -- fetching
 
     def _file(self, path: str, batch: _Batch) -> SourceFile:
-        """Opens a file that may be opened; the answer is remembered for the batch's other rows.
-
-        Raises:
-            SourceError: it is not allowed, not there, or may not be read.
-        """
+        """Opens an allowed file, and caches it or its `SourceError` for the batch's other rows."""
         found = batch.files.get(path)
         if found is None or (isinstance(found, SourceFile) and found.closed):
             if is_local(path):
@@ -394,7 +390,7 @@ class _Fetcher:
             return error
 
     def _open_ahead(self, batch: _Batch, number: int) -> None:
-        """Opens the next remote files of rows that are files of their own, at the same time: each is a request."""
+        """Opens the next remote files of rows that are whole files, concurrently: each is a request."""
         paths: list[str] = []
         for item in batch.work[number : number + REMOTE_REQUESTS]:
             path = None if item.ref is None or item.ref.strategy != "direct_read" else item.ref.path
@@ -403,7 +399,7 @@ class _Fetcher:
         batch.files.update(zip(paths, batch.pool.map(self._open, paths), strict=True))
 
     def _place(self, ref: SourceRef, batch: _Batch, number: int) -> tuple[SourceFile, int, int] | None:
-        """The range that can be read straight to its place; None where the bytes are shared or have to be worked on.
+        """The range that is read straight to its place; None where the bytes are shared or have to be processed.
 
         Raises:
             SourceError: the range is empty, too large, or leaves the file; or the file cannot be read.
@@ -433,12 +429,7 @@ class _Fetcher:
             raise SourceError(path, f"holds {size} bytes, allowed are {self._max_content_bytes}")
 
     def _content(self, ref: SourceRef, batch: _Batch) -> Buffer:
-        """The bytes of an item that several rows share, or that a frame is taken out of.
-
-        Raises:
-            SourceError: they cannot be read.
-            MediaError: the frame cannot be read.
-        """
+        """The bytes of an item that several rows share, or of a frame; `SourceError` or `MediaError` if unreadable."""
         if self._item.key != _key(ref):
             self._change_item(ref, batch)
         item = self._item
@@ -486,7 +477,7 @@ class _Fetcher:
         return content
 
     def _read(self, ref: SourceRef, batch: _Batch) -> memoryview:
-        """One item, into the buffer that all items of this kind use, one after the other."""
+        """One item, in a buffer that is reused for all items of this kind."""
         source = self._file(ref.path or "", batch)
         size = source.size if ref.byte_size is None else ref.byte_size
         if not size <= len(self._item_buffer) <= max(size, self.batch_bytes):
@@ -504,7 +495,7 @@ class _Fetcher:
 
 
 def _key(ref: SourceRef) -> Hashable:
-    """What rows have in common whose content comes out of the same bytes."""
+    """The key that rows share whose content comes from the same bytes."""
     return ref.path, ref.member if ref.byte_offset is None else None, ref.byte_offset, ref.byte_size
 
 
@@ -513,7 +504,7 @@ def _locators(texts: Any) -> list[tuple[SourceRef | None, str]]:
     try:
         parsed = with_parsed_source_ref_columns(pa.table({"source_ref": texts}), prefix="")
     except SourceError:
-        return [_parse(text) for text in texts.to_pylist()]  # one of them is wrong: find out which
+        return [_parse(text) for text in texts.to_pylist()]  # one of them is invalid: find out which
     names = ("path", "member", "byte_offset", "byte_size", "frame_index")
     columns = [parsed.column(name).to_pylist() for name in names]
     return [_checked(SourceRef(*parts)) for parts in zip(*columns, strict=True)]

@@ -1,8 +1,8 @@
-"""Tables in Parquet: written in row groups of so many bytes, read in batches of so many bytes, grouped by sample.
+"""Tables in Parquet: row groups and batches of a given size in bytes, and rows grouped by sample.
 
-Sizes are those of the values really there, media included, never a count of rows: one row may hold a gigabyte. Media is
-stored as it is, without codec and without dictionary; text and identities are compressed. The same rows and options
-give the same file. Columns that may not be null are `required` in the file.
+Sizes are bytes of the actual values, media included, never a count of rows: one row may hold a gigabyte. Media is
+stored without codec and dictionary; text and identities are compressed. The same rows and options give the same file.
+Columns that may not be null are `required` in the file.
 """
 
 from __future__ import annotations
@@ -24,24 +24,18 @@ from mm_assets.storage.store import Store
 __all__ = ["ParquetSink", "TableFile", "open_table", "read_batches", "row_bytes", "sample_groups"]
 
 ROW_GROUP_BYTES = 32 << 20  # written and read as one: small enough to hold, large enough to scan
-MAX_ROW_GROUP_ROWS = 1 << 20  # rows of text are small, but a reader wants to skip within a table
-MAX_BATCH_ROWS = 1 << 16  # bounds what repeated values of a few bytes in the file become in memory
+MAX_ROW_GROUP_ROWS = 1 << 20  # rows of text are small, but a reader needs to skip within a table
+MAX_BATCH_ROWS = 1 << 16  # bounds the memory of repeated values that take a few bytes in the file
 MAX_VALUE = (1 << 31) - (1 << 16)  # a Parquet page states its size in an int32, and a value is within one page
 READ_BUFFER = 1 << 20  # bytes of a local column chunk that are read at a time; a chunk of media is a whole row group
-_MEDIA_BATCH = 64  # values between two looks at the page size: pages of media stay near their 1 MiB
+_MEDIA_BATCH = 64  # values between two checks of the page size: pages of media stay near their 1 MiB
 _TEXT_BATCH = 1024
-_LONG_TEXT = frozenset({"text_content", "metadata_json", "source_ref", "member", "detail"})  # hardly a value twice
+_LONG_TEXT = frozenset({"text_content", "metadata_json", "source_ref", "member", "detail"})  # values rarely repeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFile:
-    """What a `ParquetSink` wrote.
-
-    Attributes:
-        num_rows: rows in the file.
-        num_bytes: bytes of the file.
-        num_row_groups: row groups in the file.
-    """
+    """Size of the file that a `ParquetSink` wrote."""
 
     num_rows: int
     num_bytes: int
@@ -49,14 +43,9 @@ class TableFile:
 
 
 def row_bytes(batch: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
-    """Bytes of the values of each row.
+    """Bytes of the values of each row, (num_rows,) int64.
 
-    Args:
-        batch: rows of any schema.
-
-    Returns:
-        (num_rows,) int64: text and binary by their length, fixed-width values by their width, lists by their items;
-        null counts as nothing.
+    Text and binary count by their length, fixed-width values by their width, lists by their items; null counts as 0.
     """
     sizes = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
@@ -85,7 +74,7 @@ def _value_bytes(values: Any) -> Any:
     try:
         return max(kind.bit_width // 8, 1)
     except ValueError:
-        return -(-values.nbytes // max(len(values), 1))  # another nested type: its mean will do
+        return -(-values.nbytes // max(len(values), 1))  # another nested type: its mean
 
 
 def _is_variable(kind: Any) -> bool:
@@ -223,11 +212,7 @@ class ParquetSink:
         self._num_row_groups += 1
 
     def close(self) -> TableFile:
-        """Ends the file; calling it again only answers again.
-
-        Returns:
-            What is in the file.
-        """
+        """Ends the file and returns its size; calling it again only returns that again."""
         if self._result is None:
             self._flush()
             self._writer.close()
@@ -247,7 +232,7 @@ def open_table(store: Store, name: str) -> pq.ParquetFile:
     """
     try:
         if store.is_local:
-            # By its path, so that Python takes no part in reading, and a piece of a column chunk at a time.
+            # By its path, so that Python is not involved in reading, and a piece of a column chunk at a time.
             return pq.ParquetFile(store.path_of(name), buffer_size=READ_BUFFER, pre_buffer=False)
         return pq.ParquetFile(store.open(name), pre_buffer=True)  # whole row groups: each piece would be a request
     except pa.ArrowException as error:
@@ -265,8 +250,8 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file in order, in batches of about `batch_bytes` of values.
 
-    One row group is read at a time, and of a large one only so many rows as its mean row allows; what is held at once
-    is at most a row group. A row larger than `batch_bytes` is a batch of its own.
+    One row group is read at a time, and of a large one only as many rows as its mean row size allows; at most a row
+    group is held. A row larger than `batch_bytes` is a batch of its own.
 
     Args:
         parquet_file: an open file.
@@ -292,7 +277,7 @@ def _read_batches(
 ) -> Iterator[pa.RecordBatch]:
     for group in range(parquet_file.num_row_groups):
         described = parquet_file.metadata.row_group(group)
-        # Uncompressed bytes as the file states them; a wrong figure costs memory or speed, not correctness.
+        # Uncompressed bytes as stated in the file; a wrong figure costs memory or speed, not correctness.
         mean = max(described.total_byte_size // max(described.num_rows, 1), 1)
         rows = min(max(batch_bytes // mean, 1), MAX_BATCH_ROWS)
         batches = parquet_file.iter_batches(

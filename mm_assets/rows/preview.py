@@ -1,6 +1,6 @@
 """A summary of a table while it streams past: its first rows, a contact sheet, and sizes by power of two.
 
-A preview keeps a few rows and images whatever the table's size. It only describes: nothing that it fails to draw is an
+A preview holds a few rows and images of a table of any size. It only describes: content that it cannot draw is not an
 error of the data.
 """
 
@@ -17,19 +17,14 @@ __all__ = ["Preview"]
 
 MAX_CELL = 80  # characters of a value that a preview shows
 MAX_IMAGE_BYTES = 4 << 20  # larger images are left out of the contact sheet
-MAX_HELD_BYTES = 8 << 20  # of the images that are kept until it is drawn
+MAX_HELD_BYTES = 8 << 20  # of the images that are held until it is drawn
 THUMBNAIL = 72  # pixels; the sheet stays in Dagster's event log, so it has to be tiny
 COLUMNS = 6
 MAX_PIXELS = 16 << 20  # of an image that is decoded for a thumbnail; a JPEG is decoded at a fraction of its size
 
 
 class Preview:
-    """Watches the batches of one table.
-
-    Args:
-        num_rows: rows to keep.
-        num_images: images to keep.
-    """
+    """Watches the batches of one table, and holds a number of rows and images."""
 
     def __init__(self, *, num_rows: int = 8, num_images: int = 12) -> None:
         self._num_rows = num_rows
@@ -42,7 +37,7 @@ class Preview:
         self.content_bytes = 0
 
     def observe(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Takes note of a batch and hands it on."""
+        """Observes a batch and returns it."""
         self.num_rows += batch.num_rows
         if len(self.rows) < self._num_rows:
             for row in batch.slice(0, self._num_rows - len(self.rows)).to_pylist():

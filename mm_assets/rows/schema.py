@@ -78,7 +78,7 @@ REJECTS_SCHEMA: pa.Schema = pa.schema(
         _required("detail", pa.string()),
     ]
 )
-"""Whatever was not turned into a row, and why."""
+"""The entries that did not become a row, and why."""
 
 DROPPED_SCHEMA: pa.Schema = pa.schema(
     [
@@ -119,10 +119,10 @@ class Drop(NamedTuple):
     """One row that a filter takes out.
 
     Attributes:
-        row: index of the row in the block that was judged.
+        row: index of the row in the judged block.
         reason: short slug that is counted, such as ``below_min``.
         value: the measure that decided, in the unit that the filter documents; None where there is none.
-        detail: why, in words, where the reason does not say it all.
+        detail: why, in words, where the reason is not enough.
     """
 
     row: int
@@ -133,7 +133,7 @@ class Drop(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserColumn:
-    """One column beside the reserved ones.
+    """One column in addition to the reserved ones.
 
     Attributes:
         name: column name; never a reserved one.
@@ -189,10 +189,10 @@ Texts = Annotated[
 
 
 class Settings(BaseModel):
-    """Settings of a declaration: immutable, no unknown keys, and values of the type that is asked for, not converted.
+    """Settings of a declaration: immutable, no unknown keys, and values that have the required type without conversion.
 
-    The type, default, bounds, description and an example of each key are in the model and nowhere else: messages, the
-    schema of the Dagster component and the tables of docs/settings.md are generated from it.
+    The type, default, bounds, description and an example of each key are only in the model: messages, the schema of
+    the Dagster component and the tables of docs/settings.md are generated from it.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -298,7 +298,7 @@ class MemberRules(Settings):
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """The prefixes that references may point to: none while they are not allowed at all."""
+        """The prefixes that references may point to: none unless references are allowed."""
         return self.allowed_references if self.allow_references else ()
 
 
@@ -347,7 +347,7 @@ class DatasetSchema:
         """Reads `schema.json` back.
 
         Raises:
-            SchemaMismatchError: `value` was written by another version or does not have the expected shape.
+            SchemaMismatchError: `value` has another version or another shape.
         """
         version = value.get("version")
         if version != cls.VERSION:

@@ -1,8 +1,8 @@
 """`source_ref`: the JSON locator on each row that says where its content is.
 
-What `build_source_ref` writes is one compact line with all five keys in a fixed order, so equal locators are equal
-text. What `parse_source_ref` reads is never trusted: types, signs and bounds are checked and anything else is a
-`SourceError`. Parsing opens nothing; whether a locator may be followed is decided where it is followed.
+`build_source_ref` writes one compact line with all five keys in a fixed order, so equal locators are equal text.
+`parse_source_ref` does not trust its input: types, signs and bounds are checked, and anything else is a `SourceError`.
+Parsing opens nothing; whether a locator may be followed is decided where it is followed.
 """
 
 from __future__ import annotations
@@ -105,14 +105,7 @@ def build_source_ref(
     byte_size: int | None = None,
     frame_index: int | None = None,
 ) -> str:
-    """Writes a locator as compact JSON: all five keys, always in the same order.
-
-    Args:
-        path: file path or URL.
-        member: archive member.
-        byte_offset: first byte of the content in the file.
-        byte_size: bytes of the content.
-        frame_index: frame of a multi-frame TIFF, from 0.
+    """Writes a locator as compact JSON: all five keys in a fixed order; arguments as the attributes of `SourceRef`.
 
     Raises:
         EncodeError: a value has the wrong type or sign, or `parse_source_ref` would refuse it.
@@ -126,12 +119,9 @@ def build_source_ref(
 
 
 class SourceRefWriter:
-    """Writes many locators into one file; what `build_source_ref` writes, without checking the path each time.
+    """Writes many locators into one file; as `build_source_ref`, without checking the path each time.
 
     Members, offsets and sizes must come from a member index, which has checked them.
-
-    Args:
-        path: file path or URL of the shard.
 
     Raises:
         EncodeError: the path is not one that a locator may hold.
@@ -180,15 +170,7 @@ def parse_source_ref(value: str | None) -> SourceRef:
 
 
 def source_ref_of(value: Mapping[str, Any], *, text: str | None = None) -> SourceRef:
-    """A locator from its keys and values, also in its older forms; see `parse_source_ref`.
-
-    Args:
-        value: keys and values.
-        text: the JSON that they came from, for messages.
-
-    Raises:
-        SourceError: a value has a wrong type, sign or size.
-    """
+    """A locator from its keys and values, as `parse_source_ref`; `text` is their JSON, for messages."""
     values = tuple(
         value.get(_OLDER_NAMES.get(name, name)) if value.get(name) is None else value[name] for name in _COLUMNS
     )
@@ -327,7 +309,7 @@ def from_pandas(frame: Any) -> pa.Table:
     """A DataFrame as a table: reserved columns get the types and nullability of `MULTIMODAL_SCHEMA`.
 
     Args:
-        frame: what `to_pandas` gave, or any DataFrame; missing values (None, NaN, NaT, NA) become null. Its
+        frame: a result of `to_pandas`, or any DataFrame; missing values (None, NaN, NaT, NA) become null. Its
             index is left out.
 
     Raises:

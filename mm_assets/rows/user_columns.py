@@ -1,7 +1,7 @@
-"""Keys of the samples' JSON as columns: which there are, of what type, and values made to fit.
+"""Keys of the samples' JSON as columns: their names and types, and the conversion of values.
 
-Types are decided once, from the first shard; a value that does not fit its column's type later on is null there and
-stays in `metadata_json`.
+Types are decided once, from the first shard; a later value that does not fit its column's type is null there and stays
+in `metadata_json`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from mm_assets.sources.text_members import dump_json
 
 __all__ = ["UNFIT", "column_name", "columns_of", "converter", "structural_keys"]
 
-MAX_COLUMNS = 512  # JSON whose keys are data would make a column of each; further keys stay in `metadata_json`
+MAX_COLUMNS = 512  # JSON whose keys are data would give a column for each; further keys stay in `metadata_json`
 MAX_NAME = 256  # characters of a column's name
 
 UNFIT = object()
-"""What a converter answers for a value that does not fit."""
+"""The result of a converter for a value that does not fit."""
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f]+")
 _INT64 = range(-(2**63), 2**63)
 
 
 def structural_keys(layout: MemberRules) -> set[str]:
-    """Keys that make up rows and are not columns unless named as such."""
+    """Keys that make up rows; they are not columns unless named as such."""
     keys = {layout.texts_field, layout.images_field, *layout.per_image_fields, *layout.per_text_fields}
     keys.update(key for key in (layout.sample_id_field, layout.image_member_field) if key is not None)
     return keys
@@ -102,7 +102,7 @@ def columns_of(
     Args:
         objects: the JSON of each sample, empty where it has none.
         layout: which keys are asked for.
-        shown: where the objects come from, for messages.
+        shown: source of the objects, for messages.
         skip: further keys that are not columns unless asked for.
 
     Raises:
@@ -174,7 +174,7 @@ def _json(value: object) -> object:
     try:
         return dump_json(value)
     except (RecursionError, TypeError, ValueError):
-        return UNFIT  # deep enough to be parsed but not to be written, or a Parquet value that JSON does not know
+        return UNFIT  # parsed, but nested too deep to be written; or a Parquet value that JSON does not know
 
 
 _SCALAR_CONVERTERS: dict[str, Callable[[object], object]] = {
@@ -187,11 +187,7 @@ _SCALAR_CONVERTERS: dict[str, Callable[[object], object]] = {
 
 
 def converter(type_name: str) -> Callable[[object], object]:
-    """A function that makes a JSON value fit a column's type; null stays null, what does not fit becomes `UNFIT`.
-
-    Args:
-        type_name: a name of `COLUMN_TYPES`.
-    """
+    """A function that makes a JSON value fit a column's type; null stays null, a value that does not fit is `UNFIT`."""
     if not type_name.startswith("list<"):
         scalar = _SCALAR_CONVERTERS[type_name]
         return lambda value: None if value is None else scalar(value)
