@@ -22,7 +22,7 @@ from mm_assets.rows.schema import Drop
 __all__ = ["FACT_RELATIONS", "Facts", "misaligned"]
 
 TOLERANCE_SECONDS = 0.05
-"""How far a note, text or series may reach beyond its medium: MIREX's tolerance for the onset of a note."""
+"""How far a note, text or series may extend past its medium: MIREX's tolerance for the onset of a note."""
 
 _FETCH = 4096
 
@@ -108,14 +108,8 @@ def _columns(fact: Fact) -> tuple[str, list[Any]]:
 def misaligned(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
     """Makes the filter step that finds samples whose parts contradict each other.
 
-    Its reasons are the names of the checks that would find them.
-
-    Args:
-        plan: the pack plan.
-
-    Returns:
-        A function of a table of whole samples, all of whose rows can be packed, that gives a `Drop` for each such
-        sample, at its first row.
+    It takes a table of whole samples, all of whose rows can be packed, and yields a `Drop` for each such sample, at its
+    first row. The reasons are the names of the checks that would find them.
     """
     placer = Placer(plan)
     judged = [number for number, made in enumerate(placer.fields) if made.FACTS]

@@ -1,8 +1,8 @@
 """The explicit list of checks: every rule that a partition must obey, and the SQL that finds what violates it.
 
 A check is a line in `CATALOG` and a file in ``sql/`` with one statement, whose first line is the rule in words. It
-selects the violations from relations that `runner` provides by their names, so it runs in a DuckDB shell as it is once
-they exist. The relations are:
+selects the violations from relations that `runner` provides by name, so it also runs in a DuckDB shell if they exist.
+The relations are:
 
 - each table of the partition by its name, without the columns of content; row tables have an `ordinal`;
 - what `relations.DERIVED` computes from a table, such as `filtered_rows_content`;
@@ -31,8 +31,8 @@ class Check:
         asset: the asset whose files it judges.
         name: unique within the asset.
         sql_file: name of the statement's file in ``sql/``.
-        about_content: whether it judges what the parts of a sample say about each other, rather than what was made of
-            them. The dataset's `on_misaligned` decides what a violation does.
+        about_content: whether it compares the parts of a sample with each other, rather than with their source. The
+            dataset's `on_misaligned` decides what a violation does.
     """
 
     asset: str
@@ -110,7 +110,7 @@ CATALOG: tuple[Check, ...] = (
 """Every check, in the order in which an asset's are run."""
 
 ABOUT_CONTENT: tuple[Check, ...] = tuple({c.name: c for c in CATALOG if c.about_content}.values())
-"""The checks of what a sample's parts say about each other, once for both formats."""
+"""The checks that compare the parts of a sample with each other, once for both formats."""
 
 
 def checks_of(asset: str) -> tuple[Check, ...]:

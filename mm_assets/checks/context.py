@@ -43,10 +43,9 @@ class CheckContext:
         packed_from: name of the table that packed files are made from.
         plan: the pack plan; needed for packed files only.
         known_modalities: row modalities beside the built-in ones.
-        on_misaligned: "warn" where what a sample's parts say about each other does not stop a partition; else it does.
+        on_misaligned: "warn" where contradictions between a sample's parts do not stop a partition; else they do.
         materialize_mode: "read" where the materialized rows hold bytes, "write" where the filtered rows do.
-        memory_limit: bytes that DuckDB may use, or more where there are very many rows; beyond that it spills to a
-            scratch folder.
+        memory_limit: bytes that DuckDB may use, or more for very many rows; beyond that it spills to a scratch folder.
         batch_bytes: content that is held at a time while files are read.
     """
 
@@ -68,7 +67,7 @@ class CheckContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
         name: the check's.
@@ -88,7 +87,7 @@ class Outcome:
 
     @property
     def stops(self) -> bool:
-        """Whether the partition goes no further."""
+        """Whether a violation stops the partition."""
         return self.blocking and not self.passed
 
     def to_json(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""What packed files hold, computed from their own bytes, and what they should hold, computed from the filtered rows.
+"""The contents of packed files, computed from their bytes, and the expected contents, computed from the rows.
 
 Files are read by ranges and never mapped, so that resident memory stays bounded; a remote one is copied to scratch.
-Sizes and CRC-32C are taken of the bytes themselves, not from what the writer counted. Damage never raises here: it is a
-row of `packed_damage`, and what cannot be read is missing from the other relations.
+Sizes and CRC-32C are computed from the bytes, not from the writer's counts. Damage never raises here: it is a row of
+`packed_damage`, and unreadable entries are missing from the other relations.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ class PackedRelations:
             try:
                 sizes, sums = reader.sizes(name), reader.checksums(name)
             except FormatError:
-                continue  # `intact` says what is wrong with them
+                continue  # `intact` reports it
             for i in _present(reader, name):
                 yield form, i, ids[i], name, int(sizes[i]), int(sums[i])
 
@@ -332,7 +332,7 @@ class PackedRelations:
                 if kind == "listing":
                     listing += _listed(sample_id, made.decode(payload.metadata, payload.data))
             except FormatError:
-                continue  # the item is then missing, which is a violation of its own
+                continue  # the item is then missing, which is a violation by itself
 
     def _scan(self, known: Mapping[str, Any]) -> Iterator[tuple[str, str, Payload]]:
         """Sample id, modality and payload, as far as they can be read; `verify` reports where they cannot."""
@@ -356,7 +356,7 @@ class PackedRelations:
             placer = self._files.placer
             judged = {name: made for name, made in zip(placer.names, placer.fields, strict=True) if made.FACTS}
             for sample_id, name, payload in self._scan(judged):
-                with contextlib.suppress(FormatError):  # it is missing from the items, which is a violation of its own
+                with contextlib.suppress(FormatError):  # it is missing from the items, which is a violation by itself
                     self._facts.add(sample_id, name, judged[name].facts(*payload))
         return self._facts.table(relation)
 
@@ -384,7 +384,7 @@ def _present(reader: Reader, name: str) -> list[int]:
 def _expected_of(rows: BlockRows, placement: Placement, placer: Placer) -> Iterator[tuple[Any, ...]]:
     sample_id = rows.sample_id[placement.start]
     for row in placement.refused:
-        # It should have been dropped: no packed item can be its own.
+        # It should have been dropped: no packed item can be its.
         yield sample_id, "", "content", "", row - placement.start, 0, 0, True
     for taker, placed in placement.items.items():
         kind = _KINDS[placer.plan.modalities[taker].selector.take]
@@ -417,7 +417,7 @@ def _listed(sample_id: str, entries: Any) -> Iterator[tuple[Any, ...]]:
 
 
 class _Comparison:
-    """Compares what re-encoding fields hold with what the rows give, in samples spread over the partition."""
+    """Compares the payloads of re-encoding fields with their rows, in samples spread over the partition."""
 
     def __init__(self, reader: Reader | None, ids: list[str], placer: Placer) -> None:
         self._reader = reader
@@ -436,7 +436,7 @@ class _Comparison:
             self._left[taker] = MAX_COMPARED
 
     def sample(self, rows: BlockRows, placement: Placement) -> Iterator[tuple[Any, ...]]:
-        """What differs in one sample, if it is among the chosen."""
+        """The differences in one sample, if it is among the chosen."""
         sample_id = rows.sample_id[placement.start]
         for taker, chosen in self._chosen.items():
             if sample_id not in chosen or self._reader is None:
@@ -469,7 +469,7 @@ class _Comparison:
 
 
 def _items_of(made: Field, payload: Payload, parts: frozenset[str] | None) -> Iterable[Item]:
-    """The items of a payload; those of a composite that was given one content are that content's."""
+    """The items of a payload; those of a composite that was made from one content are that content's."""
     items = made.items(payload.metadata, payload.data)
     if not made.PARTS or parts is None or "" not in parts:
         return items
@@ -478,7 +478,7 @@ def _items_of(made: Field, payload: Payload, parts: frozenset[str] | None) -> It
 
 
 def _difference(made: Field, value: Any, stored: tuple[Any, Any] | None) -> str | None:
-    """How a stored payload differs from what its value gives now, or None."""
+    """How a stored payload differs from that of its value now, or None."""
     if stored is None:
         return "there is no such item"
     encoded = made.encode(value)
@@ -525,4 +525,4 @@ PACKED_RELATIONS: Mapping[str, Callable[[PackedRelations], pa.Table]] = {
     "decoded_mismatches": PackedRelations.decoded_mismatches,
     **{relation: partial(PackedRelations.facts, relation=relation) for relation in FACT_RELATIONS},
 }
-"""The relations over packed files and what they should hold."""
+"""The relations over packed files and their expected contents."""

@@ -1,8 +1,8 @@
-"""The relations that checks select from: a partition's tables, and what its shards and declarations say about them.
+"""The relations that checks select from: a partition's tables, and the facts of its shards and declarations.
 
-Tables come from their Parquet files as DuckDB reads them, without the columns of content: a single value of these may
-be larger than DuckDB's memory. Content is read in bounded batches, and only sizes, checksums and digests stay in
-memory. Only the checks of the member index walk the shards' headers again; later checks rely on the index.
+DuckDB reads the tables from their Parquet files, without the columns of content: one of their values may be larger than
+DuckDB's memory. Content is read in bounded batches, and only sizes, checksums and digests stay in memory. Only the
+checks of the member index walk the shards' headers again; later checks rely on the index.
 """
 
 from __future__ import annotations
@@ -103,11 +103,7 @@ def table_of(rows: Iterator[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
 
 
 class TableRelations:
-    """The relations over one partition's tables and shards.
-
-    Args:
-        context: the partition.
-    """
+    """The relations over one partition's tables and shards."""
 
     def __init__(self, context: CheckContext) -> None:
         self.context = context
@@ -120,7 +116,7 @@ class TableRelations:
             file.close(force=True)
 
     def relation(self, name: str) -> str | pa.Table:
-        """What a relation's name stands for: a statement for DuckDB where it is a table itself, else an Arrow table.
+        """A relation by its name: a statement for DuckDB where it is a table itself, else an Arrow table.
 
         Raises:
             KeyError: there is no such relation.
@@ -155,11 +151,7 @@ class TableRelations:
         return self.context.store.url_of(self._file(table).path)
 
     def check_columns(self, table: str) -> None:
-        """Makes sure that a table has the columns that relations over it select.
-
-        Raises:
-            SchemaMismatchError: one is missing.
-        """
+        """Refuses, with `SchemaMismatchError`, a table that lacks a column that relations over it select."""
         names = self.parquet(table).schema_arrow.names
         missing = [name for name in _read_columns(self._file(table).schema) if name not in names]
         if missing:
@@ -179,13 +171,13 @@ class TableRelations:
     # -- columns
 
     def expected_columns(self) -> pa.Table:
-        """What the columns of the asset's tables should be."""
+        """The expected columns of the asset's tables."""
         return table_of(
             (row for table in self.context.own_tables for row in _columns(table, self._file(table).schema)), _EXPECTED
         )
 
     def actual_columns(self) -> pa.Table:
-        """What the columns of the asset's files are; nullable is what Parquet's own schema says."""
+        """The columns of the asset's files; nullable is as in Parquet's own schema."""
         return table_of(
             (row for table in self.context.own_tables for row in _columns(table, self.parquet(table).schema_arrow)),
             _EXPECTED,
@@ -199,7 +191,7 @@ class TableRelations:
         return table_of(iter(sizes), pa.schema([("shard", pa.string()), ("size", pa.int64())]))
 
     def shard_members(self) -> pa.Table:
-        """Every entry of the shards, from a fresh walk; damage is walked around, as the index may have done."""
+        """Every entry of the shards, from a new walk that continues after damage, as the index may have done."""
         return table_of(
             (
                 (m.shard, m.ordinal, m.member, m.byte_offset, m.byte_size, m.member_type, m.skip_reason)
@@ -210,7 +202,7 @@ class TableRelations:
         )
 
     def source_refs(self, table: str) -> pa.Table:
-        """Path, member and range of each row's locator, and what is wrong with it; rows without one are left out."""
+        """Path, member and range of each row's locator, and its error; rows without one are left out."""
         return table_of(self._refs(table), _REFS)
 
     def _refs(self, table: str) -> Iterator[tuple[Any, ...]]:
@@ -286,7 +278,7 @@ class TableRelations:
                 size = item["content_size"]
                 if shard is None or ref.byte_offset is None or ref.byte_size != size:
                     continue
-                if ref.byte_offset + size <= shard.size:  # what leaves the shard is for the checks of locators to say
+                if ref.byte_offset + size <= shard.size:  # the checks of locators report a range that leaves the shard
                     names = ("ordinal", "sample_id", "position", "modality")
                     found = crc32c(shard.read(ref.byte_offset, size))
                     yield (*(item[name] for name in names), text, item["crc32c"], found)
@@ -350,7 +342,7 @@ def _source_sizes(refs: Any) -> Any:
     """The size of the whole content as each locator tells it, int64."""
     try:
         parsed = with_parsed_source_ref_columns(pa.table({"source_ref": refs}), prefix="")
-    except SourceError:  # one of them is wrong, which is for the check of locators to say: the others count
+    except SourceError:  # one of them is wrong, which the check of locators reports: the others count
         return pa.array([_source_size(text) for text in refs.to_pylist()], pa.int64())
     sizes = pc.if_else(pc.is_null(parsed.column("frame_index")), parsed.column("byte_size"), None)
     return sizes.combine_chunks() if isinstance(sizes, pa.ChunkedArray) else sizes

@@ -1,8 +1,8 @@
 """Runs an asset's checks over one partition: provides the relations, executes each statement, lists first violations.
 
-DuckDB works in bounded memory, more only where there are very many rows, and in two threads; it spills to a scratch
-folder and downloads nothing. A table whose columns are wrong fails its `schema` check, and with it every other check of
-the asset, which then is not judged.
+DuckDB works in bounded memory, more only for very many rows, and in two threads; it spills to a scratch folder and
+downloads nothing. A table with wrong columns fails its `schema` check and all other checks of the asset, which are not
+run then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mm_assets.errors import SourceError
 
 __all__ = ["CheckContext", "Outcome", "run_checks"]
 
-MAX_LISTED = 20  # violations that an outcome keeps
+MAX_LISTED = 20  # violations in an outcome
 MAX_TEXT = 200  # characters of a value in it
 _FETCH = 4096
 _ROW_MEMORY = 768  # bytes that DuckDB needs for a row of the widest check, which cannot all be spilled
@@ -66,7 +66,7 @@ def _not_judged(check: Check) -> Outcome:
 
 
 class _Session:
-    """A DuckDB connection with the relations that were asked for so far."""
+    """A DuckDB connection with the relations that were requested so far."""
 
     def __init__(self, context: CheckContext, files: PackedFiles) -> None:
         import duckdb
@@ -115,17 +115,13 @@ class _Session:
         self._provided.add(name)
 
     def _allow(self, num_bytes: int) -> None:
-        """Lets DuckDB use so much memory where that is more than it may use already."""
+        """Raises DuckDB's memory limit if `num_bytes` is more."""
         if num_bytes > self._memory_limit:
             self._memory_limit = num_bytes
             self._connection.execute(f"set memory_limit = '{num_bytes >> 20}MiB'")
 
     def judge(self, check: Check) -> Outcome:
-        """The outcome of one check.
-
-        Raises:
-            SourceError: a file cannot be read, or the statement could not be executed.
-        """
+        """The outcome of one check; `SourceError` if a file cannot be read or the statement not executed."""
         try:
             for name in check.relations:
                 self._provide(name)

@@ -1,6 +1,6 @@
-"""The one package that knows Dagster: declarations become assets, checks, jobs, a sensor and a schedule.
+"""The only package that imports Dagster: declarations become assets, checks, jobs, a sensor and a schedule.
 
-Bodies here read configuration, call one library function and report. The functions are in `mm_assets.pipeline`.
+Bodies here read configuration, call one library function of `mm_assets.pipeline` and report.
 """
 
 from mm_assets.orchestration.build import build_definitions

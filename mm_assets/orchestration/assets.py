@@ -22,7 +22,7 @@ __all__ = ["build_assets"]
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Shows what the library raises on purpose as a failure with its own words; a bug keeps its traceback."""
+    """Reports the library's own errors as a failure with their message; a bug keeps its traceback."""
     try:
         yield
     except MmAssetsError as error:

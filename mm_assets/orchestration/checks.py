@@ -13,7 +13,7 @@ __all__ = ["check_specs"]
 
 
 def check_specs(spec: DatasetSpec, stage: Stage) -> list[dg.AssetCheckSpec]:
-    """The checks of one asset: per partition, and blocking because `dagster job execute` passes over the others."""
+    """The checks of one asset: per partition, and blocking because `dagster job execute` ignores the others."""
     with warnings.catch_warnings():
         # `partitions_def` of a check is a preview; without it results do not belong to a partition.
         warnings.filterwarnings("ignore", category=dg.PreviewWarning)

@@ -25,7 +25,7 @@ def _options(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _allow_templates(schema: Mapping[str, Any], *, optional: bool) -> dict[str, Any]:
-    """A JSON schema that also takes a template (``{{ env.BUCKET }}``) and, for an optional value, nothing at all.
+    """A JSON schema that also takes a template (``{{ env.BUCKET }}``) and, for an optional value, null.
 
     The alternatives are an ``if`` and not an ``anyOf``, so that a validator names the wrong key inside of a value.
     """
@@ -74,13 +74,13 @@ class _Parameters(RootModel[dict[str, Any]]):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Refuses what would not load, before anything is written."""
+        """Refuses settings that would not load, before anything is written."""
         DatasetSpec.from_config({"name": "dataset", **self.root}, where="arguments", default_root=default_root())
         return self
 
 
 class _DatasetScaffolder(dg.Scaffolder[_Parameters]):
-    """Writes a defs.yaml with the settings that are given."""
+    """Writes a defs.yaml with the given settings."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[_Parameters]:
@@ -102,8 +102,6 @@ class ShardDataset(dg.Component):
     `executor=dg.in_process_executor` in its `Definitions`: with Dagster's default, a process is started for each step,
     which takes about 3 seconds.
 
-    Args:
-        spec: the checked declaration.
     """
 
     def __init__(self, spec: DatasetSpec) -> None:

@@ -17,12 +17,8 @@ def build_jobs(
 ) -> list[Any]:  # an unresolved job's type is not public
     """Both jobs, run in one process: a subprocess per step costs seconds and the steps are a chain anyway.
 
-    Assets are selected by key, the one attribute that a declaration's `post_processing` cannot change. Dagster refuses
+    Assets are selected by key, the only attribute that a declaration's `post_processing` cannot change. Dagster refuses
     a selected key that is missing, so neither job is ever without steps.
-
-    Args:
-        spec: the dataset.
-        assets: all of its assets.
     """
     manifest = dg.AssetKey([spec.name, MANIFEST.name])
     partitioned = [key for asset in assets for key in asset.keys if key != manifest]

@@ -1,6 +1,6 @@
 """Runs from the command line: the same jobs on the same instance as the UI's, one process per run at a time.
 
-One bad partition never stops the others; what went wrong with it comes back as text. Nothing here prints.
+A bad partition never stops the others; its errors are returned as text. Nothing here prints.
 """
 
 import importlib
@@ -52,7 +52,7 @@ class PartitionRun:
         partition: partition key; empty for a manifest.
         run_id: Dagster's run id; empty where no run was created.
         failures: what went wrong, one line each; empty on success.
-        warnings: what checks found that does not stop a partition, one line each.
+        warnings: violations of checks that do not stop a partition, one line each.
     """
 
     dataset: str
@@ -114,7 +114,7 @@ def declared_datasets(module: str) -> dict[str, DatasetSpec]:
 
 
 def _why_not_loaded(module: str, error: Exception) -> ConfigError:
-    """What a person has to change, from beneath the layers that Dagster wraps around it."""
+    """The cause that a person has to fix, from beneath the layers that Dagster wraps around it."""
     reason: BaseException = error
     link: BaseException | None = error
     while link is not None:
@@ -140,11 +140,10 @@ def register_dataset(
 ) -> Registration:
     """Registers the dataset's shards, in its folder and as the instance's dynamic partitions.
 
-    Args:
         instance: the Dagster instance.
         dataset: the dataset's folder.
         new_schema: decide the dataset's schema again.
-        sleep: what waits for young shards to settle.
+        sleep: waits some seconds for young shards to settle.
 
     Raises:
         SourceError: no shard was found, or the first could not be read.
@@ -208,7 +207,7 @@ def _failures(events: Iterable[dg.DagsterEvent]) -> Iterator[str]:
             data = event.step_failure_data
             given = data.user_failure_data.description if data.user_failure_data else None
             steps.append(f"{event.step_key}: {(given or _innermost(data.error)).strip()}")
-    if not said:  # a step that follows a failed check says nothing new
+    if not said:  # a step that follows a failed check adds no new failure
         yield steps[0] if steps else "the run failed before its first step"
 
 
@@ -231,7 +230,7 @@ def _violated(events: Iterable[dg.DagsterEvent], severity: dg.AssetCheckSeverity
 
 
 def _innermost(error: Any) -> str:
-    """What was raised first, which Dagster wraps in an error of its own; its class is not public."""
+    """The error raised first, which Dagster wraps in an error of its own, whose class is not public."""
     while error is not None and error.cause is not None:
         error = error.cause
     return "failed" if error is None else str(error.message)
@@ -251,7 +250,7 @@ def run_partitions(
 
     Args:
         work: (spec, partition key) pairs.
-        num_processes: 1 runs in this process; more start as many others.
+        num_processes: 1 runs in this process; otherwise so many processes are started.
         started: called with each (dataset, partition) when it begins, with one process only.
     """
     fingerprints: dict[tuple[str, str], Mapping[str, str]] = {}
@@ -273,7 +272,7 @@ def run_partitions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """One run to be made. Its id is given beforehand, so that the run is found when its process dies."""
+    """A run to be started. Its id is chosen beforehand, so that the run is found when its process dies."""
 
     spec: DatasetSpec
     partition: str
@@ -317,7 +316,7 @@ def _run_side_by_side(tasks: Sequence[_Task], num_processes: int) -> Iterator[Pa
 
 
 def _without_result(task: _Task, error: BaseException) -> PartitionRun:
-    """How a run ended whose process did not live to say so, for lack of memory for instance."""
+    """The result of a run whose process died before it returned one, for lack of memory for instance."""
     failures: tuple[str, ...] = (f"its process ended: {type(error).__name__}: {error}",)
     with dg.DagsterInstance.get() as instance:
         run = instance.get_run_by_id(task.run_id)

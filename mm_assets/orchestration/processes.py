@@ -1,6 +1,6 @@
 """Tags a run with the process that works on it, so that a run whose process is gone is detected.
 
-The facts come from Linux's /proc. Elsewhere a run carries no such tag, and nothing is said about its process.
+The facts come from Linux's /proc. On other systems a run has no such tag, and its process is not known.
 """
 
 import os
@@ -15,10 +15,9 @@ _DEAD_STATES = "ZX"  # killed, and not yet collected by its parent
 
 
 def process_tag(run_id: str) -> str | None:
-    """What identifies this process as the worker of a run; None where the system does not tell.
+    """Identifies this process as the worker of a run; None on systems without /proc.
 
-    Args:
-        run_id: the run. It is in the tag because a run that is executed again inherits the tags of its predecessor.
+    The tag contains the run's id because a run that is executed again inherits the tags of its predecessor.
     """
     place, start = _place(), _start(os.getpid())
     if place is None or start is None:
@@ -29,22 +28,17 @@ def process_tag(run_id: str) -> str | None:
 def process_is_gone(run_id: str, tag: str | None) -> bool | None:
     """Whether the process that a run's tag names has ended.
 
-    Args:
-        run_id: the run.
-        tag: its tag, if it has one.
-
-    Returns:
-        None where that cannot be known: there is no tag, it is another run's, or the process is on another host.
+    None where that is not known: there is no tag, it is another run's, or the process is on another host.
     """
     parts = (tag or "").split(" ")
     if len(parts) != 5 or parts[0] != run_id or parts[1] != _place() or not parts[3].isdecimal():
         return None
-    # A process id is given out again, but not with the same start time, which counts from the boot.
+    # A process id is reused, but not with the same start time, which counts from the boot.
     return parts[2] != _boot() or _start(int(parts[3])) != parts[4]
 
 
 def _place() -> str | None:
-    """Host and process namespace: what a process id is unique in."""
+    """Host and process namespace, in which a process id is unique."""
     try:
         return f"{socket.gethostname()}/{os.readlink(_PROC / 'self' / 'ns' / 'pid')}"
     except OSError:
@@ -59,7 +53,7 @@ def _boot() -> str:
 
 
 def _start(pid: int) -> str | None:
-    """Start time of a live process in clock ticks since the boot; None when there is none of that id."""
+    """Start time of a live process in clock ticks since the boot; None if no process has that id."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except OSError:

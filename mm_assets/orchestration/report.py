@@ -28,7 +28,7 @@ _RESERVED_ABOUT = {
 
 
 def stage_metadata(result: StageResult) -> dict[str, Any]:
-    """Metadata of one materialization; small enough to live in the event log for ever."""
+    """Metadata of one materialization, small because the event log stores it for ever."""
     record, preview = result.record, result.preview
     metadata: dict[str, Any] = {}
     sheet = preview.contact_sheet()

@@ -1,7 +1,7 @@
 """The runs of a dataset: runs of one partition must not overlap, and a dead one must not block it.
 
-Two things keep runs apart. A request for runs leaves out the partitions that a live run is busy with; and each step
-holds a lock on its partition while it works, which is what decides when two runs were asked for nevertheless.
+Two mechanisms separate runs. A request for runs leaves out the partitions that a live run is working on; and each step
+holds a lock on its partition while it works, which decides when two runs were requested nevertheless.
 """
 
 import fcntl
@@ -52,7 +52,7 @@ _DAY = 86_400.0
 _MAX_SILENCE = _DAY  # of a run whose process is not known; a partition takes minutes
 _FIRST_PAUSE = 600.0  # shorter than the default period of the schedule: the first retry is its next tick
 _ONE_PROCESS = {dg.in_process_executor.name, "execute_in_process_executor"}  # the latter is not public
-_MAX_FAILED_RUNS = 10_000  # looked at; older ones count as if they had never been
+_MAX_FAILED_RUNS = 10_000  # that are read; older ones are ignored
 
 
 # -- locks
@@ -60,7 +60,7 @@ _MAX_FAILED_RUNS = 10_000  # looked at; older ones count as if they had never be
 
 @contextmanager
 def partition_lock(home: Path, dataset: str, partition: str) -> Iterator[None]:
-    """Holds the right to work on a partition; a process that dies gives it back by dying.
+    """Holds the right to work on a partition; the lock is released when its process dies.
 
     Args:
         home: the instance's folder, $DAGSTER_HOME.
@@ -101,7 +101,7 @@ def _lock(path: Path) -> int | None:
 
 @contextmanager
 def exclusive_step(context: dg.AssetExecutionContext, spec: DatasetSpec) -> Iterator[None]:
-    """Works on the partition of a step alone, and leaves on its run which process does.
+    """Works on the partition of a step alone, and tags its run with this process.
 
     Raises:
         dg.Failure: another run is working on the partition, or the run has none.
@@ -109,7 +109,7 @@ def exclusive_step(context: dg.AssetExecutionContext, spec: DatasetSpec) -> Iter
     if not context.has_partition_key:
         how = 'in the UI under Materialize, on the command line with --tags \'{"dagster/partition": "KEY"}\''
         raise dg.Failure(description=f"this asset has a partition per shard: choose one, {how}", allow_retries=False)
-    # With other executors the process of a step ends before its run does and says nothing about it.
+    # With other executors the process of a step ends before its run does and does not tell whether the run is alive.
     if context.job_def.executor_def.name in _ONE_PROCESS:
         tags = _process_tags(context.run.run_id)
         if any(context.run.tags.get(name) != value for name, value in tags.items()):
@@ -124,12 +124,7 @@ def _process_tags(run_id: str) -> dict[str, str]:
 
 
 def run_tags(run_id: str, fingerprint: str | None) -> dict[str, str]:
-    """Tags of a run that this process executes itself.
-
-    Args:
-        run_id: the run.
-        fingerprint: of its partition, if it has one.
-    """
+    """Tags of a run that this process executes itself; `fingerprint` is of its partition."""
     return _process_tags(run_id) | ({FINGERPRINT_TAG: fingerprint} if fingerprint else {})
 
 
@@ -222,7 +217,7 @@ def failed_attempts(instance: dg.DagsterInstance, spec: DatasetSpec) -> dict[str
 
 
 def partition_fingerprints(dataset: DatasetStore, partitions: Iterable[Partition]) -> Mapping[str, str]:
-    """By key, what changes whenever a shard of the partition, the configuration or the dataset's schema does."""
+    """By key, a digest that changes when a shard of the partition, the configuration or the dataset's schema does."""
     listed: Sequence[Partition] = list(partitions)
     if not listed:
         return {}
@@ -231,7 +226,7 @@ def partition_fingerprints(dataset: DatasetStore, partitions: Iterable[Partition
 
 
 def dataset_state(dataset: DatasetStore) -> str:
-    """Changes whenever a marker, the registered partitions, the configuration or the schema does.
+    """A digest that changes when a marker, the registered partitions, the configuration or the schema does.
 
     Markers are listed and not read: there may be very many.
     """

@@ -1,7 +1,8 @@
-"""The schedule: a tick registers the shards and runs partitions without an up-to-date marker, a capped number of them.
+"""The schedule: a tick registers the shards and runs a limited number of partitions without an up-to-date marker.
 
-Those that were never tried come first, then those whose last try is longest ago. What failed is left alone for a while
-unless its shards, its configuration or the schema changed, so that it neither runs for ever nor keeps others waiting.
+Partitions that were never tried come first, then those whose last try is longest ago. A failed one is not tried again
+for a while unless its shards, its configuration or the schema changed, so that it neither runs for ever nor delays
+others.
 """
 
 import time
@@ -73,7 +74,7 @@ def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
 
 
 def _young(spec: DatasetSpec, found: Registration) -> str:
-    """What a skipped tick says about shards that it saw and did not register."""
+    """The part of a skipped tick's message about shards that were seen and not registered."""
     if not found.unsettled:
         return ""
     # A schedule has no cursor, so it cannot compare two ticks where the storage gives no modification time.

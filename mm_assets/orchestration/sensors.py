@@ -90,7 +90,7 @@ def _shards_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cursor:
-    """What the sensor of shards remembers; it holds no entry for what is published.
+    """State of the sensor of shards; it has no entry for published partitions.
 
     Attributes:
         seen: shards that have not settled, as `Registration.seen`.
@@ -140,7 +140,7 @@ def _manifest_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
         if is_running(context.instance, manifest_job_name(spec)):
             return dg.SkipReason("a manifest is being made")
         context.update_cursor(state)
-        # The dataset may go back to an earlier state, so the time makes the key one that is not used up.
+        # The dataset may return to an earlier state, so the time is part of the key: Dagster runs a key only once.
         return dg.RunRequest(run_key=f"{spec.name}:{state}:{int(time.time())}")
 
     return sensor

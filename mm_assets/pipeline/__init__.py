@@ -1,4 +1,4 @@
-"""The stages over storage: what a dataset is, what is run, recorded, checked and published. Knows no Dagster."""
+"""The stages over storage: what a dataset is, and how it is run, recorded, checked and published. Knows no Dagster."""
 
 from mm_assets.pipeline.spec import DatasetSpec, ParquetOptions
 from mm_assets.pipeline.stages import StageResult

@@ -1,9 +1,9 @@
 """Modalities added to the MSTR files of a published dataset: kept in the partitions' markers, listed by the manifest.
 
-A packed file never changes. The stream is added to a copy (a clone, where the file system can), which has the name of
-its own digest and is in the marker beside the file that was packed. Records stay what the pipeline made and
-checked, and manifests of before stay what they were. A manifest lists the copies only where all its partitions have the
-same added streams, so that its files are always alike.
+A packed file never changes. The stream is added to a copy (a clone, where the file system supports it), which is named
+by its own digest and is in the marker beside the file that was packed. Stage records and earlier manifests do not
+change. A manifest lists the copies only where all its partitions have the same added streams, so that its files are
+always alike.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class AddedStreams:
     Attributes:
         streams: name, field and config of those that all partitions have; none where they differ.
         files: the file with them, as markers list files, by partition; empty where there are none.
-        missing: name of a stream to the partitions that do not have it, where others do or they themselves had it; also
-            to those that have it with another field or other settings than the first.
+        missing: name of a stream to the partitions that lack or lost it, or that have it with another field or other
+            settings than the first.
     """
 
     streams: tuple[Mapping[str, Any], ...]
@@ -62,12 +62,7 @@ class PartitionAdded:
 
 
 def added_streams(markers: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, int]) -> AddedStreams:
-    """What can be listed of the streams that were added to partitions.
-
-    Args:
-        markers: by partition.
-        sizes: bytes of the packed files that there are, by name.
-    """
+    """The added streams that a manifest can list, by the partitions' markers; `sizes` are those of existing files."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     known: set[str] = set()
     for key, marker in markers.items():
@@ -75,7 +70,7 @@ def added_streams(markers: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, 
         streams: list[Mapping[str, Any]] = added["streams"] if added else []
         known |= {stream["name"] for stream in streams} | set(marker.get("lost_streams", ()))
         if added and sizes.get(added["file"]["path"]) != added["file"]["size"]:
-            streams = []  # the file is gone or cut: the one without them is still there
+            streams = []  # the file is gone or truncated: the one without them is still there
         found[key] = {stream["name"]: stream for stream in streams}
     missing = {
         name: tuple(sorted(key for key, streams in found.items() if name not in streams)) for name in sorted(known)
@@ -94,12 +89,8 @@ def added_streams(markers: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, 
 def carried_over(old: Mapping[str, Any] | None, marker: Mapping[str, Any]) -> dict[str, Any]:
     """A new marker with the added streams of the one before it.
 
-    Where the same MSTR file was made again, byte for byte, they are kept. Where another was, they are lost, and the new
-    marker says which.
-
-    Args:
-        old: the marker that is replaced.
-        marker: the new one, without added streams.
+    Where the same MSTR file was made again, byte for byte, they are retained. Where another was, they are lost, and
+    the new marker lists them.
     """
     if old is None:
         return dict(marker)
@@ -123,8 +114,8 @@ def add_to_dataset(
 ) -> Iterator[PartitionAdded]:
     """Adds a modality to the MSTR file of every published partition, one after the other.
 
-    Interrupted, it can be started again: a partition that has the very same stream is passed over. The manifest has to
-    be made again afterwards.
+    After an interruption it can be started again: a partition that has the very same stream is skipped. The manifest
+    has to be made again afterwards.
 
     Args:
         dataset: the dataset's folder, in the local file system.
@@ -138,9 +129,9 @@ def add_to_dataset(
         What was done, as each partition is done.
 
     Raises:
-        SourceError: the dataset is in an object store, nothing or not such a partition is published, or a file is not
-            what its marker says.
-        EncodeError: an id is of no sample, a value does not fit, or a modality of that name is there.
+        SourceError: the dataset is in an object store, no partition or not such a partition is published, or a file is
+            not as its marker says.
+        EncodeError: an id belongs to no sample, a value does not fit, or a modality has that name already.
     """
     if not dataset.store.is_local:
         detail = "streams can be added in a local file system only: put the column into the shards, or copy the dataset"
@@ -166,11 +157,7 @@ def _sample_ids(dataset: DatasetStore, key: str, marker: Mapping[str, Any]) -> l
 
 
 def _path(dataset: DatasetStore, key: str, file: Mapping[str, Any]) -> Path:
-    """Where a file of a marker is.
-
-    Raises:
-        SourceError: it is not as the marker says.
-    """
+    """Path of a file of a marker; `SourceError` where it is not as the marker says."""
     found = dataset.store.size(file["path"])
     if found != file["size"]:
         shown = "gone" if found is None else f"{found} bytes"
@@ -184,7 +171,7 @@ def _add_to_partition(
 ) -> PartitionAdded:
     added = marker.get("added")
     if added and dataset.store.size(added["file"]["path"]) != added["file"]["size"]:
-        added = None  # gone or cut: begin with the file without added streams
+        added = None  # gone or truncated: begin with the file without added streams
     source = _path(dataset, key, added["file"] if added else marker["files"][FORMAT])
     with MstrReader(source) as reader:
         if added and name in reader.names:
@@ -193,7 +180,7 @@ def _add_to_partition(
         with dataset.store.draft(f"{PACKED_FOLDER}/{key}.{FORMAT}") as draft:
             with source.open("rb") as old, draft.path.open("wb") as new:
                 splice(old, new, marker["files"][FORMAT]["size"] if not added else added["file"]["size"])
-            # Not waited for: publishing the draft waits for the whole file.
+            # No sync here: publishing the draft syncs the whole file.
             summary = add_stream(draft.path, name, field, values.of(reader.sample_ids), fsync=False)
             draft.name = f"{PACKED_FOLDER}/{key}.{draft.digest()[:8]}.{FORMAT}"
     stream = {"name": name, "field": type(field).__name__, "config": field.config}
@@ -221,11 +208,7 @@ def _write_marker(
 
 
 def _had_before(reader: MstrReader, key: str, name: str, field: Field, values: Values) -> PartitionAdded:
-    """A partition that has a stream of that name: fine if it is the same to the byte.
-
-    Raises:
-        EncodeError: it is another.
-    """
+    """A partition that has a stream of that name: fine if it is the same to the byte, else an `EncodeError`."""
     spec = spec_of(name, field)
     same = reader.modalities[reader.names.index(name)] == spec
     if same:

@@ -1,8 +1,8 @@
-"""The chain of stages, from shards to the manifest: what each makes, from what, and which settings change it.
+"""The chain of stages, from shards to the manifest: their tables, inputs, and the settings that change them.
 
-This table is the one place that names stages and their tables. Digests, files, catalog views, the links that
-publication verifies, Dagster's assets and the numbers of the command line follow from it. What a stage does is in
-`pipeline.stages`, what is checked about it in `checks.catalog`.
+Only this table names stages and their tables. Digests, files, catalog views, the links that publication verifies,
+Dagster's assets and the numbers of the command line follow from it. The code of a stage is in `pipeline.stages`, its
+checks in `checks.catalog`.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Stage:
 
     Attributes:
         name: name of the asset and of the record.
-        description: what it makes, shown in the UI.
+        description: shown in the UI.
         kinds: formats that it reads or makes, shown in the UI.
         upstream: the stages whose files it reads.
         tables: its tables, the main one first.
         packed_format: format of the packed file that it makes.
-        settings: what of a declaration changes its files, beside what changes those of its upstream; None where nothing
-            does. Stages that share a function share its settings.
+        settings: the part of a declaration that changes its files, in addition to that of its upstream; None where
+            there is none. Stages that share a function share its settings.
         numbers: heading in the summary of a run to a count of its record.
     """
 
@@ -223,10 +223,7 @@ PACKED_STAGES: Mapping[str, Stage] = {stage.packed_format: stage for stage in CH
 
 
 def stage_of_file(name: str) -> Stage:
-    """The stage that makes a file of a partition.
-
-    Args:
-        name: a table's name or a packed format, as in a record or a marker.
+    """The stage that makes a file of a partition: a table or a packed format, as in a record or a marker.
 
     Raises:
         KeyError: there is no such file.

@@ -1,8 +1,8 @@
 """Publication: markers, versioned manifests, the catalog of views, and cleaning up.
 
 A marker is a partition's last file: it is written only when every stage's record is there, made from one another, with
-the present configuration, and with every check passed. A manifest lists the partitions whose marker still matches their
-records and files. Neither ever names a file that is not there.
+the current configuration, and with every check passed. A manifest lists the partitions whose marker still matches their
+records and files. Neither ever names a missing file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PACKED_NAME = re.compile(rf"{PACKED_FOLDER}/[A-Za-z0-9._-]+\.[0-9a-f]{{8}}\.({'
 
 
 def _chain_faults(dataset: DatasetStore, records: Mapping[Stage, StageRecord]) -> list[str]:
-    """Why the records of a partition do not belong together: empty when they do."""
+    """The reasons why the records of a partition do not belong together: empty when they do."""
     faults = []
     schema = dataset.schema().digest
     if dict(records[RAW_SHARDS].inputs) != fingerprints_of(dataset.partition(records[RAW_SHARDS].partition)):
@@ -72,10 +72,7 @@ def _chain_faults(dataset: DatasetStore, records: Mapping[Stage, StageRecord]) -
 
 
 def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
-    """Writes a partition's marker.
-
-    Returns:
-        The marker.
+    """Writes a partition's marker and returns it.
 
     Raises:
         SourceError: a stage has not run, a check failed, or the partition's files do not belong together.
@@ -119,7 +116,7 @@ def fingerprints_of(partition: Partition) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Present:
-    """The dataset as it is now, which markers are held against."""
+    """The current state of the dataset, which markers are compared with."""
 
     partitions: Mapping[str, Partition]
     config: str
@@ -171,7 +168,7 @@ class ManifestReport:
     Attributes:
         digest: SHA-256 of the manifest, hexadecimal: its name below ``manifests/``.
         manifest: its content.
-        url: where the copy of the newest stands.
+        url: where the copy of the newest is.
         left_out: partitions that are not in it, with the reason.
         missing_streams: added stream to the partitions in it that lack or lost it. Where partitions differ in added
             streams, it lists the files without any.
@@ -246,7 +243,7 @@ def missing_streams(dataset: DatasetStore) -> Mapping[str, tuple[str, ...]]:
 
 
 def _made_again(dataset: DatasetStore, key: str, marker: Mapping[str, Any], sizes: Mapping[str, int]) -> str | None:
-    """What has been done to a partition's files since its marker was written, or None."""
+    """What changed in a partition's files since its marker was written, or None."""
     records: dict[Stage, StageRecord] = {}
     for name, file in marker["files"].items():
         found = sizes.get(file["path"])
@@ -301,13 +298,7 @@ def sql_connection(dataset: DatasetStore) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanReport:
-    """What cleaning removed.
-
-    Attributes:
-        files: names relative to the dataset's folder.
-        num_bytes: their size.
-        manifests: digests of the manifests that were kept.
-    """
+    """The files that cleaning removed, their bytes, and the digests of the manifests that it left."""
 
     files: tuple[str, ...]
     num_bytes: int
@@ -315,13 +306,13 @@ class CleanReport:
 
 
 def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = False) -> CleanReport:
-    """Removes packed files and manifests that nothing needs, and tables and markers of partitions that are gone.
+    """Removes packed files and manifests that are not needed, and tables and markers of partitions that are gone.
 
-    A packed file is needed by a kept manifest, by the marker of a registered partition, and by the partition's records.
+    A packed file is needed by a remaining manifest, the marker of a registered partition, or the partition's records.
 
     Args:
         dataset: the dataset's folder.
-        keep: manifests to keep, the newest among them; None takes the declaration's.
+        keep: manifests that remain, the newest among them; None takes the declaration's.
         dry_run: report only.
 
     Raises:
@@ -377,5 +368,5 @@ def _packed_of(store: Store, name: str) -> list[str]:
         manifest = json.loads(store.read_bytes(name))
         return [file["path"] for shard in manifest["shards"] for file in shard["files"].values()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        # What it needs is not known, so nothing may go.
+        # The files that it needs are not known, so none may be removed.
         raise SchemaMismatchError(f"{store.url_of(name)}: not a manifest: {error!r}") from error

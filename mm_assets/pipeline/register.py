@@ -1,8 +1,7 @@
-"""Registration: which shards there are, what partitions they form, and the dataset's schema.
+"""Registration: finding the shards, grouping them into partitions, and deciding the dataset's schema.
 
-Listing never changes a shard and may run as often as one likes. The schema is decided once, from the declaration and
-the first shard by name that has samples, because every partition must conform to it; deciding it again is an explicit
-act.
+Listing never changes a shard and may run at any time. The schema is decided once, from the declaration and the first
+shard by name that has samples, because every partition must conform to it; it is decided again only on request.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from mm_assets.storage.listing import ShardFile, expand_shards
 
 __all__ = ["DecidedSchema", "Registration", "decide_schema", "group_shards", "list_partitions", "register"]
 
-MAX_PROBLEMS = 16  # shards passed over in search of one that can decide the schema: a wrong declaration shows soon
+MAX_PROBLEMS = 16  # unreadable shards skipped in search of the schema: a wrong declaration fails soon
 MAX_KEY = 200  # a file name has 255 bytes at most, and ours add a digest, an extension and dots
 
 
@@ -40,7 +39,7 @@ class Registration:
         changed: keys whose shards' fingerprints changed.
         removed: keys whose shards are gone; they leave the next manifest.
         unsettled: URLs of shards that are too young to be taken.
-        seen: by URL of those, the present fingerprint and since when it has been seen; for the next registration.
+        seen: by their URL, the fingerprint and since when it has been seen; for the next registration.
     """
 
     partitions: tuple[Partition, ...]
@@ -98,16 +97,16 @@ def list_partitions(
 ) -> tuple[list[Partition], list[Partition], dict[str, tuple[str, float]]]:
     """Lists the shards that have settled, as partitions.
 
-    A shard has settled when its modification time is `settle_seconds` past, or when `seen` says that it has had its
-    present fingerprint for so long. A group waits for all its shards.
+    A shard has settled when its modification time is `settle_seconds` ago, or when `seen` says that it has had its
+    fingerprint for so long. A group waits for all its shards.
 
     Args:
         spec: the declaration.
         seen: by URL, the fingerprint last seen and since when (seconds since 1970).
 
     Returns:
-        The settled partitions sorted by key, those that wait for a shard, and what to hand in as `seen` next time: an
-        entry for each shard that has not settled.
+        The settled partitions sorted by key, those that wait for a shard, and `seen` for the next time: an entry for
+        each shard that has not settled.
     """
     now = time.time()
     known = seen or {}
@@ -147,10 +146,10 @@ def register(
     Args:
         dataset: the dataset's folder.
         new_schema: decide the schema again although there is one.
-        wait: give young shards their settle time and look again, instead of leaving them for next time.
+        wait: wait until young shards have settled and list again, instead of leaving them for next time.
         allow_empty: a place without any shard is not an error: shards may follow.
         seen: `Registration.seen` of the last time.
-        sleep: what waits.
+        sleep: waits some seconds.
 
     Raises:
         SourceError: no shard was found, or none that can decide the schema.
@@ -163,7 +162,7 @@ def register(
         sleep(spec.settle_seconds)
         partitions, unsettled, young = list_partitions(spec, seen=young)
     if not partitions and not young and before:
-        # An unmounted folder looks like this; taking it at its word would empty the next manifest.
+        # An unmounted folder looks like this; accepting it would empty the next manifest.
         detail = f"no shard was found there, though {len(before)} partitions are registered"
         raise SourceError(spec.shards, detail)
     if not partitions and not young and not allow_empty:
@@ -177,7 +176,7 @@ def register(
         raise ConfigError(spec.where, "shards", detail)
     present = {p.key: p for p in partitions}
     waiting = {partition.key for partition in unsettled}
-    # A partition whose shards are being replaced, or get company, stands as it is registered until they settle.
+    # A partition whose shards are being replaced, or added to, remains as registered until they settle.
     kept = [p for key, p in before.items() if key not in present and key in waiting]
     everything = tuple(sorted([*partitions, *kept], key=lambda p: p.key))
     keys = {p.key for p in everything}
@@ -214,12 +213,7 @@ def _settle_schema(dataset: DatasetStore, partitions: Sequence[Partition], *, ne
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecidedSchema:
-    """A schema, and whose samples it was made for.
-
-    Attributes:
-        schema: the schema.
-        by: the shard that decided it; None where no shard has samples yet, and the next registration decides again.
-    """
+    """A schema, and the shard that decided it; if no shard has samples yet, the next registration decides again."""
 
     schema: DatasetSchema
     by: str | None
@@ -228,12 +222,12 @@ class DecidedSchema:
 def decide_schema(spec: DatasetSpec, partitions: Sequence[Partition]) -> DecidedSchema:
     """The schema that the declaration and the first shard with samples give.
 
-    A shard that is damaged, or that lacks a column which is asked for, fails its own partition when that is run, and is
-    passed over here: it must not stop the others.
+    A shard that is damaged, or that lacks a requested column, fails its own partition when that is run, and is skipped
+    here: it must not stop the others.
 
     Raises:
-        ShardError: no shard can decide it, and the first that should have is damaged.
-        MissingColumnError: likewise, and it lacks a column that is asked for.
+        ShardError: no shard can decide it, and the first one is damaged.
+        MissingColumnError: no shard can decide it, and the first one lacks a requested column.
         SourceError: a shard could not be read.
         ConfigError: a pack field or column is not possible.
     """

@@ -34,7 +34,7 @@ from mm_assets.storage.urls import is_local
 
 __all__ = ["Run", "StageResult"]
 
-MAX_OPEN = 64  # descriptors of files that a list names; a process may have no more than 256
+MAX_OPEN = 64  # descriptors of files that a list names; a process may be limited to 256
 MAX_REMOTE = 1024  # files of an object store: each costs a request when it is opened, and memory while it is cached
 
 
@@ -72,8 +72,7 @@ class StageResult:
 class _OtherFiles:
     """Files beside the shards that locators name; of the local ones the last few stay open.
 
-    Args:
-        spec: whose `storage_options` are used for files of the shards' own file system, and for no other.
+    The declaration's `storage_options` are used for files of the shards' own file system, and for no other.
     """
 
     def __init__(self, spec: DatasetSpec) -> None:
@@ -115,8 +114,8 @@ class Run:
         dataset: the dataset's folder.
         stage: the stage.
         key: the partition.
-        inputs: digests of what was read already, by name.
-        files: what was published already, by name.
+        inputs: digests of inputs that were read already, by name.
+        files: files that were published already, by name.
         preview: of the rows that were read already.
 
     Attributes:
@@ -166,7 +165,7 @@ class Run:
         return time.perf_counter() - self._started
 
     def open_shards(self) -> None:
-        """Opens the shards as they were when they were indexed, or registered where this stage is to index them."""
+        """Opens the shards as they were when they were indexed, or registered if this stage indexes them."""
         indexed = None if self.stage is RAW_SHARDS else self.dataset.record(RAW_SHARDS, self.key).inputs
         self.files = self.dataset.open_shards(self.partition, fingerprints=indexed)
         self._by_url = {source.url: source for source in self.files}
@@ -190,11 +189,7 @@ class Run:
         return self._by_url.get(url) or self._others.open(url)
 
     def open_container(self, file: SourceFile) -> Source:
-        """A file of `open_file` as the container whose members are asked for.
-
-        Raises:
-            ShardError: it is not a container of a known format.
-        """
+        """A file of `open_file` as the container of the requested members; `ShardError` for an unknown format."""
         return next((c for c in self.containers if c.file is file), None) or open_container(file)
 
     def read(self, stage: Stage) -> pq.ParquetFile:
@@ -217,7 +212,7 @@ class Run:
 
     @contextmanager
     def write(self, table: Table | None = None) -> Iterator[ParquetSink]:
-        """Writes one table of this stage, the main one by default; it is published when the block ends well."""
+        """Writes one table of this stage, the main one by default; it is published when the block succeeds."""
         table = table or self.stage.tables[0]
         with self.dataset.store.draft(self.dataset.table(table.name, self.key)) as draft:
             sink = ParquetSink(
@@ -291,7 +286,7 @@ class Run:
         )
         self.dataset.write_record(record)
         if any(outcome.stops for outcome in outcomes):
-            # A file that was found damaged after its publication is not to be listed again.
+            # A file that is damaged after its publication must not be listed again.
             self.dataset.store.delete(self.dataset.marker_name(self.key))
         return StageResult(
             record=record,

@@ -1,8 +1,8 @@
 """What a dataset's declaration says: one model with the type, default, bounds and description of every key.
 
-`DatasetSpec.from_config` takes the mapping that a YAML file or the command line gives. It returns an immutable value or
+`DatasetSpec.from_config` takes the mapping of a YAML file or of the command line. It returns an immutable value or
 raises a `ConfigError` that names the file, the key, what was found and what is allowed. Nothing here touches storage:
-what the first shard decides is in `pipeline.register`.
+`pipeline.register` makes the decisions that need the first shard.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mm_assets.storage.urls import is_local
 __all__ = ["PARTITION_KEY", "DatasetSpec", "ParquetOptions", "expected"]
 
 PARTITION_KEY = re.compile(r"[A-Za-z0-9._-]+")
-_NAME = "[A-Za-z][A-Za-z0-9_]*"  # what Dagster allows in asset keys and job names
+_NAME = "[A-Za-z][A-Za-z0-9_]*"  # the names that Dagster allows in asset keys and job names
 _FORMATS = sorted(source_formats(None, where=""))
 _OWNER = r"team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+"
 
@@ -104,7 +104,7 @@ def _below(url: str, base: Path | None) -> str:
 
 
 def _tokenizers_below(value: Any, base: Path | None) -> Any:
-    """A declaration in which the files of tokenizers count from the folder of the declaration, as its shards do."""
+    """The declaration with the files of tokenizers relative to its folder, as its shards are."""
     if base is None:
         return value
     if isinstance(value, list):
@@ -123,7 +123,7 @@ def _named_or_imported(names: Iterable[str]) -> dict[str, Any]:
 
 
 def _typed(table: Mapping[str, str]) -> dict[str, Any]:
-    """JSON schema of a mapping whose ``type`` is in a table or an import path; its class knows the other keys."""
+    """JSON schema of a mapping whose ``type`` is in a table or an import path; its class checks the other keys."""
     kind = {
         "type": "string",
         "description": f"{', '.join(sorted(table))}; or module:Class.",
@@ -338,11 +338,7 @@ class DatasetSpec(Settings):
             raise _config_error(first, where) from first.get("ctx", {}).get("error")
 
     def replace(self, **changes: Any) -> DatasetSpec:
-        """A copy with other settings, checked as those of a declaration.
-
-        Raises:
-            ConfigError: a key is unknown, or a value is not allowed.
-        """
+        """A copy with other settings, checked as those of a declaration; errors as `from_config`."""
         return self.from_config({**dict(self), **changes}, where=self.where)
 
     @property
@@ -375,11 +371,7 @@ _KINDS = {
 
 
 def expected(schema: Mapping[str, Any]) -> str:
-    """What a value may be, in words.
-
-    Args:
-        schema: JSON schema of the value, as `DatasetSpec.model_json_schema` has it.
-    """
+    """The allowed values of a JSON schema in words; the schema is as `DatasetSpec.model_json_schema` returns it."""
     if "anyOf" in schema:
         return ", or ".join(expected(option) for option in schema["anyOf"] if option["type"] != "null")
     if "enum" in schema:
@@ -391,14 +383,14 @@ def expected(schema: Mapping[str, Any]) -> str:
 
 
 def _config_error(found: ErrorDetails, where: str) -> ConfigError:
-    """One of pydantic's errors, in the words that all errors of declarations have."""
+    """One of pydantic's errors, worded as all errors of declarations."""
     cause = found.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):  # of a filter, an annotator or the packing
         return ConfigError(where, cause.key, cause.detail)
     root = DatasetSpec.model_json_schema()
     schema, parent, key = root, root, ""
     for part in found["loc"]:
-        if part == "[key]":  # pydantic's way to say that the key itself is wrong
+        if part == "[key]":  # pydantic's notation for a wrong key
             continue
         key += f"[{part}]" if isinstance(part, int) else f".{part}"
         options = schema.get("properties", {})

@@ -1,8 +1,7 @@
 """The stages of the pipeline, one function per asset: read inputs, stream, publish, check, record.
 
 Each function takes a `DatasetStore` and a partition key and returns a `StageResult`. Files appear whole, the record
-comes last, and the same input and configuration give the same bytes. No stage holds a shard in memory. Orchestration
-adds only reporting.
+comes last, and the same input and configuration give the same bytes. No stage holds a shard in memory.
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ def _materialize(run: Run, batches: Iterator[pa.RecordBatch]) -> MaterializeStre
 
 
 def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
-    """Annotates and filters; with ``materialize: write`` fetches what the filters that need no content let through.
+    """Annotates and filters; with ``materialize: write`` fetches the content of rows that pass the other filters.
 
     Raises:
         SourceError: a shard changed since it was indexed, or the policy is "fail" and an item could not be read.
@@ -197,14 +196,6 @@ TABLE_STAGES: Mapping[Stage, Callable[[DatasetStore, str], StageResult]] = {
 def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = tuple(PACKED_STAGES)) -> dict[str, StageResult]:
     """Packs the filtered rows, one pass for all `formats`; files carry eight digits of their digest.
 
-    Args:
-        dataset: the dataset's folder.
-        key: the partition.
-        formats: "mult", "mstr" or both.
-
-    Returns:
-        A result per format.
-
     Raises:
         EncodeError: a value does not fit its field.
     """
@@ -248,12 +239,7 @@ def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = tuple(PA
 
 
 def recheck_packed(dataset: DatasetStore, key: str, form: str) -> StageResult:
-    """Runs the checks of a packed file again, without packing.
-
-    Args:
-        dataset: the dataset's folder.
-        key: the partition.
-        form: "mult" or "mstr".
+    """Runs the checks of a packed file, "mult" or "mstr", again without packing.
 
     Raises:
         SourceError: the file has not been made.
@@ -275,7 +261,7 @@ def _counts(summary: PackSummary) -> dict[str, int]:
 
 
 def _unpackable_notes(counts: Mapping[str, int], plan: PackPlan) -> Iterator[str]:
-    """A note where most content rows have no place in the plan: it may be the wrong plan for them."""
+    """A note if most content rows have no place in the plan, which may be the wrong plan for them."""
     refused = {name.rsplit(".", 1)[-1]: n for name, n in counts.items() if name.startswith("dropped.packable.")}
     if 2 * sum(refused.values()) > counts["rows"] - counts["samples"]:  # of content rows: each sample has one other
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.items())
@@ -284,7 +270,7 @@ def _unpackable_notes(counts: Mapping[str, int], plan: PackPlan) -> Iterator[str
 
 
 def _plan_notes(summary: PackSummary, plan: PackPlan) -> Iterator[str]:
-    """A note where little was packed: it may be the wrong plan for these rows."""
+    """A note if little was packed, since it may be the wrong plan for these rows."""
     if summary.num_samples == 0:
         yield "no sample was packed: `dropped` says where its rows went"
     elif 2 * summary.num_rest > summary.num_items:

@@ -1,8 +1,8 @@
-"""A dataset's folder: where each partition's files are, what registration decided, and what each stage recorded.
+"""A dataset's folder: the files of each partition, the decisions of registration, and the records of stages.
 
 Every stage writes its tables first and its `StageRecord` last. A record names the files it made and the files it read
-by digest, with the outcomes of its checks, so that the records of a partition form a chain which shows at any time,
-also in another run, whether the files belong together.
+by digest, with the outcomes of its checks, so that the records of a partition form a chain that shows at any time, also
+in another run, whether the files belong together.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StageRecord:
         files: each file made, by name.
         counts: rows, bytes, rejects and the like.
         outcomes: results of the checks on these files, stored without violations and descriptions.
-        notes: what a person should know about the stage's work, one sentence each.
+        notes: remarks on the stage's work for people, one sentence each.
     """
 
     stage: str
@@ -109,11 +109,7 @@ class StageRecord:
 
 
 class DatasetStore:
-    """The dataset's folder below the storage root.
-
-    Args:
-        spec: the dataset's declaration.
-    """
+    """The dataset's folder below the storage root."""
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.spec = spec
@@ -157,11 +153,11 @@ class DatasetStore:
         return DatasetSchema.from_json(self._read_json("schema.json"), where=self.store.url_of("schema.json"))
 
     def declared(self) -> Any:
-        """The settings that the stored schema was decided with, or None where there is no schema."""
+        """The settings that decided the stored schema, or None where there is no schema."""
         return self._read_json("schema.json").get("declared") if self.store.exists("schema.json") else None
 
     def schema_is_provisional(self) -> bool:
-        """Whether the stored schema was decided without any sample, so that there are no rows that conform to it."""
+        """Whether the stored schema was decided without any sample, so that no rows conform to it."""
         return self.store.exists("schema.json") and self._read_json("schema.json").get("decided_by", "") is None
 
     def write_schema(self, schema: DatasetSchema, *, decided_by: str | None) -> None:
@@ -197,11 +193,7 @@ class DatasetStore:
         self.store.write_bytes("shards.json", canonical_json(value, indent=1))
 
     def partition(self, key: str) -> Partition:
-        """One registered partition.
-
-        Raises:
-            SourceError: there is none of that key.
-        """
+        """One registered partition; `SourceError` if there is none of that key."""
         known = self.partitions()
         if key not in known:
             detail = f"partition {key!r} is not registered; {len(known)} are: {_some(known)}"
@@ -209,11 +201,7 @@ class DatasetStore:
         return known[key]
 
     def record(self, stage: Stage, partition: str) -> StageRecord:
-        """What a stage last did to a partition.
-
-        Raises:
-            SourceError: it has not run.
-        """
+        """The record of the last run of a stage on a partition; `SourceError` if it has not run."""
         name = self.record_name(stage, partition)
         if not self.store.exists(name):
             detail = f"{stage.name} of partition {partition!r} has not been made: materialize it first"
@@ -262,7 +250,7 @@ class DatasetStore:
                 for other in opened:
                     other.close()
                 if fingerprints is None:
-                    # What has settled was registered; what is there now may be half of an upload.
+                    # Only settled shards are registered; the file that is there now may be half of an upload.
                     since, then = "registered", f"run `mm-assets register --dataset {self.spec.name}`"
                 else:
                     since, then = "indexed", f"materialize {RAW_SHARDS.name} again"

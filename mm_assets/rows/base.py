@@ -35,9 +35,11 @@ class RowSource(Protocol):
 
     def infer_columns(self, index: MemberIndex, *, layout: MemberRules) -> tuple[UserColumn, ...]:
         """The user columns that the files give.
+
         Args:
             index: the member index of `sources`, in their order.
             layout: which columns are requested.
+
         Raises:
             MissingColumnError: a requested column is missing.
             SourceError: a file could not be read.

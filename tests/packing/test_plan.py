@@ -359,7 +359,7 @@ WRONG: list[tuple[Any, str, str]] = [
     ({"fields": [{**FIELD, "extension": []}]}, "pack.fields[0].extension", "expected a pattern"),
     ({"fields": [FIELD, FIELD]}, "pack.fields[1].name", "twice"),
     ({"fields": [{**FIELD, "name": n} for n in ("plumless", "buckeroo")]}, "pack.fields[1].name", "CRC-32"),
-    ({"fields": [{**FIELD, "name": "\ud800"}]}, "pack.fields[0].name", "no UTF-8"),
+    ({"fields": [{**FIELD, "name": "\ud800"}]}, "pack.fields[0].name", "not UTF-8"),
     ({"fields": [{**FIELD, "name": "metadata"}]}, "pack.fields", "take: metadata"),
     ({"fields": [{**FIELD, "name": f"t{n}"} for n in range(32)]}, "pack.fields", "33 packed modalities"),
     ({"fields": []}, "pack.fields", "take no content rows"),
