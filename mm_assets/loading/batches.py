@@ -1,7 +1,7 @@
-"""One batch of a loader: read, stand-ins for damaged samples found, transformed, collated.
+"""One batch of a loader: read, damaged samples replaced, transformed, collated.
 
-Everything here may run in any thread, several batches at a time, and depends on the step alone: which thread made a
-batch, or how many there are, is not to be seen in it. Whatever is raised says which batch it was.
+Everything here may run in any thread, several batches at a time, and depends on the step only, not on threads or their
+number. Every error says which batch it was.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["BatchMaker", "BatchSource", "Collate", "DamagedSample", "Made", "Tra
 Collate = Callable[[Any], Any]
 Transform = Callable[..., Any]
 
-# Samples, spread over the epoch, that are tried in place of a batch that is damaged as a whole, before all is given up.
+# Samples, spread over the epoch, that are tried in place of a batch whose samples are all damaged, before giving up.
 MAX_STAND_INS = 16
 
 _RUNS_PER_THREAD = 4  # a thread whose values were cheap takes the next run
 
 
 class BatchSource(Protocol):
-    """What a loader reads from: a `Dataset`, or what is like it in this."""
+    """The source of a loader: a `Dataset`, or an object with the same methods."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -62,13 +62,7 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedSample:
-    """A sample that was left out because its bytes are damaged.
-
-    Attributes:
-        index: in the dataset.
-        epoch: in which it was met.
-        error: what is wrong with it.
-    """
+    """A sample that was left out because its bytes are damaged; `index` is that in the dataset."""
 
     index: int
     epoch: int
@@ -80,9 +74,9 @@ class Made:
     """A batch, and what is reported about it.
 
     Attributes:
-        batch: what the collator made; a dict has ``valid`` and ``index`` too.
+        batch: result of the collator; a dict has ``valid`` and ``index`` too.
         damaged: samples that were replaced.
-        stop: positions of the epoch that all ranks have been given with it.
+        stop: positions of the epoch that all ranks have received with it.
     """
 
     batch: Any
@@ -148,15 +142,11 @@ class BatchMaker:
             self._allocate = BufferPool(keep=keep * max(1, num_arrays, len(outputs))).take
 
     def make(self, number: int, step: Step) -> Made:
-        """Make a batch.
-
-        Args:
-            number: of the batch, for messages.
-            step: which samples.
+        """Make a batch; `number` is for messages.
 
         Raises:
             FormatError: a sample is damaged, and those are not skipped.
-            LoaderError: all samples are damaged, and all that could stand in for them.
+            LoaderError: all samples are damaged, and all that could replace them.
             CollateError: values do not fit the collator's rules.
         """
         with _noted(f"batch {number} of this rank, epoch {self._order.epoch}, positions {step.start} to {step.stop}"):
@@ -189,7 +179,7 @@ class BatchMaker:
             if not self._skip_damaged:
                 raise
             damaged = self._find_damaged(step.indices)
-            if not damaged:  # nothing is wrong with any one of them
+            if not damaged:  # no sample alone is damaged
                 raise
             indices = self._stand_in(step, {one.index for one in damaged}, error)
         return indices, damaged, dict(self._source.read_batch(indices, self._names, **options))
@@ -200,7 +190,7 @@ class BatchMaker:
         return tuple(DamagedSample(index=index, epoch=epoch, error=error) for index, error in found if error)
 
     def _damage(self, index: int) -> FormatError | None:
-        """What is wrong with a sample."""
+        """The damage of a sample, or None."""
         options = {**self._options, "threads": 0}
         try:
             self._source.read_batch(np.array([index], np.int64), self._names, **options)
@@ -209,7 +199,7 @@ class BatchMaker:
         return None
 
     def _stand_in(self, step: Step, lost: set[int], error: FormatError) -> npt.NDArray[np.int64]:
-        """The samples of a step, others in the rows of those that are lost."""
+        """The samples of a step, with others in the rows of the damaged ones."""
         good = [index for index in step.indices.tolist() if index not in lost]
         if not good:
             # A shard that cannot be opened, say, and an order that takes its samples together.
@@ -253,7 +243,7 @@ class BatchMaker:
         return Batch(made, np.fromiter((value is not None for value in made), np.bool_, len(made)))
 
     def _random(self, name: str, index: int) -> dict[str, Any]:
-        """A transform's own randomness, the same wherever and whenever the sample is read in this epoch."""
+        """A transform's own random generator, the same wherever and whenever the sample is read in this epoch."""
         if name not in self._seeded:
             return {}
         key = derive_key(self._order.seed, self._order.epoch, index, int.from_bytes(name.encode(), "little"))
@@ -299,7 +289,7 @@ def _takes_rng(transform: Transform) -> bool:
 
 @contextmanager
 def _noted(note: str) -> Iterator[None]:
-    """Adds a line to whatever is raised."""
+    """Adds a note to every exception."""
     try:
         yield
     except BaseException as raised:
@@ -311,7 +301,7 @@ def _noted(note: str) -> Iterator[None]:
 
 
 def check_pinning(collator: Collate) -> None:
-    """Refuse to pin what cannot be pinned.
+    """Refuse to pin memory where it is not possible.
 
     Raises:
         ConfigError: the collator makes no tensors, or torch finds no device to pin memory for.
@@ -335,7 +325,7 @@ def _pinned_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[
 
 
 def _pinned(value: Any) -> Any:
-    """Tensors in pinned memory, those that are not there yet copied."""
+    """Tensors in pinned memory; those elsewhere are copied."""
     if isinstance(value, dict):
         return {name: _pinned(item) for name, item in value.items()}
     if isinstance(value, Ragged):

@@ -1,8 +1,8 @@
-"""Batches out of decoded values: stacked, padded, ragged or listed, one rule for each output.
+"""Batches of decoded values: stacked, padded, ragged or listed, one rule for each output.
 
-Every row of a batch stays: what a sample does not have is zero (or the pad value) in its row, and false in `present`.
+Every row of a batch stays: a value that a sample lacks is zero (or the pad value) in its row, and false in `present`.
 So row i of every output belongs to sample i. Nothing here reads files; values come as samples (a list of dicts) or as
-columns (what `Dataset.read_batch` gives).
+columns (from `Dataset.read_batch`).
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Ragged:
 class MultimodalCollator:
     """Makes a batch, a dict of arrays, of decoded samples.
 
-    Besides an entry for each rule a batch has ``present``: output to (n,) bool; and, where a rule pads, ``lengths``:
-    output to (n,) int64, the length of the first axis before padding and after cutting, 0 where absent. A rule with
-    a ``max_length`` of several axes has (n, axes) lengths.
+    In addition to an entry for each rule a batch has ``present``: output to (n,) bool; and, where a rule pads,
+    ``lengths``: output to (n,) int64, the length of the first axis before padding and after truncation, 0 where absent.
+    A rule with a ``max_length`` of several axes has (n, axes) lengths.
 
     Args:
         modality_configs: output name to its rule, a mapping with
@@ -72,15 +72,15 @@ class MultimodalCollator:
             axes, None for a free one; longer values are truncated, shorter batches are padded up to it),
             ``pad_to_multiple_of`` (of the first axis): for ``pad``.
 
-            ``dtype``: of the output, for all but ``list``; by default the values'. It also decides what a batch is in
-            which no sample has a value, float32 else.
+            ``dtype``: of the output, for all but ``list``; by default the values'. It also decides the dtype of a
+            batch in which no sample has a value, which is float32 otherwise.
 
             ``source``: the modality, by default the output's name; with dots, a part of its value:
             ``clip.audio``, ``pair.input_ids``.
 
-            Without any rule every modality is given as it comes: columns as they are, samples as lists.
-        return_tensors: ``np``, or ``pt`` for torch tensors over the same memory. Lists stay what they are. An array
-            that is read-only, such as a view into a file, is copied, because torch knows no such memory.
+            Without any rule every modality is unchanged: columns as they come, samples as lists.
+        return_tensors: ``np``, or ``pt`` for torch tensors over the same memory. Lists are not converted. An array
+            that is read-only, such as a view into a file, is copied, because torch has no read-only tensors.
 
     Raises:
         ConfigError: a rule is wrong.
@@ -118,8 +118,7 @@ class MultimodalCollator:
         Args:
             samples: n samples, each value by modality name (None or missing: absent); or columns, each with ``values``
                 (an array, a dict of arrays, or a list) and ``present``, (n,) bool, by modality name.
-            allocate: makes the arrays to stack and pad in, such as in pinned memory: shape and dtype to an array of
-                whatever content.
+            allocate: makes uninitialized arrays to stack and pad in, such as in pinned memory, of a shape and dtype.
 
         Raises:
             CollateError: values do not fit their rule: the message names output and row.
@@ -132,7 +131,7 @@ class MultimodalCollator:
             column = _Column.of(samples, rule)
             present[rule.name] = column.present
             make = _MAKE[rule.type]
-            # Without rules lists were not asked for, and a column that is an array already is the better form.
+            # Without rules no lists were requested, and a column that is an array already is the better form.
             batch[rule.name] = (
                 make(rule, column, lengths, allocate) if self._rules or column.whole is None else column.whole
             )
@@ -155,12 +154,7 @@ def _names(samples: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> list[str
 
 
 class _Column:
-    """The values of one output.
-
-    Attributes:
-        present: (n,) bool.
-        whole: all rows in an array or a dict of arrays, where they are that already.
-    """
+    """The values of one output; `whole` has all rows in an array or a dict of arrays, where they are that already."""
 
     def __init__(self, rows: list[Any] | None, whole: Any, present: npt.NDArray[np.bool_]) -> None:
         self._rows = rows
@@ -339,14 +333,14 @@ def _torch() -> Any:
 
 
 def as_tensors(value: Any) -> Any:
-    """The arrays in a batch as torch tensors over the same memory; everything else, lists too, as it is."""
+    """The arrays in a batch as torch tensors over the same memory; other values, lists too, unchanged."""
     if isinstance(value, dict):
         return {name: as_tensors(item) for name, item in value.items()}
     if isinstance(value, Ragged):
         return Ragged(as_tensors(value.values), as_tensors(value.offsets))
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        # torch takes no read-only memory (a tensor that writes through to a mapped file would end the process), no
-        # strides that run backwards, and no foreign byte order.
+        # torch does not support read-only memory (a tensor that writes through to a mapped file would end the process),
+        # negative strides, or foreign byte order.
         plain = value.flags.writeable and value.dtype.isnative and all(stride >= 0 for stride in value.strides)
         return _torch().from_numpy(value if plain else value.astype(value.dtype.newbyteorder("=")))
     return value

@@ -1,8 +1,8 @@
 """Batches for training: shuffled, the same on any number of ranks, read ahead by threads, resumable at any batch.
 
-Each sample is given exactly once an epoch over all ranks. What a batch holds depends on dataset, seed, epoch and place
-in the epoch alone, never on threads or timing. A loader has one place, which its iterations move: one that is left
-early is continued by the next. No thread outlives its iteration.
+Each sample is yielded exactly once per epoch over all ranks. The content of a batch depends on dataset, seed, epoch and
+position in the epoch only, never on threads or timing. A loader has one position, which its iterations move: an
+iteration that is left early is continued by the next. No thread outlives its iteration.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MAX_REPORTED = 10_000  # damaged samples that are listed: a lost shard must not 
 class MultimodalLoader:
     """Batches of a dataset.
 
-    Iterating gives the batches of an epoch, from the loader's place on; an epoch that has been given to its end is
-    followed by the next, another order of the same samples. A batch is what the collator makes, by default a dict of
-    arrays and lists by modality, with ``present`` (modality to (n,) bool), ``valid``, (n,) bool, and ``index``, (n,)
-    int64, the samples in the dataset. Rows that are not valid repeat another sample.
+    Iterating yields the batches of an epoch, from the loader's position on; after the end of an epoch the next one
+    begins, another order of the same samples. A batch is the result of the collator, by default a dict of arrays and
+    lists by modality, with ``present`` (modality to (n,) bool), ``valid``, (n,) bool, and ``index``, (n,) int64, the
+    samples in the dataset. Rows that are not valid repeat another sample.
 
     Arrays of a batch are the caller's for as long as it holds them or a view of them.
 
@@ -46,10 +46,10 @@ class MultimodalLoader:
         shuffle: True or ``"full"``, a permutation of all samples; ``"block"``, runs of neighbours permuted and mixed
             within windows, for storage where random access is expensive; False, the dataset's order.
         num_workers: threads, each of which makes a batch, or, where they are more than `prefetch_batches`, parts of
-            those batches; 0 makes every batch when it is asked for, without any thread.
-        collator: a `MultimodalCollator`, or any callable that makes something of a list of samples. Where that is a
-            dict, ``valid`` and ``index`` are put into it.
-        drop_last: leave out what is too little at the end for a whole batch on each rank.
+            those batches; 0 makes every batch when it is requested, without any thread.
+        collator: a `MultimodalCollator`, or any callable that makes a batch of a list of samples. If the batch is a
+            dict, ``valid`` and ``index`` are added to it.
+        drop_last: leave out the remainder at the end that is too small for a whole batch on each rank.
         seed: of the order, and of the transforms' randomness.
         epoch: to begin with.
         rank: of this process; with `world_size` found from torch.distributed, where it is initialised, or the
@@ -57,11 +57,11 @@ class MultimodalLoader:
         world_size: number of ranks.
         even_batches: give every rank the same number of batches, of the same sizes: the last batch is shared equally,
             and a few samples are repeated, not valid, where it does not divide.
-        prefetch_batches: batches that wait to be taken, while at most as many are being made.
+        prefetch_batches: batches that wait for the consumer, while at most as many are being made.
         pin_memory: tensors in pinned memory; needs a `MultimodalCollator` for torch.
-        transforms: by modality, a function of a value to a value (None: absent), called in the threads. It comes
-            before the collator; arrays come as rows. One with a parameter ``rng`` is given a `numpy.random.Generator`
-            that depends on seed, epoch and sample alone.
+        transforms: by modality, a function of a value to a value (None: absent), called in the threads before the
+            collator; arrays come as rows. One with a parameter ``rng`` gets a `numpy.random.Generator` that depends on
+            seed, epoch and sample only.
         on_damaged: ``"raise"``, or ``"skip"``: another sample of the batch replaces it, not valid, and the damaged one
             is reported in `damaged`.
         verify: check the checksum of every payload.
@@ -70,13 +70,13 @@ class MultimodalLoader:
 
     Attributes:
         reader: the dataset.
-        modalities: names of what is read.
+        modalities: names of the modalities that are read.
         batch_size: samples of a batch, on each rank.
         shuffle: as given.
         num_workers: as given.
         collator: makes the batches.
         damaged: the first 10,000 samples that were left out.
-        num_damaged: how many there were.
+        num_damaged: how many were left out.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -172,9 +172,9 @@ class MultimodalLoader:
         return self._plan.order.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; nothing is done where the loader is in that epoch already.
+        """Go to the start of an epoch; does nothing if the loader is in that epoch already.
 
-        So a training loop may call it before every epoch, and goes on within one after `load_state_dict`.
+        So a training loop may call it before every epoch, and continues within one after `load_state_dict`.
         """
         if epoch != self.epoch:
             self._move(replace(self._plan.order, epoch=epoch), 0)
@@ -184,7 +184,7 @@ class MultimodalLoader:
         self._move(self._plan.order, 0)
 
     def _move(self, order: EpochOrder, delivered: int) -> None:
-        """Go to a place; an iteration that is under way has ended."""
+        """Go to a position; an iteration in progress ends."""
         current = self._current() if self._current is not None else None
         if current is not None:
             current.supersede()
@@ -197,7 +197,7 @@ class MultimodalLoader:
         return self._plan.count()
 
     def __iter__(self) -> BatchIterator:
-        """The batches of the epoch from the loader's place on; an iteration that is under way ends."""
+        """The batches of the epoch from the loader's position on; an iteration in progress ends."""
         self._move(self._plan.order, self._delivered)
         iterator = BatchIterator(self)
         self._current = weakref.ref(iterator)
@@ -206,15 +206,15 @@ class MultimodalLoader:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The place, as plain values for a checkpoint: after the batch that was delivered last.
+        """The position after the batch that was yielded last, as plain values for a checkpoint.
 
-        It is the same on every rank that has been given as many batches.
+        It is the same on every rank that has received as many batches.
         """
         state = LoaderState.of(self._plan.order, delivered=self._delivered, fingerprint=self._dataset_fingerprint())
         return state.to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a place from `state_dict`, also one of other ranks and another batch size.
+        """Go to a position from `state_dict`, also one of other ranks and another batch size.
 
         Raises:
             LoaderError: it is of another dataset or another order; nothing is changed then.
@@ -223,11 +223,7 @@ class MultimodalLoader:
         self._move(replace(self._plan.order, epoch=found.epoch), found.delivered)
 
     def check_state(self, state: Mapping[str, Any]) -> LoaderState:
-        """What a state says, if it is one of this dataset and this order.
-
-        Raises:
-            LoaderError: it is not.
-        """
+        """Parse a state; `LoaderError` if it is not one of this dataset and this order."""
         found = LoaderState.from_json(state)
         found.check(self._plan.order, fingerprint=self._dataset_fingerprint())
         return found
@@ -240,12 +236,12 @@ class MultimodalLoader:
     # --- what iterations use ------------------------------------------------------------------------------------------
 
     def _start(self) -> Prefetch[Made]:
-        """Begin to read from the loader's place on."""
-        # With an own pool of threads, which end with the iteration; the files are shared.
+        """Begin to read from the loader's position on."""
+        # With its own pool of threads, which end with the iteration; the files are shared.
         share: Callable[[Mapping[str, Any]], Any] | None = getattr(self.reader, "with_settings", None)
         own = None if share is None else share({})
-        # A thread that makes a whole batch passes nothing on, and waits for no other's last sample. Where fewer batches
-        # are read ahead than there are threads, all of these share them.
+        # A thread that makes a whole batch does not wait for another's last sample. If fewer batches are read ahead
+        # than there are threads, all threads share them.
         readers = min(self._threads, self._prefetch)
         maker = BatchMaker(
             self.reader if own is None else own,
@@ -278,13 +274,13 @@ class MultimodalLoader:
         self.damaged.extend(made.damaged[: MAX_REPORTED - len(self.damaged)])
 
     def _finish(self) -> None:
-        """Go on to the next epoch."""
+        """Continue with the next epoch."""
         self._current = None
         self._move(replace(self._plan.order, epoch=self.epoch + 1), 0)
 
 
 class BatchIterator(Iterator[Any]):
-    """The batches of what is left of an epoch; made by iterating over a loader.
+    """The batches of the rest of an epoch; made by iterating over a loader.
 
     Its threads start with the first batch, and end with the last one, with an error, with `close`, or when no reference
     to it is left, such as after a ``break``.
@@ -301,7 +297,7 @@ class BatchIterator(Iterator[Any]):
 
         Raises:
             FormatError: a sample is damaged, and those are not skipped; notes say which batch it is in.
-            LoaderError: the loader was iterated over again or moved since; or there is nothing left but damage.
+            LoaderError: the loader was iterated over again or moved since; or all remaining samples are damaged.
             CollateError: values do not fit the collator's rules.
         """
         if self._superseded:
@@ -324,12 +320,12 @@ class BatchIterator(Iterator[Any]):
         return made.batch
 
     def supersede(self) -> None:
-        """End it, as another one is begun; its next batch is an error, rather than one of the other's."""
+        """End it because another one begins; its next batch is an error, rather than one of the other's."""
         self._superseded = not self._closed
         self.close()
 
     def close(self) -> None:
-        """End the reading ahead and wait for its threads; the loader stays at its place. Fine twice."""
+        """End the reading ahead and wait for its threads; the loader keeps its position. Fine twice."""
         self._closed = True
         if self._ahead is not None:
             self._ahead.close()
@@ -342,7 +338,7 @@ class BatchIterator(Iterator[Any]):
 
 
 def _choose_names(reader: BatchSource, modalities: Sequence[str] | None, collator: Collate) -> tuple[str, ...]:
-    """The modalities to read, all of them there, and no output of the name of what a batch has besides."""
+    """The modalities to read, all known, and no output with the name of an entry that every batch has."""
     known = tuple(reader.names)
     asked = collator.modalities if isinstance(collator, MultimodalCollator) else ()
     if isinstance(modalities, str):

@@ -1,7 +1,7 @@
 """Several datasets in one stream of batches, by weight.
 
-Each batch is of one dataset. Which one is drawn by weight from a key of (seed, epoch, number of the batch), so that all
-ranks draw the same, and a resumed run draws on. Each dataset goes round on its own: when its epoch has been given, its
+Each batch is of one dataset. Its name is drawn by weight from a key of (seed, epoch, number of the batch), so that all
+ranks draw the same, and a resumed run continues the sequence. Each dataset has its own epochs: when one has ended, its
 next one begins.
 """
 
@@ -37,7 +37,7 @@ def mix(
         sources: by name, a dataset or a loader, and its weight.
         seed: of the choice, and of the order of the datasets.
         num_batches: as for `MixedLoader`.
-        options: arguments of the `MultimodalLoader` that is made of each dataset, such as `batch_size`.
+        options: arguments of the `MultimodalLoader` for each dataset, such as `batch_size`.
 
     Raises:
         ConfigError: as for `MixedLoader` and `MultimodalLoader`; or options where all sources are loaders.
@@ -59,12 +59,12 @@ def mix(
 class MixedLoader:
     """Batches of several loaders, by weight.
 
-    Iterating gives `num_batches` batches, or what is left of them after `load_state_dict` or a ``break``; the next
+    Iterating yields `num_batches` batches, or the rest of them after `load_state_dict` or a ``break``; the next
     iteration continues after them. A batch that is a dict has its source's name as ``source``.
 
     Args:
-        loaders: by name. They are moved by this one alone: do not iterate over them besides.
-        weights: by name, positive: a source of twice the weight gives twice the batches, on average.
+        loaders: by name. Only this loader moves them: do not iterate over them directly.
+        weights: by name, positive: a source of twice the weight yields twice the batches, on average.
         seed: of the choice.
         num_batches: of one iteration; by default as many as the loaders have together in an epoch of each.
 
@@ -116,7 +116,7 @@ class MixedLoader:
 
     @property
     def epoch(self) -> int:
-        """How many times `num_batches` batches have been given."""
+        """How many times `num_batches` batches have been yielded."""
         return self._epoch
 
     def choose(self, epoch: int, step: int) -> str:
@@ -135,7 +135,7 @@ class MixedLoader:
         self._step += 1
 
     def __iter__(self) -> MixedIterator:
-        """The batches from the place on; an iteration that is under way ends."""
+        """The batches from the position on; an iteration in progress ends."""
         self._end_current()
         iterator = MixedIterator(self, self._loaders)
         self._current = weakref.ref(iterator)
@@ -148,7 +148,7 @@ class MixedLoader:
         self._current = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The place, with that of each loader, as plain values for a checkpoint."""
+        """The position, with that of each loader, as plain values for a checkpoint."""
         return {
             "version": VERSION,
             "seed": self._seed,
@@ -159,7 +159,7 @@ class MixedLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a place from `state_dict`, also one of other ranks and other batch sizes.
+        """Go to a position from `state_dict`, also one of other ranks and other batch sizes.
 
         Raises:
             LoaderError: it is of other datasets, weights, or seeds.
@@ -174,7 +174,7 @@ class MixedLoader:
         if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in place):
             raise LoaderError(f"this is not a mixed loader's state: epoch and step are {place}")
         if list(state["loaders"]) != list(self._names):
-            # Their order decides what a drawn number stands for.
+            # Their order decides the meaning of a drawn number.
             found = ", ".join(map(str, state["loaders"]))
             raise LoaderError(f"the state is of another mix: its loaders are {found}, here {', '.join(self._names)}")
         for name, loader in self._loaders.items():
@@ -186,7 +186,7 @@ class MixedLoader:
 
 
 class MixedIterator(Iterator[Any]):
-    """The batches of what is left of an iteration over a `MixedLoader`; else as `BatchIterator`."""
+    """The batches of the rest of an iteration over a `MixedLoader`; else as `BatchIterator`."""
 
     def __init__(self, loader: MixedLoader, loaders: Mapping[str, MultimodalLoader]) -> None:
         self._loader = loader
@@ -226,16 +226,16 @@ class MixedIterator(Iterator[Any]):
                 return next(self._iterators[name])
             except StopIteration:
                 del self._iterators[name]
-        # One empty epoch may be what was left of a state; two mean that there never is anything.
+        # One empty epoch may be the rest of a state; two mean that the source has no batches.
         raise LoaderError(f"source {name!r} has no batches")
 
     def supersede(self) -> None:
-        """End it, as another one is begun; its next batch is an error."""
+        """End it because another one begins; its next batch is an error."""
         self._superseded = not self._closed
         self.close()
 
     def close(self) -> None:
-        """End the reading ahead and wait for its threads; the loader stays at its place. Fine twice."""
+        """End the reading ahead and wait for its threads; the loader keeps its position. Fine twice."""
         self._closed = True
         for iterator in self._iterators.values():
             iterator.close()

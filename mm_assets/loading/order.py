@@ -1,7 +1,7 @@
-"""The order of samples in an epoch: a keyed permutation, computed for the positions that are asked for.
+"""The order of samples in an epoch: a keyed permutation, computed for the requested positions.
 
-No list of indices is held, so an order over ten billion samples costs as little memory as one over ten. It is a
-function of (number of samples, shuffle, seed, epoch) alone: integer arithmetic, the same on every machine and release.
+No list of indices is held, so an order over ten billion samples takes as little memory as one over ten. It is a
+function of (number of samples, shuffle, seed, epoch) only: integer arithmetic, the same on every machine and release.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _mix_one(value: int) -> int:
 
 
 def derive_key(*numbers: int) -> int:
-    """A 64-bit key out of integers of any size and sign: each of them, and its place, changes all of it."""
+    """A 64-bit key from integers of any size and sign: each of them, and its place, changes all of it."""
     key = 0x6D6D5F6173736574  # so that no numbers at all are a key too
     for number in numbers:
         words = number.to_bytes((number.bit_length() + 8) // 8, "little", signed=True)
@@ -72,7 +72,7 @@ def derive_key(*numbers: int) -> int:
 
 
 def hash_float(*numbers: int) -> float:
-    """A number in [0, 1) out of integers, a multiple of 2**-53."""
+    """A number in [0, 1) from integers, a multiple of 2**-53."""
     return (derive_key(*numbers) >> 11) * 2.0**-53
 
 
@@ -84,7 +84,7 @@ def permute(positions: npt.NDArray[np.integer], size: int, key: int) -> Position
 
     Small sizes are sorted by keyed hash. Larger ones go through a Feistel network over two digits of bases a and b, a·b
     just above `size`, with modular addition in place of exclusive or (Black and Rogaway 2002, "Ciphers with arbitrary
-    finite domains", their generalised Feistel cipher); what leaves the range walks on until it is back.
+    finite domains", their generalised Feistel cipher); values outside the range go through it again until they are in.
 
     Args:
         positions: (n,) integers in 0..size-1.
@@ -104,7 +104,7 @@ def permute(positions: npt.NDArray[np.integer], size: int, key: int) -> Position
     keys = [derive_key(key, _ROUND, number) for number in range(ROUNDS)]
     _feistel(found, base, other, keys)
     while True:
-        # Fewer than base of base * other numbers are outside, one in sixty-five at most: few walk, and not far.
+        # Fewer than base of base * other numbers are outside, one in sixty-five at most: few need another pass.
         outside = np.flatnonzero(found >= _U64(size))
         if not len(outside):
             return found.astype(np.int64)
@@ -181,13 +181,10 @@ class EpochOrder:
     def at(self, positions: npt.NDArray[np.integer]) -> Positions:
         """The samples at some positions of the epoch.
 
-        A call costs some tens of microseconds, and each position some tens of nanoseconds: ask for many at once.
+        A call costs some tens of microseconds, and each position some tens of nanoseconds: request many at once.
 
         Args:
             positions: (n,) integers in 0..num_samples-1, in any order.
-
-        Returns:
-            (n,) int64.
 
         Raises:
             IndexError: a position is outside.
@@ -200,7 +197,7 @@ class EpochOrder:
         key = derive_key(self.seed, self.epoch)
         if self.shuffle == "full":
             return permute(places, self.num_samples, key)
-        # The last run may be short, and stays last. Turned by a random number of samples, it is another one each epoch.
+        # The last run may be short, and stays last. Rotated by a random number of samples, it differs in each epoch.
         turned = self._in_blocks(self._in_windows(places, key), key) + derive_key(key, _ROTATION) % self.num_samples
         turned[turned >= self.num_samples] -= self.num_samples
         return turned
@@ -218,7 +215,7 @@ class EpochOrder:
         return found
 
     def _in_blocks(self, places: Positions, key: int) -> Positions:
-        """Moves runs; the last one, if it is short, stays last, so that all others are where multiples say."""
+        """Moves runs; the last one, if it is short, stays last, so that all others start at multiples of their size."""
         num_blocks = self.num_samples // self.block_size
         blocks, rest = np.divmod(places, self.block_size)
         whole = blocks < num_blocks

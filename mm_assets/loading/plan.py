@@ -1,9 +1,9 @@
 """Which samples each batch of each rank holds: the positions of an epoch, divided into steps.
 
-All ranks go in step. A step takes the next ``world_size · batch_size`` positions of the epoch's one order, and rank r
-the r-th run of `batch_size` of them: the batches of a step, put together by rank, are one batch of a single rank. So
-how far an epoch has come is one number, the positions that all ranks have been given together, and whatever is left
-can be divided again over any number of ranks in batches of any size. Nothing here reads data.
+All ranks advance together. A step takes the next ``world_size · batch_size`` positions of the epoch's one order, and
+rank r the r-th run of `batch_size` of them: the batches of a step, concatenated by rank, are one batch of a single
+rank. So the progress of an epoch is one number, the positions that all ranks have received together, and the rest can
+be divided again over any number of ranks in batches of any size. Nothing here reads data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Step:
     """One batch of one rank.
 
     Attributes:
-        start: positions of the epoch that all ranks have been given before it.
+        start: positions of the epoch that all ranks have received before it.
         stop: the same after it.
         indices: (n,) int64, the samples.
         valid: (n,) bool; False for a sample that is only repeated, so that all ranks have a batch of one size.
@@ -52,8 +52,8 @@ class EpochPlan:
         batch_size: samples of a batch, on each rank.
         rank: of this process, from 0.
         world_size: how many ranks there are.
-        drop_last: whether what is left at the end, too little for a whole batch on each rank, is left out.
-        even_batches: whether what is left is shared equally, with a few samples repeated where it does not divide;
+        drop_last: whether the remainder at the end, too small for a whole batch on each rank, is left out.
+        even_batches: whether the remainder is shared equally, with a few samples repeated where it does not divide;
             else some ranks may have a smaller last batch than others, or none.
     """
 
@@ -99,7 +99,7 @@ class EpochPlan:
         rows = np.arange(low, high, dtype=np.int64)
         valid = rows < rest
         rows += start
-        # Repeats are those that the epoch began with; round again where there are fewer samples than ranks.
+        # The first samples of the epoch are repeated; several times if there are fewer samples than ranks.
         rows[~valid] = (rows[~valid] - start - rest) % max(1, start + rest)
         return rows, valid
 
@@ -118,7 +118,7 @@ def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     where = "arguments"
     found: tuple[object, object] = (rank, world_size)
     if rank is None and world_size is None:
-        # Where it is initialised, it is imported: torch is not imported for the question.
+        # An initialised one is imported already: torch is not imported to find out.
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             found = distributed.get_rank(), distributed.get_world_size()

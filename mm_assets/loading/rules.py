@@ -1,6 +1,6 @@
-"""The rules by which a batch is made of values, read from the caller's dictionaries and checked.
+"""The rules by which a batch is made of values, parsed from the caller's dictionaries and checked.
 
-A rule that is wrong raises `ConfigError` here, before any data are read. What is done by a rule is `collate`'s matter.
+A wrong rule raises `ConfigError` here, before any data is read; `collate` applies the rules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Rule", "parse_rules"]
 
 TYPES = ("stack", "pad", "ragged", "list")
 KEYS = ("type", "stack", "pad_value", "max_length", "pad_to_multiple_of", "dtype", "source")
-RESERVED = ("present", "lengths")  # what a batch has besides its outputs
+RESERVED = ("present", "lengths")  # entries of a batch in addition to its outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Rule:
         name: of the output.
         source: modality, and after it the attributes or keys that lead to the array in its value.
         type: stack, pad, ragged or list.
-        pad_value: what fills rows and their ends.
+        pad_value: fills rows and their ends.
         max_length: longest extent of the first axes, None for the batch's longest; longer values are truncated.
         multiple: the padded first axis is a multiple of it.
         dtype: of the output; None for the values'.

@@ -1,7 +1,7 @@
-"""How far a loader has come, as JSON, and whether it is a state of this dataset and this order.
+"""The position of a loader, as JSON, and the check that a state is of this dataset and this order.
 
-A state counts what was delivered, not what was read ahead, in positions of the epoch that all ranks have been given
-together. So one rank's state is every rank's, and says nothing of their number or of the batch size.
+A state counts yielded samples, not those read ahead, in positions of the epoch that all ranks have received together.
+So the state of one rank is that of every rank, and does not depend on their number or on the batch size.
 """
 
 from __future__ import annotations
@@ -23,25 +23,16 @@ __all__ = ["LoaderState", "fingerprint"]
 
 VERSION = 1
 
-# Samples that are read for a fingerprint where there is no manifest: enough to tell datasets apart, few enough to
-# be read from a bucket.
+# Samples that are read for a fingerprint without a manifest: enough to distinguish datasets, few enough to read them
+# from a bucket.
 NUM_PROBES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderState:
-    """A place in an epoch.
+    """A position in an epoch, by the fields of `EpochOrder` and the dataset's fingerprint.
 
-    Attributes:
-        version: of the state.
-        fingerprint: of the dataset.
-        num_samples: of the dataset.
-        shuffle: ``full``, ``block`` or ``none``.
-        seed: of the order.
-        block_size: of the order.
-        window_blocks: of the order.
-        epoch: of the order.
-        delivered: positions that all ranks have been given.
+    `delivered` counts the positions that all ranks have received.
     """
 
     version: int = VERSION
@@ -65,10 +56,10 @@ class LoaderState:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """A state out of a checkpoint.
+        """A state from a checkpoint.
 
         Raises:
-            LoaderError: it is none, or one of a later release.
+            LoaderError: it is not a state, or one of a later release.
         """
         kinds: dict[str, type] = {"fingerprint": str, "shuffle": str}
         expected = {field.name: kinds.get(field.name, int) for field in fields(cls)}
@@ -88,12 +79,8 @@ class LoaderState:
     def check(self, order: EpochOrder, *, fingerprint: str) -> None:
         """Refuse a loader of other samples, or of another order of them.
 
-        Args:
-            order: the loader's.
-            fingerprint: of its dataset.
-
         Raises:
-            LoaderError: they differ; says in what.
+            LoaderError: they differ; the message says in what.
         """
         own = {**asdict(order), "fingerprint": fingerprint}
         names = ["num_samples", "fingerprint", "shuffle", "seed"]
@@ -109,12 +96,9 @@ class LoaderState:
 def fingerprint(source: Any) -> str:
     """What identifies a dataset, wherever its files are and whatever their format: 64 hexadecimal digits.
 
-    A source's own `fingerprint` attribute is taken where it has one. Else what counts is which samples are selected,
-    and the manifest with the digests of its files or, without one, the ids and stored bytes of a few samples. Which
-    modalities a loader reads, and with what settings, does not count: a run may continue with others.
-
-    Args:
-        source: the dataset.
+    A source's own `fingerprint` attribute is used if it has one. Otherwise the digest is over the selection of samples
+    and the manifest with the digests of its files or, without one, the ids and stored bytes of a few samples. The
+    loader's modalities and their settings do not matter: a run may continue with others.
     """
     own = getattr(source, "fingerprint", None)
     if own is not None:
@@ -134,7 +118,7 @@ def fingerprint(source: Any) -> str:
 
 
 def _checksums(source: Any, probes: npt.NDArray[np.int64], name: str) -> list[int | str | None]:
-    """Checksums of stored bytes; damage is noted by the word, so that a loader that skips it has states too."""
+    """Checksums of stored bytes; damage is a word, so that a loader that skips it has states too."""
     found: list[int | str | None] = []
     for probe in probes.tolist():
         try:

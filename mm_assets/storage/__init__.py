@@ -1,6 +1,6 @@
-"""Files behind URLs: read by ranges, listed, published whole, cached on disk.
+"""Files at URLs: read by ranges, listed, published whole, cached on disk.
 
-Nothing here knows what is in a file. Every error of a storage client becomes a `SourceError` that names the URL.
+Nothing here interprets file content. Every error of a storage client becomes a `SourceError` that names the URL.
 """
 
 from mm_assets.storage.files import SourceFile

@@ -1,12 +1,12 @@
-"""Blocks of remote files, cached on local disk: bounded, kept from run to run, shared by threads and processes.
+"""Blocks of remote files, cached on local disk: bounded, persistent, shared by threads and processes.
 
 The cache is a set of plain segment files. Each is a table of entries and as many slots of one block, so that the size
-of the folder is bounded by construction. A block belongs to one segment and may be in any of its slots. Its key comes
-from the file's URL, server, fingerprint and modification time, so that a changed object is never served stale.
+of the folder is bounded by construction. A block belongs to one segment and may be in any of its slots. Its key is from
+the file's URL, server, fingerprint and modification time, so that a changed object is never served stale.
 
-Nothing is locked, and no state outlives a call: what a crash, a full disk, damage or two writers of one slot leave
-behind has the wrong checksum, and is fetched again. Blocks stored during this run are not evicted, only those of
-earlier runs: an epoch visits everything once, so evicting the least recently used block would evict what comes next.
+Nothing is locked, and no state outlives a call: after a crash, a full disk, damage or two writers of one slot the entry
+has a wrong checksum, and the block is fetched again. Blocks stored during this run are not evicted, only those of
+earlier runs: an epoch visits everything once, so evicting the least recently used block would evict the next one.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _TABLE_SIZE = _SLOTS * _ENTRY.itemsize
 _SEGMENT_SIZE = 16 << 20
 _SEGMENT_NAME = re.compile(r"segment-(\d{1,9})")
 _LATEST = 2.0**33  # the year 2242: a later time, or one that is not a number, is damage
-_RECHECK = 60.0  # seconds of storing until the storage is asked again whether a file is still the one that was opened
+_RECHECK = 60.0  # seconds of storing until the storage is asked again whether the file is still the one opened
 
 
 class BlockCache:
     """A folder with blocks of remote files.
 
     Safe to share between threads and with forked children. It pickles, and a copy in another process uses the same
-    folder. A folder that is full or not writable costs a warning, and reads go on. The folder must be the user's own:
-    who may write to it decides what is read.
+    folder. A folder that is full or not writable causes a warning, and reads continue. The folder must be the user's
+    own: anyone who may write to it decides what is read.
 
     Args:
         folder: created if it does not exist.
@@ -91,7 +91,7 @@ class BlockCache:
         return source if source.is_local else CachedFile(source, self)
 
     def get(self, file_key: bytes, numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """Those of a file's blocks that are cached, one after the other: number and content."""
+        """Those of a file's blocks that are cached, in order: number and content."""
         for number in numbers:
             content = None
             try:
@@ -106,7 +106,7 @@ class BlockCache:
                 yield number, content
 
     def put(self, file_key: bytes, blocks: Mapping[int, memoryview]) -> None:
-        """Stores blocks of a file, by number, where they find a slot; those that are cached stay as they are."""
+        """Stores blocks of a file, by number, where they find a slot; cached ones do not change."""
         for number, block in blocks.items():
             try:
                 with self._segment(file_key, number, "rb+") as segment:
@@ -161,11 +161,7 @@ def _jump_hash(key: int, num_buckets: int) -> int:
 class _Segment(io.FileIO):
     """One file of the cache, opened for one operation on one block; created by the first that writes.
 
-    Args:
-        path: of the segment.
-        mode: ``rb`` or ``rb+``.
-        name: of the block; part of its checksum.
-        key: hash of the name.
+    `name` is that of the block, a part of its checksum; `key` is its hash.
     """
 
     def __init__(self, path: str, mode: str, name: bytes, key: int) -> None:
@@ -210,11 +206,7 @@ def _create(path: str, flags: int) -> int:
 
 
 class CachedFile:
-    """A remote file, read through a cache by blocks.
-
-    Args:
-        source: the file; closed with this.
-        cache: where its blocks are stored.
+    """A remote file, read through a cache by blocks, and closed with this.
 
     Raises:
         SourceError: the storage reports neither an ETag nor a modification time.
@@ -235,7 +227,7 @@ class CachedFile:
         self._has_changed = False
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]], *, max_gap: int | None = None) -> list[memoryview]:
-        """The bytes of each (offset, size), in the order asked for.
+        """The bytes of each (offset, size), in the order of `ranges`.
 
         Blocks that are not cached are fetched by one call, in requests of up to 16 MiB. Blocks between two that are
         nearer than `max_gap` are fetched and cached with them.
@@ -261,7 +253,7 @@ class CachedFile:
         return slice_ranges(ranges, spans, buffers)
 
     def _whole_blocks(self, offset: int, size: int) -> tuple[int, int]:
-        """The range of the blocks that a range (offset, size) lies in; an empty one as it is."""
+        """The range of whole blocks that covers a range (offset, size); an empty one unchanged."""
         if not size:
             return offset, 0
         start = offset // BLOCK * BLOCK
@@ -282,7 +274,7 @@ class CachedFile:
         self._cache.put(self._key, fetched)
 
     def _check_unchanged(self) -> None:
-        """Refuses to continue with a file that was replaced while it is read: new blocks would be cached as old ones.
+        """Refuses to continue with a file that was replaced while it was read: new blocks would be cached as old ones.
 
         The storage is asked once a minute, after a request. Blocks stored since it was last asked are deleted.
         """

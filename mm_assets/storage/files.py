@@ -1,8 +1,7 @@
 """Files of any fsspec URL, read by ranges: shards, tables, and packed files that are not local.
 
-`SourceFile` reads; each byte asked for is fetched once, near ranges in one request. `RemoteFile` is what the packed
-formats read from when their file is not local; `disk_cache` may be between the two. Nothing here knows
-what the bytes mean.
+`SourceFile` reads; each requested byte is fetched once, near ranges in one request. The packed formats read remote
+files through `RemoteFile`; `disk_cache` may be between the two. Nothing here interprets the bytes.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class SourceFile:
         self.fingerprint = described.fingerprint
         self.modified = described.modified
         self._fs, self._path = filesystem(url, storage_options)
-        # Of some file systems the URL that is made from a path lacks the host.
+        # Some file systems leave out the host in the URL that they make from a path.
         self.location = described.url if "file" in protocols(self._fs) else url
         self._options = storage_options
         self._process = os.getpid()
@@ -76,7 +75,7 @@ class SourceFile:
         return self._fd < 0 and "file" in protocols(self._fs)
 
     def _remote(self) -> fsspec.AbstractFileSystem:
-        """The file system; in a forked child one of its own: the parent's connections and their thread are not here."""
+        """The file system; a new one in a forked child, which has neither the parent's connections nor their thread."""
         if self._process != os.getpid():
             self._fs, self._path = filesystem(self.location, self._options)
             self._process = os.getpid()
@@ -84,7 +83,7 @@ class SourceFile:
 
     @property
     def identity(self) -> str:
-        """Tells the file as it was opened from every other: location, server, fingerprint and time of change."""
+        """Identifies the file as it was opened: location, server, fingerprint and time of change."""
         return json.dumps([self.location, _endpoint(self._options or {}), self.fingerprint, self.modified])
 
     def now(self) -> ShardFile:
@@ -96,20 +95,12 @@ class SourceFile:
         return describe_file(self.location, self._options)
 
     def has_changed(self) -> bool:
-        """Whether the storage has another file in its place than when it was opened; costs a request.
-
-        Raises:
-            SourceError: it is no longer there, or may not be read.
-        """
+        """Whether the file was replaced or changed since it was opened; costs a request; errors as `now`."""
         now = self.now()
         return (now.fingerprint, now.modified) != (self.fingerprint, self.modified)
 
     def check(self, offset: int, size: int) -> None:
-        """Refuses a range that leaves the file.
-
-        Raises:
-            SourceError: it does.
-        """
+        """Refuses, with `SourceError`, a range that leaves the file."""
         if offset < 0 or size < 0 or offset + size > self.size:
             raise ShortFileError(
                 self.url,
@@ -121,7 +112,7 @@ class SourceFile:
         """Exactly `size` bytes from `offset`, in one request.
 
         Raises:
-            SourceError: the range leaves the file, or the storage gave fewer bytes than it announced.
+            SourceError: the range leaves the file, or the storage returned fewer bytes than it announced.
         """
         self.check(offset, size)
         if size == 0:
@@ -137,7 +128,7 @@ class SourceFile:
     def _whole(self, got: bytes, offset: int, size: int) -> bytes:
         if len(got) == size:
             return got
-        # A reply may be truncated on its way: only a storage that has fewer bytes than before has lost some.
+        # A reply may be truncated in transit: the file itself has shrunk only if the storage now reports fewer bytes.
         left = self.now().size
         detail = f"the storage gave {len(got)} of {size} bytes"
         if left < self.size:
@@ -161,7 +152,7 @@ class SourceFile:
             raise SourceError(self.url, f"cannot be read: {reason(error)}", byte_offset=offset) from error
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]], *, max_gap: int | None = None) -> list[memoryview]:
-        """The bytes of each (offset, size), in the order asked for.
+        """The bytes of each (offset, size), in the order of `ranges`.
 
         Equal ranges are read once; ranges nearer than `max_gap` bytes become one request of at most 16 MiB.
 
@@ -206,7 +197,7 @@ class SourceFile:
             buffer[position : position + len(view)] = view
 
     def open(self) -> io.RawIOBase:
-        """The file as a seekable, unbuffered binary file, for libraries that read such; each read is a request."""
+        """The file as a seekable, unbuffered binary file, for libraries that need one; each read is a request."""
         return _RawFile(self)
 
     def stream(self) -> BinaryIO:
@@ -228,7 +219,7 @@ class SourceFile:
 
 
 def _endpoint(options: Options) -> dict[str, str]:
-    """The server that options of a file system name; nothing that is secret."""
+    """The server in the options of a file system, without any secret."""
     client = options.get("client_kwargs")
     given = {**options, "client": client.get("endpoint_url") if isinstance(client, Mapping) else None}
     return {key: str(given[key]) for key in ("client", "endpoint_url", "host", "port") if given.get(key) is not None}

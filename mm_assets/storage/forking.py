@@ -1,7 +1,7 @@
 """Locks that a forked child can take, although a thread of the parent held them when it forked.
 
-That thread does not exist in the child, so no thread would ever release its lock. What a lock guards here is consistent
-between any two statements, or belongs to the parent and is dropped: a fresh lock is all that the child needs.
+That thread does not exist in the child, so no thread would ever release its lock. The state that a lock guards here is
+consistent between any two statements, or belongs to the parent and is dropped: a new lock is all that the child needs.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def _renew() -> None:
         holder.renew_locks()
 
 
-if hasattr(os, "register_at_fork"):  # elsewhere nothing forks
+if hasattr(os, "register_at_fork"):  # other systems do not fork
     os.register_at_fork(after_in_child=_renew)

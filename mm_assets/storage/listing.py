@@ -1,4 +1,4 @@
-"""What is at a URL: one file, a folder or a glob, with sizes and fingerprints."""
+"""The files at a URL: one file, a folder or a glob, with sizes and fingerprints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNMARKED = "unmarked"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFile:
-    """A shard as a listing shows it.
+    """A shard as listed.
 
     Attributes:
         url: absolute path or URL.
@@ -82,7 +82,7 @@ def expand_shards(
     """The shards that a folder, a glob or one path names, sorted by URL; hidden files never count.
 
     Args:
-        pattern: a pattern or a file is taken as it is; a folder gives every file below it whose name ends as a shard's.
+        pattern: a pattern or a file as such; a folder for every file below it whose name ends as a shard's.
         storage_options: arguments for the file system.
         suffixes: the ends of those names, in lower case.
     """
@@ -103,5 +103,5 @@ def expand_shards(
             try:
                 listed.append(_describe(fs, place, info))
             except FileNotFoundError:
-                continue  # removed since it was listed, or a link that leads nowhere: there is no shard
+                continue  # removed since it was listed, or a dangling link: there is no shard
     return sorted(listed, key=lambda shard: shard.url)

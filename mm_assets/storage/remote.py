@@ -18,7 +18,7 @@ __all__ = ["RangeCache", "RemoteFile"]
 
 
 class RangeCache(Protocol):
-    """What may cache the bytes of remote files, such as `mm_assets.storage.disk_cache.BlockCache`."""
+    """A cache for the bytes of remote files, such as `mm_assets.storage.disk_cache.BlockCache`."""
 
     def over(self, source: SourceFile) -> RangeSource:
         """The file, read through the cache."""
@@ -47,7 +47,7 @@ class _Blocks:
         return found
 
     def put(self, file: int, blocks: Mapping[int, memoryview]) -> None:
-        """Caches blocks of a file, and evicts those that were not used for the longest time."""
+        """Caches blocks of a file, and evicts the least recently used ones."""
         with self._lock:
             for number, block in blocks.items():
                 self._drop((file, number))
@@ -68,7 +68,7 @@ class _Blocks:
             self._size -= len(block)
 
 
-_BLOCKS = _Blocks(64 << 20)  # whatever number of files is open
+_BLOCKS = _Blocks(64 << 20)  # for any number of open files
 
 _FILE_NUMBERS = count()
 
@@ -79,7 +79,7 @@ class RemoteFile:
     Args:
         url: fsspec URL.
         storage_options: arguments for the file system.
-        cache: of what was read, on disk; None: there is none.
+        cache: on disk; None: there is none.
 
     Raises:
         SourceError: the file is not there or may not be read, or cannot be cached.
@@ -87,7 +87,7 @@ class RemoteFile:
 
     MAX_GAP = 256 << 10  # payloads this near are one request: a batch waits for all of them anyway
     BLOCK = 256 << 10  # small look-ups (ids, index entries) share requests of this size
-    MAX_BLOCKS = 32  # of one look-up; a more scattered one would evict what others find
+    MAX_BLOCKS = 32  # of one look-up; a more scattered one would evict the blocks of others
 
     def __init__(self, url: str, storage_options: Options | None = None, cache: RangeCache | None = None) -> None:
         source = SourceFile(url, storage_options)
@@ -122,7 +122,7 @@ class RemoteFile:
         spans = [(start // self.BLOCK, max(start, start + size - 1) // self.BLOCK) for start, size in ranges]
         numbers = sorted({number for first, last in spans for number in range(first, last + 1)})
         if len(numbers) > self.MAX_BLOCKS:
-            # Too scattered for the next look-up to find anything cached: no more bytes than asked for.
+            # Too scattered for the next look-up to find anything cached: only the requested bytes.
             return self._read(ranges, MAX_GAP)
         blocks = self._fetched(numbers)
         views = []
@@ -135,13 +135,13 @@ class RemoteFile:
         return views
 
     def _fetched(self, numbers: Sequence[int]) -> dict[int, memoryview]:
-        """Blocks by number, those that are not cached with one request."""
+        """Blocks by number; those that are not cached with one request."""
         found = _BLOCKS.get(self._number, numbers)
         missing = [number for number in numbers if number not in found]
         if not missing:
             return found
         ranges = [(number * self.BLOCK, min(self.BLOCK, self.size - number * self.BLOCK)) for number in missing]
-        # Copied: neighbours come in one buffer, which one of them in the cache would keep in memory.
+        # Copied: neighbours share one buffer, and a cached one would hold all of it in memory.
         new = {number: memoryview(bytes(view)) for number, view in zip(missing, self._read(ranges, 0), strict=True)}
         _BLOCKS.put(self._number, new)
         return found | new

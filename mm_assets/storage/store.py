@@ -1,8 +1,8 @@
-"""What is published below one root URL: every file appears there whole or not at all.
+"""Files published below one root URL: each appears there whole or not at all.
 
 Content is built in a local file that no reader sees under its final name and appears there by one rename (local) or one
-completed upload (object store). Nothing here knows what the bytes mean. Reading by ranges is `mm_assets.storage.files`,
-whose names are these too.
+completed upload (object store). Nothing here interprets the bytes. `mm_assets.storage.files` reads files by ranges and
+uses the same names.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Draft:
     Attributes:
         path: local file to write.
         name: where it will be, relative to the root.
-        published: set once the file is there.
+        published: set once the file is published.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -78,7 +78,7 @@ class Draft:
         self._digest: tuple[tuple[int, int, int], str] | None = None
 
     def digest(self) -> str:
-        """SHA-256 of what has been written, hexadecimal; asked for again, it is computed only if the file changed."""
+        """SHA-256 of the file so far, hexadecimal; computed again only if the file changed."""
         status = os.stat(self.path)
         state = (status.st_ino, status.st_size, status.st_mtime_ns)
         if self._digest is None or self._digest[0] != state:
@@ -132,7 +132,7 @@ class Store:
         return f"{self._url}/{name}" if name else self._url
 
     def path_of(self, name: str) -> str:
-        """The same as the file system itself spells it."""
+        """The path of a file as the file system spells it."""
         return f"{self._root}/{name}" if name else self._root
 
     def exists(self, name: str) -> bool:
@@ -160,11 +160,7 @@ class Store:
         return dict(sorted(found.items()))
 
     def read_bytes(self, name: str) -> bytes:
-        """The whole content.
-
-        Raises:
-            SourceError: there is no such file, or it cannot be read.
-        """
+        """The whole content; `SourceError` if there is no such file or it cannot be read."""
         try:
             content: bytes = self.fs.cat_file(self.path_of(name))
         except OSError as error:
@@ -172,11 +168,7 @@ class Store:
         return content
 
     def open(self, name: str) -> Any:
-        """A seekable binary file object, as pyarrow reads it.
-
-        Raises:
-            SourceError: there is no such file.
-        """
+        """A seekable binary file object, as pyarrow reads it; `SourceError` if there is no such file."""
         try:
             if self.is_local:
                 return self.fs.open(self.path_of(name), "rb")
@@ -187,7 +179,7 @@ class Store:
 
     @contextmanager
     def draft(self, name: str) -> Iterator[Draft]:
-        """Builds a file out of sight and publishes it when the block ends without an exception.
+        """Builds a file under a temporary name and publishes it when the block ends without an exception.
 
         Raises:
             SourceError: another process is building the same file, or the upload failed.
@@ -208,11 +200,11 @@ class Store:
         target = Path(self.path_of(name))
         target.parent.mkdir(parents=True, exist_ok=True)
         path = target.with_name(f".{target.name}.tmp")
-        # Beside the content and not the content: writers that replace their file would lose a lock held on it.
+        # The lock is on a file beside the content: writers that replace their file would lose a lock held on it.
         guard = target.with_name(f".{target.name}.lock")
         lock = _lock(guard, target)
         try:
-            path.unlink(missing_ok=True)  # left over from a run that was killed
+            path.unlink(missing_ok=True)  # left by a run that was killed
             draft = Draft(path, name)
             yield draft
             digest = draft.digest()
@@ -241,11 +233,7 @@ class Store:
             raise SourceError(self.url_of(name), f"cannot be written: {reason(error)}") from error
 
     def write_bytes(self, name: str, content: bytes) -> PublishedFile:
-        """Publishes a small file.
-
-        Raises:
-            SourceError: another process is writing it, or the upload failed.
-        """
+        """Publishes a small file; errors as `draft`."""
         with self.draft(name) as draft:
             draft.path.write_bytes(content)
         return draft.result()

@@ -15,7 +15,7 @@ from mm_assets.errors import MissingExtraError, MmAssetsError, SourceError
 
 __all__ = ["Options", "filesystem", "is_local", "local_path", "protocols", "public_url", "reason", "storage_errors"]
 
-# Connections of an S3 client: the ranges of a random batch are asked for together, and its own default is 10.
+# Connections of an S3 client: the ranges of a random batch are requested together, and its own default is 10.
 S3_CONNECTIONS = 64
 
 Options = Mapping[str, Any]
@@ -27,19 +27,15 @@ def is_local(url: str) -> bool:
 
 
 def local_path(url: str) -> Path:
-    """The path behind a local URL, absolute, with ``~`` expanded."""
+    """The absolute path of a local URL, with ``~`` expanded."""
     return Path(os.path.abspath(os.path.expanduser(url.split("://", 1)[-1] if "://" in url else url)))
 
 
 def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a URL, and the path in it.
-
-    Raises:
-        MissingExtraError: the package that reads such URLs is not installed.
-    """
+    """The file system of a URL, and the path in it; `MissingExtraError` if its package is not installed."""
     settings = dict(options or {})
     if not is_local(url):
-        # A daemon lives for days: a remembered listing would hide new shards and changed ones.
+        # A daemon runs for days: a cached listing would hide new shards and changed ones.
         settings.setdefault("use_listings_cache", False)
     if url.startswith(("s3://", "s3a://")):
         settings["config_kwargs"] = {"max_pool_connections": S3_CONNECTIONS, **(settings.get("config_kwargs") or {})}
@@ -64,7 +60,7 @@ def protocols(fs: fsspec.AbstractFileSystem) -> tuple[str, ...]:
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, in the system's words where it has some."""
+    """The message of an error, in the system's words where it has some."""
     if isinstance(error, OSError):
         return error.strerror or str(error) or type(error).__name__
     return f"{type(error).__name__}: {error}"
@@ -72,13 +68,13 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def storage_errors(url: str, what: str, *, byte_offset: int | None = None) -> Iterator[None]:
-    """Errors of a storage as ours.
+    """Turns the errors of a storage into `SourceError`.
 
-    Of any type: a client may raise its HTTP library's errors, which have nothing in common with the system's.
+    Of any type: a client may raise its HTTP library's errors, which have no base class in common with the system's.
     """
     try:
         yield
     except (MmAssetsError, MemoryError):
         raise
-    except Exception as error:  # whatever the client's HTTP library has; it stays the cause
+    except Exception as error:  # any error of the client's HTTP library; it stays the cause
         raise SourceError(url, f"{what}: {reason(error)}", byte_offset=byte_offset) from error
