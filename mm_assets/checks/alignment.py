@@ -111,7 +111,7 @@ def misaligned(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
     It takes a table of whole samples, all of whose rows can be packed, and yields a `Drop` for each such sample, at its
     first row. The reasons are the names of the checks that would find them.
     """
-    placer = Placer(plan)
+    placer = Placer(plan, encode=True)
     judged = [number for number, made in enumerate(placer.fields) if made.FACTS]
 
     def judge(table: pa.Table) -> Iterable[Drop]:

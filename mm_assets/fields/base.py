@@ -17,7 +17,7 @@ import functools
 import json
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
@@ -343,6 +343,14 @@ class Field(ABC):
         Raises:
             EncodeError: the value is wrong for this field.
         """
+
+    def encode_items(self, items: Iterable[tuple[int, Encoded]]) -> Encoded:
+        """Turn items that `item_field` encoded, as (position, payload) in order of position, into one payload.
+
+        Raises:
+            EncodeError: the positions or the number of items are wrong for this field.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no items")
 
     def check(self, value: Any) -> None:
         """Raise `EncodeError` exactly when `encode` would.

@@ -101,13 +101,20 @@ class SequenceField(Field):
 
     def encode(self, value: Iterable[tuple[int, Any]]) -> Encoded:
         """Take (position, value) pairs in order of position."""
-        positions, items = [], []
+        items = []
         for position, item in self._pairs(value):
-            positions.append(position)
             try:
-                items.append(self.inner.encode(item))
+                items.append((position, self.inner.encode(item)))
             except EncodeError as error:
                 raise EncodeError(f"SequenceField, item at position {position}: {error}") from error
+        return self._join(items)
+
+    def encode_items(self, items: Iterable[tuple[int, Encoded]]) -> Encoded:
+        """Take (position, payload) pairs in order of position."""
+        return self._join(list(self._pairs(items)))
+
+    def _join(self, pairs: list[tuple[int, Encoded]]) -> Encoded:
+        positions, items = [position for position, _ in pairs], [item for _, item in pairs]
         num_items = len(items)
         offsets = np.zeros(num_items + 1, dtype="<u8")
         np.cumsum(np.array([len(item.data) for item in items], dtype="<u8"), out=offsets[1:])

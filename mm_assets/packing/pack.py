@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from mm_assets.errors import EncodeError
 from mm_assets.formats import MstrWriter, MultWriter, Payload, crc32c
-from mm_assets.packing.placement import BlockRows, Placement, Placer
+from mm_assets.packing.placement import BlockRows, Placed, Placement, Placer
 from mm_assets.packing.plan import PackPlan
 from mm_assets.rows.schema import Drop
 
@@ -190,29 +190,27 @@ def listing_json(rows: BlockRows, placement: Placement, placer: Placer) -> bytes
 
 
 def encode_placed(placer: Placer, rows: BlockRows, placement: Placement, taker: int) -> Payload:
-    """The payload of modality number `taker` of a sample that has it; not of its metadata or listing.
+    """The payload of modality number `taker` of a sample that has it, but for the listing; `placer` encodes.
 
     Raises:
-        EncodeError: its field refuses the content, or there is none.
+        EncodeError: its field refuses the items together.
     """
     made = placer.fields[taker]
-    if taker in placement.values:
-        return Payload(*made.encode(placement.values[taker]))
-    values = []
-    for item in placement.items[taker]:
-        content = rows.content(item.row)
-        if content is None:
-            raise EncodeError(f"the {rows.modality[item.row]} row at position {item.position} has no content")
-        values.append((item.position, placer.value(taker, rows.modality[item.row], content)))
-    one = placer.plan.modalities[taker].selector.take == "one"
-    return Payload(*made.encode(values[0][1] if one else sorted(values, key=_position)))
+    if taker in placement.encoded:
+        return Payload(*placement.encoded[taker])
+    items = sorted(placement.items[taker], key=_position)
+    if taker == placer.rest:
+        return Payload(*made.encode([(item.position, rows.content(item.row)) for item in items]))
+    if made.item_field is None:
+        return Payload(*placement.encoded_rows[items[0].row])
+    return Payload(*made.encode_items([(item.position, placement.encoded_rows[item.row]) for item in items]))
 
 
 class _Packer:
     """Turns blocks into payloads and counts what was packed."""
 
     def __init__(self, plan: PackPlan) -> None:
-        self.placer = Placer(plan)
+        self.placer = Placer(plan, encode=True)
         self.num_samples = 0
         self.num_items = 0
         self.num_present = dict.fromkeys(self.placer.names, 0)
@@ -232,6 +230,7 @@ class _Packer:
             payloads: dict[str, Payload] = {}
             for taker in placement.present:
                 payloads[self.placer.names[taker]] = self._payload(rows, taker, placement)
+            placement.encoded_rows.clear()  # the payloads hold them now, and the next sample is placed before this goes
             if self.placer.listing is not None:
                 encoded = self.placer.fields[self.placer.listing].encode(listing_json(rows, placement, self.placer))
                 payloads[self.placer.names[self.placer.listing]] = Payload(*encoded)
@@ -259,12 +258,11 @@ class _Packer:
         )
 
     def _payload(self, rows: BlockRows, taker: int, placement: Placement) -> Payload:
-        made = self.placer.fields[taker]
         items = placement.items.get(taker, [])
         try:
             if taker == self.placer.metadata:
-                text = self._note(rows, items[0].row, rows.metadata(items[0].row))
-                return Payload(*made.encode(text))
+                self._note(rows, items[0].row, rows.metadata(items[0].row))
+                return encode_placed(self.placer, rows, placement, taker)
             self.num_items += len(items)
             for item in items:
                 self._note(rows, item.row, rows.content(item.row))
@@ -273,7 +271,7 @@ class _Packer:
             where = f"sample {rows.sample_id[placement.start]!r}, modality {self.placer.names[taker]!r}"
             raise EncodeError(f"{where}: {error}") from error
 
-    def _note(self, rows: BlockRows, row: int, content: memoryview | None) -> memoryview:
+    def _note(self, rows: BlockRows, row: int, content: memoryview | None) -> None:
         """Takes a row's content into the digest."""
         if content is None:
             raise EncodeError(f"the {rows.modality[row]} row at position {rows.position[row]} has no content")
@@ -281,7 +279,6 @@ class _Packer:
         if rows.frame[row] is not None:
             member += f"#{rows.frame[row]}"
         self._lines.append(f"{member}\t{len(content)}\t{crc32c(content):08x}\n".encode())
-        return content
 
     def source_digest(self) -> str:
         self._lines.sort()
@@ -291,5 +288,5 @@ class _Packer:
         return digest.hexdigest()
 
 
-def _position(item: tuple[int, Any]) -> int:
-    return item[0]
+def _position(item: Placed) -> int:
+    return item.position

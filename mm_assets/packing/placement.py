@@ -1,9 +1,11 @@
 """Where each row of a block goes in a packed sample.
 
 Packing, the filter before it and the checks after it all ask here, so that they agree. Placing reads names and, by
-`Field.check`, content; it decodes and copies nothing. The rule: in the plan's order, each packed modality takes those
-of the remaining rows that its selector names and its field accepts; a "one" takes the first by preference and position.
-A composite takes a row for each of its parts, all or none. Content that no modality takes goes to the plan's rest.
+`Field.check`, content; it decodes and copies nothing. For packing it encodes instead of checking, so that what a field
+finds out about a value, such as an image header, is found once. The rule: in the plan's order, each packed modality
+takes those of the remaining rows that its selector names and its field accepts; a "one" takes the first by preference
+and position. A composite takes a row for each of its parts, all or none. Content that no modality takes goes to the
+plan's rest.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.errors import EncodeError, SchemaMismatchError
-from mm_assets.fields import Field
+from mm_assets.fields import Encoded, Field
 from mm_assets.packing.plan import PackPlan, Selector
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
@@ -143,6 +145,8 @@ class Placement:
         unfit: rows that a field refused, wherever they went then, with the name of its modality and its message.
         without: modalities without a value of the JSON that their field refused, where the plan allows that, with the
             field's message.
+        encoded: for each modality in `values`, its payload; only where the placer encodes.
+        encoded_rows: likewise for each row that is an item of a modality other than the rest or a composite.
     """
 
     start: int
@@ -152,6 +156,8 @@ class Placement:
     refused: dict[int, str] = dataclass_field(default_factory=dict)
     unfit: dict[int, tuple[str, str]] = dataclass_field(default_factory=dict)
     without: dict[int, str] = dataclass_field(default_factory=dict)
+    encoded: dict[int, Encoded] = dataclass_field(default_factory=dict)
+    encoded_rows: dict[int, Encoded] = dataclass_field(default_factory=dict)
 
     @property
     def present(self) -> list[int]:
@@ -164,10 +170,12 @@ class Placer:
 
     Args:
         plan: the pack plan.
+        encode: encode what a field accepts instead of checking it, for a caller that needs the payloads.
     """
 
-    def __init__(self, plan: PackPlan) -> None:
+    def __init__(self, plan: PackPlan, *, encode: bool = False) -> None:
         self.plan = plan
+        self._encode = encode
         self.fields: list[Field] = list(plan.fields().values())
         self.names: list[str] = [modality.name for modality in plan.modalities]
         self.metadata = plan.special("metadata")
@@ -260,7 +268,7 @@ class Placer:
             return None
         if self.metadata is not None:
             try:
-                self.fields[self.metadata].check(content)
+                self._accept(self.fields[self.metadata], content, placement.encoded_rows, row)
             except EncodeError as error:
                 placement.refused[row] = "unpackable_metadata"
                 placement.unfit[row] = (self.names[self.metadata], str(error))
@@ -291,7 +299,7 @@ class Placer:
         for _, position, row in sorted(candidates, key=None if one else _by_position):
             if row not in open_rows:
                 continue
-            refusal = self._refusal(taker, rows, row)
+            refusal = self._refusal(taker, rows, row, placement)
             if refusal is not None:
                 failed[row] = f"unpackable_{rows.modality[row]}"
                 placement.unfit[row] = (self.names[taker], refusal)
@@ -380,7 +388,7 @@ class Placer:
         for given in tries:
             try:
                 value = made.assemble(given)
-                made.check(value)
+                self._accept(made, value, placement.encoded, taker)
             except EncodeError as error:
                 said = said or str(error)
                 continue
@@ -397,7 +405,7 @@ class Placer:
             return
         try:
             value = self.fields[taker].from_json_value(found)
-            self.fields[taker].check(value)
+            self._accept(self.fields[taker], value, placement.encoded, taker)
         except EncodeError as error:
             if selector.on_refused == "absent":
                 placement.without[taker] = str(error)
@@ -426,16 +434,28 @@ class Placer:
             found = self._ranks[key] = [(number, part, rank) for number, part, rank in ranked if rank is not None]
         return found
 
-    def _refusal(self, taker: int, rows: BlockRows, row: int) -> str | None:
+    def _refusal(self, taker: int, rows: BlockRows, row: int, placement: Placement) -> str | None:
         """Why a field refuses a row's content, or None."""
         content = rows.content(row)
         if content is None:
             return "there is no content"
         try:
-            self._item_fields[taker].check(self.value(taker, rows.modality[row], content))
+            value = self.value(taker, rows.modality[row], content)
+            self._accept(self._item_fields[taker], value, placement.encoded_rows, row)
         except EncodeError as error:
             return str(error)
         return None
+
+    def _accept(self, made: Field, value: Any, encoded: dict[int, Encoded], key: int) -> None:
+        """Checks a value or, where payloads are needed, encodes it: doing both would read its header twice.
+
+        Raises:
+            EncodeError: the field refuses the value.
+        """
+        if self._encode:
+            encoded[key] = made.encode(value)
+        else:
+            made.check(value)
 
 
 def _by_position(candidate: tuple[int, int, int]) -> tuple[int, int]:

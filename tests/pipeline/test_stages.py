@@ -20,6 +20,7 @@ from PIL import Image
 
 import mm_assets
 from mm_assets.errors import ConfigError, MmAssetsError, ShardError, SourceError
+from mm_assets.media.images import ImageInfo, probe_image
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
 from mm_assets.pipeline.register import register
@@ -141,6 +142,24 @@ def test_compressed_shards(tmp_path: Path, suffix: str, members: Members, mode: 
     for row in rows["tar"]:
         del row["source_ref"]
     assert rows[suffix] == rows["tar"]
+
+
+@pytest.mark.parametrize("members", [DOCUMENTS, CAPTIONS], ids=["sequence", "one"])
+def test_packing_probes_each_image_header_once(
+    tmp_path: Path, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packing both formats probes each image header once, and the checks of both files together once more."""
+    dataset, _ = run_chain(declare(tmp_path / "store", make_shard(tmp_path / "in" / "s.tar", members)))
+    probed: list[int] = []
+
+    def probe(data: bytes) -> ImageInfo:
+        probed.append(len(data))
+        return probe_image(data)
+
+    monkeypatch.setattr("mm_assets.fields.image.probe_image", probe)
+    stages.packed(dataset, "s")
+    rows = table(dataset, "filtered_rows")
+    assert sorted(probed) == sorted(2 * [len(row["binary_content"]) for row in rows if row["modality"] == "image"])
 
 
 def test_grouped_partitions(tmp_path: Path) -> None:
