@@ -1,4 +1,4 @@
-"""Views: samples by index and by many, selections, splits, SQL conditions, ids of many files, and Arrow tables."""
+"""Views: samples by index and by many, selections, splits, SQL conditions, and views in other processes."""
 
 import multiprocessing
 import os
@@ -8,83 +8,25 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mm_assets
 from mm_assets import Dataset
-from mm_assets.dataset import files as packed_files
-from mm_assets.dataset import id_index as sample_lookup
 from mm_assets.dataset import selection as views
-from mm_assets.errors import ConfigError, CorruptError, FormatError, SchemaMismatchError
+from mm_assets.errors import ConfigError, FormatError, SchemaMismatchError
 from mm_assets.fields import (
     FIELD_TYPES,
-    AudioField,
     BytesField,
-    Field,
     ImageField,
-    ImageTextPairField,
-    JSONField,
     NDArrayField,
     ScalarField,
     TextField,
-    TokensField,
 )
 from mm_assets.testing import same
 
-FORMS = ("mult", "mstr")
-SIZE = (6, 7)
-FIELDS: dict[str, Field] = {
-    "image": ImageField(encoding="png", size=SIZE, channels=3),
-    "photo": ImageField(),
-    "text": TextField(),
-    "label": ScalarField("int16"),
-    "state": NDArrayField("float32", (2, 3)),
-    "tokens": TokensField(vocab_size=1000),
-    "note": JSONField(),
-}
-SHARDS = (7, 0, 12, 4)
-COUNT = sum(SHARDS)
-
-
-def sample(i: int) -> dict[str, Any]:
-    """Any modality may be missing; the values tell the sample."""
-    rng = np.random.default_rng(i)
-    values: dict[str, Any] = {
-        "image": rng.integers(0, 256, (*SIZE, 3), np.uint8),
-        "photo": rng.integers(0, 256, (3 + i, 20 + 2 * i, 3), np.uint8),
-        "text": "ü" * (i % 5),
-        "label": i - 10,
-        "state": np.full((2, 3), i, np.float32),
-        "tokens": np.arange(i % 4),
-        "note": {"i": [i]},
-    }
-    return {name: None if (i + k) % 5 == 4 else value for k, (name, value) in enumerate(values.items())}
-
-
-def write(folder: Path, form: str, sizes: tuple[int, ...] = SHARDS) -> list[str]:
-    paths, i = [], 0
-    for number, size in enumerate(sizes):
-        path = folder / f"{number}.{form}"
-        with mm_assets.create(str(path), FIELDS) as writer:
-            for _ in range(size):
-                writer.write(f"id{i:03d}", sample(i))
-                i += 1
-        paths.append(str(path))
-    return paths
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def paths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return write(tmp_path_factory.mktemp(request.param), request.param)
-
-
-@pytest.fixture
-def data(paths: list[str]) -> Any:
-    with mm_assets.open(paths) as dataset:
-        yield dataset
+from .shards import COUNT, FORMS, SIZE, sample, write
 
 
 def labels(dataset: Dataset) -> list[int]:
@@ -502,178 +444,6 @@ class Anything:
 
     def __hash__(self) -> int:
         return 0
-
-
-# --- ids --------------------------------------------------------------------------------------------------------------
-
-
-def test_ids_are_found_over_many_files(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every id leads to its sample, unknown ones to None, also with hashes that collide and few files open."""
-    monkeypatch.setattr(packed_files, "MAX_OPEN", 1)
-    monkeypatch.setattr("mm_assets.dataset.open_files.MAX_OPEN", 1)
-    for collide in (False, True):
-        if collide:
-            monkeypatch.setattr(sample_lookup, "hash_ids", lambda offsets, _: np.zeros(len(offsets) - 1, np.uint64))
-        with mm_assets.open(paths) as data:
-            for i in range(COUNT):
-                assert data.find(f"id{i:03d}") == i
-            for other in ("", "id1000", "ü", "\ud800"):
-                assert data.find(other) is None
-            assert "id003" in data.sample_ids
-            assert 3 not in data.sample_ids
-
-
-def test_an_id_of_two_files_is_found_at_its_first_sample(tmp_path: Path) -> None:
-    """Of an id in several files the first sample is found; in a view, the first that the view has."""
-    for k in range(3):
-        with mm_assets.create(str(tmp_path / f"{k}.mstr"), {"t": TextField()}) as writer:
-            for i in range(4):
-                writer.write(f"{i}", {"t": f"{k}/{i}"})
-    with mm_assets.open(str(tmp_path)) as data:
-        assert data.find("2") == 2
-        view = data.select([11, 10, 6, 1, 10])
-        assert view.find("2") == 1
-        assert view.find("3") == 0
-        assert view.find("0") is None
-        train = data.split({"train": 0.5, "val": 0.5})["train"]
-        assert {len([i for i in labels_of(train) if i == k]) for k in "0123"} <= {0, 3}
-
-
-def test_the_lookup_is_made_once_for_all_views(paths: list[str]) -> None:
-    """Views of one dataset share the sorted hashes; closing the last of them drops these."""
-    with mock.patch.object(sample_lookup.IdLookup, "_sort", side_effect=sample_lookup.IdLookup._sort) as sort:
-        with mm_assets.open(paths) as data, data.select([5, 2]) as view, view.select([1]) as inner:
-            assert (data.find("id002"), view.find("id002"), inner.find("id002")) == (2, 1, 0)
-        assert sort.call_count == 1
-    assert data._files._shared.lookup._sorted is None
-    with pytest.raises(ValueError, match="closed"):
-        data.find("id002")
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), max_size=50), st.integers(1, 7))
-def test_texts_are_hashed_as_one_by_one(texts: list[str], block: int) -> None:
-    """The hash of a text does not depend on its neighbours nor on blocks; it is that of its UTF-8."""
-    with mock.patch.object(sample_lookup, "_BLOCK", block):
-        together = sample_lookup.hash_texts(iter(texts), len(texts))
-    assert together.tolist() == [int(sample_lookup.hash_texts([text], 1)[0]) for text in texts]
-    assert len(set(texts)) == len(set(together.tolist()))
-
-
-# --- Arrow ------------------------------------------------------------------------------------------------------------
-
-
-def test_columns_hold_the_values(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each modality is a column of the type of its field, null where absent, whatever the size of chunks."""
-    for rows in (4096, 5):
-        monkeypatch.setattr("mm_assets.dataset.arrow.BLOCK_ROWS", rows)
-        table = data.to_arrow(threads=2)
-        table.validate(full=True)
-        assert table.num_rows == COUNT
-        assert dict(zip(table.column_names, table.schema.types, strict=True)) == {
-            "image": pa.list_(pa.list_(pa.list_(pa.uint8(), 3), SIZE[1]), SIZE[0]),
-            "photo": pa.large_binary(),
-            "text": pa.string(),
-            "label": pa.int16(),
-            "state": pa.list_(pa.list_(pa.float32(), 3), 2),
-            "tokens": pa.large_list(pa.int64()),
-            "note": pa.string(),
-        }
-        for i, row in enumerate(table.to_pylist()):
-            expected = sample(i)
-            for name in ("image", "state", "tokens"):
-                expected[name] = None if expected[name] is None else expected[name].tolist()
-            expected["note"] = None if expected["note"] is None else f'{{"i":[{i}]}}'
-            raw = data.read_raw([i], ["photo"])["photo"][0]
-            expected["photo"] = None if raw is None else bytes(raw)
-            assert row == expected
-
-
-def test_some_columns_of_some_samples(data: Dataset) -> None:
-    """Indices, slices and masks choose rows, names choose columns and their order, `raw` those that stay bytes."""
-    table = data.to_arrow([5, -1, 5], ["label", "text"])
-    assert table.to_pylist() == [{"label": data[i]["label"], "text": data[i]["text"]} for i in (5, -1, 5)]
-    assert data.to_arrow(slice(2, 4), ["label"]).column("label").to_pylist() == [-8, -7]
-    assert data.select([3]).to_arrow(modalities=["label"]).to_pylist() == [{"label": data[3]["label"]}]
-    raw = data.to_arrow([0, 4], ["image", "text"], raw=["image"])
-    assert raw.schema.field("image").type == pa.large_binary()
-    assert raw.column("image").to_pylist() == [bytes(data.read_raw([0], ["image"])["image"][0] or b""), None]
-    empty = data.to_arrow([])
-    assert (empty.num_rows, empty.schema) == (0, data.to_arrow().schema)
-    with pytest.raises(KeyError, match="nothing"):
-        data.to_arrow(raw=["nothing"])
-
-
-@pytest.mark.parametrize(
-    ("field", "values", "kind", "expected"),
-    [
-        (ScalarField("bool"), [True, None, False], pa.bool_(), [True, None, False]),
-        (ScalarField("float16"), [0.5, None], pa.float16(), [0.5, None]),
-        (ScalarField("uint64"), [2**64 - 1, None], pa.uint64(), [2**64 - 1, None]),
-        (BytesField(), [b"", None, b"ab"], pa.large_binary(), [b"", None, b"ab"]),
-        (NDArrayField("bool", (2,)), [np.array([True, False]), None], pa.list_(pa.bool_(), 2), [[True, False], None]),
-        (
-            NDArrayField("int8", (2, 0)),
-            [np.zeros((2, 0), np.int8), None],
-            pa.list_(pa.list_(pa.int8(), 0), 2),
-            [[[], []], None],
-        ),
-        (NDArrayField("int8", ()), [np.array(3, np.int8), None], pa.int8(), [3, None]),
-        (
-            NDArrayField("complex64", (1,)),
-            [np.array([1 + 2j], np.complex64), None],
-            pa.list_(pa.list_(pa.float32(), 2), 1),
-            [[[1.0, 2.0]], None],
-        ),
-        (
-            NDArrayField("int32", (None, 2)),
-            [np.array([[1, 2], [3, 4]], np.int32), None, np.zeros((0, 2), np.int32)],
-            pa.large_list(pa.list_(pa.int32(), 2)),
-            [[[1, 2], [3, 4]], None, []],
-        ),
-        (NDArrayField(), [np.arange(2, dtype="<u2"), None], pa.large_binary(), [b"\0\0\1\0", None]),
-        (TokensField(max_tokens=4, decoded="int32"), [[1, 2], None, []], pa.large_list(pa.int32()), [[1, 2], None, []]),
-        (AudioField(encoding="pcm16"), [None], pa.large_binary(), [None]),
-    ],
-)
-def test_a_column_of_each_kind(tmp_path: Path, field: Field, values: list[Any], kind: Any, expected: list[Any]) -> None:
-    """Numbers, arrays of any shape, token ids and bytes keep type and value; only absent ones are null."""
-    path = str(tmp_path / "a.mstr")
-    with mm_assets.create(path, {"m": field}) as writer:
-        for i, value in enumerate(values):
-            writer.write(str(i), {"m": value})
-    with mm_assets.open(path) as data:
-        table = data.to_arrow()
-        table.validate(full=True)
-        assert table.schema.field("m").type == kind
-        assert table.column("m").to_pylist() == expected
-
-
-def test_a_batch_of_several_arrays_is_a_struct(tmp_path: Path) -> None:
-    """A field with several arrays in a batch has a column of structs, null where the value is absent."""
-    field = ImageTextPairField(encoding="png", image_size=(4, 4), max_tokens=3)
-    path = str(tmp_path / "a.mult")
-    with mm_assets.create(path, {"m": field}) as writer:
-        writer.write("0", {"m": None})
-        writer.write("1", {"m": (np.zeros((4, 4, 3), np.uint8), "ab", 0.5)})
-    with mm_assets.open(path) as data:
-        column = data.to_arrow().column("m").to_pylist()
-        batch = data.read_batch([1])["m"].values
-    assert column[0] is None
-    assert {name: np.asarray(value).tolist() for name, value in column[1].items()} == {
-        name: array[0].tolist() for name, array in batch.items()
-    }
-
-
-def test_damage_in_a_column_is_reported(tmp_path: Path) -> None:
-    """Damaged text raises as in any other reading, with its place."""
-    path = tmp_path / "a.mult"
-    with mm_assets.create(str(path), {"t": TextField()}) as writer:
-        writer.write("0", {"t": "fine"})
-        writer.write("1", {"t": "damaged"})
-    path.write_bytes(path.read_bytes().replace(b"damaged", b"\xffamaged"))
-    with mm_assets.open(str(path)) as data, pytest.raises(CorruptError, match="sample 1, modality 't'"):
-        data.to_arrow()
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
