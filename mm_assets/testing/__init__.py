@@ -1,7 +1,7 @@
-"""Abstract test suites for people who write a field, a filter or an annotator of their own.
+"""Abstract test suites for people who write a field, a filter, an annotator or a source of their own.
 
-Subclass one in a test module, give it values, and pytest collects what every field, filter or annotator promises. The
-package's own tests subclass them too. Needs pytest and Hypothesis: ``pip install 'mm-assets[testing]'``.
+Subclass one in a test module, give it values, and pytest collects what every field, filter, annotator or source
+promises. The package's own tests subclass them too. Needs pytest and Hypothesis: ``pip install 'mm-assets[testing]'``.
 """
 
 from mm_assets.errors import optional_import
@@ -12,9 +12,10 @@ with optional_import("pytest", "mm_assets.testing"):
     import pytest
 
 # Before the import of the suites: so a failed assert in them shows its values, as in a test module.
-pytest.register_assert_rewrite("mm_assets.testing.fields", "mm_assets.testing.filters")
+pytest.register_assert_rewrite(*(f"mm_assets.testing.{name}" for name in ("fields", "filters", "sources")))
 
 from mm_assets.testing.fields import FieldSuite, damaged, same  # noqa: E402  # see above
 from mm_assets.testing.filters import AnnotatorSuite, FilterSuite, make_rows  # noqa: E402  # see above
+from mm_assets.testing.sources import SourceSuite  # noqa: E402  # see above
 
-__all__ = ["AnnotatorSuite", "FieldSuite", "FilterSuite", "damaged", "make_rows", "same"]
+__all__ = ["AnnotatorSuite", "FieldSuite", "FilterSuite", "SourceSuite", "damaged", "make_rows", "same"]

@@ -24,7 +24,7 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.sources import Source
-from mm_assets.testing.sources import SourceSuite
+from mm_assets.testing import SourceSuite
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
 CODE = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)[0]

@@ -24,7 +24,7 @@ from mm_assets.sources.base import index_members
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, ShardDamage, escape_name, split_member_name
 from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
-from mm_assets.testing.sources import SourceSuite
+from mm_assets.testing import SourceSuite
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 

@@ -1,9 +1,12 @@
 """The suites find what breaks a promise; without pytest they say what to install."""
 
+import io
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +15,9 @@ import pytest
 from mm_assets.fields import BytesField, Encoded, Spans, TextField
 from mm_assets.filters import Annotator, Block, Drop, Filter
 from mm_assets.rows.schema import UserColumn
-from mm_assets.testing import AnnotatorSuite, FieldSuite, FilterSuite
+from mm_assets.sources import Member
+from mm_assets.sources.tar import TarSource
+from mm_assets.testing import AnnotatorSuite, FieldSuite, FilterSuite, SourceSuite
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,36 @@ def test_a_broken_annotator_is_found(name: str) -> None:
     """Each promise that an annotator breaks fails a test of its own."""
     with pytest.raises((AssertionError, TypeError)):
         getattr(ShortSuite(), name)()
+
+
+class ForgetfulSource(TarSource):
+    """Leaves out the last entry, and yields whatever the caller wants."""
+
+    def members(self, **options: Any) -> Iterator[Member]:
+        yield from list(super().members(**options))[:-1]
+
+    def payloads(self, *, wanted: Any, **options: Any) -> Iterator[tuple[Member, bytes]]:
+        yield from super().payloads(wanted=lambda _: True, **options)
+
+
+class ForgetfulSuite(SourceSuite):
+    source = ForgetfulSource
+
+    def make(self, files: Sequence[tuple[str, bytes]]) -> bytes:
+        target = io.BytesIO()
+        with tarfile.open(fileobj=target, mode="w") as archive:
+            for name, content in files:
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+        return target.getvalue()
+
+
+@pytest.mark.parametrize("name", ["test_members_are_the_files_in_order", "test_only_wanted_members_are_yielded"])
+def test_a_broken_source_is_found(tmp_path: Path, name: str) -> None:
+    """Each promise that a source breaks fails a test of its own, whose message shows the values."""
+    with pytest.raises(AssertionError, match="none"):
+        getattr(ForgetfulSuite(), name)(tmp_path)
 
 
 def test_unmet_parameters_are_found() -> None:
