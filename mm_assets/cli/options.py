@@ -65,7 +65,7 @@ class DatasetChoice:
         """Folders of the chosen datasets; below a given root also of datasets that nothing declares.
 
         Raises:
-            ConfigError: a dataset is not declared.
+            ConfigError: a dataset is not declared, or is not below the given root.
         """
         from mm_assets.orchestration.launch import ensure_dagster_home
         from mm_assets.pipeline.spec import DatasetSpec
@@ -75,7 +75,11 @@ class DatasetChoice:
         if self.root and self.names:
             root = _absolute(self.root)  # the shards of these datasets are not read, so the root stands for them
             configs = [{"name": name, "shards": root, "root": root} for name in self.names]
-            return [DatasetStore(DatasetSpec.from_config(config, where="arguments")) for config in configs]
+            stores = [DatasetStore(DatasetSpec.from_config(config, where="arguments")) for config in configs]
+            for dataset in stores:
+                if dataset.registered_source() is None:
+                    raise ConfigError("arguments", "--dataset", f"{dataset.store.url} is not a registered dataset")
+            return stores
         return [DatasetStore(spec) for spec in self.specs()]
 
     def complete(self, message: str) -> str:

@@ -276,11 +276,7 @@ def _catalog(dataset: DatasetStore) -> str:
 
 
 def sql_connection(dataset: DatasetStore) -> Any:
-    """A DuckDB connection with the catalog's views open.
-
-    Raises:
-        SourceError: no partition has been made yet.
-    """
+    """A DuckDB connection with the catalog's views, those of tables that no run has made yet left out."""
     import duckdb
 
     connection = duckdb.connect()

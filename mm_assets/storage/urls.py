@@ -32,7 +32,12 @@ def local_path(url: str) -> Path:
 
 
 def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a URL, and the path in it; `MissingExtraError` if its package is not installed."""
+    """The file system of a URL, and the path in it.
+
+    Raises:
+        MissingExtraError: the package that reads such URLs is not installed.
+        SourceError: no file system has the URL's scheme.
+    """
     settings = dict(options or {})
     if not is_local(url):
         # A daemon runs for days: a cached listing would hide new shards and changed ones.
@@ -46,6 +51,11 @@ def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSy
         if not isinstance(missing, ModuleNotFoundError) or missing.name is None:
             raise
         raise MissingExtraError(f"{url.partition('://')[0]}://", missing.name.partition(".")[0]) from error
+    except ValueError as error:
+        scheme = url.partition("://")[0]
+        if is_local(url) or scheme in fsspec.available_protocols():
+            raise
+        raise SourceError(url, f"{scheme}:// is not known, expected a path or a URL that fsspec reads") from error
     return fs, path
 
 
@@ -61,6 +71,9 @@ def protocols(fs: fsspec.AbstractFileSystem) -> tuple[str, ...]:
 
 def reason(error: Exception) -> str:
     """The message of an error, in the system's words where it has some."""
+    if isinstance(error, FileNotFoundError) and error.strerror is None:  # fsspec's, whose text is the path alone
+        cause = error.__cause__
+        return "not found" if cause is None else f"not found ({type(cause).__name__}: {cause})"
     if isinstance(error, OSError):
         return error.strerror or str(error) or type(error).__name__
     return f"{type(error).__name__}: {error}"

@@ -114,6 +114,7 @@ def test_verify_names_damaged_samples(cli, demo_shards: Path) -> None:  # type: 
         (("convert", "a.mult", "b.zip"), "allowed: .mult, .mstr"),
         (("sql", *DEMO, "select 1"), "name one dataset"),
         (("sql", *DEMO, "-d", "captions", "selekt"), "selekt"),
+        (("clean", "--root", ".", "-d", "nope"), "nope is not a registered dataset"),
     ],
 )
 def test_wrong_use_says_what_is_allowed(cli, arguments: tuple[str, ...], says: str) -> None:  # type: ignore[no-untyped-def]
@@ -129,6 +130,7 @@ def test_wrong_use_says_what_is_allowed(cli, arguments: tuple[str, ...], says: s
         (("run", "--shards", "nowhere/*.tar", "--root", "o"), "no shard was found"),
         (("inspect", "nowhere.mult"), "nowhere.mult"),
         (("verify", "nowhere.mult"), "nowhere.mult"),
+        (("verify", "s4://bucket/x.mult"), "s4:// is not known"),
     ],
 )
 def test_what_is_not_there_is_named(cli, arguments: tuple[str, ...], says: str) -> None:  # type: ignore[no-untyped-def]

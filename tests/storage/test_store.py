@@ -129,6 +129,18 @@ def test_a_missing_file_is_named(tmp_path: Path, url: str) -> None:
         SourceFile(url if "://" in url else str(tmp_path / url))
 
 
+def test_an_unknown_scheme_is_named() -> None:
+    """A URL whose scheme no file system has is an error of the library that names the URL and the scheme."""
+    with pytest.raises(SourceError, match=r"s4://bucket/x\.tar: s4:// is not known"):
+        SourceFile("s4://bucket/x.tar")
+
+
+def test_a_server_that_is_not_reached_is_not_a_missing_name() -> None:
+    """The message says what the client said, where fsspec's own error has the URL alone."""
+    with pytest.raises(SourceError, match=r"not found \(Client\w+: Cannot connect"):
+        SourceFile("http://127.0.0.1:1/x.tar")
+
+
 def test_a_fingerprint_changes_with_the_content(local_file: Path) -> None:
     """A rewritten file has another fingerprint, even when it keeps its size."""
     before = SourceFile(str(local_file)).fingerprint
