@@ -232,7 +232,7 @@ def _arrays(rule: Rule, column: _Column) -> tuple[list[tuple[int, Array]], np.dt
     if rule.dtype is not None:
         for row, array in found:
             if not np.can_cast(array.dtype, rule.dtype, "same_kind"):
-                raise CollateError(rule.name, f"found {array.dtype}, which is no {rule.dtype}", row=row)
+                raise CollateError(rule.name, f"found {array.dtype}, expected {rule.dtype}", row=row)
         return found, rule.dtype
     if not found:
         return found, np.dtype(np.float32)
@@ -284,7 +284,7 @@ def _pad(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) -> A
     target[0] = -(-target[0] // rule.multiple) * rule.multiple
     fill = np.array(rule.pad_value)
     if dtype.kind in "biu" and not np.array_equal(fill.astype(dtype), fill):
-        raise CollateError(rule.name, f"pad_value {rule.pad_value!r} is no {dtype}, which the values are")
+        raise CollateError(rule.name, f"pad_value {rule.pad_value!r} does not fit {dtype}, the type of the values")
     padded = allocate((len(column), *target), dtype)
     padded[...] = rule.pad_value
     for row, array in arrays:

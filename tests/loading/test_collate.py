@@ -134,7 +134,7 @@ def test_a_dtype_converts_and_decides_empty_batches() -> None:
     assert empty["lengths"]["p"].shape == (2, 2)
     full = collator([{"s": ints(1), "p": np.ones((2, 2), np.int8), "r": np.ones(3, np.float32)}] * 2)
     assert (full["s"].dtype, full["p"].dtype, full["r"].values.dtype) == (np.float32, np.int32, np.float16)
-    with pytest.raises(CollateError, match="output 'p', row 0: found float64, which is no int32"):
+    with pytest.raises(CollateError, match="output 'p', row 0: found float64, expected int32"):
         collator([{"p": np.ones((2, 2))}])
 
 
@@ -292,8 +292,8 @@ def test_tensors_may_come_in() -> None:
         ({"stack": True}, [{"a": 1}], "row 0: its source is several values: give one of them, such as x.a"),
         ({"pad_value": 0}, [1], "row 0: found single numbers, which have no axis to pad: stack them"),
         ({"pad_value": 0, "max_length": [1, 2]}, [ints(1)], "found 1 axes, expected 2 as in max_length"),
-        ({"pad_value": 0.5}, [ints(1)], "pad_value 0.5 is no int64"),
-        ({"pad_value": -1}, [np.ones(1, np.uint8)], "pad_value -1 is no uint8"),
+        ({"pad_value": 0.5}, [ints(1)], "pad_value 0.5 does not fit int64"),
+        ({"pad_value": -1}, [np.ones(1, np.uint8)], "pad_value -1 does not fit uint8"),
         (
             {"type": "ragged"},
             [np.ones((1, 2)), np.ones((1, 3))],
