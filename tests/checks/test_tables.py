@@ -1,3 +1,5 @@
+"""The SQL checks of row, filtered and dropped tables: their code is SQL, which no module of the package holds."""
+
 import base64
 import io
 import json

@@ -1,3 +1,5 @@
+"""Filters on rows of real shards, content at hand or fetched late: several modules together, from tar to filtered rows."""
+
 from pathlib import Path
 
 import pyarrow as pa
