@@ -1,4 +1,4 @@
-"""Filters on rows of real shards, content at hand or fetched late: several modules together, from tar to filtered rows."""
+"""Filters on rows of real shards, content at hand or fetched late: several modules, from tar to filtered rows."""
 
 from pathlib import Path
 
