@@ -1,1 +1,1 @@
-"""The `mm-assets` command: one module per command. Dagster is imported by the commands that need it."""
+"""The `mm-assets` command: one module per command. Only the commands that need Dagster import it."""

@@ -1,7 +1,7 @@
 """`mm-assets add-stream`: a modality from a table of values, into one MSTR file or all of a dataset's.
 
-Nothing is written before the table has been read and its ids have been found. What is refused leaves file, markers and
-manifest as they were.
+Nothing is written before the table has been read and its ids have been found. After an error, file, markers and
+manifest are as they were.
 """
 
 from __future__ import annotations

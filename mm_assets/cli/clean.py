@@ -1,4 +1,4 @@
-"""`mm-assets clean`: packed files and manifests that nothing needs are removed."""
+"""`mm-assets clean`: removes packed files and manifests that are not needed."""
 
 from __future__ import annotations
 

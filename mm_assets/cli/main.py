@@ -1,7 +1,7 @@
 """The `mm-assets` command.
 
-Results go to standard output, everything else to standard error. Exit code 0: all went well; 1: something that was
-asked for failed or a file is damaged; 2: the command was used wrongly.
+Results go to standard output, everything else to standard error. Exit code 0: success; 1: a requested operation failed
+or a file is damaged; 2: the command was used wrongly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMMANDS = ("register", "run", "inspect", "verify", "convert", "add-stream", "sq
 
 
 class _Commands(click.Group):
-    """Commands whose modules are imported when they are asked for, and whose errors are one line."""
+    """Commands whose modules are imported when they are used, and whose errors are one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

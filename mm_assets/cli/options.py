@@ -1,4 +1,4 @@
-"""Options that name datasets, and what they stand for: declarations, and folders below a storage root."""
+"""Options that name datasets, and their declarations and folders below a storage root."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class DatasetChoice:
         return [DatasetStore(spec) for spec in self.specs()]
 
     def complete(self, message: str) -> str:
-        """A message whose suggested commands carry the options that were given, so that they work when pasted."""
+        """A message whose suggested commands carry the given options, so that they work when pasted."""
         from mm_assets.orchestration.component import default_root
 
         def completed(found: re.Match[str]) -> str:
@@ -128,11 +128,7 @@ def _absolute(url: str) -> str:
 
 
 def dataset_options(*, undeclared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Options that name datasets; the command gets them as its argument `chosen`.
-
-    Args:
-        undeclared: the command also takes shards that no YAML declares.
-    """
+    """Options that name datasets, as the argument `chosen`; `undeclared` adds shards that no YAML declares."""
     options = [
         click.option("--dataset", "-d", "names", multiple=True, metavar="D", help="Dataset name; may be given again."),
         click.option("--module", "-m", help="Definitions module. Default: that of the Dagster project here or above."),

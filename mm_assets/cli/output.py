@@ -1,4 +1,4 @@
-"""What commands say in the same way: errors in one line, waiting, streams that a manifest lacks."""
+"""Output that commands share: errors in one line, waiting, streams that a manifest lacks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,7 @@ _SHOWN = 5  # partitions named in one line
 
 
 def report_error(error: MmAssetsError | OSError, chosen: DatasetChoice | None) -> int:
-    """Writes an error in one line to standard error.
-
-    Args:
-        error: one of the library's own, or of a path that is not there or may not be read.
-        chosen: the datasets that the command was given, if it takes any.
-
-    Returns:
-        The exit code.
+    """Writes an error in one line to standard error and returns the exit code.
 
     Raises:
         OSError: it concerns no path, so its traceback is needed.
@@ -52,13 +45,7 @@ def wait_for_shards(spec: DatasetSpec) -> Callable[[float], None]:
 
 
 def report_missing_streams(chosen: DatasetChoice, dataset: str, missing: Mapping[str, tuple[str, ...]]) -> None:
-    """Writes to standard error which added streams the manifest does not list, why, and the command that adds them.
-
-    Args:
-        chosen: the datasets that the command was given.
-        dataset: the dataset's name.
-        missing: stream to the partitions that lack it.
-    """
+    """Writes to standard error which added streams the manifest lacks, why, and the command that adds them."""
     for name, keys in missing.items():
         shown = ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
         advice = chosen.complete(f"`mm-assets add-stream --dataset {dataset} --name {name}`")

@@ -23,9 +23,6 @@ _PROJECT_TABLES = {"pyproject.toml": ("tool", "dg", "project"), "dg.toml": ("pro
 def definitions_modules(start: Path) -> Sequence[str]:
     """Names of the definitions modules of the project around a folder, which can be imported afterwards.
 
-    Args:
-        start: the folder.
-
     Raises:
         ConfigError: there is no project, or its file does not name a module.
     """

@@ -72,7 +72,7 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], num_processes: int) ->
 
 
 def _notes(specs: Sequence[DatasetSpec], result: PartitionRun) -> list[str]:
-    """What the stages of a run noted."""
+    """The notes of the stages of a run."""
     from mm_assets.errors import SourceError
     from mm_assets.pipeline.chain import RECORDED_STAGES
     from mm_assets.pipeline.store import DatasetStore
@@ -137,7 +137,7 @@ def _print_summary(specs: Sequence[DatasetSpec], ended: Sequence[PartitionRun], 
             status = "unchanged" if result is None else "done" if result.ok else "FAILED"
             if result is None and dataset.marker(key) is None:
                 status = "pending"
-            # What the tables of a failed run hold is not what the shard holds.
+            # The tables of a failed run do not hold all of the shard.
             numbers = ["-"] * len(headings) if status == "FAILED" else _partition_numbers(dataset, key)
             table.add_row(spec.name, key, status, *numbers)
     console = Console(width=max(Console().width, 110))

@@ -1,7 +1,7 @@
 """Adding a modality of values to a packed MSTR file: fields encode, the container takes the payloads in place.
 
 Values come in the file's order, or from a table by sample id (Parquet, JSON Lines, CSV). A table is held in memory;
-payloads are encoded and written one at a time. Whatever is refused leaves the file as it was.
+payloads are encoded and written one at a time. After an error the file is as it was.
 """
 
 from __future__ import annotations
@@ -47,17 +47,7 @@ def add_stream(
 
 
 def encoded(path: str, name: str, field: Field, values: Iterable[Any]) -> Iterator[Payload | None]:
-    """The payloads of values, one by one.
-
-    Args:
-        path: of the file that they are for, for messages.
-        name: the modality, for messages.
-        field: what encodes them.
-        values: None where absent.
-
-    Raises:
-        EncodeError: the field does not take a value.
-    """
+    """The payloads of values, one by one; an `EncodeError` names `path`, `name` and the sample."""
     for i, value in enumerate(values):
         if value is None:
             yield None
@@ -72,10 +62,10 @@ class Values:
     """A value per sample id.
 
     Args:
-        name: where they come from, for messages.
+        name: source of the values, for messages.
         rows: sample id to row.
-        column: the value of each row; anything with a length and numbered items.
-        convert: makes what the field encodes of a row's item.
+        column: the item of each row, by number.
+        convert: makes a value of the field from a row's item.
     """
 
     def __init__(self, name: str, rows: Mapping[str, int], column: Any, convert: Any) -> None:
@@ -89,11 +79,7 @@ class Values:
         return len(self._rows)
 
     def get(self, sample_id: str) -> Any:
-        """The value of a sample, None where there is none.
-
-        Raises:
-            EncodeError: the row's item is not a value of the field.
-        """
+        """The value of a sample, None where there is none; `EncodeError` where the field does not take it."""
         row = self._rows.get(sample_id)
         if row is None:
             return None
@@ -109,14 +95,7 @@ class Values:
         return (self.get(sample_id) for sample_id in sample_ids)
 
     def check_ids(self, files: Iterable[Sequence[str]]) -> None:
-        """Refuses ids that are of no sample.
-
-        Args:
-            files: the sample ids of every file that the values may be for.
-
-        Raises:
-            EncodeError: an id is in none of them.
-        """
+        """Refuses, with `EncodeError`, ids that no sample of any file has."""
         unknown = set(self._rows)
         for sample_ids in files:
             unknown.difference_update(sample_ids)

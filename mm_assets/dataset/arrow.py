@@ -38,15 +38,9 @@ def make_table(
 ) -> pa.Table:
     """A table with a column for each modality.
 
-    A field with an `arrow_type` makes its column of its decoded values, one with a `value_layout` of its batches. Any
-    other column is the stored data.
-
-    Args:
-        fields: by modality; None for a column of the stored data.
-        blocks: the samples, in the form that `read` takes.
-        read: gives the payloads of modalities of a block.
-        decode: gives the values of one modality.
-        decode_batches: gives the batches of several modalities.
+    A field with an `arrow_type` makes its column from its decoded values, one with a `value_layout` from its batches.
+    Any other column is the stored data, as is one whose field is None. `read` returns the payloads of a block,
+    `decode` the values of one modality, and `decode_batches` the batches of several.
     """
     with optional_import("pyarrow", "Dataset.to_arrow"):
         import pyarrow as pa

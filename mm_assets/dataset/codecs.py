@@ -1,7 +1,7 @@
-"""Which field decodes which modality of a dataset, by its schema or by what the caller gave.
+"""Which field decodes which modality of a dataset, by its schema or by the caller's arguments.
 
 The schema comes from a file, so nothing in it is trusted: a modality whose field is not known here, or would read
-other records than are stored, is not decoded, and says why when it is asked for.
+other records than are stored, is not decoded, and the error says why.
 """
 
 from __future__ import annotations
@@ -40,11 +40,7 @@ class DatasetFields:
         self._record_sizes: dict[str, int] = {}
 
     def set_up(self) -> None:
-        """Read the fields of the first file, where there is one; fine twice.
-
-        Raises:
-            SchemaMismatchError: a given field is not the file's.
-        """
+        """Read the fields of the first file, if any; `SchemaMismatchError` if a given field does not fit it."""
         if self._stored is None and len(self._files):
             reader = self._files[0]
             for spec in reader.modalities:
@@ -96,17 +92,13 @@ class DatasetFields:
         return {name: self._fields[name] for name in names if name in self._fields}
 
     def check_name(self, name: str) -> None:
-        """Refuse a name that is not a modality.
-
-        Raises:
-            KeyError: it is not.
-        """
+        """Refuse, with `KeyError`, a name that is not a modality."""
         names = self.names
         if name not in names:
             raise KeyError(f"{self._path}: no modality {name!r}; it has {', '.join(names) or 'none'}")
 
     def choose(self, modalities: Sequence[str] | None) -> tuple[str, ...]:
-        """The names that are meant: all for None; each once.
+        """The names to read: all for None; each once.
 
         Raises:
             KeyError: one is not a modality.
@@ -114,7 +106,7 @@ class DatasetFields:
         """
         if modalities is None:
             return self.names
-        if isinstance(modalities, str):  # which would be taken for the names of its letters
+        if isinstance(modalities, str):  # it would be taken for the names of its letters
             raise TypeError(f"modalities: found {modalities!r}, expected a list of names")
         last, given = self._chosen, tuple(modalities)
         if last is not None and given == last:
@@ -128,11 +120,7 @@ class DatasetFields:
         return chosen
 
     def field(self, name: str) -> Field:
-        """The field of a modality, which the caller has checked.
-
-        Raises:
-            SchemaMismatchError: it cannot be decoded here; says why.
-        """
+        """The field of a known modality; `SchemaMismatchError` if it cannot be decoded here, with the reason."""
         field = self._fields.get(name)
         if field is None:
             detail = f"modality {name!r} cannot be decoded here ({self._unreadable[name]}); its bytes can: read_raw"

@@ -3,7 +3,7 @@
 A dataset is one packed file, or the files of a manifest, a folder or a list as one, local or behind any fsspec URL; or
 a view: some samples or modalities of another dataset, on the same open files. Its schema says which fields it has, so
 opening needs no other argument. An absent value is None. Every error names the file, the sample and the modality.
-`SampleReader` and `RawReader` do the reading; here is what they are asked for.
+`SampleReader` and `RawReader` do the reading.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Dataset:
     ``dataset[i]`` is one sample, a dict of values by modality name. Reading is safe from several threads. It pickles
     by its files' locations, and opens them again. Arrays may be views into a mapped file, valid also after `close`.
 
-    `select`, `select_modalities`, `split`, `filter` and `with_settings` give another dataset on the same open files: a
-    view, of which everything here is true, further views too. Each is closed on its own, the files with the last.
+    `select`, `select_modalities`, `split`, `filter` and `with_settings` return another dataset on the same open files:
+    a view, which has all methods, further views too. Each is closed separately, the files with the last.
 
     Args:
         files: the files and the selection of samples; the dataset closes them.
@@ -120,7 +120,7 @@ class Dataset:
         self._fields = DatasetFields(files, given=fields or {}, only=modalities)
         self._samples = SampleReader(files, self._fields)
         self._raw = RawReader(files, self._fields)
-        if self.manifest is None:  # which opens no file before it is read
+        if self.manifest is None:  # a manifest opens no file before it is read
             try:
                 self._fields.set_up()  # fields that do not fit are refused now, not at the first read
             except BaseException:
@@ -163,11 +163,7 @@ class Dataset:
         return self._view(self._files.positions(self._chosen(indices)))
 
     def select_modalities(self, names: Sequence[str]) -> Dataset:
-        """A view of all samples with some modalities only, in the order given: no other is read.
-
-        Raises:
-            KeyError: no such modality.
-        """
+        """A view of all samples with some modalities only, in the given order; `KeyError` for an unknown one."""
         return Dataset(self._files.share(), fields=self._fields.given, modalities=self._fields.choose(names))
 
     def split(self, fractions: Mapping[str, float], *, seed: int = 0) -> dict[str, Dataset]:
@@ -259,11 +255,7 @@ class Dataset:
         return self._files.find(sample_id)
 
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
-        """Which samples have a modality: (len,) bool.
-
-        Raises:
-            KeyError: no such modality.
-        """
+        """Which samples have a modality: (len,) bool; `KeyError` for an unknown one."""
         self._fields.check_name(name)
         present = np.zeros(len(self), np.bool_)
         for reader, rows, local in self._files.pieces():
@@ -279,21 +271,16 @@ class Dataset:
     def __getitem__(self, i: Indices | slice) -> list[dict[str, Any]]: ...
 
     def __getitem__(self, i: int | Indices | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        """One sample, as `read_sample`; or a list of them, with one request to each file.
-
-        Args:
-            i: an index; or indices, a slice or a mask, as for `select`.
-        """
-        which: Any = i  # also what only behaves like an array, such as a tensor
+        """One sample, as `read_sample`; or a list of them for indices, a slice or a mask, one request to each file."""
+        which: Any = i  # also an object that only behaves like an array, such as a tensor
         if isinstance(which, slice | Sequence) or getattr(which, "ndim", 0) > 0:
             return self._samples.read_samples(self._chosen(which))
         return self._samples.read_sample(which)
 
     def __getitems__(self, indices: Indices) -> list[dict[str, Any]]:
-        """Many samples, as ``dataset[indices]``: what torch's DataLoader asks for a batch.
+        """Many samples, as ``dataset[indices]``: torch's DataLoader calls this for a batch.
 
-        Values that are arrays are the caller's own here, never views of a file: of those that may not be written to
-        torch warns.
+        Arrays are copies here, never views of a file: torch warns of those that are read-only.
         """
         found = self._samples.read_samples(indices)
         return [{name: _writeable(value) for name, value in one.items()} for one in found]

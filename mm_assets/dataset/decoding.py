@@ -1,8 +1,7 @@
 """Decoding many payloads at once: into given arrays, and in threads where the codec lets them run.
 
-What comes out does not depend on the number of threads, nor does the error when payloads are damaged: it is that of
-the first damaged row. No thread writes into an array after the call that was given it has returned or raised. Where
-the payloads come from is not known here.
+The result does not depend on the number of threads, nor does the error when payloads are damaged: it is that of the
+first damaged row. No thread writes into an array after the call that was given it has returned or raised.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ __all__ = [
 # Rows cost differently: a thread that had cheap ones takes the next run. More runs would only cost more overhead.
 _RUNS_PER_THREAD = 4
 
-# No payload is larger, and no sensible value: a layout comes from the file, and rows of it are made for absent values
-# too, which have no bytes that would vouch for them.
+# No payload is larger, and no sensible value: a layout comes from the file, and rows of it are allocated for absent
+# values too, which have no bytes.
 MAX_ROW_BYTES = 1 << 32
 
 Arrays: TypeAlias = npt.NDArray[Any] | dict[str, npt.NDArray[Any]]
 """What the rows of a modality are decoded into: one array, or several by name."""
 
 Allocate: TypeAlias = Callable[[tuple[int, ...], "np.dtype[Any]"], npt.NDArray[Any]]
-"""Makes an array of a shape and dtype, of whatever content."""
+"""Makes an uninitialized array of a shape and dtype."""
 
 Place: TypeAlias = Callable[[int], tuple[str, int]]
 """The file that a row of the batch is in, and its sample's index there."""
@@ -76,7 +75,7 @@ def _runs(count: int, threads: int) -> list[tuple[int, int]]:
 
 
 def _end(futures: Sequence[Future[Any]]) -> None:
-    """Nothing of these runs on after this: what is done is done, what has not begun never will."""
+    """Cancels the runs that have not begun and waits for the others."""
     for future in futures:
         future.cancel()
     wait(futures)
@@ -105,12 +104,7 @@ def batch_layout(field: Field, name: str, path: str, count: int) -> ArraySpec | 
 
 
 def batch_target(layout: ArraySpec | Mapping[str, ArraySpec] | None, out: Out | None, name: str) -> Arrays | None:
-    """The arrays to decode into: the first rows of `out` where it is given, else new ones; None for a list.
-
-    Args:
-        layout: as `batch_layout` gives it.
-        out: the caller's.
-        name: the modality.
+    """The arrays to decode into: the first rows of `out` if it is given, else new ones; None for a list.
 
     Raises:
         ValueError: `out` does not fit.
@@ -186,8 +180,8 @@ def decode_batches(
                     for start, stop in _runs(len(rows[name].datas), threads)
                 ]
                 started[name] = pool.start(threads, tasks)
-        # What threads do not help is decoded here while they work; in this order without threads too, so that of
-        # several damaged modalities the same one is reported.
+        # Fields that threads do not help are decoded here while they work; in this order without threads too, so that
+        # of several damaged modalities the same one is reported.
         for name in sorted(fields, key=lambda name: fields[name].decodes_in_parallel):
             field, target = fields[name], targets[name]
             try:
@@ -218,10 +212,10 @@ def _first_damaged(field: Field, name: str, rows: Column, error: FormatError, pl
 
 
 def decode_values(field: Field, name: str, rows: Column, *, pool: WorkerPool, threads: int, place: Place) -> list[Any]:
-    """Decode each payload as a single one would be, whatever the field's batches are; None where absent.
+    """Decode each payload separately, even if the field has batches; None where absent.
 
     Raises:
-        FormatError: a payload is damaged; it says where.
+        FormatError: a payload is damaged; the message says where.
     """
 
     def decode(start: int, stop: int) -> list[Any]:

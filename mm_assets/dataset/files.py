@@ -1,8 +1,7 @@
 """Which packed files make up a dataset, and opening one of them.
 
 A dataset is one file, the files of a manifest, those of a folder, or a list, each local or behind any fsspec URL. A
-file that was listed with a size or a number of samples is refused when it has another, and all files of a dataset
-have the same fields. What fields do with the bytes is not known here.
+file with another size or number of samples than listed is refused, and all files of a dataset have the same fields.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["MAX_OPEN", "NUM_REQUESTS", "PackedFile", "PackedFiles", "Reader"]
 
 
 def _most_files() -> int:
-    """Readers that may be open: a local one has two descriptors, and half of the process' are left to others."""
+    """Readers that may be open: a local one has two descriptors, and half of the process's are left to others."""
     # Linux limits the mappings of a process to 65,530, and a reader takes up to ten of them.
     most = 2048
     try:
@@ -123,7 +122,7 @@ class PackedFiles:
         return len(self.entries)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy in another process has the very files that were found here, whatever was published since.
+        # A copy in another process has the same files that were found here, even if others were published since.
         return {**self.__dict__, "_opened": {}}
 
     # --- which files --------------------------------------------------------------------------------------------------
@@ -142,12 +141,12 @@ class PackedFiles:
         return self._open_all([f"{folder}/{name}" for name in self._choose(names)])
 
     def _names_in(self, location: str) -> list[str] | None:
-        """The names in a folder; None where the location is none."""
+        """The names in a folder; None where the location is not a folder."""
         path = _local(location)
         if path is not None:
             return os.listdir(path) if os.path.isdir(path) else None
         if location.endswith(tuple("." + form for form in FORMATS)):
-            return None  # by its name a file: spares a request
+            return None  # a file by its name: this saves a request
         from mm_assets.storage.store import Store
 
         store = Store(location, self._options)
@@ -237,11 +236,7 @@ class PackedFiles:
         return opened
 
     def open(self, number: int, *, cached: bool = True) -> Reader:
-        """Open one file.
-
-        Args:
-            number: of the file.
-            cached: whether a remote one may be read through the cache; else all that is read comes from its storage.
+        """Open one file; a remote one through the cache unless `cached` is False.
 
         Raises:
             FormatError: it is damaged, or not the one that was listed.
@@ -265,11 +260,7 @@ class PackedFiles:
         return reader
 
     def check_alike(self, first: Reader, other: Reader) -> None:
-        """Refuse a file with other fields than the first.
-
-        Raises:
-            SchemaMismatchError: they differ; names both and what they have.
-        """
+        """Refuse, with `SchemaMismatchError`, a file with other fields than the first."""
         if first is other or _signature(first) == _signature(other):  # nearly always
             return
         if _signature(first, complete=True) != _signature(other, complete=True):
@@ -277,7 +268,7 @@ class PackedFiles:
             raise SchemaMismatchError(f"{self.name}: its files differ in fields: {detail}")
 
     def digest(self, number: int) -> str:
-        """SHA-256 of one file as it is now, hexadecimal; in blocks, whatever its size."""
+        """SHA-256 of one file as it is now, hexadecimal, computed in blocks."""
         digest = hashlib.sha256()
         source = self._source(self.entries[number].location, cached=False)
         try:
@@ -343,11 +334,9 @@ def _local(location: str) -> str | None:
 
 
 def _signature(reader: Reader, *, complete: bool = False) -> dict[str, tuple[Any, ...]]:
-    """What the files of one dataset must have in common; the order of modalities may differ.
+    """The properties that the files of one dataset share; the order of modalities may differ.
 
-    Args:
-        reader: the file.
-        complete: with the defaults of settings that an earlier release did not write.
+    `complete` adds the defaults of settings that an earlier release did not write.
     """
     found = {}
     for spec in reader.modalities:

@@ -1,8 +1,8 @@
-"""The way back from a sample's id to its place, at ten million samples and over thousands of files.
+"""From a sample's id to its place, at ten million samples and over thousands of files.
 
 Sorted 64-bit hashes of all ids are in one array, found by bisection: 12 bytes per sample (16 beyond 2**32 samples), and
 no Python object for any. A hash only names candidates; the caller compares them with the ids in the files, so ids made
-to collide cost time and never a wrong answer. What is cached here depends on the files alone, not on a selection.
+to collide cost time and never a wrong answer. The cache depends on the files only, not on a selection.
 """
 
 from __future__ import annotations
@@ -26,12 +26,7 @@ SampleIds = Iterable[str]
 
 
 def hash_texts(texts: SampleIds, count: int) -> npt.NDArray[np.uint64]:
-    """The 64-bit hash of each text's UTF-8 (its first MiB), (count,): the hash by which packed files look up ids.
-
-    Args:
-        texts: exactly `count` of them; held in blocks only.
-        count: how many.
-    """
+    """The 64-bit hash of each text's UTF-8 (its first MiB), (count,): the hash by which packed files look up ids."""
     hashes = np.empty(count, np.uint64)
     start = 0
     for block in _blocks(texts):
@@ -55,7 +50,7 @@ def _blocks(texts: SampleIds) -> Iterator[list[str]]:
 
 
 class IdLookup:
-    """From ids to positions; made at the first question, by one of several threads, and dropped by `forget`."""
+    """From ids to positions; built by the first look-up, in one of several threads, and dropped by `forget`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -100,11 +95,7 @@ class IdLookup:
 
 
 class RowLookup:
-    """From positions to the rows of a selection; 12 bytes per row, and nothing where the selection ascends.
-
-    Args:
-        selection: (n,) int64 positions.
-    """
+    """From positions to the rows of a selection; 12 bytes per row, and nothing where the selection ascends."""
 
     def __init__(self, selection: npt.NDArray[np.int64]) -> None:
         self._selection = selection

@@ -19,7 +19,7 @@ FORMATS = ("mult", "mstr")
 """The packed formats, as manifests and file names call them."""
 
 _VERSION = 1
-_FOLDER = "manifests"  # older versions lie here, below the folder that their paths are relative to
+_FOLDER = "manifests"  # of earlier versions, below the folder that their paths are relative to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

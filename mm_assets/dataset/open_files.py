@@ -1,10 +1,10 @@
 """Many packed files as one row of samples: which file holds a sample, and which files are open.
 
-Readers are opened at first use, and a bounded number stay open; of remote files also as many as a bounded memory holds
-the tables of. One that is evicted is dropped, not closed: another thread may be reading from it, and its mapping goes
-with its last user. Several `OpenFiles` may share their open files; the files are closed when the last of them is. Each
-may have its own selection of the samples: an index counts through what is selected, a position through all samples of
-the files.
+Readers are opened at first use, and a bounded number stay open; remote files are bounded also by the memory of their
+tables. An evicted reader is dropped, not closed: another thread may be reading from it, and its mapping is released
+with its last user. Several `OpenFiles` may share their open files, which are closed with the last of them. Each may
+have its own selection of the samples: an index counts through the selection, a position through all samples of the
+files.
 """
 
 from __future__ import annotations
@@ -128,12 +128,12 @@ class OpenFiles:
     """The files of one dataset, in order, and which of their samples it has.
 
     Args:
-        files: which they are.
+        files: the files.
         selection: positions of the selected samples, in their order; (n,) int64, checked by the caller. None: all.
 
     Attributes:
-        files: the same.
-        selection: the same, read-only.
+        files: the files.
+        selection: the selection, read-only.
         starts: position of the first sample of each file.
         num_samples: selected samples.
     """
@@ -165,10 +165,7 @@ class OpenFiles:
         return self.files.name
 
     def share(self, selection: npt.NDArray[np.int64] | None = None) -> OpenFiles:
-        """Another one on the same open files, closed on its own.
-
-        Args:
-            selection: positions of its samples; None: the same samples.
+        """Another one on the same open files, closed separately; None selects the same samples.
 
         Raises:
             ValueError: this one is closed.
@@ -192,11 +189,7 @@ class OpenFiles:
         return self._shared.get(number)
 
     def sole(self) -> Reader | None:
-        """The one file of a dataset that has all samples of it, and of no other; else None.
-
-        Raises:
-            ValueError: the dataset is closed.
-        """
+        """The only file of a dataset without a selection, else None; `ValueError` if the dataset is closed."""
         sole = self._sole
         if sole is None and self._is_sole:
             sole = self[0]
@@ -207,11 +200,7 @@ class OpenFiles:
 
     @property
     def multi_file(self) -> MultiFile | None:
-        """All files for raw reads by one look-up, once a view that shares them has made that.
-
-        Raises:
-            ValueError: the dataset is closed.
-        """
+        """All files for raw reads by one look-up, once a view made that; `ValueError` if the dataset is closed."""
         if self._closed:
             self._check_open()
         return self._shared.multi_file
@@ -222,10 +211,7 @@ class OpenFiles:
         return self._shared.may_be_multi_file
 
     def make_multi_file(self, make: Callable[[Iterator[Reader]], MultiFile | None]) -> MultiFile | None:
-        """Read all files as one from now on, if `make` finds that they can be; it is asked once.
-
-        Args:
-            make: gets the readers in order, opened as it asks for them.
+        """Read all files as one from now on, if `make` finds that they can be, which is called once.
 
         Raises:
             ValueError: the dataset is closed.
@@ -235,7 +221,7 @@ class OpenFiles:
         try:
             made = make(iter(self))
         except (FormatError, SchemaMismatchError, SourceError, OSError):
-            return None  # which is the error of a read of that file
+            return None  # a read of that file will raise the error
         with shared.lock:  # not closed meanwhile
             self._check_open()
             shared.multi_file = made
@@ -246,11 +232,7 @@ class OpenFiles:
             raise ValueError(f"{self.name} is closed")
 
     def place(self, i: int) -> tuple[Reader, int]:
-        """The file that holds the sample of an index, and its index there; a negative one counts from the end.
-
-        Raises:
-            IndexError: no such sample.
-        """
+        """The file of a sample's index, and its index there; negative counts from the end; `IndexError` outside."""
         index = operator.index(i)
         if not -self.num_samples <= index < self.num_samples:
             raise IndexError(f"{self.name}: sample {index} of {self.num_samples}")
@@ -278,11 +260,7 @@ class OpenFiles:
     def split(
         self, positions: npt.NDArray[np.int64]
     ) -> Iterator[tuple[Reader, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """The samples file by file: reader, rows of `positions` that are in it, their indices there.
-
-        Args:
-            positions: as `positions` gives them.
-        """
+        """The samples file by file: reader, rows of `positions` that are in it, their indices there."""
         return ((self[number], where, local) for number, where, local in self.parts(positions))
 
     def parts(
@@ -306,12 +284,7 @@ class OpenFiles:
     def read_each(
         self, positions: npt.NDArray[np.int64], read: Callable[[Reader, npt.NDArray[np.int64]], T]
     ) -> Iterator[tuple[npt.NDArray[np.int64], T]]:
-        """What `read` finds in each file that has some of the samples, with their rows; remote files are read at once.
-
-        Args:
-            positions: of the samples.
-            read: gets a file and the samples' indices in it.
-        """
+        """The result of `read` for each file that has some of the samples, and their rows; remote ones concurrently."""
         parts = self.parts(positions)
         if not self.files.any_remote:
             for number, where, local in parts:
@@ -332,7 +305,7 @@ class OpenFiles:
         finally:
             for future in futures:
                 future.cancel()
-            wait(futures)  # after an error nothing runs on
+            wait(futures)  # after an error no task continues
 
     def pieces(self) -> Iterator[tuple[Reader, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """All samples file by file: reader, their indices here, their indices in it."""
@@ -357,7 +330,7 @@ class OpenFiles:
             found = self[0].sample_ids.find(sample_id)  # which has a look-up of its own
             return [] if found is None else [found]
         self._check_open()
-        # Not under the lock of the open files: making the look-up takes seconds, and others go on reading.
+        # Outside the lock of the open files: building the look-up takes seconds, and other threads read meanwhile.
         candidates = self._shared.lookup.candidates(sample_id, self.num_stored, lambda: (r.sample_ids for r in self))
         found_at = []
         for position in candidates:

@@ -1,7 +1,7 @@
-"""Reading ahead: the results of tasks in their order, computed by threads, and memory that is used again and again.
+"""Reading ahead: the results of tasks in their order, computed by threads, and memory that is reused.
 
-At most `depth` results are computed or waiting at a time. Whatever ends the reading, be it an error, `close`, or that
-no reference to the `Prefetch` is left, its threads end; none of them holds on to it.
+At most `depth` results are computed or waiting at a time. The threads end with an error, `close`, or when no reference
+to the `Prefetch` is left; none of them holds one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Prefetch(Generic[T]):
         threads: how many work; 0 does each task when its result is asked for.
         depth: how many tasks are begun before the results before them are taken. The first is done alone, since
             the caller waits for it.
-        on_end: called when the reading has ended, perhaps several times and in several threads, and while others of the
-            tasks are under way. Not called where no reference to the `Prefetch` is left and nothing is under way.
+        on_end: called when the reading has ended, perhaps several times and in several threads, and while other tasks
+            are running. Not called if no reference to the `Prefetch` is left and nothing is running.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Prefetch(Generic[T]):
                 self._begin(self._executor, self._depth)
             return result
         finally:
-            # An interrupt while waiting takes nothing away: the result is still the next one.
+            # An interrupt while waiting loses nothing: the result is still the next one.
             if first.done():
                 self._started.popleft()
 
@@ -102,16 +102,16 @@ class Prefetch(Generic[T]):
             self._end.call()
 
     def _stop(self) -> None:
-        """Nothing is begun any more."""
+        """No task begins after this."""
         self._end.reached = True
         for future in self._started:
             future.cancel()
         self._started.clear()
 
     def __del__(self) -> None:
-        # A collector calls this in any thread at any point: in one of these threads, or while a lock is taken. So
-        # nothing is waited for, and no lock is taken but the futures' own, which their threads may take twice. Threads
-        # end by themselves once their executor is gone, and a task that is under way makes the end when it is through.
+        # A collector calls this in any thread at any point: in one of these threads, or while a lock is held. So
+        # nothing is waited for, and no lock is taken but the futures' own, which are reentrant. The threads end by
+        # themselves once their executor is gone, and a running task calls the end when it has finished.
         if not self._is_forked():
             self._stop()
 
@@ -148,11 +148,9 @@ def arrays_of(layouts: Mapping[str, ArraySpec | Mapping[str, ArraySpec]], alloca
 
 
 class BufferPool:
-    """Memory for arrays, which is reused when no reference to them, or any view of them, is left.
+    """Memory for arrays, which is reused when no reference to them, or any view of them, is left. Safe in threads.
 
-    Fresh memory costs the kernel a fault for each page, a tenth of the time of decoding into it. An array from here is
-    its holder's for as long as it is held: its memory is given again only after the last view has gone. Safe in
-    threads.
+    Fresh memory costs the kernel a fault for each page, a tenth of the time of decoding into it.
 
     Args:
         keep: how many pieces of memory are cached, of each power of two in which their sizes are rounded up.
@@ -161,8 +159,8 @@ class BufferPool:
 
     def __init__(self, *, keep: int, least: int = 1 << 16) -> None:
         self._least = max(least, 1)
-        # The deques are bounded: what comes back when one is full pushes the oldest out. They need no lock, which a
-        # finaliser that interrupts its own thread would wait for without end.
+        # The deques are bounded: memory that returns to a full one evicts the oldest. They need no lock, for which a
+        # finaliser that interrupts its own thread would wait for ever.
         self._homes: tuple[deque[npt.NDArray[np.uint8]], ...] = tuple(deque(maxlen=keep) for _ in range(64))
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -180,7 +178,7 @@ class BufferPool:
 
 
 class _Lease:
-    """What arrays over borrowed memory have as their base: when it goes, the memory goes home."""
+    """The base of arrays over borrowed memory: when it is collected, the memory returns to the pool."""
 
     __slots__ = ("__array_interface__", "_home", "_memory")
 

@@ -1,6 +1,6 @@
 """Stored bytes of samples by index: batches, streams of batches, and scans; nothing is decoded.
 
-The only module that uses the formats' fast path. Which files, samples and modalities there are is the caller's matter.
+The only module that uses the formats' fast path.
 """
 
 from __future__ import annotations
@@ -23,18 +23,13 @@ __all__ = ["RawBatch", "RawReader"]
 
 _SCAN_ROWS = 256  # samples of a view that are scanned together
 
-# Files are read as one after an eighth as many samples as they have was read: sooner than each of them begins to cache
-# bounds of its own, which would take twice the memory.
+# Files are read as one after an eighth of their samples was read: before each of them begins to cache bounds of its
+# own, which would take twice the memory.
 _READS_PER_MULTI_FILE = 8
 
 
 class RawReader:
-    """What a `Dataset` reads stored bytes with; safe for several threads. Arguments and errors as the dataset's.
-
-    Args:
-        files: the files and the selection of samples.
-        fields: the modalities.
-    """
+    """The reader of a `Dataset` for stored bytes; safe for several threads. Arguments and errors as the dataset's."""
 
     def __init__(self, files: OpenFiles, fields: DatasetFields) -> None:
         self._files = files
@@ -61,13 +56,9 @@ class RawReader:
         return self._read_each(positions, names)
 
     def _make_multi_file(self, count: int) -> MultiFile | None:
-        """All files as one, once enough samples were read.
-
-        Args:
-            count: samples that are about to be read.
-        """
+        """All files as one, once enough samples were read; `count` are about to be read."""
         files = self._files
-        # A view of few samples must not open files that it has nothing of.
+        # A view of few samples must not open files that have none of them.
         if not files.may_be_multi_file or 2 * files.num_samples < files.num_stored:
             return None
         self._num_read += count
@@ -103,8 +94,8 @@ class RawReader:
                 found = self.read(next(given), names)
             except StopIteration:
                 pass
-            # Whatever it is, the batch before it is good and comes first. Not caught around the `yield`: what is thrown
-            # in there is the consumer's.
+            # The batch before it is good and comes first. Not caught around the `yield`: an exception thrown in there
+            # is the consumer's.
             except Exception as error:  # noqa: BLE001
                 failed = error
             if waiting is not None:
@@ -119,7 +110,7 @@ class RawReader:
             waiting = found
 
     def _tasks(self, batches: Iterable[Indices], names: tuple[str, ...]) -> Iterator[Callable[[], RawBatch]]:
-        """The reading of each batch; what is wrong with `batches` comes in its turn, too."""
+        """The reading of each batch; an error of `batches` is raised in its turn."""
         try:
             for indices in batches:
                 # A copy: the reading happens later.

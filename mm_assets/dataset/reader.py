@@ -1,7 +1,7 @@
 """Samples by index, as values: the payloads of packed files, decoded by their fields.
 
-One request to each file for everything that a call asks for. An absent value is None; every error names the file, the
-sample and the modality. Which files, samples and fields there are is the caller's matter.
+One request to each file for everything that a call reads. An absent value is None; every error names the file, the
+sample and the modality.
 """
 
 from __future__ import annotations
@@ -39,12 +39,7 @@ __all__ = ["SampleReader"]
 
 
 class SampleReader:
-    """What a `Dataset` reads values with; safe for several threads. Arguments and errors as the dataset's.
-
-    Args:
-        files: the files and the selection of samples.
-        fields: which field decodes which modality.
-    """
+    """The reader of a `Dataset` for values; safe for several threads. Arguments and errors as the dataset's."""
 
     def __init__(self, files: OpenFiles, fields: DatasetFields) -> None:
         self._files = files
@@ -145,14 +140,14 @@ class SampleReader:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _decodable(self, modalities: Sequence[str] | None) -> tuple[str, ...]:
-        """The names that are meant, refused before anything is read if one cannot be decoded here."""
+        """The names to read, refused before anything is read if one cannot be decoded here."""
         names = self._fields.choose(modalities)
         for name in names:
             self._fields.field(name)
         return names
 
     def _targets(self, names: Sequence[str], out: Mapping[str, Out], count: int) -> dict[str, Arrays | None]:
-        """What a batch of modalities is decoded into."""
+        """The arrays that a batch of modalities is decoded into."""
         for name in out:
             if name not in names:
                 raise ValueError(f"out has {name!r}, which is not read: {', '.join(names)}")

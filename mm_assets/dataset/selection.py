@@ -1,7 +1,7 @@
-"""Which samples of a dataset are meant: by a rule over their ids, or by an SQL condition over their metadata.
+"""Selecting samples of a dataset: by a rule over their ids, or by an SQL condition over their metadata.
 
-Everything here gives indices, ascending, and reads no payload's data: ids, presence, sizes and metadata records only,
-file by file, in blocks, and of them only what is asked for.
+Everything here returns indices, ascending, and reads no payload's data: only the requested ids, presence, sizes and
+metadata records, file by file, in blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Indices = npt.NDArray[np.int64]
 
 # --- splitting --------------------------------------------------------------------------------------------------------
 
-_ROUNDING = Fraction(1, 10**9)  # how far from 1 a sum of fractions may be that was meant to be 1
+_ROUNDING = Fraction(1, 10**9)  # how far from 1 a sum of fractions may be that should be 1
 
 
 def split_rows(
@@ -41,17 +41,7 @@ def split_rows(
 ) -> dict[str, Indices]:
     """Share samples out by a hash of their ids; the rule is in ``docs/reading.md``.
 
-    Args:
-        sample_ids: in order.
-        count: how many.
-        fractions: share of each part, by name, above 0; up to 1 together.
-        seed: from 0 to 2**64 - 1.
-
-    Returns:
-        The indices of each part, ascending, (n,) int64.
-
-    Raises:
-        ConfigError: fractions or seed are out of range.
+    Returns the indices of each part, ascending, (n,) int64; arguments and errors as `Dataset.split`.
     """
     bounds = _bounds(fractions)
     number = operator.index(seed)
@@ -87,7 +77,7 @@ _STEP = 0x9E3779B97F4A7C15
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finalizer, a bijection: every bit of a hash comes to count for the order of the points."""
+    """SplitMix64's finalizer, a bijection: every bit of a hash affects the order of the points."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -101,13 +91,9 @@ _INDEX, _SAMPLE_ID, _TABLE = "index", "sample_id", "samples"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SqlColumn:
-    """A column of the table `samples`.
+    """A column of the table `samples`; `modality` is "" for those of the sample itself.
 
-    Attributes:
-        name: of the column.
-        kind: what it holds.
-        modality: of which, or "" for what is the sample's own.
-        record: the modality's metadata record, where the column is that.
+    `record` is the modality's metadata record in a column of records.
     """
 
     name: str
@@ -119,15 +105,7 @@ class _SqlColumn:
 def matching_rows(files: OpenFiles, names: Sequence[str], fields: Mapping[str, Field], sql: str) -> Indices:
     """The indices of the samples that fulfil a condition, ascending; see `Dataset.filter`.
 
-    Args:
-        files: with the samples.
-        names: the modalities.
-        fields: of those whose metadata records are known.
-        sql: the condition.
-
-    Raises:
-        ConfigError: the condition is not one.
-        FormatError: a file is damaged.
+    `fields` are those of the modalities whose metadata records are known.
     """
     with _Query(sql) as query:
         columns = query.choose(_columns(names, fields))
@@ -168,8 +146,8 @@ class _Query:
                 "enable_external_access": False,
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
-                # Before its release 2.0 DuckDB hands conditions on a struct's entries to Arrow with the names as the
-                # user wrote them, and Arrow sees their case.
+                # Before its release 2.0 DuckDB passes conditions on a struct's entries to Arrow with the names as the
+                # user wrote them, and Arrow is case-sensitive.
                 "disabled_optimizers": "filter_pushdown",
                 "lock_configuration": True,
             }
@@ -256,13 +234,7 @@ class _Piece:
         self._whole: dict[tuple[str, str], npt.NDArray[Any]] = {}  # columns of all its samples, for the next block
 
     def table(self, columns: Sequence[_SqlColumn], rows: Indices, local: Indices) -> pa.Table:
-        """A block.
-
-        Args:
-            columns: which.
-            rows: indices of its samples in the dataset.
-            local: their indices in the file.
-        """
+        """A block of some columns, by the indices of its samples in the dataset and in the file."""
         with optional_import("pyarrow", "Dataset.filter"):
             import pyarrow as pa
 

@@ -18,11 +18,7 @@ T = TypeVar("T")
 
 
 def count_threads(threads: int | None) -> int:
-    """How many threads are meant: None is one for each core that this process may use.
-
-    Raises:
-        ValueError: no number of threads.
-    """
+    """The number of threads: None is one for each core that this process may use; `ValueError` for a wrong number."""
     if threads is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return min(cores or 1, MAX_THREADS)
@@ -46,11 +42,7 @@ class WorkerPool:
         self._lock = threading.Lock()
 
     def start(self, threads: int, tasks: Sequence[Callable[[], T]]) -> list[Future[T]]:
-        """Submit tasks to that many threads, to be done in their order.
-
-        Raises:
-            ValueError: the pool is closed.
-        """
+        """Submit tasks to that many threads, to be done in their order; `ValueError` if the pool is closed."""
         with self._lock:  # held until all tasks are in, so that the executor is not closed in between
             if self._closed:
                 raise ValueError("the dataset is closed")

@@ -31,7 +31,7 @@ def create(
         path: where the file will be once the writer is closed; an older one is replaced then.
         fields: modality name to field, in the file's order; 1 to 32.
         num_samples: how many samples will come, if known; saves MULT a copy of the data.
-        provenance: JSON that goes into the file's schema. No clock, no host: the same content gives the same bytes.
+        provenance: JSON for the file's schema. No clock, no host: the same content gives the same bytes.
         fsync: wait until the file is on the disk before it takes its place.
 
     Raises:
@@ -93,7 +93,7 @@ class DatasetWriter:
 
         Raises:
             EncodeError: an unknown name, or a value that its field does not take; nothing was written, and the writer
-                goes on.
+                continues.
             OSError: the disk did not take this sample or one of those before it; the writer is closed.
         """
         payloads: dict[str, Payload | None] = {}

@@ -1,7 +1,7 @@
-"""Built-in annotators: the measures that the built-in filters judge by, as columns.
+"""Built-in annotators: the measures of the built-in filters, as columns.
 
-Each takes ``prefix``, put before the names of its columns, for datasets whose own columns have such names already. A
-measure that a filter takes too is taken once.
+Each takes ``prefix``, put before the names of its columns, for datasets whose own columns have the same names. A
+measure that a filter takes too is computed once.
 """
 
 from __future__ import annotations
@@ -41,11 +41,7 @@ def _columns(prefix: str, rows: str, **types: str) -> tuple[UserColumn, ...]:
 
 
 class ImageSizeAnnotator(Annotator):
-    """Adds ``image_width`` and ``image_height`` in pixels and ``image_aspect_ratio`` to image rows.
-
-    Args:
-        prefix: put before the columns' names.
-    """
+    """Adds ``image_width`` and ``image_height`` in pixels and ``image_aspect_ratio`` to image rows."""
 
     needs_content = True
 
@@ -89,11 +85,7 @@ class BlurAnnotator(Annotator):
 
 
 class AudioDurationAnnotator(Annotator):
-    """Adds ``audio_duration_seconds`` to audio rows.
-
-    Args:
-        prefix: put before the column's name.
-    """
+    """Adds ``audio_duration_seconds`` to audio rows."""
 
     needs_content = True
 
@@ -109,11 +101,7 @@ class AudioDurationAnnotator(Annotator):
 class SilenceAnnotator(Annotator):
     """Adds ``audio_silence``, a share, and the seconds of silence at both ends to audio rows.
 
-    Args:
-        threshold_dbfs: as of the filter ``audio_silence``.
-        level: likewise.
-        window_seconds: likewise.
-        prefix: put before the columns' names.
+    All parameters but `prefix` are those of the filter ``audio_silence``.
     """
 
     needs_content = True
@@ -151,11 +139,7 @@ class SilenceAnnotator(Annotator):
 
 
 class VideoInfoAnnotator(Annotator):
-    """Adds duration, width, height, frame rate and whether there is audio to video rows.
-
-    Args:
-        prefix: put before the columns' names.
-    """
+    """Adds duration, width, height, frame rate and whether there is audio to video rows."""
 
     needs_content = True
 
@@ -171,7 +155,7 @@ class VideoInfoAnnotator(Annotator):
         )
 
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
-        """Reads headers; null where that fails, or where there is no video stream or the header does not say."""
+        """Reads headers; null where that fails, without a video stream, or without the value in the header."""
         rows = block.rows_of("video")
         infos = video_infos(block, rows)
         measures: tuple[list[float | None], ...] = (
@@ -188,11 +172,7 @@ class VideoInfoAnnotator(Annotator):
 
 
 class PerceptualHashAnnotator(Annotator):
-    """Adds ``image_perceptual_hash``, 16 hexadecimal digits, to image rows.
-
-    Args:
-        prefix: put before the column's name.
-    """
+    """Adds ``image_perceptual_hash``, 16 hexadecimal digits, to image rows."""
 
     needs_content = True
 
@@ -230,11 +210,7 @@ class ContentHashAnnotator(Annotator):
 
 
 class TextLengthAnnotator(Annotator):
-    """Adds ``text_chars`` and ``text_words`` to text rows.
-
-    Args:
-        prefix: put before the columns' names.
-    """
+    """Adds ``text_chars`` and ``text_words`` to text rows."""
 
     def __init__(self, *, prefix: str = "") -> None:
         self.columns = _columns(prefix, "text", text_chars="int64", text_words="int64")
@@ -249,11 +225,7 @@ class TextLengthAnnotator(Annotator):
 
 
 class ImageToTextRatioAnnotator(Annotator):
-    """Adds ``num_images``, ``num_words`` and ``image_to_text_ratio`` of the sample to metadata rows.
-
-    Args:
-        prefix: put before the columns' names.
-    """
+    """Adds ``num_images``, ``num_words`` and ``image_to_text_ratio`` of the sample to metadata rows."""
 
     def __init__(self, *, prefix: str = "") -> None:
         self.columns = _columns(prefix, "metadata", num_images="int64", num_words="int64", image_to_text_ratio="double")

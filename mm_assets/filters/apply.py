@@ -2,15 +2,14 @@
 
 Every row is either kept, in its order, or listed once among the dropped with the filter and the reason (rows that
 `fetch` omits are reported by `fetch`). A metadata row is dropped only with its whole sample. Memory is bounded by a few
-blocks, whatever the size of the partition. `base` says what a filter or annotator is, `registry` how a declaration
-names one.
+blocks for a partition of any size. `base` defines filters and annotators, `registry` their names in declarations.
 
 The order is the same whether content is present or fetched late, so both give the same rows:
 
 1. annotators that need no content, then filters that need none, each in the order given;
 2. `fetch`, where content is not present yet, and then the policy for rows whose content could not be read;
 3. annotators that need content, then filters that do (or ask to run among them), each in the order given;
-4. `packable`; then samples without content are dropped, and positions renumbered if asked for.
+4. `packable`; then samples without content are dropped, and positions renumbered if configured.
 """
 
 from __future__ import annotations
@@ -168,7 +167,7 @@ class FilterStream:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For each filter and reason whose drops say why in words: how many rows went, and what the first was about."""
+        """For each filter and reason whose drops have a detail: how many rows went, and the first detail."""
         return tuple(
             f"{name}: {reason}, {self._counts[f'dropped.{name}.{reason}']:,} rows; the first is of {said}"
             for (name, reason), said in sorted(self._said.items())
@@ -197,8 +196,8 @@ class FilterStream:
         self._check_block(table)
         if not (self._early or self._early_filters):
             return table
-        # The steps before content see none even where it is at hand: they answer alike in both modes, and selecting
-        # rows copies no media.
+        # The steps before content see none even if it is there: they return the same in both modes, and selecting rows
+        # copies no media.
         content = table.schema.get_field_index("binary_content")
         bare = table.set_column(content, table.schema.field(content), pa.nulls(table.num_rows, pa.large_binary()))
         block = self._annotate(Block(bare, pool=self._pool), self._early)
@@ -317,7 +316,7 @@ class _MaterializeErrors:
 
 
 class _Whole:
-    """Drops what a judge of whole tables names: what the packed fields refuse, and what is misaligned."""
+    """Drops the rows named by a judge of whole tables: those that packed fields refuse, and misaligned ones."""
 
     def __init__(self, name: str, scope: str, refuse: Callable[[pa.Table], Iterable[Drop]]) -> None:
         self.name = name

@@ -1,7 +1,7 @@
-"""What a filter and an annotator are, and the block that both read.
+"""The interfaces of filters and annotators, and the block that both read.
 
-A *block* is a few whole samples, in order, with whatever has been measured about their content so far: several filters
-and annotators that need the same measure share one computation. What is dropped is decided in `apply`.
+A *block* is a few whole samples, in order, with the measures of their content so far: several filters and annotators
+that need the same measure share one computation. `apply` decides what is dropped.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Filter(ABC):
         scope: "row": a `Drop` takes out its row, or the whole sample if it names the metadata row. "sample": a `Drop`
             takes out every row of its row's sample.
         needs_content: it reads the rows' bytes; others run before content is fetched, and see none.
-        after_content: it reads no bytes, but is to run in its place among those that do.
+        after_content: it reads no bytes, but runs in its place among those that do.
     """
 
     name: str = ""

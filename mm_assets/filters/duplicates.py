@@ -1,7 +1,7 @@
 """Exact duplicates within a partition: content that has been seen before, byte for byte.
 
-Content is known by the first half of its SHA-256: 16 bytes per item are held for the length of the partition, about
-100 bytes with what Python adds. The first of several is kept, in source order.
+Content is identified by the first half of its SHA-256: 16 bytes per item are held for the length of the partition,
+about 100 bytes with Python's overhead. The first of several is kept, in source order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mm_assets.rows.schema import Drop
 
 __all__ = ["ExactDuplicatesFilter", "content_digests"]
 
-DIGEST_SIZE = 16  # bytes; among 10**9 items a chance of 10**-21 that two unlike ones agree
+DIGEST_SIZE = 16  # bytes; among 10**9 items a chance of 10**-21 that two different ones agree
 
 
 def _sha256(data: memoryview) -> bytes:
@@ -33,7 +33,7 @@ def content_digests(block: Block, rows: Rows) -> list[bytes | None]:
 class ExactDuplicatesFilter(Filter):
     """Drops content that an earlier row of the partition has.
 
-    Content that could not be read is never a duplicate, nor is a sample that misses content or has none to compare.
+    Content that could not be read is never a duplicate, nor is a sample that lacks content or has none to compare.
 
     Args:
         scope: "row" drops a row whose modality and content have been seen; "sample" drops a sample whose content rows

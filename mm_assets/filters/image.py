@@ -16,7 +16,7 @@ from mm_assets.media.sharpness import sharpness
 
 __all__ = ["DEFAULT_MIN_SIDE", "AspectRatioFilter", "BlurFilter", "ImageSizeFilter", "image_infos", "sharpness_scores"]
 
-DEFAULT_MIN_SIDE = 256  # pixels; about what an image encoder sees, so blur that it cannot see does not count
+DEFAULT_MIN_SIDE = 256  # pixels; about the input of an image encoder, so blur below its resolution does not count
 
 
 def image_infos(block: Block, rows: Rows) -> list[ImageInfo | None]:

@@ -1,8 +1,7 @@
-"""Near duplicates within a partition: images that look like one seen before, by the distance of perceptual hashes.
+"""Near duplicates within a partition: images that look like an earlier one, by the distance of perceptual hashes.
 
-The first of several is kept, in source order. Of an image that is kept, its hash and its places in the index are held
-for the length of the partition: less than a kilobyte. A look-up finds every hash within the distance, and looks at few
-others.
+The first of several is kept, in source order. For each kept image its hash and its places in the index are held for the
+length of the partition: less than a kilobyte. A look-up finds every hash within the distance, and compares few others.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from mm_assets.rows.schema import Drop
 
 __all__ = ["MAX_DISTANCE", "HammingIndex", "NearDuplicatesFilter", "image_hashes"]
 
-MAX_DISTANCE = 15  # bits of 64; two unlike pictures differ by about 32, and by no more than 16 now and then
+MAX_DISTANCE = 15  # bits of 64; two different pictures differ by about 32, and rarely by 16 or less
 _PLAIN = -1  # in place of the hash of an image too plain to have one: hashes are not negative
 _BANDS = 4
 _BAND_BITS = HASH_BITS // _BANDS
@@ -45,7 +44,7 @@ def _hash_or_plain(data: memoryview) -> int:
 
 
 class HammingIndex:
-    """Entries of one or more hashes of 64 bits, to be found by their distance: the bits that differ, of a hash.
+    """Entries of one or more hashes of 64 bits, found by their distance: the bits in which two hashes differ.
 
     The distance of two entries is the largest of their hashes', one by one. The first hash is split into four bands of
     16 bits, each the key of a bucket. Of two hashes at a distance of at most 4 r + a (a below 4), one of the first
@@ -115,8 +114,8 @@ def _keys(value: int) -> Iterator[int]:
 class NearDuplicatesFilter(Filter):
     """Drops images that look like an earlier image of the partition that passed.
 
-    An image that is not there or cannot be decoded is never a duplicate, nor is a sample that has one, or no image. A
-    picture too plain to have a hash is one of another that is the same byte for byte.
+    An image that is missing or cannot be decoded is never a duplicate, nor is a sample that has one, or no image. A
+    picture too plain to have a hash is one only of another that is the same byte for byte.
 
     Args:
         max_distance: most bits, of 64, by which the perceptual hashes of near duplicates differ, 0 to 15.

@@ -1,7 +1,7 @@
 """Checks of the parameters that a declaration gives to filters and annotators.
 
-Each function returns the value in the type that was asked for or raises a `ConfigError` that names the parameter; the
-builder adds the file and the place in it.
+Each function returns the value in the required type or raises a `ConfigError` that names the parameter; the builder
+adds the file and the place in it.
 """
 
 from __future__ import annotations

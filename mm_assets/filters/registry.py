@@ -1,7 +1,7 @@
-"""How a declaration names filters and annotators: the table of those built in, and everyone's own by import path.
+"""How a declaration names filters and annotators: built-in ones by a table, your own by import path.
 
-Building checks the type and every parameter and does no work, so it serves to check a declaration too. Nothing is
-registered by importing a module.
+Building checks the type and every parameter and does no work, so it also checks a declaration. Importing a module
+registers nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def build_filter(config: Mapping[str, Any], *, where: object, key: str) -> Filte
         raise ConfigError(where, f"{key}.after_content", f"is {after!r}, expected true or false")
     built.after_content = after or built.after_content
     if "scope" in common:
-        # Whatever judges rows may cost the whole sample; what judges samples has no row of its own to name.
+        # A filter of rows may drop the whole sample; a filter of samples cannot name a single row.
         allowed = ("row", "sample") if built.scope == "row" else ("sample",)
         if common["scope"] not in allowed:
             raise ConfigError(where, f"{key}.scope", f"is {common['scope']!r}, allowed: {', '.join(allowed)}")
@@ -77,16 +77,9 @@ def build_filter(config: Mapping[str, Any], *, where: object, key: str) -> Filte
 
 
 def build_annotator(config: Mapping[str, Any], *, where: object, key: str) -> Annotator:
-    """Makes one fresh annotator from its declaration.
+    """Makes one fresh annotator from its declaration; arguments and errors as `build_filter`.
 
-    Args:
-        config: ``type``, a name of `BUILTIN_ANNOTATORS` or ``module:Class``; the class's parameters; and for every
-            annotator ``name`` (default: the type's).
-        where: the file of the declaration, for messages.
-        key: dotted path of the declaration in it.
-
-    Raises:
-        ConfigError: the type is unknown, or a parameter is unknown, missing or wrong.
+    Of the keys that every filter takes, an annotator takes ``name`` only.
     """
     built: Annotator = _build(config, Annotator, BUILTIN_ANNOTATORS, where, key, {}, ("name",))
     if not built.columns or not all(isinstance(column, UserColumn) for column in built.columns):

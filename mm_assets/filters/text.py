@@ -1,4 +1,4 @@
-"""Filters of text: its length, and how many images per sample has for its words.
+"""Filters of text: its length, and the number of images per word of a sample.
 
 Characters are Unicode code points. Words are the runs between white space, as Python's ``str.split()`` finds them. Both
 are counted by Arrow over whole columns; no bytes of media are needed.

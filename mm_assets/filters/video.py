@@ -40,8 +40,8 @@ class VideoDurationFilter(MeasuredRowFilter):
         min_width: smallest width kept, in pixels.
         min_height: smallest height kept, in pixels.
         require_audio: drop files without an audio stream.
-        drop_invalid_rows: drop video that is not there, whose header cannot be read, or whose header does not say
-            what a limit asks for.
+        drop_invalid_rows: drop video that is missing, whose header cannot be read, or whose header lacks a value that
+            a limit needs.
     """
 
     modality = "video"

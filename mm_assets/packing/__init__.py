@@ -1,4 +1,4 @@
-"""Rows to samples: the plan that a dataset settles on, and the values that each sample gets from its rows."""
+"""Rows to samples: the plan of a dataset, and the values that each sample gets from its rows."""
 
 from mm_assets.packing.pack import PackSummary, pack_rows, packable
 from mm_assets.packing.plan import PackedModality, PackPlan, Selector

@@ -1,7 +1,7 @@
 """Packing: filtered rows become samples of MULT and MSTR files, in one pass and with the same payload bytes.
 
 Each content row becomes exactly one item of one packed modality (`packable` has dropped what no field accepts), and
-each sample one packed sample, in the table's order. Content that a field keeps as it is is copied and never decoded.
+each sample one packed sample, in the table's order. Content that a field stores unchanged is copied and never decoded.
 Memory is one block of rows and one sample.
 """
 
@@ -31,7 +31,7 @@ MAX_SAMPLE_BYTES = (1 << 32) - (1 << 24)  # MULT counts a sample in uint32; the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackSummary:
-    """What was packed.
+    """The result of packing.
 
     Attributes:
         num_samples: samples in each file.
@@ -66,11 +66,7 @@ def packable(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
     and for whole samples, named by their metadata row, ``unpackable_metadata``, ``unpackable_<packed modality>`` (a
     value out of the JSON is refused) and ``sample_too_large`` (value: its bytes).
 
-    Args:
-        plan: the pack plan.
-
-    Returns:
-        A function of a table of whole samples that gives a `Drop` per refused row.
+    The function takes a table of whole samples and yields a `Drop` per refused row.
     """
     placer = Placer(plan)
 
@@ -119,11 +115,11 @@ def pack_rows(
         mult: the MULT file to write, or None.
         mstr: the MSTR file to write, or None.
         provenance: where the files come from; JSON.
-        num_samples: how many samples `blocks` hold, where that is known; it saves MULT a copy of its body.
+        num_samples: how many samples `blocks` hold, if known; it saves MULT a copy of its body.
 
     Raises:
         EncodeError: a row cannot be packed that `packable` should have dropped, or a limit of the format is exceeded.
-        ValueError: neither file is wanted.
+        ValueError: neither file is given.
     """
     if mult is None and mstr is None:
         raise ValueError("give mult, mstr or both")

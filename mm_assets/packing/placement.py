@@ -142,7 +142,7 @@ class Placement:
             is under the plan's metadata, if it has JSON.
         values: for each modality that is made of the sample's JSON, or that is a composite: its value.
         refused: rows that go nowhere, with the reason. A refused metadata row means its sample.
-        unfit: rows that a field refused, wherever they went then, with the name of its modality and its message.
+        unfit: rows that a field refused, wherever they went instead, with the name of its modality and its message.
         without: modalities without a value of the JSON that their field refused, where the plan allows that, with the
             field's message.
         encoded: for each modality in `values`, its payload; only where the placer encodes.
@@ -209,11 +209,7 @@ class Placer:
             yield placement
 
     def value(self, number: int, modality: str, content: memoryview) -> Any:
-        """What the field of packed modality `number` is given for the content of a row of a row modality.
-
-        Raises:
-            EncodeError: a text is not a value of the field.
-        """
+        """The value that `content` of a row is for the field of packed modality `number`; `EncodeError` if none."""
         return self._item_fields[number].from_text(content) if modality == "text" else content
 
     def keeps(self, number: int, part: str) -> bool:

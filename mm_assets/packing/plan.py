@@ -1,10 +1,9 @@
 """The pack plan: which rows go to which packed modality, and by which field.
 
 A plan is decided once for a dataset and stored as JSON. A row goes to the first packed modality, in the plan's order,
-whose selector takes it and whose field accepts its content. What no modality takes goes to the `rest` of a plan that
-has one, and is dropped with a reason otherwise. A composite field is made of several rows, its parts, each with a
-selector of its own. A field may also be given a value of the sample's JSON, which takes no row. Nothing here reads
-content.
+whose selector takes it and whose field accepts its content. A row that no modality takes goes to the `rest` of a plan
+that has one, and is dropped with a reason otherwise. A composite field is made of several rows, its parts, each with a
+selector of its own. A field may also get a value of the sample's JSON, which takes no row. Nothing here reads content.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Selector:
         return None
 
     def value_in(self, content: Any) -> Any:
-        """What a sample's parsed JSON has at `key`; None where it has nothing, or null, there."""
+        """The value of a sample's parsed JSON at `key`; None if it has nothing, or null, there."""
         for name in self.key:
             content = content.get(name) if isinstance(content, dict) else None
         return content
@@ -116,7 +115,7 @@ class PackedModality:
 
     @property
     def selectors(self) -> dict[str, Selector]:
-        """What it is made of: part name to selector; the one of a field without parts is named ""."""
+        """Part name to selector; the one of a field without parts is named ""."""
         return dict(self.parts) if self.selector.take == "parts" else {"": self.selector}
 
     @property
@@ -138,7 +137,7 @@ class PackedModality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
-    """What registration decided about packing; every partition of the dataset follows it.
+    """The dataset's decision about packing, made at registration; every partition follows it.
 
     Attributes:
         preset: the preset that it came from, "" where fields alone were given.
@@ -200,8 +199,8 @@ def parse_fields(value: object, *, where: object, key: str) -> tuple[PackedModal
 
     Each is a mapping with ``name``, ``field`` (a class name, or the import path ``module:Class`` of the user's own),
     and optionally ``config`` and either ``modality``, ``role``, ``extension`` (a pattern or a list of them), ``take``
-    and ``key``, or ``parts``: for each part of the field a mapping of the same five. With
-    ``take: sequence`` the field may be that of an item.
+    and ``key``, or ``parts``: for each part of the field a mapping of the same five. With ``take: sequence`` the field
+    may be that of an item.
 
     Raises:
         ConfigError: a key or value is not allowed; the message says what is.

@@ -1,8 +1,8 @@
 """Presets: pack plans for the usual kinds of sample, and the choice between them.
 
 Most are fixed. `generic` and `robotics` are discovered from rows, one packed modality for each row modality and role;
-`speech` finds where its word timings are. A preset with `rest` loses no row of the dataset: rows of later shards beyond
-its modalities, and content that their fields cannot read, go there.
+`speech` finds where its word timings are. A preset with `rest` loses no row of the dataset: rows of later shards that
+none of its modalities takes, and content that their fields cannot read, go there.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def choose_plan(rows: Iterable[pa.RecordBatch], *, pack: str | Mapping[str, Any]
         where: the file of the declaration, for messages.
 
     Raises:
-        ConfigError: `pack` is wrong, or more fields are asked for than a packed file holds.
+        ConfigError: `pack` is wrong, or has more fields than a packed file holds.
     """
     preset, fields = _read_config(pack, where)
     survey = Survey(fields)
@@ -149,7 +149,7 @@ def choose_plan(rows: Iterable[pa.RecordBatch], *, pack: str | Mapping[str, Any]
 
 
 def _base(preset: str | None, survey: Survey) -> tuple[PackedModality, ...]:
-    """The packed modalities that a preset brings."""
+    """The packed modalities of a preset."""
     if preset == "generic":
         return (*survey.generic(), *_EVERYTHING)
     if preset == "robotics":

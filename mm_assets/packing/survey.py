@@ -1,4 +1,4 @@
-"""What a shard's rows are like: which kinds of row each sample has, and what its JSON holds.
+"""The kinds of row of each sample of a shard, and the contents of its JSON.
 
 Counted once, at registration, over the rows of the first shard. Content has not been read by then, so names and JSON
 decide. `Survey.preset` chooses a preset that loses none of these rows; `generic` and `robotics` make their packed
@@ -39,9 +39,9 @@ from mm_assets.sources.member import split_member_name
 
 __all__ = ["MAX_GROUPS", "Survey"]
 
-MAX_GROUPS = MAX_MODALITIES - 3  # of `generic`, beside `rest`, `rows` and `metadata`
+MAX_GROUPS = MAX_MODALITIES - 3  # of `generic`, in addition to `rest`, `rows` and `metadata`
 MAX_NAME = 64  # characters of a name that is made from a role
-MAX_PARSED = 1000  # samples whose JSON is looked into
+MAX_PARSED = 1000  # samples whose JSON is parsed
 
 # Names by the extension alone: at registration nothing has been materialized yet.
 IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/webp", "image/tiff", "image/gif", "image/bmp"})
@@ -99,7 +99,7 @@ class Group:
 
 
 class _Row(NamedTuple):
-    """What is surveyed of a row."""
+    """The surveyed facts of a row."""
 
     sample_id: str
     modality: str
@@ -119,11 +119,7 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
 
 
 class Survey:
-    """What kinds of row there are in each sample of a shard.
-
-    Args:
-        claimed: declared modalities, whose rows are not counted.
-    """
+    """The kinds of row in each sample of a shard; rows of the modalities in `claimed` are not counted."""
 
     def __init__(self, claimed: tuple[PackedModality, ...] = ()) -> None:
         self._claimed = claimed
@@ -318,7 +314,7 @@ def _is_word(item: Any) -> bool:
 
 
 def _at(key: str) -> Selector:
-    """A value of the JSON that was found, not declared: a later sample with another kind of value goes without it."""
+    """A value of the JSON that was found, not declared: a later sample with another kind of value lacks it."""
     return Selector(take="json", key=(key,), on_refused="absent")
 
 
