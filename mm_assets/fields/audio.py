@@ -293,7 +293,7 @@ def _to_float(samples: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _to_int16(samples: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
-    """Floats are rounded to the nearest step; 1.0 itself, which has none, becomes the last one."""
+    """Floats are rounded to the nearest step; 1.0, which has no step, becomes the largest."""
     if samples.dtype.kind == "i":
         return np.ascontiguousarray(samples, dtype="<i2")
     return np.rint(samples * np.float32(32768)).clip(-32768, 32767).astype("<i2")
@@ -310,11 +310,7 @@ def _with_length(data: memoryview, num_frames: int) -> Buffer:
 
 
 def _decode_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """(num_frames, num_channels) of `dtype`, int16 or float32.
-
-    Raises:
-        CorruptError: the bytes are damaged, or are audio of another extent or rate.
-    """
+    """(num_frames, num_channels) of `dtype`, int16 or float32; `CorruptError` for other audio or damaged bytes."""
     with optional_import("soundfile", "AudioField"):
         import soundfile
 
@@ -325,7 +321,7 @@ def _decode_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dt
             found = (sound.frames, sound.channels, sound.samplerate)
             if found != (*shape, rate):
                 raise corrupt("sound is not as its record says", found=found, expected=(*shape, rate))
-            # Short PCM is read as it is: libsndfile would not scale floats to it, and it rounds 24 bits down.
+            # Short PCM is read unchanged: libsndfile would not scale floats to it, and it rounds 24 bits down.
             is_short = dtype.kind == "i" and sound.subtype in _SHORT_SUBTYPES
             samples = sound.read(dtype="int16" if is_short else "float32", always_2d=True)
     except (soundfile.SoundFileError, OSError, TypeError, RuntimeError, MemoryError) as error:

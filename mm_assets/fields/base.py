@@ -1,12 +1,12 @@
-"""What a field promises: a value becomes a fixed metadata record and data bytes, and comes back.
+"""The interface of fields: a value becomes a fixed metadata record and data bytes, and is restored from them.
 
 A payload holds offsets relative to its own data only, so that it is the same in any container. A wrong value raises
 `EncodeError`, a wrong payload `FormatError`; limits are read from the header and checked before anything is decoded.
 Fields are frozen dataclasses: their attributes are their configuration, and two fields with one configuration are
-equal. Nothing here knows files.
+equal. Fields know no files.
 
-What other packages need to know of a field it says itself, so that a user's field is packed, checked and converted
-like any other: what it accepts (`TAKES_CONTENT`, `TAKES_JSON`, `HOLDS_JSON`, `PARTS`), how text and JSON become its
+A field describes itself to other packages, so that a user's field is packed, checked and converted like any other: the
+content that it accepts (`TAKES_CONTENT`, `TAKES_JSON`, `HOLDS_JSON`, `PARTS`), the conversion of text and JSON to its
 values, its Arrow column, and the facts that checks judge.
 """
 
@@ -99,7 +99,7 @@ class Part(NamedTuple):
 
 
 class Item(NamedTuple):
-    """What a payload holds of one content.
+    """The stored form of one content in a payload.
 
     Attributes:
         part: name in the field's `PARTS`; "" in a field without parts.
@@ -156,11 +156,7 @@ def is_int(value: object, low: int, high: int) -> bool:
 
 
 def parse_json(text: str, expected: str) -> JSON:
-    """The value of a JSON text.
-
-    Raises:
-        EncodeError: it is not JSON; the message says that `expected` was.
-    """
+    """The value of a JSON text; an `EncodeError` for other text says that `expected` was."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -184,7 +180,7 @@ class Field(ABC):
     TYPE_ID: ClassVar[int]
 
     PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType({})
-    """What a composite's value is assembled of, by name; empty where one content is the value."""
+    """The parts of a composite's value, by name; empty where one content is the value."""
 
     TAKES_CONTENT: ClassVar[bool] = True
     """Whether the bytes of one file, or a text, are a value."""
@@ -223,10 +219,7 @@ class Field(ABC):
     # --- what becomes a value -----------------------------------------------------------------------------------------
 
     def from_text(self, text: Buffer) -> Any:
-        """What `encode` takes for the content of a text row.
-
-        Args:
-            text: UTF-8. Passed on unchanged where `encode` takes text as bytes.
+        """The value for `encode` from the content of a text row, UTF-8; passed on unchanged if `encode` takes bytes.
 
         Raises:
             EncodeError: the text is not a value of this field.
@@ -234,10 +227,9 @@ class Field(ABC):
         return text
 
     def from_json_value(self, value: JSON) -> Any:
-        """What `encode` takes for a value of a sample's JSON, or for a cell of a table: a composite is assembled.
+        """The value for `encode` from a value of a sample's JSON or a table's cell, which may also be bytes.
 
-        Args:
-            value: a JSON value; out of a Parquet table also bytes. That of a composite is an object of its parts.
+        The value of a composite is an object of its parts, which is assembled.
 
         Raises:
             EncodeError: it is not a value of this field.
@@ -257,7 +249,7 @@ class Field(ABC):
         )
 
     def from_csv_cell(self, cell: str) -> Any:
-        """What `encode` takes for a cell of a CSV file: the JSON value in it, by `from_json_value`.
+        """The value for `encode` from a cell of a CSV file: the JSON value in it, by `from_json_value`.
 
         Raises:
             EncodeError: the cell is not JSON, or not a value of this field.
@@ -279,7 +271,7 @@ class Field(ABC):
     # --- what a payload holds -----------------------------------------------------------------------------------------
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
-        """What a payload holds of each content it was made of, without decoding it.
+        """The stored form of each content that a payload was made of, without decoding it.
 
         Raises:
             FormatError: the payload contradicts itself.
@@ -313,12 +305,7 @@ class Field(ABC):
         return None
 
     def to_arrow(self, values: Sequence[Any], datas: Sequence[Buffer | None]) -> pa.Array | pa.ChunkedArray:
-        """A column of `arrow_type`.
-
-        Args:
-            values: decoded one by one, None where absent.
-            datas: the stored data of each.
-        """
+        """A column of `arrow_type` from values, None where absent, or from their stored data."""
         import pyarrow as pa
 
         return pa.array(values, self.arrow_type)
@@ -327,7 +314,7 @@ class Field(ABC):
     def value_layout(self) -> ArraySpec | Mapping[str, ArraySpec] | None:
         """Shape and dtype of every decoded value, or None where they vary.
 
-        A mapping is that of a field whose batch is several arrays by name, such as token ids and their mask.
+        It is a mapping for a field whose batch is several arrays by name, such as token ids and their mask.
         """
         return None
 
@@ -355,8 +342,8 @@ class Field(ABC):
     def check(self, value: Any) -> None:
         """Raise `EncodeError` exactly when `encode` would.
 
-        A field that keeps bytes as they are reads their header only. A subclass that overrides `encode` of such a
-        field overrides this too.
+        A field that stores bytes unchanged reads their header only. A subclass that overrides `encode` of such a field
+        overrides this too.
         """
         self.encode(value)
 
@@ -437,7 +424,7 @@ class Field(ABC):
         return {name: batch_array(count, one, out[name], f"out[{name!r}]") for name, one in layout.items()}
 
     def _decode_into(self, metadata: Buffer, data: Buffer, target: npt.NDArray[Any]) -> None:
-        """Decode one value into its row; fields whose codec can write in place do better than this."""
+        """Decode one value into its row; fields whose codec can write in place override this."""
         target[...] = self.decode(metadata, data)
 
     def _decode_into_several(self, metadata: Buffer, data: Buffer, targets: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -449,7 +436,7 @@ class Field(ABC):
         return layout.pack(*values) if layout else np.array(values, dtype=self.metadata_type).tobytes()
 
     def _unpack_record(self, metadata: Buffer | np.void) -> tuple[Any, ...]:
-        """The record's values as Python's own, in the order of `metadata_type`."""
+        """The record's values as Python objects, in the order of `metadata_type`."""
         if isinstance(metadata, np.void):
             metadata = metadata.tobytes()
         view = as_bytes_view(metadata)
@@ -467,10 +454,9 @@ class Field(ABC):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
 
     def declared_config(self, given: Mapping[str, JSON]) -> dict[str, JSON]:
-        """All settings as a pack plan stores them: `config`, with what only a declaration can restore.
+        """All settings as a pack plan stores them: `config`, with those of `given` that only a declaration can restore.
 
-        Args:
-            given: the settings that this field was declared with, such as the file of a tokenizer.
+        One of these is the file of a tokenizer.
         """
         return self.config
 
@@ -507,11 +493,7 @@ def _record_struct(kind: np.dtype[np.void]) -> struct.Struct | None:
 
 
 def batch_array(count: int, layout: ArraySpec, out: Out | None, name: str) -> npt.NDArray[Any]:
-    """The (count, *shape) array of a layout: `out`, or a new one where that is None.
-
-    Raises:
-        ValueError: `out` is of another kind; the message calls it `name`.
-    """
+    """The (count, *shape) array of a layout: `out`, or a new one; `ValueError` if `out` does not fit."""
     shape = (count, *layout.shape)
     if out is None:
         return np.empty(shape, dtype=layout.dtype)

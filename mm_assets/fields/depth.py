@@ -1,7 +1,7 @@
-"""Depth maps: one number a pixel, without loss: 16-bit PNGs and TIFFs kept as they are, arrays compressed or raw.
+"""Depth maps: one number per pixel, without loss: 16-bit PNGs and TIFFs stored unchanged, arrays compressed or raw.
 
-Raw and zstd payloads are read by NumPy, files by Pillow, and by the one plugin that the metadata record names. Nothing
-is scaled, resized or cast, but for metres on request.
+NumPy reads raw and zstd payloads, Pillow reads files, by the one plugin that the metadata record names. Nothing is
+scaled, resized or cast, except to metres on request.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class DepthField(Field):
         return self._encode_map(values)
 
     def check(self, value: npt.NDArray[Any] | Buffer) -> None:
-        """Look at the header of a file that is kept, and at an array's extent; decode other files."""
+        """Read the header of a file that is stored unchanged, and an array's extent; decode other files."""
         is_file = isinstance(value, bytes | bytearray | memoryview) and not _is_npy(value)
         if not is_file:
             self._codec_of(self._check_map(value))
@@ -305,7 +305,7 @@ def _is_npy(value: Buffer) -> bool:
 
 
 def _decompress(data: memoryview, num_bytes: int) -> memoryview:
-    """Exactly `num_bytes` bytes: the frame's own header is asked first, so that a bomb is never unpacked."""
+    """Exactly `num_bytes` bytes: the frame's own header is read first, so that a bomb is never unpacked."""
     with optional_import("zstandard", "DepthField with zstd"):
         import zstandard
 
@@ -350,11 +350,7 @@ def _number_of(value: object) -> int:
 
 
 def _decode_file(data: Buffer, codec: str, size: tuple[int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """(height, width) of `dtype`.
-
-    Raises:
-        CorruptError: the bytes are damaged, or are a map of another size or dtype.
-    """
+    """(height, width) of `dtype`; `CorruptError` if the bytes are damaged or of another size or dtype."""
     from PIL.Image import DecompressionBombError
 
     modes = ("I;16", "I;16B", "I") if dtype.kind == "u" else ("F",)  # some releases of Pillow open a PNG as "I"

@@ -1,7 +1,7 @@
 """Documents: page images and the words on them, with boxes, labels, links and key fields.
 
 Either half may be absent. Pages are payloads of an `ImageField` after an index, so that a single page can be read. The
-layout is a table of columns before them, so that it is read without decoding pixels.
+layout is a table of columns before them, so that it can be read without decoding pixels.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAX_POSITION = 2**31 - 1  # positions are int32, as in the row table
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Document:
-    """Pages and what is on them.
+    """Page images and their layout.
 
     Attributes:
         pages: images in order: (H, W, C) uint8, or, to be encoded, also the bytes of image files. None: no images.
@@ -88,8 +88,7 @@ class DocumentField(Field):
     """A document: page images, and words with boxes, labels, links and key fields.
 
     Value: `Document`, with pages, a layout, or both. Decodes to a `Document` whose pages are (H, W, C) uint8 and whose
-    layout knows its pages' sizes. `decode_page` gives one page, `decode_layout` everything
-    but pixels.
+    layout knows its pages' sizes. `decode_page` gives one page, `decode_layout` everything but pixels.
 
     A page's size is that of its image as it came, upright where `image` turns it; a layout that brings its own sizes
     counts in those. Storing images at another size changes no box: boxes count in the page's size, not the image's.
@@ -384,11 +383,7 @@ class DocumentField(Field):
         return self._decode_image(opened, k % count)
 
     def decode_layout(self, metadata: Buffer | np.void, data: Buffer) -> PageLayout | None:
-        """Give the layout, decoding no page; None where the document has none.
-
-        Raises:
-            FormatError: the payload is damaged.
-        """
+        """Give the layout, decoding no page; None where the document has none; errors as `decode`."""
         return self._layout_of(self._open(metadata, data))
 
     def facts(self, metadata: Buffer, data: Buffer) -> Iterator[Boxes]:

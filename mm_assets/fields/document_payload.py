@@ -103,7 +103,7 @@ def check_places(layout: PageLayout, page_sizes: Numbers) -> tuple[npt.NDArray[n
     """Which words and which segments reach beyond their pages.
 
     Raises:
-        EncodeError: a page is not there, or a box has its right before its left, or its bottom above its top.
+        EncodeError: there is no such page, or a box has its right before its left, or its bottom above its top.
     """
     found = []
     for what, table in (("word", layout.words), ("segment", layout.segments)):
@@ -122,13 +122,7 @@ def check_places(layout: PageLayout, page_sizes: Numbers) -> tuple[npt.NDArray[n
 def write_document(
     images: Sequence[tuple[int, Encoded]], layout: PageLayout | None, *, num_outside: int = 0, image_record_size: int
 ) -> tuple[Head, list[bytes | memoryview]]:
-    """A document's record and the pieces of its data.
-
-    Args:
-        images: (position, payload) of each page.
-        layout: with its page sizes, placed on the pages that there are.
-        num_outside: how many boxes reach beyond their page.
-        image_record_size: bytes of the metadata record of an image.
+    """A document's record and the pieces of its data; `images` are (position, payload) of each page.
 
     Raises:
         EncodeError: a text has no UTF-8 form, or key fields are not JSON.
@@ -206,11 +200,7 @@ def _utf8(text: str) -> bytes:
 
 
 class OpenDocument:
-    """A payload whose record and tables have been checked: the offsets within its data.
-
-    Attributes:
-        head: the record's numbers.
-    """
+    """A payload whose record and tables have been checked: the offsets within its data."""
 
     __slots__ = ("_columns", "_layout_end", "_layout_start", "_view", "head")
 
@@ -298,11 +288,7 @@ class OpenDocument:
         return memoryview(self._columns["image_records"][index]), self._view[start:end]
 
     def layout(self) -> PageLayout:
-        """The layout, all of it checked.
-
-        Raises:
-            FormatError: it contradicts itself.
-        """
+        """The layout, all of it checked; `FormatError` where it contradicts itself."""
         head, columns = self.head, self._columns
         texts = self._texts()
         segments_start = head.num_words

@@ -16,7 +16,7 @@ Numbers: TypeAlias = npt.NDArray[Any]
 
 
 class MediaLength(NamedTuple):
-    """How long audio or a clip lasts: the spans of its sample must end within it.
+    """The duration of audio or of a clip: the spans of its sample must end within it.
 
     Attributes:
         seconds: the duration.
@@ -28,7 +28,7 @@ class MediaLength(NamedTuple):
 
 
 class ClipLengths(NamedTuple):
-    """How long the video and the audio of one clip last: the same time, to one frame.
+    """The durations of the video and the audio of one clip, which must agree to one frame.
 
     Attributes:
         video_seconds: the duration of the video.

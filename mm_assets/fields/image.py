@@ -1,7 +1,7 @@
-"""Images: encoded bytes stored as they are, or pixels encoded here. Decoding gives 8-bit pixels.
+"""Images: encoded bytes stored unchanged, or pixels encoded here. Decoding gives 8-bit pixels.
 
-The metadata record names the codec, and that alone decodes: bytes never choose their own decoder. What an image is
-resized to while it is decoded is a setting of the reader, and does not change what is stored.
+Only the codec that the metadata record names decodes an image: bytes never choose their own decoder. The size that an
+image is resized to while it is decoded is a setting of the reader, and does not change what is stored.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class ImageField(Field):
         return Encoded(self._pack_record(height, width, channels, _CODECS[codec], 8, orientation, 1), data)
 
     def check(self, value: npt.NDArray[np.uint8] | Buffer) -> None:
-        """Read the header of bytes that are kept; encode everything else."""
+        """Read the header of bytes that are stored unchanged; encode other values."""
         if self.encoding == "keep" and isinstance(value, bytes | bytearray | memoryview):
             self._probe(value)
         elif self.encoding in ("keep", "png") and not isinstance(value, bytes | bytearray | memoryview):
@@ -353,15 +353,7 @@ def _before_turning(box: Box, upright: tuple[int, int], orientation: int) -> Box
 
 
 class _Stored(NamedTuple):
-    """An image file with the facts of its record and its field.
-
-    Attributes:
-        data: the file.
-        codec: its number.
-        size: (height, width) as stored.
-        channels: wanted.
-        orientation: by which it is to be turned.
-    """
+    """An image file with the facts of its record and its field; `orientation` is still to be applied."""
 
     data: memoryview
     codec: int

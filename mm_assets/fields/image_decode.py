@@ -1,8 +1,8 @@
-"""Image files to pixels as they are stored: the codecs, and nothing about where the bytes come from or what is wanted.
+"""Image files to pixels as they are stored: the codecs.
 
-JPEG is decoded by libjpeg-turbo, also at a part of its size; everything else by Pillow, and by the one plugin that the
-codec's number names. Width and height are read from the file's own header before it is decoded. Whatever the bytes are,
-they decode or raise `FormatError`.
+JPEG is decoded by libjpeg-turbo, also at a part of its size; other files by Pillow, and by the one plugin that the
+codec's number names. Width and height are read from the file's own header before it is decoded. Any bytes decode or
+raise `FormatError`.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 UPRIGHT: Final = 1
 INVERSE_ORIENTATION = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}
 
-# Of the eighths that libjpeg can decode at only these pay: 7/8, 6/8 and 5/8 take longer than all of it.
+# Of the eighths that libjpeg can decode at only these are faster: 7/8, 6/8 and 5/8 take longer than the whole image.
 SCALES = (8, 4, 2)
 
 _COLORSPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 
 Room = Callable[[tuple[int, int, int]], npt.NDArray[np.uint8]]
-"""Gives the C-contiguous array of a shape to decode into; asked only when the file's header vouches for the shape."""
+"""Returns the C-contiguous array of a shape to decode into; called only if the file's header confirms the shape."""
 
-# What Pillow's plugins are known to raise on damaged bytes. They do not promise a set: a plugin that indexes past a
-# list or asserts is as much a verdict on the bytes as one that raises OSError. `Warning` is for callers who turn
-# warnings into errors.
+# The errors that Pillow's plugins are known to raise on damaged bytes. They do not promise a set: a plugin that indexes
+# past a list or asserts shows damage as much as one that raises OSError. `Warning` is for callers who turn warnings
+# into errors.
 PILLOW_ERRORS = (
     OSError,
     ValueError,
@@ -95,10 +95,10 @@ def decode_pixels(
         size: (height, width) that it must have.
         channels: 1, 3 or 4.
         scale: 1, 2, 4 or 8: decode at that part of the size where the codec can, which is JPEG.
-        room: what to decode into where the codec can, which is JPEG too.
+        room: returns the array to decode into where the codec can, which is JPEG too.
 
     Returns:
-        (height, width, channels) uint8 as stored, not turned; of a JPEG (ceil(height / scale), ceil(width / scale),
+        (height, width, channels) uint8 as stored, not rotated; of a JPEG (ceil(height / scale), ceil(width / scale),
         channels), but for those few that libjpeg-turbo leaves to Pillow.
 
     Raises:
@@ -114,7 +114,7 @@ def decode_pixels(
 def _decode_jpeg(
     data: Buffer, size: tuple[int, int], channels: int, scale: int, room: Room
 ) -> npt.NDArray[np.uint8] | None:
-    """None where Pillow has to look: CMYK, and JPEGs with a warning, of which it takes the harmless ones."""
+    """None where Pillow has to decode: CMYK, and JPEGs with a warning, of which it accepts the harmless ones."""
     import simplejpeg
 
     try:

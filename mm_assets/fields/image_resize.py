@@ -1,8 +1,7 @@
-"""From an image's own size to another: which pixels of it are shown where, and how they are resampled.
+"""From an image's own size to another: the regions of both, and the resampling.
 
-The one place of the policy: images that are stored at a size and those that are decoded at one are resized alike.
-Pixels are (H, W, C) uint8 throughout; files, orientation and codecs are not known here. OpenCV resizes where it is
-installed, Pillow where it is not: docs/loading.md says how far their pixels differ.
+Images that are stored at a size and those that are decoded at one are both resized here. Pixels are (H, W, C) uint8
+throughout. OpenCV resizes where it is installed, else Pillow: docs/loading.md says how far their pixels differ.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["RESIZES", "Box", "place", "resample", "resize", "scratch"]
 
 RESIZES = ("stretch", "crop", "pad")
 
-# What a thread keeps between two images: 16 million RGB pixels. Larger ones get memory of their own, and give it back.
+# Memory that a thread holds between two images: 16 million RGB pixels. Larger ones allocate their own and free it.
 MAX_SCRATCH_BYTES = 48 << 20
 
 # Bilinear sampling reads four pixels, whatever it shrinks by. Where a pixel of the result covers more than this,
@@ -47,7 +46,7 @@ class Box(NamedTuple):
 
 
 def place(shape: tuple[int, int], size: tuple[int, int], policy: str) -> tuple[Box, Box]:
-    """Which rectangle of an image comes to which rectangle of the result.
+    """Which rectangle of an image is shown in which rectangle of the result.
 
     Args:
         shape: (height, width) of the image.
@@ -145,7 +144,7 @@ def resample(
         cv2.resize(source, (width, height), dst=target, interpolation=method)
 
 
-@functools.cache  # Python does not remember a module that it did not find, and looks it up for each image
+@functools.cache  # Python does not cache that a module is missing, and would search for it for each image
 def _opencv() -> Any:
     """OpenCV, or None where it is not installed."""
     try:
@@ -217,9 +216,9 @@ _scratch = _Scratch()
 
 
 def scratch(use: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """An uninitialised uint8 array that is this thread's until it asks for the same use again.
+    """An uninitialised uint8 array that is this thread's until it requests the same use again.
 
-    New pages for every image would cost a tenth of its decoding. A thread keeps `MAX_SCRATCH_BYTES` for a use at most.
+    New pages for every image would cost a tenth of its decoding. A thread holds at most `MAX_SCRATCH_BYTES` for a use.
     """
     size = math.prod(shape)
     if size > MAX_SCRATCH_BYTES:

@@ -302,7 +302,7 @@ class ImageTextPairField(Field):
         return Encoded(record, b"".join([tokens.data, stored, image.data]))
 
     def check(self, value: ImageText | tuple[Any, ...] | Mapping[str, Any]) -> None:
-        """Read the header of an image that is kept; encode other images, and the text."""
+        """Read the header of an image that is stored unchanged; encode other images, and the text."""
         pair = self._pair_of(value)
         self._score_of(pair.clip_score)
         self._tokens_of(self._text_of(pair.text))
@@ -388,21 +388,13 @@ class ImageTextPairField(Field):
         targets["clip_score"][...] = pair.clip_score
 
     def tokens(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.int64]:
-        """Give (num_tokens,) int64, at most `max_tokens`, without touching the image.
-
-        Raises:
-            FormatError: the payload is damaged.
-        """
+        """Give (num_tokens,) int64, at most `max_tokens`, without reading the image; errors as `decode`."""
         pair = _Pair(self, metadata, data)
         ids: npt.NDArray[np.int64] = self._tokens_field.decode(pair.token_record, pair.tokens)
         return ids
 
     def text(self, metadata: Buffer | np.void, data: Buffer) -> str | None:
-        """Give the text where it is stored, without touching the image.
-
-        Raises:
-            FormatError: the payload is damaged.
-        """
+        """Give the text where it is stored, without reading the image; errors as `decode`."""
         return _Pair(self, metadata, data).text()
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:

@@ -1,6 +1,6 @@
 """Music as notes: Standard MIDI Files stored as they are. Decoding gives their notes with times in seconds.
 
-`mm_assets.media.midi` reads the file and says how times are computed; this module only stores it.
+`mm_assets.media.midi` reads the file and computes times; this module only stores it.
 """
 
 from __future__ import annotations

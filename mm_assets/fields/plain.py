@@ -42,7 +42,7 @@ _MAX_SIZE = 2**32 - 1  # a container's payload size is uint32
 
 @dataclass(frozen=True)
 class BytesField(Field):
-    """Bytes as they are: a file of a kind that no other field knows.
+    """Bytes unchanged: a file of a kind that no other field knows.
 
     Value: bytes (bytearray and memoryview are taken too). Decodes to bytes.
     """
@@ -136,7 +136,7 @@ class TextField(Field):
     ) -> tuple[Any, npt.NDArray[np.bool_]]:
         """Give a list of str; see `Field.decode_batch`. The records are unpacked together: texts are short."""
         if type(self) is not TextField:
-            return super().decode_batch(records, datas, out)  # a subclass, which means its own
+            return super().decode_batch(records, datas, out)  # a subclass that overrides `decode`
         present = self._check_batch(records, datas)
         self._batch_target(len(datas), out)
         counts = np.ascontiguousarray(records).view(self.metadata_type)["num_code_points"].ravel().tolist()
@@ -155,11 +155,7 @@ class TextField(Field):
 
 @dataclass(frozen=True, slots=True)
 class RawJSON:
-    """JSON text to be stored as it is written, numbers, spaces and all.
-
-    Attributes:
-        text: one JSON value.
-    """
+    """JSON text of one value, to be stored as it is written, numbers, spaces and all."""
 
     text: str
 

@@ -1,6 +1,6 @@
 """The tables of fields, and how declarations and packed files name one.
 
-A type id is never given to another field. Ids from 0x8000 to 0xFFFF are the user's, by `register_field`; all others
+A type id is never reused for another field. Ids from 0x8000 to 0xFFFF are the user's, by `register_field`; all others
 belong to this package.
 """
 
@@ -92,9 +92,9 @@ def field_from_config(type_name: object, config: Mapping[str, JSON] | None = Non
     Args:
         type_name: the class name.
         config: its settings; those that are not given have their defaults.
-        trusted: whether the caller wrote `config`. One out of a packed file may name a tokenizer, but not bring
-            it: such a setting would open a file of this machine, or run a parser over the file's own text. Nor may it
-            raise a field's `LIMITS`: the reader does, with settings of their own.
+        trusted: whether the caller wrote `config`. A packed file's may name a tokenizer, but not load one: such a
+            setting would open a file of this machine, or run a parser over the file's own text. Nor may it raise a
+            field's `LIMITS`: only the reader's own settings do.
 
     Raises:
         ConfigError: an unknown name, or a setting that its class does not take.
@@ -167,7 +167,7 @@ def load_class(path: str, base: type) -> type[Any]:
 def complete_config(type_name: object, config: Mapping[str, JSON]) -> dict[str, JSON]:
     """A stored configuration with the defaults of later settings; unchanged where its field is not known here.
 
-    So that equal settings compare equal, whichever release wrote the files.
+    So equal settings compare equal, whichever release wrote the files.
     """
     try:
         return field_from_config(type_name, config, trusted=False).config

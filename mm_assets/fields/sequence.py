@@ -40,9 +40,8 @@ class SequenceField(Field):
 
     Value: an iterable of (position, value), positions increasing, from 0, at most 2**31 - 1. Positions may have gaps:
     in an interleaved document, texts and images are two sequences that share one count. Decodes to a list of
-    (position, value).
-    `decode_item` reads one without touching the others; `item_payload` gives its payload undecoded, `item_payloads`
-    those of all.
+    (position, value). `decode_item` reads one without the others; `item_payload` gives its payload undecoded,
+    `item_payloads` those of all.
 
     Attributes:
         inner: the field of each value; not itself a sequence.
@@ -174,12 +173,7 @@ class SequenceField(Field):
         return items.position(index), self._decode_item(items, index)
 
     def item_payload(self, metadata: Buffer | np.void, data: Buffer, k: int) -> tuple[int, memoryview, memoryview]:
-        """Give (position, metadata record, data) of item `k`, not decoded and not copied.
-
-        Raises:
-            IndexError: there is no such item.
-            FormatError: the payload is damaged.
-        """
+        """Give (position, metadata record, data) of item `k`, not decoded and not copied; errors as `decode_item`."""
         items = self._open(metadata, data)
         index = items.index(k)
         return (items.position(index), *items.payload(index))
@@ -188,9 +182,6 @@ class SequenceField(Field):
         """Give (position, metadata record, data) of each item in order, not decoded and not copied.
 
         The tables are checked once for all items; `item_payload` checks them at each call.
-
-        Raises:
-            FormatError: the payload is damaged.
         """
         items = self._open(metadata, data)
         for index in range(items.layout.num_items):

@@ -1,6 +1,6 @@
-"""Time series out of the forms that datasets have them in: ``.npy`` files, JSON lists, CSV tables.
+"""Time series from the forms that datasets have them in: ``.npy`` files, JSON lists, CSV tables.
 
-Memory is a small multiple of the text; whatever bytes arrive, a function answers or raises `EncodeError`.
+Memory is a small multiple of the text; for any bytes a function returns or raises `EncodeError`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _json_of(view: memoryview) -> Any:
 
 
 def _check_numbers(content: list[Any], depth: int) -> None:
-    """Refuse what NumPy would take in its own way: texts, nulls, truth values among numbers."""
+    """Refuse values that NumPy would convert: texts, nulls, truth values among numbers."""
     kinds = set(map(type, content))
     if kinds == {list} and depth > 1:
         for row in content:

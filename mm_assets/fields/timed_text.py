@@ -266,23 +266,12 @@ def _first(item: Mapping[Any, Any], names: Sequence[str]) -> object:
 
 
 def segments_at(segments: Sequence[TimedSegment], seconds: float) -> list[TimedSegment]:
-    """Those that cover a moment: start <= seconds < end, or start == seconds == end.
-
-    Args:
-        segments: in order of their starts, as decoded.
-        seconds: the moment.
-    """
+    """Those of segments in order that cover a moment: start <= seconds < end, or start == seconds == end."""
     started = bisect_right(segments, seconds, key=attrgetter("start_seconds"))
     return [one for one in segments[:started] if seconds < one.end_seconds or seconds == one.start_seconds]
 
 
 def segments_between(segments: Sequence[TimedSegment], start_seconds: float, end_seconds: float) -> list[TimedSegment]:
-    """Those that cover any moment of [start_seconds, end_seconds).
-
-    Args:
-        segments: in order of their starts, as decoded.
-        start_seconds: the span's first moment.
-        end_seconds: the moment at which it is over.
-    """
+    """Those of segments in order that cover any moment of [start_seconds, end_seconds)."""
     started = bisect_left(segments, end_seconds, key=attrgetter("start_seconds"))
     return [one for one in segments[:started] if start_seconds < one.end_seconds or start_seconds <= one.start_seconds]

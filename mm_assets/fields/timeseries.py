@@ -1,7 +1,7 @@
 """Numbers over time: proprioception, actions, pitch curves. Timestamps in seconds beside a row of values each.
 
-Both arrays are stored as they lie in memory, so decoding copies nothing. Look-up by time is the value's own:
-`TimeSeries.nearest`, `interpolate` and `between`.
+Both arrays are stored as in memory, so decoding copies nothing. `TimeSeries.nearest`, `interpolate` and `between` look
+up by time.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ def _is_exact(values: npt.NDArray[Any], cast: npt.NDArray[Any]) -> bool:
 
 
 def _columns_of_config(columns: Any) -> Columns:
-    """(name, start, end) of whatever form the setting has, in order of columns."""
+    """(name, start, end) from any form of the setting, in order of columns."""
     expected = "a list of names, or name to (start, end), half open, from 0"
     if isinstance(columns, Mapping):
         entries = [(name, *_bounds(bounds)) for name, bounds in columns.items()]

@@ -97,7 +97,7 @@ class TokensField(Field):
         at_hand: Tokenizer | None = self.tokenizer.tokenizer if self.tokenizer is not None else None
         if self.tokenizer is not None and at_hand is None and self.vocab_size is None:
             raise config_error("vocab_size", None, "an integer: of this tokenizer only the identity is known")
-        # What is left to the tokenizer is settled here, so that the configuration needs it no more.
+        # The tokenizer's defaults are taken over here, so that the configuration no longer needs it.
         defaults = {"vocab_size": _MAX_VOCAB, "keep_start": 0, "keep_end": 0, "pad_id": 0}
         if at_hand is not None:
             defaults = {

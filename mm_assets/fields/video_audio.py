@@ -206,7 +206,7 @@ class SyncedVideoAudioField(Field):
         return Encoded(self._record(plan, len(video), len(audio), codecs, source.parts), data)
 
     def check(self, value: VideoAudio | VideoFile | Buffer) -> None:
-        """List the packets of files that are kept; encode everything else."""
+        """List the packets of files that are stored unchanged; encode other values."""
         source = self._source(value)
         if not self._is_kept(source):
             self.encode(value)
@@ -320,11 +320,7 @@ class SyncedVideoAudioField(Field):
             yield ClipLengths(timing.video_seconds, timing.audio_seconds, frame)
 
     def timing(self, metadata: Buffer | np.void) -> Timing:
-        """Give counts, rates and offset of what decoding gives, without reading the data.
-
-        Raises:
-            FormatError: the record contradicts itself.
-        """
+        """Give counts, rates and offset of the decoded clip, without reading the data; errors as `decode`."""
         return self._timing(self._record_of(metadata))
 
     def audio_segments(self, metadata: Buffer | np.void, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -382,11 +378,7 @@ class SyncedVideoAudioField(Field):
         return frames
 
     def decode_audio(self, metadata: Buffer | np.void, data: Buffer) -> Audio | None:
-        """Give the audio without decoding a frame; None where the clip has none.
-
-        Raises:
-            FormatError: the payload is damaged.
-        """
+        """Give the audio without decoding a frame; None where the clip has none; errors as `decode`."""
         return self._sound(*self._open(metadata, data))
 
     def _decode_into_several(self, metadata: Buffer, data: Buffer, targets: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -1,7 +1,4 @@
-"""Frames of a clip: JPEGs after an index, each readable without the others; or those of a stored file.
-
-The index is as docs/fields.md, type 50, says.
-"""
+"""Frames of a clip: JPEGs after an index (docs/fields.md, type 50), or those of a stored file."""
 
 from __future__ import annotations
 
@@ -55,9 +52,9 @@ def encode_frames(source: Source, plan: Plan, *, size: tuple[int, int] | None, q
 
 
 def index_of(record: Record, video: memoryview, *, max_pixels: int) -> FrameIndex | None:
-    """Index the file of a clip, and compare it with what the record says; None where frames are in no file.
+    """Index the file of a clip, and compare it with its record; None where frames are in no file.
 
-    To be called before anything is made that is as large as the record's number of frames.
+    Called before anything is allocated that is as large as the record's number of frames.
 
     Raises:
         CorruptError: the file is damaged, or the record is of another file.
@@ -88,13 +85,8 @@ def fill_frames(
 ) -> None:
     """Decode chosen frames, in any order, into the first rows of `target`, stretched to its size.
 
-    Args:
-        record: of the payload, checked.
-        video: the file, or the frame index and its JPEGs.
-        index: of the file, by `index_of`; None for JPEGs.
-        indices: (K,) frames of the clip.
-        target: (K or more, H, W, 3).
-        max_pixels: of a frame.
+    `video` is the file that `index` is of, or without it the frame index and its JPEGs. `indices` are (K,) frames of
+    the clip, `target` (K or more, H, W, 3).
 
     Raises:
         CorruptError: the payload is damaged.
@@ -123,11 +115,7 @@ def fill_frames(
 
 
 def _decode_jpeg(data: memoryview, size: tuple[int, int], target: npt.NDArray[np.uint8]) -> None:
-    """Decode into (H, W, 3), resized where that is of another size.
-
-    Raises:
-        CorruptError: the bytes are damaged, or of another size.
-    """
+    """Decode into (H, W, 3), resized if of another size; `CorruptError` if damaged or not of the recorded size."""
     import simplejpeg
 
     try:

@@ -27,16 +27,10 @@ def decoded_size(plan: Plan) -> int:
 
 
 def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_decoded_bytes: int) -> Audio | None:
-    """Decode the audio of a clip; None where it has none.
-
-    Args:
-        record: of the payload, checked.
-        video: the payload's bytes of video.
-        audio: its audio bytes.
-        max_decoded_bytes: of the samples.
+    """Decode the audio of a clip; None where it has none. `video` and `audio` are the payload's bytes of each.
 
     Raises:
-        CorruptError: the payload is damaged, or its audio is larger than the limit.
+        CorruptError: the payload is damaged, or its audio is larger than `max_decoded_bytes`.
     """
     if record.audio_codec == NONE:
         return None

@@ -1,6 +1,6 @@
-"""A clip to be encoded: where its frames and samples come from, and which of them it is made of.
+"""A clip to be encoded: the source of its frames and samples, and the choice of them.
 
-`source_of` indexes the streams, `plan_of` decides on frames, samples and offset without decoding anything, and
+`source_of` indexes the streams, `plan_of` chooses frames, samples and offset without decoding anything, and
 `clip_sound` and `Source.frames` decode. A `ValueError` says what does not fit; `MediaError` is one.
 """
 
@@ -46,7 +46,7 @@ _MARGIN_SECONDS = 1  # decoded past the end of a truncated clip, so that the res
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What there is.
+    """The streams of a clip.
 
     Attributes:
         video: a file's bytes, or arrays' frames; None without.
@@ -96,7 +96,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the clip is made of; counts of samples are at `sample_rate`.
+    """The content of a clip; counts of samples are at `sample_rate`.
 
     Attributes:
         num_frames: 0 without video.
@@ -137,12 +137,7 @@ class Plan:
 def source_of(
     value: VideoAudio | VideoFile, *, frame_rate: Fraction | None = None, max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> Source:
-    """Look at arrays, or list the packets of files.
-
-    Args:
-        value: the clip.
-        frame_rate: of arrays without a frame rate of their own.
-        max_pixels: of a frame.
+    """Check arrays, or list the packets of files; `frame_rate` is for arrays without one of their own.
 
     Raises:
         ValueError: the value is wrong; a `MediaError` where a file is.

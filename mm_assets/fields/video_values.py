@@ -1,4 +1,4 @@
-"""What goes into and comes out of `SyncedVideoAudioField`: clips as arrays, as files, and decoded."""
+"""The values of `SyncedVideoAudioField`: clips as arrays, as files, and decoded."""
 
 from __future__ import annotations
 
