@@ -1,6 +1,6 @@
 """Which rows stay: filters, and the annotators that add scores. Your own derive from `Filter` and `Annotator`."""
 
-from mm_assets.filters.apply import FilterStream, apply_filters
+from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.base import Annotator, Block, Filter, MeasuredRowFilter
 from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
 from mm_assets.rows.schema import Drop
@@ -14,7 +14,6 @@ __all__ = [
     "Filter",
     "FilterStream",
     "MeasuredRowFilter",
-    "apply_filters",
     "build_annotator",
     "build_filter",
 ]

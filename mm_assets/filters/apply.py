@@ -36,7 +36,7 @@ from mm_assets.rows.schema import (
     Drop,
 )
 
-__all__ = ["FilterStream", "apply_filters"]
+__all__ = ["FilterStream"]
 
 Fetch = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
@@ -53,22 +53,10 @@ class _Judge(Protocol):
     def judge(self, block: Block) -> Iterable[Drop]: ...
 
 
-def apply_filters(
-    blocks: Iterable[pa.Table],
-    *,
-    annotators: Sequence[Annotator],
-    filters: Sequence[Filter],
-    schema: DatasetSchema,
-    packable: Callable[[pa.Table], Iterable[Drop]] | None = None,
-    misaligned: Callable[[pa.Table], Iterable[Drop]] | None = None,
-    fetch: Fetch | None = None,
-    on_materialize_error: str = "keep",
-    on_empty_sample: str = "drop",
-    renumber: bool = False,
-    batch_bytes: int = 16 << 20,
-    threads: int = 2,
-) -> FilterStream:
-    """Annotates and filters the rows of one partition, lazily.
+class FilterStream:
+    """The kept rows of one partition, annotated and filtered while they are read; iterate once.
+
+    They are batches of whole samples with `schema.filtered_schema()`.
 
     Args:
         blocks: tables with `schema.row_schema()`, each of whole samples with contiguous rows.
@@ -85,31 +73,10 @@ def apply_filters(
         batch_bytes: content of one block after `fetch`, in bytes.
         threads: threads that decode and hash.
 
-    Returns:
-        The kept rows as batches of whole samples with `schema.filtered_schema()`.
-
     Raises:
         SchemaMismatchError: the annotators and the schema disagree, or, while iterating, a block and the schema do.
         FilterError: while iterating, a filter or annotator broke its contract.
     """
-    return FilterStream(
-        blocks,
-        annotators=annotators,
-        filters=filters,
-        schema=schema,
-        packable=packable,
-        misaligned=misaligned,
-        fetch=fetch,
-        on_materialize_error=on_materialize_error,
-        on_empty_sample=on_empty_sample,
-        renumber=renumber,
-        batch_bytes=batch_bytes,
-        threads=threads,
-    )
-
-
-class FilterStream:
-    """The kept rows of a partition, to be iterated once; see `apply_filters`, which takes the same arguments."""
 
     def __init__(
         self,
@@ -118,14 +85,14 @@ class FilterStream:
         annotators: Sequence[Annotator],
         filters: Sequence[Filter],
         schema: DatasetSchema,
-        packable: Callable[[pa.Table], Iterable[Drop]] | None,
-        misaligned: Callable[[pa.Table], Iterable[Drop]] | None,
-        fetch: Fetch | None,
-        on_materialize_error: str,
-        on_empty_sample: str,
-        renumber: bool,
-        batch_bytes: int,
-        threads: int,
+        packable: Callable[[pa.Table], Iterable[Drop]] | None = None,
+        misaligned: Callable[[pa.Table], Iterable[Drop]] | None = None,
+        fetch: Fetch | None = None,
+        on_materialize_error: str = "keep",
+        on_empty_sample: str = "drop",
+        renumber: bool = False,
+        batch_bytes: int = 16 << 20,
+        threads: int = 2,
     ) -> None:
         _check_choice("on_materialize_error", on_materialize_error, ("keep", "drop_row", "drop_sample"))
         _check_choice("on_empty_sample", on_empty_sample, ("drop", "keep"))
@@ -180,7 +147,7 @@ class FilterStream:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._started:
-            raise FilterError("apply_filters", "a stream of filtered rows can be iterated once")
+            raise FilterError("FilterStream", "a stream of filtered rows can be iterated once")
         self._started = True
         with ThreadPoolExecutor(self._threads, thread_name_prefix="filters") as self._pool:
             tables: Iterable[pa.Table] = map(self._judge_without_content, self._blocks)

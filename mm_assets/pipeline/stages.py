@@ -16,7 +16,7 @@ import pyarrow as pa
 from mm_assets.checks.alignment import misaligned
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.errors import SourceError
-from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.packing.pack import PackSummary, pack_rows, packable
 from mm_assets.packing.plan import PackPlan
@@ -158,7 +158,7 @@ def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
         run.open_shards()
         source = run.read(MATERIALIZED_ROWS)
         blocks = sample_groups(read_batches(source, batch_bytes=spec.batch_bytes), batch_bytes=spec.batch_bytes)
-        stream = apply_filters(
+        stream = FilterStream(
             blocks,
             annotators=[
                 build_annotator(c, where=spec.where, key=f"annotators[{n}]") for n, c in enumerate(spec.annotators)

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mm_assets.errors import ConfigError
-from mm_assets.filters import Annotator, Block, Drop, Filter, apply_filters, build_annotator, build_filter
+from mm_assets.filters import Annotator, Block, Drop, Filter, FilterStream, build_annotator, build_filter
 from mm_assets.rows.schema import DatasetSchema
 
 __all__ = ["AnnotatorSuite", "FilterSuite", "Samples", "make_rows"]
@@ -97,7 +97,7 @@ class FilterSuite:
     def test_rows_are_dropped_for_their_reasons(self) -> None:
         """Of each case exactly the expected rows are dropped, each for its reason."""
         for samples, expected in self.cases:
-            stream = apply_filters(
+            stream = FilterStream(
                 [make_rows(samples)],
                 annotators=[],
                 filters=[self.build()],
@@ -172,7 +172,7 @@ class AnnotatorSuite:
         for samples, expected in self.cases:
             built = self.build()
             schema = DatasetSchema(annotator_columns=built.columns)
-            stream = apply_filters(
+            stream = FilterStream(
                 [make_rows(samples)], annotators=[built], filters=[], schema=schema, on_empty_sample="keep"
             )
             kept = pa.Table.from_batches(list(stream), schema=schema.filtered_schema())

@@ -18,7 +18,7 @@ from PIL import Image
 
 from mm_assets.checks.context import CheckContext, Outcome, TableFile
 from mm_assets.checks.runner import run_checks
-from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.apply import FilterStream
 from mm_assets.packing.pack import pack_rows, packable
 from mm_assets.packing.plan import PackPlan
 from mm_assets.packing.presets import choose_plan
@@ -216,7 +216,7 @@ def build(
 
         rows = read_batches(pq.ParquetFile(made.path("rows")), batch_bytes=BATCH)
         _publish(store, "materialized_rows", schema.row_schema(), fetch(rows) if mode == "read" else rows)
-        filtered = apply_filters(
+        filtered = FilterStream(
             made.blocks("materialized_rows"),
             annotators=[],
             filters=[],

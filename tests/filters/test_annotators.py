@@ -3,7 +3,7 @@ import hashlib
 import pyarrow as pa
 import pytest
 
-from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.registry import build_annotator
 from mm_assets.media.sharpness import sharpness
 from mm_assets.rows.schema import DatasetSchema
@@ -13,7 +13,7 @@ def _annotate(table: pa.Table, **config: object) -> list[dict]:
     """Rows of the added columns alone."""
     annotator = build_annotator(config, where="w", key="k")
     schema = DatasetSchema(annotator_columns=annotator.columns)
-    stream = apply_filters([table], annotators=[annotator], filters=[], schema=schema, on_empty_sample="keep")
+    stream = FilterStream([table], annotators=[annotator], filters=[], schema=schema, on_empty_sample="keep")
     kept = pa.Table.from_batches(list(stream), schema=schema.filtered_schema())
     return kept.select([column.name for column in annotator.columns]).to_pylist()
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_assets.errors import ConfigError, FilterError, SchemaMismatchError
-from mm_assets.filters.apply import FilterStream, apply_filters
+from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.base import Annotator, Block, Filter
 from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.rows.schema import DROPPED_SCHEMA, DatasetSchema, Drop, UserColumn
@@ -32,7 +32,7 @@ def _key(row: Mapping) -> tuple[str, int, str]:
 
 
 def _apply(blocks, *, filters=(), annotators=(), schema=None, **options) -> FilterStream:
-    return apply_filters(blocks, annotators=annotators, filters=filters, schema=schema or DatasetSchema(), **options)
+    return FilterStream(blocks, annotators=annotators, filters=filters, schema=schema or DatasetSchema(), **options)
 
 
 class _Marked(Filter):

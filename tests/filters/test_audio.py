@@ -8,7 +8,7 @@ import soundfile
 
 from mm_assets.errors import ConfigError
 from mm_assets.fields import AudioField
-from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.media.silence import measure_silence
 from mm_assets.rows.schema import DatasetSchema
@@ -141,7 +141,7 @@ def test_the_annotator_gives_the_measures_of_the_filter(make_table, monkeypatch)
     annotator = build_annotator({"type": "silence", "threshold_dbfs": -50}, where="w", key="k")
     built = build_filter({"type": "audio_silence", "threshold_dbfs": -50}, where="w", key="k")
     schema = DatasetSchema(annotator_columns=annotator.columns)
-    (kept,) = apply_filters([table], annotators=[annotator], filters=[built], schema=schema)
+    (kept,) = FilterStream([table], annotators=[annotator], filters=[built], schema=schema)
     columns = ("audio_silence", "audio_leading_silence_seconds", "audio_trailing_silence_seconds")
     found = [tuple(row[c] for c in columns) for row in kept.to_pylist()]
     assert found == [(None, None, None), (0.5, 0.25, 0.25), (None, None, None)]

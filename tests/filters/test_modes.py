@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.materialize import materialize
@@ -42,7 +42,7 @@ def test_a_real_shard_gives_the_same_rows_in_both_modes(demo_shards: Path, shard
             def fill(batches):
                 return materialize(batches, open_file=lambda _: source, allowed=lambda _: True, batch_bytes=BATCH)
 
-            stream = apply_filters(
+            stream = FilterStream(
                 sample_groups(rows if late else fill(rows), batch_bytes=BATCH),
                 annotators=made,
                 filters=[build_filter(c, where="w", key="k") for c in filters],

@@ -13,7 +13,7 @@ from PIL import Image
 
 from mm_assets.errors import ConfigError
 from mm_assets.filters import near_duplicates as near_module
-from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.near_duplicates import HammingIndex
 from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.media.perceptual_hash import hash_of_luma, perceptual_hash
@@ -41,7 +41,7 @@ def _resized(pixels: np.ndarray, factor: float) -> np.ndarray:
 def _judge(tables: Iterable[pa.Table], **config: object) -> list[tuple[str, int, str, float | None]]:
     """What the filter drops of content: (sample, position, reason, value)."""
     built = build_filter({"type": "near_duplicates", **config}, where="w", key="k")
-    stream = apply_filters(tables, annotators=[], filters=[built], schema=DatasetSchema(), on_empty_sample="keep")
+    stream = FilterStream(tables, annotators=[], filters=[built], schema=DatasetSchema(), on_empty_sample="keep")
     list(stream)
     rows = [row for part in stream.take_dropped() for row in part.to_pylist() if row["modality"] != "metadata"]
     return [(r["sample_id"], r["position"], r["reason"], r["value"]) for r in rows]
@@ -329,7 +329,7 @@ def test_the_annotator_gives_the_hash_of_the_filter(make_table, monkeypatch):
     annotator = build_annotator({"type": "perceptual_hash"}, where="w", key="k")
     built = build_filter({"type": "near_duplicates"}, where="w", key="k")
     schema = DatasetSchema(annotator_columns=annotator.columns)
-    (kept,) = apply_filters([table], annotators=[annotator], filters=[built], schema=schema)
+    (kept,) = FilterStream([table], annotators=[annotator], filters=[built], schema=schema)
     expected = f"{perceptual_hash(memoryview(photo)):016x}"
     assert kept.column("image_perceptual_hash").to_pylist() == [None, expected, None, None, None]
     assert len(calls) == 3

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.registry import build_filter
 from mm_assets.filters.text import count_characters, count_words
 from mm_assets.rows.schema import DatasetSchema
@@ -12,7 +12,7 @@ from mm_assets.rows.schema import DatasetSchema
 def _judge(tables: pa.Table | list[pa.Table], config: dict) -> list[tuple[str, int, str, float | None]]:
     """What a filter drops: (sample_id, position, reason, value)."""
     blocks = tables if isinstance(tables, list) else [tables]
-    stream = apply_filters(
+    stream = FilterStream(
         blocks,
         annotators=[],
         filters=[build_filter(config, where="w", key="k")],

@@ -10,7 +10,7 @@ import pytest
 
 from mm_assets.errors import ConfigError, MissingExtraError
 from mm_assets.filters import video as video_filters
-from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.rows.schema import DatasetSchema
 
@@ -42,7 +42,7 @@ def _clip(
 def _judge(table: pa.Table, **config: object) -> list[tuple[int, str, float | None]]:
     """What the filter drops: (position, reason, value)."""
     built = build_filter({"type": "video_duration", **config}, where="w", key="k")
-    stream = apply_filters([table], annotators=[], filters=[built], schema=DatasetSchema(), on_empty_sample="keep")
+    stream = FilterStream([table], annotators=[], filters=[built], schema=DatasetSchema(), on_empty_sample="keep")
     list(stream)
     rows = [row for part in stream.take_dropped() for row in part.to_pylist()]
     return [(r["position"], r["reason"], r["value"]) for r in rows]
@@ -162,7 +162,7 @@ def test_the_annotator_gives_the_values_of_the_header(make_table, monkeypatch):
     annotator = build_annotator({"type": "video_info"}, where="w", key="k")
     built = build_filter({"type": "video_duration", "min_seconds": 0.1}, where="w", key="k")
     schema = DatasetSchema(annotator_columns=annotator.columns)
-    stream = apply_filters([table], annotators=[annotator], filters=[built], schema=schema)
+    stream = FilterStream([table], annotators=[annotator], filters=[built], schema=schema)
     (kept,) = stream
     names = [column.name for column in annotator.columns]
     found = [tuple(row[name] for name in names) for row in kept.to_pylist()]
@@ -187,7 +187,7 @@ def test_real_clips_have_what_their_samples_declare(make_table, shared_data):
     assert len(samples) == 5
     annotator = build_annotator({"type": "video_info"}, where="w", key="k")
     schema = DatasetSchema(annotator_columns=annotator.columns)
-    stream = apply_filters([make_table(samples)], annotators=[annotator], filters=[], schema=schema)
+    stream = FilterStream([make_table(samples)], annotators=[annotator], filters=[], schema=schema)
     rows = {row["sample_id"]: row for batch in stream for row in batch.to_pylist() if row["modality"] == "video"}
     for key, row in rows.items():
         streams = {stream["codec_type"]: stream for stream in reversed(expected[key]["streams"])}  # the first

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
 from mm_assets.media.sharpness import MAX_JPEG_PIXELS, MAX_PIXELS
 from mm_assets.media.silence import MAX_SAMPLES
@@ -67,7 +67,7 @@ def test_the_example_runs(text, make_table, image, tmp_path, monkeypatch):
     config = {"type": "my_filters:MinShortSide", "name": "short_side", "min_pixels": 20, "at_most": 2}
     short_side = build_filter(config, where="defs.yaml", key="filters[0]")
     images = [("image", image(w, h)) for w, h in [(30, 20), (30, 19), (50, 50), (60, 60)]]
-    stream = apply_filters(
+    stream = FilterStream(
         [make_table({"a": [("text", "one two"), *images]})],
         annotators=[annotator],
         filters=[short_side],
