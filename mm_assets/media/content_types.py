@@ -1,7 +1,7 @@
 """MIME types of media, from their first bytes and from their names.
 
-Both tables are explicit, never the machine's MIME database: the same bytes and names give the same answer everywhere.
-Nothing here raises, whatever bytes arrive.
+Both tables are explicit and independent of the machine's MIME database: the same bytes and names give the same answer
+everywhere. No bytes make these functions raise.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ _NAMES: dict[str, str] = {
 
 
 def content_type_of_name(name: str) -> str | None:
-    """The MIME type of a file's last extension, in any case; None for an unknown one or none."""
+    """The MIME type of a file's last extension, in any case; None for an unknown extension or without one."""
     base = name.replace("\\", "/").rsplit("/", 1)[-1]
     stem, dot, extension = base.rpartition(".")
     return _NAMES.get(extension.lower()) if dot and (stem or extension) else None

@@ -1,7 +1,6 @@
 """Facts about images, read from their headers: codec, size, channels, orientation. Nothing here decodes a pixel.
 
-Every number is bounds-checked; any input gives an answer or a `MediaError`, in time bounded by the headers that are
-there.
+Every number is bounds-checked; any input gives an answer or a `MediaError`, in time bounded by the existing headers.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def _probe_jpeg(head: HeaderReader) -> ImageInfo:
     pos, orientation = 2, 1
     for _ in range(MAX_SEGMENTS):
         if head.starts(pos, b"\xff") and head.has(pos, 2) and head.view[pos + 1] != 0xFF:
-            marker = head.view[pos + 1]  # nothing amiss, as nearly always
+            marker = head.view[pos + 1]  # undamaged, as nearly always
             pos += 2
         else:
             junk = bytes(head.view[pos : pos + _MAX_JUNK])
@@ -193,7 +192,7 @@ def _probe_gif(head: HeaderReader) -> ImageInfo:
             pos += 11 + (3 << ((local & 7) + 1) if local & 0x80 else 0)
         else:
             break
-        while head.has(pos, 1) and (block := head.view[pos]) != 0:  # at most one turn per byte of the file
+        while head.has(pos, 1) and (block := head.view[pos]) != 0:  # at most one round per byte of the file
             pos += 1 + block
         pos += 1
     return ImageInfo(
@@ -253,7 +252,7 @@ def _probe_bmp(head: HeaderReader) -> ImageInfo:
         compression = 0
     else:
         width, height, _, bits, compression = head.take(struct.Struct("<iiHHI"), 18, "BMP header")
-    # The alpha mask counts only where masks are in use, as decoders have it.
+    # The alpha mask counts only where masks are in use, as in decoders.
     alpha = compression in (3, 6) and size >= 56 and head.take(_U32_LE, 66, "BMP masks")[0] != 0
     return ImageInfo(
         codec="bmp",

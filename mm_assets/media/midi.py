@@ -34,12 +34,12 @@ __all__ = [
 # With the longest time and the finest division (32,767 ticks) a time is below 2**53 units, which float64 holds exactly.
 MAX_DURATION_SECONDS = 259_200
 
-DEFAULT_MAX_BYTES = 8 * 2**20  # long symphonies take one; past that it is system-exclusive data, or hostile
+DEFAULT_MAX_BYTES = 8 * 2**20  # long symphonies take one; larger files hold system-exclusive data, or are hostile
 DEFAULT_MAX_NOTES = 1_000_000
 DEFAULT_MAX_DURATION_SECONDS = 86_400
 DEFAULT_MAX_BEATS = 1_000_000
 
-_DEFAULT_TEMPO = 500_000  # microseconds per quarter note where the file says nothing: 120 per minute
+_DEFAULT_TEMPO = 500_000  # microseconds per quarter note without a tempo in the file: 120 per minute
 _MICROSECONDS = 1_000_000
 _PEDAL_DOWN = 64  # controller values from this on are "down"
 
@@ -104,7 +104,7 @@ class NoteTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TempoMap:
-    """Where the tempo is set; the first entry is at tick 0.
+    """The tempo changes; the first entry is at tick 0.
 
     Attributes:
         ticks: (n,) int64, increasing.
@@ -135,7 +135,7 @@ class Beats:
 
 
 def _concatenated(parts: list[Any], dtype: str) -> npt.NDArray[Any]:
-    """Buffers of one type, one after the other; the type is the memory's own."""
+    """Buffers of one type, one after the other."""
     arrays = [np.frombuffer(part, dtype=dtype) for part in parts if len(part)]
     return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
 
@@ -253,7 +253,7 @@ class MIDIFile:
         return table.select(np.lexsort((table.track, table.channel, table.pitch, table.onset_seconds)))
 
     def tempo_map(self, *, track: int = 0) -> TempoMap:
-        """Where the tempo is set; `track` chooses one in a file of format 2.
+        """The tempo changes; `track` chooses one in a file of format 2.
 
         Raises:
             MediaError: the file counts SMPTE frames, or has no such track.
@@ -398,18 +398,10 @@ def parse_midi(
 
 
 def tempo_map(data: Buffer, *, track: int = 0) -> TempoMap:
-    """Where a MIDI file sets its tempo.
-
-    Raises:
-        MediaError: not a MIDI file, a damaged one, or one without beats.
-    """
+    """The tempo changes of a MIDI file; errors as `parse_midi` and `MIDIFile.tempo_map`."""
     return parse_midi(data).tempo_map(track=track)
 
 
 def beats(data: Buffer, *, track: int = 0, max_beats: int = DEFAULT_MAX_BEATS) -> Beats:
-    """The beats of a MIDI file, for alignment with audio.
-
-    Raises:
-        MediaError: not a MIDI file, a damaged one, or one without beats or with too many.
-    """
+    """The beats of a MIDI file, for alignment with audio; errors as `parse_midi` and `MIDIFile.beats`."""
     return parse_midi(data).beats(track=track, max_beats=max_beats)

@@ -1,8 +1,8 @@
 """MP4 and QuickTime tables, checked before a demuxer sees them.
 
 A table states how many samples, edits or items there are, and a demuxer allocates memory for that many. Here the
-numbers are compared with the bytes that follow them, so that a small file cannot claim much memory. The walk goes
-wherever FFmpeg's goes: it reads tables in any box that holds boxes, whether or not they belong there.
+numbers are compared with the bytes that follow them, so that a small file cannot claim much memory. The walk follows
+FFmpeg's: it reads tables in any box that holds boxes, whether or not they belong there.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _children(view: memoryview, kind: bytes, body: int, stop: int) -> int | None
 
 
 class _Tables:
-    """What the tables of a file claim together."""
+    """The claims of all tables of a file together."""
 
     def __init__(self, view: memoryview, name: str) -> None:
         self.view, self.name = view, name
@@ -113,7 +113,7 @@ class _Tables:
         if kind in _REFUSED:
             raise MediaError(self.name, f"found {_REFUSED[kind]}, expected a file without")
         if kind in (b"stsd", b"iprp"):
-            # FFmpeg parses their content as it does a track's: a table there can only be hostile.
+            # FFmpeg parses their content like a track's: a table there can only be hostile.
             hidden = _TABLE.search(view[body:stop])
             if hidden is not None:
                 raise MediaError(self.name, f"found a {hidden[0].decode()} within {kind.decode()}, expected none there")
@@ -160,7 +160,7 @@ class _Tables:
             self._need(kind, _U32.unpack_from(view, body + 6)[0], (size - 10) // 4)
 
     def check(self) -> None:
-        """Compare what tables claim together with the bytes of the file."""
+        """Compare the claims of all tables together with the bytes of the file."""
         room = len(self.view)
         claims = {
             "samples": (self.samples, room),

@@ -1,8 +1,8 @@
 """JSON layouts of document corpora, turned into words, boxes, labels, links and key fields.
 
-A layout is described, not coded: `LayoutMap` says where a JSON has what. Reading any JSON gives a
-`PageLayout` or None, or raises `EncodeError` that names the place. Nothing is dropped, repaired or scaled; the only
-arithmetic is that of a box's corners.
+A layout is data, not code: `LayoutMap` has the paths of its entries in a JSON. Reading any JSON returns a `PageLayout`
+or None, or raises `EncodeError` that names the place. Nothing is dropped, repaired or scaled; the only arithmetic is
+that of a box's corners.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MISSING: Final = object()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutMap:
-    """Where a JSON layout has words, boxes and the rest.
+    """The paths of words, boxes and the rest in a JSON layout.
 
-    Paths are keys joined by dots; a part of digits is an index into a list. None: the layout has no such thing. What
-    is missing or null in the JSON this entry does not have; but `words` (or `segments`, or `pages`), texts and boxes
-    must be there.
+    Paths are keys joined by dots; a part of digits is an index into a list. None: the layout has no such entry. An
+    entry that is missing or null in the JSON is absent; but `words` (or `segments`, or `pages`), texts and boxes must
+    be there.
 
     Attributes:
         pages: list of pages, each with its own words; the other paths but `fields` then start at a page.
@@ -43,11 +43,11 @@ class LayoutMap:
         box_format: ``xyxy`` (left, top, right, bottom), ``xywh`` (left, top, width, height), ``quad`` (four corners,
             kept, and the box around them) or ``poly`` (two or more points, of which only the box around is kept).
             Points are pairs, or numbers in a row.
-        box_scale: ``pixels`` of the page image; ``page``: units of the width and height in the JSON, whatever the
-            image has; or parts of the page, ``0..1`` or ``0..1000``.
+        box_scale: ``pixels`` of the page image; ``page``: units of the width and height in the JSON, for any size of
+            the image; or parts of the page, ``0..1`` or ``0..1000``.
         label: of a word and of a segment: text, or an integer, which is taken as its digits.
         page: number of its page, of a word and of a segment, from 0.
-        id: what links call a segment by; None: its place in the list of all segments.
+        id: the name of a segment in links; None: its place in the list of all segments.
         links: of a segment: list of (from, to) pairs. A link that is given at both its ends counts once.
         fields: an object with what the document says as a whole; or a list of paths, of each of which the value is a
             field by the path's last key.
@@ -221,7 +221,7 @@ class _Rows:
 
 
 class _Scope(NamedTuple):
-    """What paths start at: the JSON, or one of its pages (with its number, if pages are listed) or segments."""
+    """The start of paths: the JSON, or one of its pages (with its number, if pages are listed) or segments."""
 
     value: Any
     where: str

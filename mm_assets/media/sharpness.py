@@ -21,7 +21,7 @@ __all__ = ["MAX_JPEG_PIXELS", "MAX_PIXELS", "decode_luma", "laplacian_variance",
 
 MAX_PIXELS = 89_478_485  # of an image that is decoded whole: 256 MiB as RGB, above which Pillow warns
 MAX_JPEG_PIXELS = 178_956_970  # twice that, as JPEGs of this size are decoded at an eighth
-_DECODE_ERRORS = (  # what Pillow's plugins let through for damaged files
+_DECODE_ERRORS = (  # errors of Pillow's plugins for damaged files
     OSError,
     SyntaxError,
     ValueError,
@@ -34,7 +34,7 @@ _DECODE_ERRORS = (  # what Pillow's plugins let through for damaged files
     struct.error,
     zlib.error,
 )
-_REDUCTIONS = (8, 4, 2)  # what JPEG decoders do fast in the frequency domain
+_REDUCTIONS = (8, 4, 2)  # which JPEG decoders do fast in the frequency domain
 
 
 def reduction(width: int, height: int, *, min_side: int | None) -> int:
@@ -91,7 +91,7 @@ def _decode_jpeg(data: memoryview, info: ImageInfo, factor: int) -> npt.NDArray[
     try:
         colors = simplejpeg.decode_jpeg_header(data, strict=False)[2]
         if colors not in ("CMYK", "YCCK"):
-            # Damage that the decoder gets over is scored as decoded; zeros where it wrote nothing keep that repeatable.
+            # Damage that the decoder recovers from is scored as decoded; zeros where it wrote nothing make it repeatable.
             buffer = np.zeros(height * width, dtype=np.uint8)
             pixels = simplejpeg.decode_jpeg(data, "GRAY", buffer=buffer, strict=False, **least)
             return np.asarray(pixels, dtype=np.uint8)[:, :, 0]

@@ -66,7 +66,9 @@ def measure_silence(data: memoryview, *, threshold_dbfs: float, level: str, wind
     silent = leading = trailing = 0  # samples a channel
     heard = False
     for squares, length in _windows(_blocks(data, info), window, mean=level == "rms"):
-        loud = np.flatnonzero(~(squares < limit))  # so that NaN, which is below nothing, does not count as silence
+        loud = np.flatnonzero(
+            ~(squares < limit)
+        )  # so that NaN, which is not below any limit, does not count as silence
         silent += (len(squares) - len(loud)) * length
         if not len(loud):
             trailing += len(squares) * length
@@ -120,7 +122,7 @@ def _windows(
 ) -> Iterator[tuple[npt.NDArray[np.float64], int]]:
     """Squared levels of consecutive windows, of the loudest channel: (num_windows,), and the windows' length.
 
-    A window may be longer than a block: what is known of it is carried on, and memory does not grow with it.
+    A window may be longer than a block: its partial sum is carried over, and memory does not grow with it.
     """
     combine: np.ufunc = np.add if mean else np.maximum
     carried: npt.NDArray[np.float64] | None = None  # (channels,)

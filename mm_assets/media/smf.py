@@ -1,7 +1,7 @@
 """The bytes of Standard MIDI Files: chunks and events to flat arrays of ticks; `media.midi` gives them seconds.
 
-Every length is checked against the bytes that are there; any input gives an answer or a `MediaError`, in linear time
-and memory: about seven bytes for each of the file's, and about twenty for notes, whose number is limited.
+Every length is checked against the existing bytes; any input gives an answer or a `MediaError`, in linear time and
+memory: about seven bytes for each of the file's, and about twenty for notes, whose number is limited.
 
 Why not a library: mido, which the tests compare with, reads a number of any length in quadratic time (a megabyte that
 never ends takes more than a minute), keeps eighty times the file in objects, refuses the chunks that the standard says
@@ -22,7 +22,7 @@ from mm_assets.media.content_types import Buffer
 __all__ = ["SMPTE_RATES", "Events", "Score", "Track", "read_tracks"]
 
 MAX_BYTES = 2**28  # keeps the sum of all delta times (each below 2**28) in int64
-MAX_TRACKS = 4096  # the work of a track without notes is small, not nothing, and 16 bits would allow 65,535 of them
+MAX_TRACKS = 4096  # a track without notes still costs time, and 16 bits would allow 65,535 of them
 
 SMPTE_RATES = {24: (24, 1), 25: (25, 1), 29: (30_000, 1001), 30: (30, 1)}  # frames per second as a ratio
 
@@ -57,7 +57,7 @@ class Events:
 
 @dataclass(slots=True)
 class Track:
-    """What one track holds, times in ticks from its start.
+    """The events of one track, times in ticks from its start.
 
     Attributes:
         end: where it ends.

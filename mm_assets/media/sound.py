@@ -34,8 +34,8 @@ __all__ = [
 
 MAX_SOUND_CHANNELS = 64
 MAX_SOUND_RATE = 768_000  # Hz
-_MAX_SILENCE = 1000  # times the audio there is: beyond it a few bytes would become gigabytes of zeros
-_LONG_PACKET = 8192  # samples: the longest that a packet of few bytes is believed to have
+_MAX_SILENCE = 1000  # times the actual audio: beyond it a few bytes would become gigabytes of zeros
+_LONG_PACKET = 8192  # samples: the most that a packet of few bytes may claim
 _SAMPLES_PER_BYTE = 8  # of audio that is not compressed by more than its bits
 
 
@@ -60,7 +60,7 @@ def index_sound(data: Buffer, *, name: str = "<video>") -> SoundIndex | None:
     """Extent of the file's audio; None where there is none. Only its first packets are decoded.
 
     Raises:
-        MediaError: the file is damaged, or its packets are so far apart that it is silence but for a thousandth.
+        MediaError: the file is damaged, or its packets are so far apart that more than 99.9 % of it is silence.
         MissingExtraError: PyAV is not installed.
     """
     with open_media(data, name=name) as (container, _):
@@ -108,7 +108,7 @@ def read_sound(
         name: its name in error messages.
 
     Returns:
-        (min(stop, num_samples), channels) float32 in [-1, 1]; what a lossy codec overshoots is clipped.
+        (min(stop, num_samples), channels) float32 in [-1, 1]; values that a lossy codec overshoots are clipped.
 
     Raises:
         MediaError: the file is damaged, or changes its rate or channels midway.

@@ -1,8 +1,8 @@
 """Timed text files: SubRip (SRT), WebVTT and LRC lyrics become lists of segments, in the file's order.
 
 Times are read as whole milliseconds and divided once, so a file's time and its float in seconds are equivalent.
-What real files have is accepted: byte order marks, any line ends, missing indices, positions after the times. What
-cannot be read is a `MediaError` with its line number; nothing is guessed or left out. Nothing here knows fields.
+Deviations of real files are accepted: byte order marks, any line ends, missing indices, positions after the times. An
+unreadable line is a `MediaError` with its number; nothing is guessed or left out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TimedSegment(NamedTuple):
 
     Attributes:
         start_seconds: first moment, at least 0.
-        end_seconds: moment at which it is over, at least the start; equal to it for a text without duration.
+        end_seconds: the moment after it, at least the start; equal to it for a text without duration.
         text: as it is in the source.
     """
 

@@ -1,8 +1,8 @@
 """Where text is on pages: words and segments with their boxes, labels and links, as columns.
 
 Values are immutable and checked when they are made, as far as that is possible without the pages; a wrong one raises
-`EncodeError`. Coordinates are never scaled or rounded on the way in: a page's size says what unit they have. Nothing
-here reads pixels, files or JSON.
+`EncodeError`. Coordinates are never scaled or rounded on input: their unit is that of the page's size. Nothing here
+reads pixels, files or JSON.
 """
 
 from __future__ import annotations
@@ -87,11 +87,7 @@ class TextBoxes:
         )
 
     def outside(self, page_sizes: Numbers) -> npt.NDArray[np.bool_]:
-        """Which are not wholly within their pages: (n,) bool. A border belongs to the page.
-
-        Args:
-            page_sizes: (p, 2): width and height of each page; `pages` are all below p.
-        """
+        """Which are not wholly within their pages of (p, 2) sizes: (n,) bool. A border belongs to the page."""
         limits = page_sizes[self.pages]
         outside = (self.boxes < 0).any(axis=1) | (self.boxes > np.tile(limits, 2)).any(axis=1)
         if self.quads is not None:
@@ -115,14 +111,14 @@ class TextBoxes:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, init=False)
 class PageLayout:
-    """The words of a document and what holds them together.
+    """The words of a document and their relations.
 
     Attributes:
         words: n words (or lines, where the source has nothing finer).
         segments: s groups of words with a text, box and label of their own, such as the entries of a form.
         word_segments: (n,) int32, the index of each word's segment, -1 for none.
         links: (m, 2) int32, from which segment to which, by index: question to answer, say.
-        fields: what the document says as a whole: ``{"total": "9.00"}``.
+        fields: facts of the document as a whole: ``{"total": "9.00"}``.
         page_sizes: (p, 2), width and height of each page in the units of boxes; int32 or float64 as boxes. None in a
             value to be encoded means: the page images' sizes in pixels.
     """
@@ -196,7 +192,7 @@ class PageLayout:
 
         Returns:
             ``B-QUESTION`` for the first word of a segment, ``I-QUESTION`` for the others, ``O`` for words without
-            label, of an `outside` one, or of blanks alone: dropping blank words leaves every sequence well formed.
+            label, of an `outside` one, or only of blanks: dropping blank words leaves every sequence well formed.
         """
         found, begun = [], set()
         groups = self.word_segments.tolist()

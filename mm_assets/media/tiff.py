@@ -1,8 +1,8 @@
 """One frame of a multi-frame TIFF as a TIFF of its own, without decoding.
 
-The frame's compressed strips or tiles are copied as they are, with every tag that their decoding needs, so its pixels
-are those of the original, whatever the compression. Nothing in the file is trusted: every count and position is checked
-before use, and any input gives an answer or a `MediaError`, in time and memory proportional to its size.
+The frame's compressed strips or tiles are copied unchanged, with every tag that their decoding needs, so its pixels are
+those of the original under any compression. Nothing in the file is trusted: every count and position is checked before
+use, and any input gives an answer or a `MediaError`, in time and memory proportional to its size.
 
 Frames are the directories of the file's main chain, reduced-resolution ones included, as Pillow counts them. The new
 file leaves out tags that point to other places of the old one (sub-images, EXIF and GPS directories, free lists) and

@@ -1,4 +1,4 @@
-"""When a frame is shown and which audio samples belong to it: the one place of this arithmetic.
+"""When a frame is shown and which audio samples belong to it: the only module with this arithmetic.
 
 Frame rates are ratios of integers and so is every result here before its last step: the boundary after an hour is as
 exact as the first. Nothing overflows; nothing reads a file.
@@ -153,7 +153,7 @@ class Timing:
         Args:
             indices: (K,) frames.
 
-        Rerounds:
+        Returns:
             (K, 2) int64, floor(i*sr*den/num)+o and floor((i+1)*sr*den/num)+o, both clipped to 0..num_audio_samples;
             zeros where there is no audio.
 
@@ -182,7 +182,7 @@ class Timing:
         return times
 
     def frame_index_at(self, seconds: float) -> int:
-        """The frame shown at a time; the one that begins then where one does.
+        """The frame shown at a time; on a boundary the frame that begins then.
 
         Raises:
             ValueError: no frame is shown at that time.
@@ -269,8 +269,8 @@ class FrameIndex:
 def nominal_rate(pts: npt.NDArray[np.int64], time_base: Fraction, hints: Sequence[Fraction]) -> tuple[Fraction, bool]:
     """The frame rate of presentation times, and whether they keep it to within a tick.
 
-    Tried are what the container says (`hints`), the exact spacing, and the standard rates. Times that keep none of
-    them are of variable rate: then it is the first hint in range, or the mean.
+    It tries the container's rates (`hints`), the exact spacing, and the standard rates. Times that match none of them
+    are of variable rate: then it is the first hint in range, or the mean.
 
     Args:
         pts: (n,) int64 ticks, increasing.

@@ -1,7 +1,7 @@
 """Tokenizers: text becomes ids. One over bytes is built in, any other comes as a Hugging Face ``tokenizers`` JSON.
 
 A tokenizer is identified by its name and the SHA-256 of its content, never by a path: ids packed with one are read
-without it, and text packed later meets the same one or an error that names the digest. Nothing here knows fields.
+without it, and text packed later needs the same one, or the error names the digest.
 """
 
 from __future__ import annotations
