@@ -91,7 +91,7 @@ def _decode_jpeg(data: memoryview, info: ImageInfo, factor: int) -> npt.NDArray[
     try:
         colors = simplejpeg.decode_jpeg_header(data, strict=False)[2]
         if colors not in ("CMYK", "YCCK"):
-            # Damage that the decoder recovers from is scored as decoded; zeros where it wrote nothing make it repeatable.
+            # Damage that the decoder recovers from is scored as decoded; zeros elsewhere make it repeatable.
             buffer = np.zeros(height * width, dtype=np.uint8)
             pixels = simplejpeg.decode_jpeg(data, "GRAY", buffer=buffer, strict=False, **least)
             return np.asarray(pixels, dtype=np.uint8)[:, :, 0]
