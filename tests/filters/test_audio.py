@@ -29,7 +29,7 @@ def _tone(seconds: float, amplitude: float, rate: int = RATE) -> np.ndarray:
 def _judge(table: pa.Table, kind: str = "audio_silence", **config: object) -> list[tuple[int, str, float | None]]:
     """What the filter drops: (position, reason, value)."""
     built = build_filter({"type": kind, **config}, where="w", key="k")
-    stream = apply_filters([table], annotators=[], filters=[built], schema=DatasetSchema(), on_empty_sample="keep")
+    stream = FilterStream([table], annotators=[], filters=[built], schema=DatasetSchema(), on_empty_sample="keep")
     list(stream)
     rows = [row for part in stream.take_dropped() for row in part.to_pylist()]
     return [(r["position"], r["reason"], r["value"]) for r in rows]

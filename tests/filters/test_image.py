@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_assets.filters.apply import apply_filters
+from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.media.sharpness import sharpness
 from mm_assets.rows.schema import DatasetSchema
@@ -15,7 +15,7 @@ def _judge(table: pa.Table, *configs: dict) -> list[tuple[int, str, str, float |
     """What filters drop: (position, filter, reason, value)."""
     filters = [build_filter(config, where="w", key="k") for config in configs]
     options = {"annotators": [], "schema": DatasetSchema(), "on_empty_sample": "keep"}
-    stream = apply_filters([table], filters=filters, **options)
+    stream = FilterStream([table], filters=filters, **options)
     list(stream)
     rows = [row for part in stream.take_dropped() for row in part.to_pylist()]
     return [(r["position"], r["filter"], r["reason"], r["value"]) for r in rows]
@@ -118,7 +118,7 @@ def test_a_measure_is_taken_once(make_table, image, monkeypatch):
         for c in ({"type": "aspect_ratio"}, {"type": "blur", "min": 10}, {"type": "blur", "min": 60})
     ]
     schema = DatasetSchema(annotator_columns=annotator.columns)
-    stream = apply_filters(tables, annotators=[annotator], filters=filters, schema=schema)
+    stream = FilterStream(tables, annotators=[annotator], filters=filters, schema=schema)
     assert list(stream) == []
     assert len(calls) == 4
     assert stream.counts["dropped.aspect_ratio.above_max"] == 1
@@ -140,7 +140,7 @@ def test_real_images_are_judged_by_the_sizes_that_a_decoder_sees(make_table, sha
                 if not 1.0 <= ratio <= 2.0:
                     expected[member.name] = ratio
     config = build_filter({"type": "aspect_ratio"}, where="w", key="k")
-    stream = apply_filters([make_table(samples)], annotators=[], filters=[config], schema=DatasetSchema())
+    stream = FilterStream([make_table(samples)], annotators=[], filters=[config], schema=DatasetSchema())
     kept = {row["sample_id"] for batch in stream for row in batch.select(["sample_id"]).to_pylist()}
     dropped = [row for part in stream.take_dropped() for row in part.to_pylist() if row["modality"] == "image"]
     assert {row["sample_id"]: row["value"] for row in dropped} == expected
