@@ -268,10 +268,10 @@ class FilterError(MmAssetsError):
 
 
 class MediaError(MmAssetsError, ValueError):
-    """Media bytes are not what they should be: an unknown codec, a damaged or cut-off header, an absurd size.
+    """Media bytes cannot be read: an unknown codec, a damaged or truncated header, or an impossible size.
 
     Args:
-        name: what the bytes are called, a file name, or a description such as ``<image>``.
+        name: of the bytes: a file name, or a description such as ``<image>``.
         reason: what was found and what was expected, a clause without a final period.
     """
 
@@ -285,12 +285,12 @@ class MediaError(MmAssetsError, ValueError):
 
 
 class CollateError(MmAssetsError, ValueError):
-    """Values do not fit the rule by which a batch is to be made of them.
+    """Values do not fit their rule for making a batch.
 
     Args:
         output: the output of the batch.
         detail: what was found and what was expected, a clause without a final period.
-        row: row of the batch, if it is one's fault.
+        row: row of the batch, if one is the cause.
     """
 
     def __init__(self, output: str, detail: str, *, row: int | None = None) -> None:
@@ -308,7 +308,7 @@ def _rebuild_collate_error(output: str, detail: str, row: int | None) -> Collate
 
 
 class LoaderError(MmAssetsError):
-    """A loader cannot go on: a state is of another dataset or order, or there is no sample left that can be read.
+    """A loader cannot continue: a state is of another dataset or order, or no readable sample is left.
 
     Args:
         detail: what was found and what was expected, a clause without a final period.
