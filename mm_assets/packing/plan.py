@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from mm_assets.errors import ConfigError, SchemaMismatchError
 from mm_assets.fields import BytesField, Field, SequenceField, field_from_declaration
 from mm_assets.formats import ModalitySpec, name_hash
+from mm_assets.formats.records import MAX_MODALITIES
 
 __all__ = ["NUMBERED", "ROW_TAKES", "PackPlan", "PackedModality", "Selector", "Take", "parse_fields"]
 
@@ -24,7 +25,6 @@ Take = Literal["one", "sequence", "shared", "parts", "json", "metadata", "rest",
 OnRefused = Literal["drop", "absent"]
 ROW_TAKES = ("one", "sequence", "shared")  # of a selector that finds content rows by their names
 
-MAX_MODALITIES = 32  # MULT's mask has 32 bits
 NUMBERED = "#"  # a role pattern: any whole number, as in x.0.png, x.1.png
 _DIGITS = re.compile(r"[0-9]+")
 

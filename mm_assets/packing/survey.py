@@ -32,8 +32,9 @@ from mm_assets.fields import (
     TimeSeriesField,
 )
 from mm_assets.formats import name_hash
+from mm_assets.formats.records import MAX_MODALITIES
 from mm_assets.media.page_layouts import detect_layout
-from mm_assets.packing.plan import MAX_MODALITIES, NUMBERED, PackedModality, Selector, Take
+from mm_assets.packing.plan import NUMBERED, PackedModality, Selector, Take
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
 from mm_assets.sources.member import split_member_name
 

@@ -13,11 +13,11 @@ from typing import Any, BinaryIO, Protocol
 
 from mm_assets.errors import ShardError, optional_import
 from mm_assets.sources.tar_header import BLOCK
+from mm_assets.storage.files import SourceFile
 
 __all__ = [
     "Cursor",
     "RangeCursor",
-    "RangeSource",
     "StreamCursor",
     "compression_of",
     "compression_of_head",
@@ -33,24 +33,6 @@ SKIP_CHUNK = 1 << 20
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _UNSUPPORTED = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x04\x22\x4d\x18": "LZ4", b"PK\x03\x04": "a zip archive"}
-
-
-class RangeSource(Protocol):
-    """What a shard is read from; `mm_assets.storage.store.SourceFile` is one."""
-
-    @property
-    def url(self) -> str:
-        """Path or URL."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`."""
-
-    def stream(self) -> BinaryIO:
-        """The whole file from its start."""
 
 
 class Cursor(Protocol):
@@ -85,7 +67,7 @@ class RangeCursor:
 
     ranged = True
 
-    def __init__(self, source: RangeSource) -> None:
+    def __init__(self, source: SourceFile) -> None:
         self._source = source
         self._start = 0
         self._window = b""
@@ -144,7 +126,7 @@ class StreamCursor:
 
     ranged = False
 
-    def __init__(self, source: RangeSource, compression: str) -> None:
+    def __init__(self, source: SourceFile, compression: str) -> None:
         self._raw = source.stream()
         self._stream = _decompressed(self._raw, compression)
         self._errors = _errors_of(compression)
@@ -222,7 +204,7 @@ def compression_of_head(head: bytes) -> str | None:
     return None
 
 
-def compression_of(source: RangeSource) -> str | None:
+def compression_of(source: SourceFile) -> str | None:
     """The compression of a tar shard by its first bytes: "gzip", "zstd", or None for a plain tar.
 
     Raises:
@@ -236,7 +218,7 @@ def compression_of(source: RangeSource) -> str | None:
     return compression_of_head(head)
 
 
-def open_cursor(source: RangeSource, compression: str | None) -> Cursor:
+def open_cursor(source: SourceFile, compression: str | None) -> Cursor:
     """A cursor over the archive in a shard."""
     return RangeCursor(source) if compression is None else StreamCursor(source, compression)
 
