@@ -7,7 +7,6 @@ manifest are as they were.
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from mm_assets.dataset.add_stream import Values
     from mm_assets.fields import Field
     from mm_assets.pipeline.store import DatasetStore
-
-_PACKED_NAME = re.compile(r".+\.[0-9a-f]{8}\.mstr")
 
 
 @click.command("add-stream")
@@ -80,6 +77,7 @@ def _field(field_name: str, config: str) -> Field:
 
 def _add_to_file(file: str, name: str, field: Field, values: Values, *, ignore_unknown: bool) -> None:
     from mm_assets.dataset.add_stream import add_values
+    from mm_assets.dataset.manifest import PACKED_NAME
     from mm_assets.pipeline.chain import PACKED_FOLDER
     from mm_assets.storage.urls import is_local, local_path
 
@@ -87,7 +85,7 @@ def _add_to_file(file: str, name: str, field: Field, values: Values, *, ignore_u
         raise ConfigError("arguments", "FILE", f"found {file!r}, expected a local file: an object cannot grow in place")
     path = local_path(file)
     folder = path.parent.parent
-    if _PACKED_NAME.fullmatch(path.name) and path.parent.name == PACKED_FOLDER and (folder / "records").is_dir():
+    if PACKED_NAME.fullmatch(path.name) and path.parent.name == PACKED_FOLDER and (folder / "records").is_dir():
         where = shlex.join(["--root", str(folder.parent), "--dataset", folder.name])
         detail = f"{file} belongs to a dataset, whose manifests have its digest; use {where}"
         raise ConfigError("arguments", "FILE", detail)

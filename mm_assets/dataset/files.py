@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mm_assets.dataset.manifest import FORMATS, Manifest, parse_manifest
+from mm_assets.dataset.manifest import FORMATS, PACKED_NAME, Manifest, parse_manifest
 from mm_assets.errors import ConfigError, CorruptError, SchemaMismatchError, SourceError, TruncatedError
 from mm_assets.fields import complete_config
 from mm_assets.formats import ByteSource, MappedFile, ModalitySpec, MstrReader, MultReader, open_reader
@@ -46,7 +45,6 @@ NUM_REQUESTS = 16  # remote files that are asked at a time; each joins its range
 
 _HASH_BLOCK = 16 << 20  # bytes of a file held while its digest is computed
 _MANIFEST = "manifest.json"  # a folder that has one is opened by it
-_VERSIONED = re.compile(r"(.+)\.[0-9a-f]{8}\.(?:mult|mstr)", re.ASCII)  # how the pipeline names a shard's file
 
 Reader = MultReader | MstrReader
 
@@ -167,7 +165,7 @@ class PackedFiles:
             raise SourceError(self.name, f"holds no .{' or .'.join([self._format] if self._format else FORMATS)} file")
         shards: dict[str, str] = {}
         for name in chosen:
-            versioned = _VERSIONED.fullmatch(name)
+            versioned = PACKED_NAME.fullmatch(name)
             if versioned and shards.setdefault(versioned[1], name) != name:
                 detail = f"holds two versions of one shard, {shards[versioned[1]]} and {name}: open the manifest"
                 raise SourceError(self.name, detail)

@@ -1,4 +1,4 @@
-"""Manifests, read: which packed files make up one version of a dataset.
+"""Manifests, made and read: which packed files make up one version of a dataset.
 
 A manifest is JSON that came over a disk or a network like any other file: every name and number in it is checked, and
 a path in it never leads out of the dataset's folder.
@@ -7,16 +7,20 @@ a path in it never leads out of the dataset's folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mm_assets.errors import CorruptError, UnsupportedVersionError
 
-__all__ = ["FORMATS", "Manifest", "ManifestFile", "parse_manifest"]
+__all__ = ["FORMATS", "PACKED_NAME", "Manifest", "ManifestFile", "make_manifest", "packed_name", "parse_manifest"]
 
 FORMATS = ("mult", "mstr")
 """The packed formats, as manifests and file names call them."""
+
+PACKED_NAME = re.compile(rf"([A-Za-z0-9._-]+)\.[0-9a-f]{{8}}\.({'|'.join(FORMATS)})")
+"""Matches the names that `packed_name` makes; its first group is the partition's key."""
 
 _VERSION = 1
 _FOLDER = "manifests"  # of earlier versions, below the folder that their paths are relative to
@@ -56,6 +60,32 @@ class Manifest:
     dataset: str
     schema: Mapping[str, Any]
     files: tuple[ManifestFile, ...]
+
+
+def packed_name(partition: str, *, sha256: str, form: str) -> str:
+    """The name of a partition's packed file: no two contents have the same."""
+    return f"{partition}.{sha256[:8]}.{form}"
+
+
+def make_manifest(
+    *, dataset: str, schema: Mapping[str, Any], shards: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The content of a manifest.
+
+    Args:
+        dataset: the dataset's name.
+        schema: the dataset's schema as JSON.
+        shards: of each partition its key, its number of samples and its packed files by format.
+        added: name, field and config of each stream that was added after packing.
+    """
+    manifest = {
+        "version": _VERSION,
+        "dataset": dataset,
+        "schema": schema,
+        "num_samples": sum(shard["num_samples"] for shard in shards),
+        "shards": shards,
+    }
+    return {**manifest, "added_streams": list(added)} if added else manifest
 
 
 def parse_manifest(content: bytes, *, name: str, form: str) -> Manifest:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.dataset.add_stream import Values, add_stream, encoded
+from mm_assets.dataset.manifest import packed_name
 from mm_assets.dataset.writer import spec_of
 from mm_assets.errors import EncodeError, SourceError
 from mm_assets.fields import Field
@@ -182,7 +183,7 @@ def _add_to_partition(
                 splice(old, new, marker["files"][FORMAT]["size"] if not added else added["file"]["size"])
             # No sync here: publishing the draft syncs the whole file.
             summary = add_stream(draft.path, name, field, values.of(reader.sample_ids), fsync=False)
-            draft.name = f"{PACKED_FOLDER}/{key}.{draft.digest()[:8]}.{FORMAT}"
+            draft.name = f"{PACKED_FOLDER}/{packed_name(key, sha256=draft.digest(), form=FORMAT)}"
     stream = {"name": name, "field": type(field).__name__, "config": field.config}
     _write_marker(dataset, key, marker, draft.result(), [*(added["streams"] if added else []), stream])
     return PartitionAdded(

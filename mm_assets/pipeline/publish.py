@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mm_assets.dataset.manifest import PACKED_NAME, make_manifest
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.pipeline.added_streams import FORMAT as GROWING_FORMAT
 from mm_assets.pipeline.added_streams import added_streams, carried_over
@@ -43,7 +44,7 @@ __all__ = [
     "sql_connection",
 ]
 
-_PACKED_NAME = re.compile(rf"{PACKED_FOLDER}/[A-Za-z0-9._-]+\.[0-9a-f]{{8}}\.({'|'.join(PACKED_STAGES)})")
+_PACKED_PATH = re.compile(f"{PACKED_FOLDER}/{PACKED_NAME.pattern}")
 
 
 def _chain_faults(dataset: DatasetStore, records: Mapping[Stage, StageRecord]) -> list[str]:
@@ -209,15 +210,7 @@ def build_manifest(dataset: DatasetStore) -> ManifestReport:
         if added.files:
             files[GROWING_FORMAT] = added.files[key]
         shards.append({"partition": key, "num_samples": published["num_samples"], "files": files})
-    manifest = {
-        "version": 1,
-        "dataset": dataset.spec.name,
-        "schema": schema.to_json(),
-        "num_samples": sum(shard["num_samples"] for shard in shards),
-        "shards": shards,
-    }
-    if added.streams:
-        manifest["added_streams"] = list(added.streams)
+    manifest = make_manifest(dataset=dataset.spec.name, schema=schema.to_json(), shards=shards, added=added.streams)
     content = canonical_json(manifest, indent=1)
     digest = hashlib.sha256(content).hexdigest()
     if not store.exists(f"manifests/{digest}.json"):
@@ -335,7 +328,7 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
         for stage in PACKED_STAGES.values():
             if dataset.record_name(stage, key) in there:
                 needed |= {file.path for file in dataset.record(stage, key).files.values()}
-    doomed = [name for name in sizes if _PACKED_NAME.fullmatch(name) and name not in needed]
+    doomed = [name for name in sizes if _PACKED_PATH.fullmatch(name) and name not in needed]
     doomed += ordered[max(keep, 1) :]
     for folder in (*TABLES, PUBLISHED.name):
         for name, size in store.sizes(folder).items():

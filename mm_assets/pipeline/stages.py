@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from mm_assets.checks.alignment import misaligned
 from mm_assets.checks.packed import PackedFiles
+from mm_assets.dataset.manifest import packed_name
 from mm_assets.errors import SourceError
 from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.registry import build_annotator, build_filter
@@ -217,7 +218,7 @@ def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = tuple(PA
             with ThreadPoolExecutor(len(drafts)) as pool:
                 digests = pool.map(Draft.digest, drafts.values())
                 for (form, draft), digest in zip(drafts.items(), digests, strict=True):
-                    draft.name = f"{PACKED_FOLDER}/{key}.{digest[:8]}.{form}"
+                    draft.name = f"{PACKED_FOLDER}/{packed_name(key, sha256=digest, form=form)}"
         files = {form: draft.result() for form, draft in drafts.items()}
         seconds = run.seconds()  # of the one pass that made all of them
         names = _packed_names(dataset, key, files, run.inputs)
