@@ -33,6 +33,7 @@ __all__ = [
     "declared_datasets",
     "ensure_dagster_home",
     "make_manifest",
+    "open_instance",
     "register_dataset",
     "run_partitions",
 ]

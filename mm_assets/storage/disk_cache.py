@@ -20,9 +20,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+from crc32c import crc32c
 
 from mm_assets.errors import ConfigError, SourceError
-from mm_assets.formats import crc32c
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import UNMARKED
 from mm_assets.storage.ranges import MAX_REQUEST, RangeSource, merge_ranges, slice_ranges
@@ -186,14 +186,18 @@ class _Segment(io.FileIO):
         """The block in a slot; None where the checksum is wrong."""
         self.seek(_TABLE_SIZE + slot * BLOCK)
         content = self.read(min(int(self._entries["size"][slot]), BLOCK))
-        return content if crc32c(self._name, content) == self._entries["checksum"][slot] else None
+        return content if self._checksum(content) == self._entries["checksum"][slot] else None
 
     def write_block(self, slot: int, block: memoryview) -> None:
         """Fills a slot; a crash in between leaves an entry whose checksum is wrong."""
         self.seek(_TABLE_SIZE + slot * BLOCK)
         self.write(block)
-        entry = np.array((self._key, crc32c(self._name, block), len(block), time.time()), _ENTRY)
+        entry = np.array((self._key, self._checksum(block), len(block), time.time()), _ENTRY)
         self.write_entry(slot, entry.tobytes())
+
+    def _checksum(self, block: bytes | memoryview) -> int:
+        """Over the file's name and the block, so that no other file's block is taken for this one's."""
+        return crc32c(block, crc32c(self._name), True)  # True: without the interpreter's lock
 
     def write_entry(self, slot: int, entry: bytes) -> None:
         """Replaces the entry of a slot."""
