@@ -67,11 +67,9 @@ class DatasetChoice:
         Raises:
             ConfigError: a dataset is not declared, or is not below the given root.
         """
-        from mm_assets.orchestration.launch import ensure_dagster_home
         from mm_assets.pipeline.spec import DatasetSpec
         from mm_assets.pipeline.store import DatasetStore
 
-        ensure_dagster_home()
         if self.root and self.names:
             root = _absolute(self.root)  # the shards of these datasets are not read, so the root stands for them
             configs = [{"name": name, "shards": root, "root": root} for name in self.names]
@@ -98,16 +96,19 @@ class DatasetChoice:
         return _SUGGESTED.sub(completed, message)
 
     def _declared(self) -> dict[str, DatasetSpec]:
-        from mm_assets.cli.project import definitions_modules
-        from mm_assets.orchestration.launch import declared_datasets
+        from mm_assets.cli.project import definitions_modules, project_folder
+        from mm_assets.orchestration.launch import declared_datasets, ensure_dagster_home
 
         modules = (self.module,) if self.module is not None else definitions_modules(Path.cwd())
+        ensure_dagster_home(project_folder(Path.cwd()))  # declarations without a root are below it
         if str(Path.cwd()) not in sys.path:  # a module here need not be installed, as with `dagster -m`
             sys.path.append(str(Path.cwd()))
         return {name: spec for module in modules for name, spec in declared_datasets(module).items()}
 
     def _undeclared(self, shards: str) -> DatasetSpec:
+        from mm_assets.cli.project import project_folder
         from mm_assets.orchestration.component import default_root
+        from mm_assets.orchestration.launch import ensure_dagster_home
         from mm_assets.pipeline.spec import DatasetSpec
 
         if len(self.names) > 1:
@@ -115,6 +116,7 @@ class DatasetChoice:
         if self.module is not None and self.names and self.names[0] in self._declared():
             detail = f"{self.names[0]!r} is declared with shards of its own; give --shards another dataset's name"
             raise ConfigError("arguments", "--dataset", detail)
+        ensure_dagster_home(project_folder(Path.cwd()))
         root = _absolute(self.root) if self.root else default_root()
         name = self.names[0] if self.names else "default"
         config = {"name": name, "shards": _absolute(shards), "settle_seconds": 0, "pack": self.pack}

@@ -14,7 +14,7 @@ from typing import Any
 
 from mm_assets.errors import ConfigError
 
-__all__ = ["definitions_modules"]
+__all__ = ["definitions_modules", "project_folder"]
 
 _WORKSPACE = "workspace.yaml"
 _PROJECT_TABLES = {"pyproject.toml": ("tool", "dg", "project"), "dg.toml": ("project",)}
@@ -26,19 +26,29 @@ def definitions_modules(start: Path) -> Sequence[str]:
     Raises:
         ConfigError: there is no project, or its file does not name a module.
     """
-    for folder in (start, *start.parents):
-        modules = _modules_of(folder)
-        if modules:
-            for place in (folder / "src", folder):  # an installed package is found before these
-                if place.is_dir() and str(place) not in sys.path:
-                    sys.path.append(str(place))
-            return modules
+    folder = project_folder(start)
+    if folder is not None:
+        for place in (folder / "src", folder):  # an installed package is found before these
+            if place.is_dir() and str(place) not in sys.path:
+                sys.path.append(str(place))
+        return _modules_of(folder)
     detail = (
         f"is not given, and there is no Dagster project in {start} or above it (pyproject.toml with "
         "[tool.dg.project], dg.toml or workspace.yaml): run the command in your project, name its definitions module "
         "with --module, or pack shards that nothing declares with `mm-assets run --shards GLOB`"
     )
     raise ConfigError("arguments", "--module", detail)
+
+
+def project_folder(start: Path) -> Path | None:
+    """The nearest folder at or above a folder that is a Dagster project, also a wrongly described one; else None."""
+    for folder in (start, *start.parents):
+        try:
+            if _modules_of(folder):
+                return folder
+        except ConfigError:  # `definitions_modules` raises it, where the modules are needed
+            return folder
+    return None
 
 
 def _modules_of(folder: Path) -> Sequence[str]:

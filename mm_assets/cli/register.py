@@ -16,8 +16,9 @@ def command(chosen: DatasetChoice, new_schema: bool) -> None:
     from mm_assets.orchestration.launch import open_instance, register_dataset
     from mm_assets.pipeline.store import DatasetStore
 
+    specs = chosen.specs()
     with open_instance() as instance:
-        for spec in chosen.specs():
+        for spec in specs:
             found = register_dataset(instance, DatasetStore(spec), new_schema=new_schema, sleep=wait_for_shards(spec))
             line = f"{spec.name}: {len(found.partitions)} partitions"
             for what, keys in (("new", found.added), ("changed", found.changed), ("gone", found.removed)):

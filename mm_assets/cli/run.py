@@ -33,8 +33,8 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], num_processes: int) ->
     work: list[tuple[DatasetSpec, str]] = []
     failed: list[str] = []
     usable: list[DatasetSpec] = []
+    specs = chosen.specs()
     with open_instance() as instance:
-        specs = chosen.specs()
         for spec in specs:
             try:
                 found = register_dataset(instance, DatasetStore(spec), sleep=wait_for_shards(spec))

@@ -68,18 +68,23 @@ class PartitionRun:
         return not self.failures
 
 
-def ensure_dagster_home() -> Path:
+def ensure_dagster_home(project: Path | None = None) -> Path:
     """The instance's folder, which the variable then names.
 
-    It is $DAGSTER_HOME, else the nearest `dagster_home` in this folder or above it, else a new one here.
+    It is $DAGSTER_HOME, else the nearest `dagster_home` in this folder or above it, else a new one here. In a
+    project the search ends at the project's folder, so that no instance around it is used; a new one is made there.
+
+    Args:
+        project: folder of the project around this folder, if there is one.
     """
     given = os.environ.get("DAGSTER_HOME")
     here = Path.cwd()
     if given:
         home = Path(given).expanduser().absolute()
     else:
-        found = [folder / "dagster_home" for folder in (here, *here.parents) if (folder / "dagster_home").is_dir()]
-        home = found[0] if found else here / "dagster_home"
+        folders = [folder for folder in (here, *here.parents) if project is None or folder.is_relative_to(project)]
+        found = [folder / "dagster_home" for folder in folders if (folder / "dagster_home").is_dir()]
+        home = found[0] if found else (project or here) / "dagster_home"
     home.mkdir(parents=True, exist_ok=True)
     if not (home / "dagster.yaml").exists():
         (home / "dagster.yaml").write_text(_HOME_SETTINGS)

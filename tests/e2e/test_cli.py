@@ -203,6 +203,21 @@ def test_a_project_is_found_around_the_current_folder(cli, name: str, demo_shard
         assert "samples" in cli(*shlex.split(suggested[1])).stdout
 
 
+def test_a_project_has_its_own_instance(cli, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+    """Without $DAGSTER_HOME the instance is in the project's folder, never around it; a refused command makes none."""
+    del cli.environment["DAGSTER_HOME"]
+    cli("sql", "select 1", code=2)
+    assert not (cli.work / "dagster_home").exists()
+    (cli.work / "dagster_home").mkdir()
+    project = cli.work / "project"
+    write_project(project, f"  shards: {demo_shards / 'captions-00000.tar'}")
+    (project / "dg.toml").write_text(MARKS["dg.toml"])
+    (project / "deep").mkdir()
+    cli("register", folder="project/deep")
+    assert (project / "dagster_home/data/a/shards.json").is_file()
+    assert not list((cli.work / "dagster_home").iterdir())
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
