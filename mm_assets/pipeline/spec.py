@@ -191,7 +191,7 @@ class DatasetSpec(Settings):
     )
     root: Annotated[Text, BeforeValidator(_check_root)] = Field(
         description="Folder or URL in which the dataset's folder is created. Default in a defs.yaml and on the "
-        "command line: `$MM_ASSETS_ROOT`, else `$DAGSTER_HOME/data`.",
+        "command line: `$MM_ASSETS_ROOT`, else `$DAGSTER_HOME/data`, else `data` here.",
         examples=["s3://bucket/packed"],
     )
     root_options: Mapping[str, Any] = Field(

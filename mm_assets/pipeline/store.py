@@ -196,7 +196,10 @@ class DatasetStore:
         """One registered partition; `SourceError` if there is none of that key."""
         known = self.partitions()
         if key not in known:
-            detail = f"partition {key!r} is not registered; {len(known)} are: {_some(known)}"
+            detail = (
+                f"partition {key!r} is not registered (found {_some(known)}): run `mm-assets register --dataset "
+                f"{self.spec.name}` with the same DAGSTER_HOME, MM_ASSETS_ROOT and folder"
+            )
             raise SourceError(self.store.url_of("shards.json"), detail)
         return known[key]
 

@@ -132,7 +132,7 @@ def columns_of(
                 kind.see(item)
     missing = [key for key in asked or () if key not in seen]
     if missing and num_objects:
-        detail = f"none of {num_objects} samples has the key {missing[0]!r}, which is to be a column"
+        detail = f"none of {num_objects} samples has the key {missing[0]!r}, which samples.user_columns asks for"
         raise MissingColumnError(shown, detail)
     columns: list[UserColumn] = []
     taken: list[str] = []

@@ -506,8 +506,18 @@ def test_a_column_that_a_whole_shard_lacks(tmp_path: Path) -> None:
 def test_a_column_that_no_shard_has(tmp_path: Path) -> None:
     """A declared column that is nowhere is reported at registration, with the key."""
     shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
-    with pytest.raises(MmAssetsError, match=r"s\.tar: .*'score'"):
+    with pytest.raises(MmAssetsError, match=r"s\.tar: .*'score', which samples\.user_columns asks for"):
         register(DatasetStore(declare(tmp_path / "root", shard, samples={"user_columns": ["score"]})))
+
+
+def test_an_unregistered_partition_names_the_command(tmp_path: Path) -> None:
+    """A stage of an unknown partition says which ones are registered and how to register it."""
+    dataset = DatasetStore(declare(tmp_path / "root", make_shard(tmp_path / "in" / "s.tar", CAPTIONS)))
+    with pytest.raises(SourceError, match=r"'s' is not registered \(found none\): run `mm-assets register --dataset "):
+        stages.raw_shards(dataset, "s")
+    register(dataset)
+    with pytest.raises(SourceError, match=r"'r' is not registered \(found s\)"):
+        stages.raw_shards(dataset, "r")
 
 
 def test_later_shards_conform_to_the_schema(tmp_path: Path) -> None:
