@@ -55,8 +55,8 @@ def split_rows(
 
 def _bounds(fractions: Mapping[str, float]) -> list[int]:
     """Where each part ends among the points, of which there are 2**64."""
-    if not fractions:
-        raise ConfigError("arguments", "fractions", "found none, expected the share of each part by name")
+    if not isinstance(fractions, Mapping) or not fractions:
+        raise ConfigError("arguments", "fractions", f"found {fractions!r}, expected the share of each part by name")
     ends: list[Fraction] = []
     total = Fraction(0)
     for name, share in fractions.items():

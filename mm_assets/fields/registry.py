@@ -102,7 +102,9 @@ def field_from_config(type_name: object, config: Mapping[str, JSON] | None = Non
     cls = FIELD_NAMES.get(type_name) if isinstance(type_name, str) else None
     if cls is None:
         raise ConfigError(
-            "arguments", "field", f"found {type_name!r}, expected one of {', '.join(sorted(FIELD_NAMES))}"
+            "arguments",
+            "field",
+            f"found {type_name!r}, expected one of {', '.join(sorted(FIELD_NAMES))}; or your own as module:Class",
         )
     if config is not None and not isinstance(config, Mapping):
         raise ConfigError("arguments", type_name, f"found {type(config).__name__}, expected a mapping of settings")

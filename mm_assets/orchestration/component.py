@@ -101,7 +101,6 @@ class ShardDataset(dg.Component):
     `<name>_manifest` run in one process. For *Materialize* in the UI to do so too, the project sets
     `executor=dg.in_process_executor` in its `Definitions`: with Dagster's default, a process is started for each step,
     which takes about 3 seconds.
-
     """
 
     def __init__(self, spec: DatasetSpec) -> None:

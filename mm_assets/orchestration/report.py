@@ -9,22 +9,9 @@ import pyarrow as pa
 
 from mm_assets.checks.context import Outcome
 from mm_assets.pipeline.stages import StageResult
-from mm_assets.rows.schema import MULTIMODAL_SCHEMA
+from mm_assets.rows.schema import COLUMN_DESCRIPTIONS
 
 __all__ = ["check_results", "stage_metadata"]
-
-MAX_LISTED = 20  # violations shown for a failed check
-_RESERVED_ABOUT = {
-    "sample_id": "unique document or sample identifier",
-    "position": "place within the sample, -1 for its metadata row",
-    "modality": "kind of row",
-    "content_type": "MIME type, by the bytes where they are at hand",
-    "text_content": "text of text rows",
-    "binary_content": "bytes of media rows",
-    "source_ref": "JSON locator of the original content",
-    "metadata_json": "the sample's whole JSON, on its metadata row",
-    "materialize_error": "why the bytes could not be read",
-}
 
 
 def stage_metadata(result: StageResult) -> dict[str, Any]:
@@ -69,7 +56,7 @@ def _column_schema(schema: pa.Schema) -> dg.TableSchema:
         dg.TableColumn(
             name=field.name,
             type=str(field.type),
-            description=_RESERVED_ABOUT.get(field.name) if field.name in MULTIMODAL_SCHEMA.names else None,
+            description=COLUMN_DESCRIPTIONS.get(field.name),
             constraints=dg.TableColumnConstraints(nullable=field.nullable),
         )
         for field in schema
@@ -112,10 +99,7 @@ def _violations(outcome: Outcome) -> dict[str, Any]:
     metadata: dict[str, Any] = {"num_violations": outcome.num_violations}
     if outcome.violations:
         columns = list(outcome.violations[0])
-        records = [
-            dg.TableRecord({name: _scalar(row.get(name)) for name in columns})
-            for row in outcome.violations[:MAX_LISTED]
-        ]
+        records = [dg.TableRecord({name: _scalar(row.get(name)) for name in columns}) for row in outcome.violations]
         schema = dg.TableSchema(columns=[dg.TableColumn(name=name) for name in columns])
         metadata["violations"] = dg.MetadataValue.table(records, schema=schema)
     return metadata

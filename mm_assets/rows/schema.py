@@ -19,6 +19,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field,
 from mm_assets.errors import SchemaMismatchError
 
 __all__ = [
+    "COLUMN_DESCRIPTIONS",
     "COLUMN_TYPES",
     "DROPPED_SCHEMA",
     "EMPTY_SAMPLE",
@@ -46,20 +47,23 @@ def _required(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
 
 
-MULTIMODAL_SCHEMA: pa.Schema = pa.schema(
-    [
-        _required("sample_id", pa.string()),
-        _required("position", pa.int32()),
-        _required("modality", pa.string()),
-        pa.field("content_type", pa.string()),
-        pa.field("text_content", pa.string()),
-        pa.field("binary_content", pa.large_binary()),
-        pa.field("source_ref", pa.string()),
-        pa.field("metadata_json", pa.string()),
-        pa.field("materialize_error", pa.string()),
-    ]
+_COLUMNS: tuple[tuple[pa.Field, str], ...] = (
+    (_required("sample_id", pa.string()), "unique document or sample identifier"),
+    (_required("position", pa.int32()), "position within the sample, -1 for its metadata row"),
+    (_required("modality", pa.string()), "kind of row"),
+    (pa.field("content_type", pa.string()), "MIME type, detected from the bytes where they are available"),
+    (pa.field("text_content", pa.string()), "text of text rows"),
+    (pa.field("binary_content", pa.large_binary()), "bytes of media rows"),
+    (pa.field("source_ref", pa.string()), "JSON locator of the original content"),
+    (pa.field("metadata_json", pa.string()), "the sample's whole JSON, on its metadata row"),
+    (pa.field("materialize_error", pa.string()), "why the bytes could not be read"),
 )
+
+MULTIMODAL_SCHEMA: pa.Schema = pa.schema([field for field, _ in _COLUMNS])
 """The reserved columns of every row table, in order (docs/pipeline.md, "Row schema")."""
+
+COLUMN_DESCRIPTIONS: Mapping[str, str] = {field.name: description for field, description in _COLUMNS}
+"""What each reserved column holds; not in the schema itself, which is part of the Parquet files."""
 
 RESERVED_COLUMNS: frozenset[str] = frozenset(MULTIMODAL_SCHEMA.names)
 REQUIRED_COLUMNS: frozenset[str] = frozenset(f.name for f in MULTIMODAL_SCHEMA if not f.nullable)

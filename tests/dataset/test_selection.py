@@ -279,6 +279,7 @@ def test_a_split_gives_views(data: Dataset) -> None:
 @pytest.mark.parametrize(
     ("fractions", "seed"),
     [
+        ([0.5, 0.5], 0),
         ({}, 0),
         ({"a": 0.0}, 0),
         ({"a": -1}, 0),
@@ -288,7 +289,7 @@ def test_a_split_gives_views(data: Dataset) -> None:
         ({"a": 1}, 2**64),
     ],
 )
-def test_a_wrong_split_is_refused(data: Dataset, fractions: dict[str, float], seed: int) -> None:
+def test_a_wrong_split_is_refused(data: Dataset, fractions: Any, seed: int) -> None:
     """Shares that are none, or more than all together, and seeds out of range are configuration errors."""
     with pytest.raises(ConfigError, match=r"fractions|seed"):
         data.split(fractions, seed=seed)
