@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from mm_assets.errors import MmAssetsError
+from mm_assets.errors import FormatError, MmAssetsError
 
 
 @click.command()
@@ -22,7 +22,8 @@ def command(files: tuple[str, ...]) -> None:
                 report = dataset.verify()
         except MmAssetsError as error:
             bad = True
-            click.echo(f"{file}: DAMAGED: {error}")
+            state = "DAMAGED" if isinstance(error, FormatError) else "cannot be checked"
+            click.echo(f"{file}: {state}: {error}")
             continue
         except OSError as error:
             bad = True

@@ -232,7 +232,8 @@ class TarWalk:
         try:
             return parse_header(block)
         except HeaderError as error:
-            raise _DamagedError(at, str(error)) from error
+            detail = str(error) if at else f"does not begin with a tar header: {error}"
+            raise _DamagedError(at, detail) from error
 
     def _extended(self, header: Header, at: int) -> bytes:
         if header.size > MAX_EXTENDED:

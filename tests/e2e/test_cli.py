@@ -101,6 +101,9 @@ def test_verify_names_damaged_samples(cli, demo_shards: Path) -> None:  # type: 
     done = cli("verify", "bad.mult", code=1)
     assert "DAMAGED" in done.stdout
     assert f"sample 3 ({sample_id}), image" in done.stdout
+    mixed = cli("verify", "out/default/packed", code=1).stdout  # of both formats: a wrong use, not damage
+    assert "cannot be checked" in mixed
+    assert "DAMAGED" not in mixed
 
 
 @pytest.mark.parametrize(

@@ -264,11 +264,18 @@ def test_ends_of_archives() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"PK\x03\x04" + bytes(600), b"BZh91AY" + bytes(600), b"\xfd7zXZ\0" + bytes(600)]
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"PK\x03\x04" + bytes(600), "is a zip archive"),
+        (b"BZh91AY" + bytes(600), "is bzip2"),
+        (b"\xfd7zXZ\0" + bytes(600), "is xz"),
+        (b"<!doctype html>" + b" " * 600, "does not begin with a tar header"),
+    ],
 )
-def test_what_is_not_a_shard(content: bytes) -> None:
-    """Empty files and other archives are refused by name at byte 0."""
-    with pytest.raises(ShardError) as caught:
+def test_what_is_not_a_shard(content: bytes, says: str) -> None:
+    """Empty files, other archives and web pages are refused by name at byte 0, and the message says why."""
+    with pytest.raises(ShardError, match=says) as caught:
         found_in(content)
     assert caught.value.byte_offset == 0
     assert "memory.tar" in str(caught.value)
