@@ -50,13 +50,13 @@ def command(
     """Add a modality to the MSTR file FILE in place, or to all published partitions of --dataset, and its manifest."""
     from mm_assets.dataset.add_stream import read_values
 
-    datasets = chosen.stores() if chosen.names else []
-    if (file is None) == (not datasets):
+    if (file is None) == (not chosen.names):
         raise ConfigError("arguments", "FILE", "give either a file or --dataset")
-    if len(datasets) > 1:
+    if len(chosen.names) > 1:
         raise ConfigError("arguments", "--dataset", "is given more than once: ids are of one dataset")
-    if keys and not datasets:
+    if keys and file is not None:
         raise ConfigError("arguments", "--partition", "goes with --dataset")
+    datasets = chosen.stores() if chosen.names else []
     field = _field(field_name, config)
     table = read_values(values, field)
     if file is not None:
