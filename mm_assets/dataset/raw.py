@@ -96,7 +96,7 @@ class RawReader:
                 pass
             # The batch before it is good and comes first. Not caught around the `yield`: an exception thrown in there
             # is the consumer's.
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001  # of any kind: raised after the batch before it
                 failed = error
             if waiting is not None:
                 yield waiting
@@ -116,7 +116,7 @@ class RawReader:
                 # A copy: the reading happens later.
                 yield partial(self._read_each, self._files.positions(indices), names)
         # Raised here it would be raised while tasks are begun ahead: before batches that are being read.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  # of any kind: raised by its own batch
             yield partial(_raise, error)
 
     def scan(self, modalities: Sequence[str] | None = None) -> Iterator[RawBatch]:
