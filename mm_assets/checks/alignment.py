@@ -6,7 +6,7 @@ Fields read facts from the payloads' own bytes (`mm_assets.fields.facts`). The r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,19 +105,19 @@ def _columns(fact: Fact) -> tuple[str, list[Any]]:
             return "packed_boxes", [[kind] * len(boxes), np.arange(len(boxes)), pages, *columns]
 
 
-def misaligned(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
+def misaligned(plan: PackPlan) -> Callable[[pa.Table, Sequence[memoryview | None]], Iterable[Drop]]:
     """Makes the filter step that finds samples whose parts contradict each other.
 
-    It takes a table of whole samples, all of whose rows can be packed, and yields a `Drop` for each such sample, at its
-    first row. The reasons are the names of the checks that would find them.
+    It takes a table of whole samples, all of whose rows can be packed, with their `content_views`. It yields a `Drop`
+    for each such sample, at its first row. The reasons are the names of the checks that would find them.
     """
     placer = Placer(plan, encode=True)
     judged = [number for number, made in enumerate(placer.fields) if made.FACTS]
 
-    def judge(table: pa.Table) -> Iterable[Drop]:
+    def judge(table: pa.Table, contents: Sequence[memoryview | None]) -> Iterable[Drop]:
         if not judged:
             return
-        rows, facts = BlockRows(table), Facts()
+        rows, facts = BlockRows(table, contents), Facts()
         starts: dict[str, int] = {}
         for placement in placer.place(rows):
             sample_id = rows.sample_id[placement.start]

@@ -185,8 +185,7 @@ class ImageField(Field):
     def encode(self, value: npt.NDArray[np.uint8] | Buffer) -> Encoded:
         """Take pixels, or an image file's bytes."""
         if isinstance(value, bytes | bytearray | memoryview):
-            data = bytes(value)
-            info = self._probe(data)
+            data, info = bytes(value), self._probe(value)
             if self.encoding == "keep":
                 return Encoded(self._record(info), data)
             try:

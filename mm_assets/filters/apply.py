@@ -17,14 +17,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from mm_assets.errors import ConfigError, FilterError, SchemaMismatchError
-from mm_assets.filters.base import Annotator, Block, Filter
+from mm_assets.errors import FilterError, SchemaMismatchError
+from mm_assets.filters.base import Annotator, Block, Filter, Scope
+from mm_assets.filters.parameters import check_choice
 from mm_assets.rows.parquet import sample_groups
 from mm_assets.rows.schema import (
     DROPPED_SCHEMA,
@@ -39,18 +40,7 @@ from mm_assets.rows.schema import (
 __all__ = ["FilterStream"]
 
 Fetch = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
-
-
-class _Judge(Protocol):
-    """What runs over a block: a filter, or one of the pipeline's own steps."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def scope(self) -> str: ...
-
-    def judge(self, block: Block) -> Iterable[Drop]: ...
+JudgeTable = Callable[[pa.Table, Sequence[memoryview | None]], Iterable[Drop]]  # of whole samples, with their contents
 
 
 class FilterStream:
@@ -85,8 +75,8 @@ class FilterStream:
         annotators: Sequence[Annotator],
         filters: Sequence[Filter],
         schema: DatasetSchema,
-        packable: Callable[[pa.Table], Iterable[Drop]] | None = None,
-        misaligned: Callable[[pa.Table], Iterable[Drop]] | None = None,
+        packable: JudgeTable | None = None,
+        misaligned: JudgeTable | None = None,
         fetch: Fetch | None = None,
         on_materialize_error: str = "keep",
         on_empty_sample: str = "drop",
@@ -94,8 +84,8 @@ class FilterStream:
         batch_bytes: int = 16 << 20,
         threads: int = 2,
     ) -> None:
-        _check_choice("on_materialize_error", on_materialize_error, ("keep", "drop_row", "drop_sample"))
-        _check_choice("on_empty_sample", on_empty_sample, ("drop", "keep"))
+        check_choice("on_materialize_error", on_materialize_error, ("keep", "drop_row", "drop_sample"))
+        check_choice("on_empty_sample", on_empty_sample, ("drop", "keep"))
         self._blocks = blocks
         self._fetch = fetch
         self._batch_bytes = batch_bytes
@@ -103,16 +93,19 @@ class FilterStream:
         self._renumber = renumber
         self._early = [a for a in annotators if not a.needs_content]
         self._late = [a for a in annotators if a.needs_content]
-        self._early_filters: list[_Judge] = [f for f in filters if not (f.needs_content or f.after_content)]
-        self._late_filters: list[_Judge] = [f for f in filters if f.needs_content or f.after_content]
+        self._early_filters = [f for f in filters if not (f.needs_content or f.after_content)]
+        self._late_filters = [f for f in filters if f.needs_content or f.after_content]
         if on_materialize_error != "keep":
-            self._late_filters.insert(0, _MaterializeErrors(on_materialize_error))
+            scope: Scope = "sample" if on_materialize_error == "drop_sample" else "row"
+            self._late_filters.insert(0, _Step(MATERIALIZE, scope, _not_materialized))
         if packable is not None:
-            self._late_filters.append(_Whole(PACKABLE, "row", packable))
+            self._late_filters.append(_Step(PACKABLE, "row", lambda block: packable(block.table, block.contents)))
         if misaligned is not None:
-            self._late_filters.append(_Whole(MISALIGNED, "sample", misaligned))
+            self._late_filters.append(
+                _Step(MISALIGNED, "sample", lambda block: misaligned(block.table, block.contents))
+            )
         if on_empty_sample == "drop":
-            self._late_filters.append(_EmptySamples())
+            self._late_filters.append(_Step(EMPTY_SAMPLE, "sample", _without_content))
         self._row_schema = schema.row_schema()
         self._filtered_schema = schema.filtered_schema()
         _check_annotators(annotators, schema)
@@ -205,7 +198,7 @@ class FilterStream:
     def _annotate(self, block: Block, annotators: Sequence[Annotator]) -> Block:
         for annotator in annotators:
             found = annotator.annotate(block)
-            columns = {}
+            table = block.table
             for column in annotator.columns:
                 values = found.get(column.name)
                 if values is None:
@@ -219,11 +212,11 @@ class FilterStream:
                 if values.type != column.arrow_type:
                     detail = f"column {column.name!r} is {values.type}, expected {column.arrow_type}"
                     raise FilterError(annotator.name, detail)
-                columns[column.name] = values
-            block = block.with_columns(columns)
+                table = table.append_column(column.name, values)
+            block = block.with_table(table)
         return block
 
-    def _judge(self, block: Block, filters: Sequence[_Judge]) -> Block:
+    def _judge(self, block: Block, filters: Sequence[Filter]) -> Block:
         for judge in filters:
             if not block.num_rows:
                 break
@@ -235,25 +228,18 @@ class FilterStream:
                 block = block.select(keep)
         return block
 
-    def _record(self, block: Block, name: str, verdicts: Mapping[int, _Verdict]) -> None:
+    def _record(self, block: Block, name: str, verdicts: Mapping[int, Drop]) -> None:
         rows = sorted(verdicts)
-        reasons = [verdicts[row].reason for row in rows]
-        indices = pa.array(rows, pa.int64())
-        identity = [block.column(c).take(indices).combine_chunks() for c in ("sample_id", "position", "modality")]
-        rest = [
-            pa.array([name] * len(rows), pa.string()),
-            pa.array(reasons, pa.string()),
-            pa.array([verdicts[row].value for row in rows], pa.float64()),
-            pa.array([verdicts[row].detail for row in rows], pa.string()),
-        ]
-        self._dropped.append(pa.RecordBatch.from_arrays([*identity, *rest], schema=DROPPED_SCHEMA))
+        identity = [block.column(c).take(rows).combine_chunks() for c in ("sample_id", "position", "modality")]
+        columns = zip(*((name, *verdicts[row][1:]) for row in rows), strict=True)
+        why = [pa.array(c, field.type) for c, field in zip(columns, list(DROPPED_SCHEMA)[3:], strict=True)]
+        self._dropped.append(pa.RecordBatch.from_arrays([*identity, *why], schema=DROPPED_SCHEMA))
         self._counts["dropped"] += len(rows)
-        for reason, count in Counter(reasons).items():
-            self._counts[f"dropped.{name}.{reason}"] += count
-        for row in rows:
-            reason, _, detail = verdicts[row]
+        for sample_id, row in zip(identity[0], rows, strict=True):
+            _, reason, _, detail = verdicts[row]
+            self._counts[f"dropped.{name}.{reason}"] += 1
             if detail is not None and (name, reason) not in self._said:
-                self._said[name, reason] = f"sample {identity[0][rows.index(row)].as_py()!r}: {detail}"
+                self._said[name, reason] = f"sample {sample_id.as_py()!r}: {detail}"
 
     def _finish(self, block: Block) -> pa.RecordBatch:
         self._counts["kept"] += block.num_rows
@@ -266,68 +252,43 @@ class FilterStream:
         return pa.RecordBatch.from_arrays(columns, schema=self._filtered_schema)
 
 
-class _MaterializeErrors:
-    """Drops the rows, or the samples, whose content could not be read."""
+class _Step(Filter):
+    """A step of the pipeline that drops rows as a filter does."""
 
-    name = MATERIALIZE
-
-    def __init__(self, policy: str) -> None:
-        self.scope = "sample" if policy == "drop_sample" else "row"
-
-    def judge(self, block: Block) -> Iterable[Drop]:
-        failed = block.column("materialize_error").is_valid().to_numpy()
-        return [
-            Drop(int(row), "materialize_error", None, block.column("materialize_error")[int(row)].as_py())
-            for row in np.flatnonzero(failed)
-        ]
-
-
-class _Whole:
-    """Drops the rows named by a judge of whole tables: those that packed fields refuse, and misaligned ones."""
-
-    def __init__(self, name: str, scope: str, refuse: Callable[[pa.Table], Iterable[Drop]]) -> None:
+    def __init__(self, name: str, scope: Scope, judge: Callable[[Block], Iterable[Drop]]) -> None:
         self.name = name
         self.scope = scope
-        self._refuse = refuse
+        self._judge = judge
 
     def judge(self, block: Block) -> Iterable[Drop]:
-        return self._refuse(block.table)
+        return self._judge(block)
 
 
-class _EmptySamples:
-    """Drops samples that have no content row."""
-
-    name = EMPTY_SAMPLE
-    scope = "sample"
-
-    def judge(self, block: Block) -> Iterable[Drop]:
-        content = np.bincount(block.sample_index[~block.is_metadata], minlength=block.num_samples)
-        return [Drop(int(row), "no_content_rows", None) for row in block.sample_starts[content == 0]]
+def _not_materialized(block: Block) -> Iterable[Drop]:
+    """The rows whose content could not be read."""
+    errors = block.column("materialize_error")
+    for row in pc.indices_nonzero(errors.is_valid()).to_pylist():
+        yield Drop(row, "materialize_error", None, errors[row].as_py())
 
 
-class _Verdict(NamedTuple):
-    """Why a row goes."""
-
-    reason: str
-    value: float | None
-    detail: str | None
+def _without_content(block: Block) -> Iterable[Drop]:
+    """The samples that have no content row."""
+    content = np.bincount(block.sample_index[~block.is_metadata], minlength=block.num_samples)
+    return [Drop(int(row), "no_content_rows", None) for row in block.sample_starts[content == 0]]
 
 
-def _verdicts(block: Block, judge: _Judge) -> dict[int, _Verdict]:
-    """The rows that go, with reason and value: for a sample that goes, every one of its rows."""
-    verdicts: dict[int, _Verdict] = {}
-    samples: dict[int, _Verdict] = {}
-    for drop in judge.judge(block):
-        row, reason, value, detail = _checked(drop, block, judge.name)
-        verdict = _Verdict(reason, value, detail)
-        if judge.scope == "sample" or block.is_metadata[row]:
-            samples.setdefault(int(block.sample_index[row]), verdict)
+def _verdicts(block: Block, judge: Filter) -> dict[int, Drop]:
+    """Why each row that is dropped goes: for a sample, every one of its rows."""
+    verdicts: dict[int, Drop] = {}
+    samples: dict[int, Drop] = {}
+    for found in judge.judge(block):
+        drop = _checked(found, block, judge.name)
+        if judge.scope == "sample" or block.is_metadata[drop.row]:
+            samples.setdefault(int(block.sample_index[drop.row]), drop)
         else:
-            verdicts.setdefault(row, verdict)
-    if samples:
-        numbers = np.array(sorted(samples), dtype=np.int64)
-        for row in np.flatnonzero(np.isin(block.sample_index, numbers)).tolist():
-            verdicts[row] = samples[int(block.sample_index[row])]
+            verdicts.setdefault(drop.row, drop)
+    for row in np.flatnonzero(np.isin(block.sample_index, list(samples))).tolist():
+        verdicts[row] = samples[int(block.sample_index[row])]
     return verdicts
 
 
@@ -365,11 +326,6 @@ def _check_annotators(annotators: Sequence[Annotator], schema: DatasetSchema) ->
     if produced != declared:
         detail = f"annotators make {produced}, the dataset's schema has {declared}"
         raise SchemaMismatchError(f"annotator columns: {detail}")
-
-
-def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError("arguments", name, f"is {value!r}, allowed: {', '.join(allowed)}")
 
 
 def _difference(found: pa.Schema, expected: pa.Schema) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import cached_property
+from itertools import compress
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -17,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.errors import MediaError
+from mm_assets.rows.columns import content_views
 from mm_assets.rows.schema import Drop, UserColumn
 
 __all__ = [
@@ -25,11 +28,13 @@ __all__ = [
     "Filter",
     "MeasuredRowFilter",
     "Rows",
+    "Scope",
 ]
 
 _T = TypeVar("_T")
 
 Rows = npt.NDArray[np.int64]  # indices of rows of a block, ascending
+Scope = Literal["row", "sample"]
 
 
 class Block:
@@ -41,17 +46,17 @@ class Block:
     Args:
         table: columns of `MULTIMODAL_SCHEMA`, then user columns.
         pool: runs measures that release the interpreter lock; None measures in the calling thread.
-    """
 
-    __slots__ = ("_is_metadata", "_memo", "_origin", "_pool", "_sample_index", "table")
+    Attributes:
+        table: the rows.
+        origin: (num_rows,) int64, index of each row in the block that this one was selected from first, ascending.
+    """
 
     def __init__(self, table: pa.Table, *, pool: Executor | None = None) -> None:
         self.table = table
+        self.origin: Rows = np.arange(table.num_rows, dtype=np.int64)
         self._pool = pool
-        self._origin: Rows = np.arange(table.num_rows, dtype=np.int64)
-        self._memo: dict[object, dict[int, Any]] = {}
-        self._sample_index: Rows | None = None
-        self._is_metadata: npt.NDArray[np.bool_] | None = None
+        self._measures: dict[object, dict[int, Any]] = {}
 
     @property
     def num_rows(self) -> int:
@@ -67,26 +72,25 @@ class Block:
         """The column of that name."""
         return self.table.column(name)
 
-    @property
-    def origin(self) -> Rows:
-        """(num_rows,) int64: index of each row in the block that this one was selected from first, ascending."""
-        return self._origin
+    @cached_property
+    def contents(self) -> list[memoryview | None]:
+        """The content of each row, uint8 and read-only: its bytes, or its text as UTF-8; None where it has neither.
 
-    @property
+        Blocks of the same rows have the same views, so that `probe_image` reads each header once for all of them.
+        """
+        return content_views(self.table)
+
+    @cached_property
     def is_metadata(self) -> npt.NDArray[np.bool_]:
         """(num_rows,) bool: True on metadata rows."""
-        if self._is_metadata is None:
-            self._is_metadata = _mask(pc.equal(self.column("modality"), "metadata"))
-        return self._is_metadata
+        return _mask(pc.equal(self.column("modality"), "metadata"))
 
-    @property
+    @cached_property
     def sample_index(self) -> Rows:
         """(num_rows,) int64: number of each row's sample in the block, from 0, ascending."""
-        if self._sample_index is None:
-            ids = self.column("sample_id").combine_chunks()
-            changed = _mask(pc.not_equal(ids.slice(1), ids.slice(0, max(len(ids) - 1, 0))))
-            self._sample_index = np.concatenate([[0], np.cumsum(changed)]).astype(np.int64)[: len(ids)]
-        return self._sample_index
+        ids = self.column("sample_id").combine_chunks()
+        changed = _mask(pc.not_equal(ids.slice(1), ids.slice(0, max(len(ids) - 1, 0))))
+        return np.concatenate([[0], np.cumsum(changed)]).astype(np.int64)[: len(ids)]
 
     @property
     def num_samples(self) -> int:
@@ -104,12 +108,8 @@ class Block:
         return np.flatnonzero(_mask(wanted)).astype(np.int64)
 
     def payload(self, row: int) -> memoryview | None:
-        """The content of a row, uint8 and read-only: its bytes, or its text as UTF-8; None where it has neither."""
-        for name in ("binary_content", "text_content"):
-            value = self.table.column(name)[row]
-            if value.is_valid:
-                return memoryview(value.as_buffer()).cast("B").toreadonly()  # Arrow's own has signed items
-        return None
+        """The content of a row; see `contents`."""
+        return self.contents[row]
 
     def measure(
         self, key: object, rows: Iterable[int], function: Callable[[memoryview], _T], *, threaded: bool = False
@@ -125,12 +125,12 @@ class Block:
         Returns:
             One value for each of `rows`: None where there is no payload or it could not be read.
         """
-        known: dict[int, Any] = self._memo.setdefault(key, {})
-        asked = [(int(row), int(self._origin[row])) for row in rows]
+        known: dict[int, Any] = self._measures.setdefault(key, {})
+        asked = [(int(row), int(self.origin[row])) for row in rows]
         missing = {origin: row for row, origin in asked if origin not in known}
 
         def one(row: int) -> _T | None:
-            payload = self.payload(row)
+            payload = self.contents[row]
             if payload is None:
                 return None
             try:
@@ -154,19 +154,15 @@ class Block:
 
     def select(self, keep: npt.NDArray[np.bool_]) -> Block:
         """The block of the rows where `keep`, (num_rows,) bool, is True; measures taken so far stay."""
-        chosen = Block(self.table.filter(pa.array(keep)), pool=self._pool)
-        chosen._origin = self._origin[keep]
-        chosen._memo = self._memo
+        chosen = self.with_table(self.table.filter(pa.array(keep)))
+        chosen.origin = self.origin[keep]
+        chosen.contents = list(compress(self.contents, keep))
         return chosen
 
-    def with_columns(self, columns: Mapping[str, pa.Array]) -> Block:
-        """The same rows and measures with further columns."""
-        table = self.table
-        for name, values in columns.items():
-            table = table.append_column(name, values)
+    def with_table(self, table: pa.Table) -> Block:
+        """The block of the same rows and measures with the columns of `table`; the contents stay too."""
         block = Block(table, pool=self._pool)
-        block._origin = self._origin
-        block._memo = self._memo
+        block.origin, block.contents, block._measures = self.origin, self.contents, self._measures
         return block
 
 
@@ -207,7 +203,7 @@ class Filter(ABC):
     """
 
     name: str = ""
-    scope: Literal["row", "sample"] = "row"
+    scope: Scope = "row"
     needs_content: bool = False
     after_content: bool = False
 

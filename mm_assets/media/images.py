@@ -6,6 +6,7 @@ Every number is bounds-checked; any input gives an answer or a `MediaError`, in 
 from __future__ import annotations
 
 import struct
+import weakref
 from dataclasses import dataclass
 
 from mm_assets.errors import MediaError
@@ -13,6 +14,10 @@ from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_SEGMENTS, HeaderReader
 
 __all__ = ["ImageInfo", "probe_image"]
+
+# By the identity of a read-only view, as long as it lives: filters, annotators and fields probe the same image. Not a
+# WeakKeyDictionary, since the hash of a view reads all of its bytes.
+_PROBED: dict[int, tuple[weakref.ref[memoryview], ImageInfo]] = {}
 
 _MAX_JUNK = 65_536  # bytes that may be between two JPEG segments, as libjpeg tolerates them
 
@@ -71,6 +76,8 @@ def probe_image(data: Buffer, *, name: str = "<image>") -> ImageInfo:
     Raises:
         MediaError: no JPEG, PNG, GIF, WebP, BMP or TIFF, or a header that is damaged or truncated.
     """
+    if id(data) in _PROBED:
+        return _PROBED[id(data)][1]
     head = HeaderReader(data, name)
     content_type = sniff_content_type(head.view)
     parse = _IMAGE_PARSERS.get(content_type or "")
@@ -80,6 +87,9 @@ def probe_image(data: Buffer, *, name: str = "<image>") -> ImageInfo:
     info = parse(head)
     if info.width < 1 or info.height < 1:
         raise head.fail(f"{info.codec} image has no pixels: {info.width} x {info.height}")
+    if isinstance(data, memoryview) and data.readonly:
+        key = id(data)
+        _PROBED[key] = weakref.ref(data, lambda _: _PROBED.pop(key, None)), info
     return info
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +57,7 @@ class PackSummary:
     source_digest: str = ""
 
 
-def packable(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
+def packable(plan: PackPlan) -> Callable[..., Iterable[Drop]]:
     """Makes the filter step that finds rows which cannot be packed by a plan.
 
     Its reasons: ``not_materialized`` (the row has an error instead of content), ``no_content``, ``unpackable_<row
@@ -66,12 +66,13 @@ def packable(plan: PackPlan) -> Callable[[pa.Table], Iterable[Drop]]:
     and for whole samples, named by their metadata row, ``unpackable_metadata``, ``unpackable_<packed modality>`` (a
     value out of the JSON is refused) and ``sample_too_large`` (value: its bytes).
 
-    The function takes a table of whole samples and yields a `Drop` per refused row.
+    The function takes a table of whole samples, and their `content_views` where these are known, and yields a `Drop`
+    per refused row.
     """
     placer = Placer(plan)
 
-    def judge(table: pa.Table) -> Iterable[Drop]:
-        rows = BlockRows(table)
+    def judge(table: pa.Table, contents: Sequence[memoryview | None] | None = None) -> Iterable[Drop]:
+        rows = BlockRows(table, contents)
         for placement in placer.settle(rows):
             for row, reason in sorted(placement.refused.items()):
                 detail = placement.unfit[row][1] if row in placement.unfit else None

@@ -11,18 +11,17 @@ plan's rest.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from mm_assets.errors import EncodeError, SchemaMismatchError
 from mm_assets.fields import Encoded, Field
 from mm_assets.packing.plan import PackPlan, Selector
+from mm_assets.rows.columns import content_views, views
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
 from mm_assets.sources.member import split_member_name
@@ -34,38 +33,12 @@ MAX_REMEMBERED = (
 )
 
 
-class _Views:
-    """The values of a string or binary column as views of Arrow's own memory."""
-
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        self._bounds: list[tuple[int, int]] = []
-        self._buffers: list[memoryview] = []
-        self._chunk: list[int] = np.repeat(
-            np.arange(column.num_chunks), [len(chunk) for chunk in column.chunks]
-        ).tolist()
-        self._valid = pc.is_valid(column).to_pylist()
-        for chunk in column.chunks:
-            kind = np.int64 if pa.types.is_large_binary(chunk.type) else np.int32
-            _, offsets, data = chunk.buffers()
-            bounds = np.zeros(len(chunk) + 1, kind)
-            if len(chunk) and offsets is not None:
-                bounds = np.frombuffer(offsets, kind, len(chunk) + 1, chunk.offset * np.dtype(kind).itemsize)
-            self._bounds += zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-            self._buffers.append(memoryview(b"") if data is None else memoryview(data).cast("B"))
-
-    def __getitem__(self, row: int) -> memoryview | None:
-        if not self._valid[row]:
-            return None
-        start, end = self._bounds[row]
-        view: memoryview = self._buffers[self._chunk[row]][start:end]
-        return view
-
-
 class BlockRows:
     """A block of whole samples, its small columns as lists and its content as views.
 
     Args:
         table: columns of `MULTIMODAL_SCHEMA` at least; rows of a sample contiguous.
+        contents: the rows' `content_views`, where they are known.
 
     Attributes:
         sample_id, position, modality, content_type: the columns as lists.
@@ -78,7 +51,7 @@ class BlockRows:
         SourceError: a `source_ref` is not valid.
     """
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table: pa.Table, contents: Sequence[memoryview | None] | None = None) -> None:
         missing = [name for name in MULTIMODAL_SCHEMA.names if name not in table.schema.names]
         if missing:
             raise SchemaMismatchError(f"rows to pack have no column {', '.join(missing)}")
@@ -91,9 +64,8 @@ class BlockRows:
         self.member: list[str | None] = refs.column("_src_member").to_pylist()
         self.frame: list[int | None] = refs.column("_src_frame_index").to_pylist()
         self.failed: list[bool] = table.column("materialize_error").is_valid().to_pylist()
-        self._text = _Views(table.column("text_content"))
-        self._binary = _Views(table.column("binary_content"))
-        self._json = _Views(table.column("metadata_json"))
+        self._contents = content_views(table) if contents is None else contents
+        self._json = views(table.column("metadata_json"))
 
     def samples(self) -> Iterator[tuple[int, int]]:
         """First row of each sample and the row after its last."""
@@ -105,8 +77,7 @@ class BlockRows:
 
     def content(self, row: int) -> memoryview | None:
         """The bytes of a content row, or its text as UTF-8; None where it has neither."""
-        found = self._binary[row]
-        return self._text[row] if found is None else found
+        return self._contents[row]
 
     def metadata(self, row: int) -> memoryview | None:
         """The sample's JSON text on its metadata row, as UTF-8."""

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA, REJECTS_SCHEMA, DatasetSchema
 
-__all__ = ["MemberIndex", "Rejects", "RowColumns", "RowStream"]
+__all__ = ["MemberIndex", "Rejects", "RowColumns", "RowStream", "content_views", "views"]
 
 MemberIndex = Callable[[], Iterator[pa.RecordBatch]]
 """Reads the member index of a partition's containers from its start, shard by shard."""
@@ -173,3 +174,27 @@ class RowStream:
         if not self._done:
             raise RuntimeError("the rows have not been read to their end yet")
         return self._rejects.table()
+
+
+def views(column: pa.ChunkedArray) -> list[memoryview | None]:
+    """The values of a string or binary column as read-only views of Arrow's own memory; None for null."""
+    found: list[memoryview | None] = []
+    for chunk in column.chunks:
+        _, offsets, data = chunk.buffers()
+        if offsets is None:
+            found += [None] * len(chunk)
+            continue
+        kind = np.dtype(np.int64 if pa.types.is_large_binary(chunk.type) else np.int32)
+        ends = np.frombuffer(offsets, kind, offset=chunk.offset * kind.itemsize)[: len(chunk) + 1].tolist()
+        memory = memoryview(b"" if data is None else data).cast("B").toreadonly()
+        valid = chunk.is_valid().to_pylist()
+        found += [
+            memory[start:end] if is_valid else None for is_valid, start, end in zip(valid, ends, ends[1:], strict=False)
+        ]
+    return found
+
+
+def content_views(table: pa.Table) -> list[memoryview | None]:
+    """The content of each row: its bytes, or its text as UTF-8; None where it has neither."""
+    texts, contents = views(table.column("text_content")), views(table.column("binary_content"))
+    return [text if content is None else content for text, content in zip(texts, contents, strict=True)]

@@ -1,6 +1,6 @@
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pytest
@@ -173,7 +173,7 @@ def test_packable_runs_last_over_kept_rows(make_table):
     """It sees what all filters kept and its reasons are listed under ``packable``; the sample it empties goes."""
     seen = []
 
-    def packable(table: pa.Table) -> Iterable[Drop]:
+    def packable(table: pa.Table, contents: Sequence[memoryview | None]) -> Iterable[Drop]:
         seen.append(table.num_rows)
         return [
             Drop(row, "unpackable_image", None) for row, m in enumerate(table["modality"].to_pylist()) if m == "image"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from PIL import Image
 
 import mm_assets
 from mm_assets.errors import ConfigError, MmAssetsError, ShardError, SourceError
+from mm_assets.media.header import HeaderReader
 from mm_assets.media.images import ImageInfo, probe_image
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
@@ -35,9 +37,9 @@ def pixels(seed: int, size: tuple[int, int] = (8, 12)) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
 
 
-def png(seed: int) -> bytes:
+def png(seed: int, size: tuple[int, int] = (8, 12)) -> bytes:
     target = io.BytesIO()
-    Image.fromarray(pixels(seed)).save(target, format="PNG")
+    Image.fromarray(pixels(seed, size)).save(target, format="PNG")
     return target.getvalue()
 
 
@@ -160,6 +162,31 @@ def test_packing_probes_each_image_header_once(
     stages.packed(dataset, "s")
     rows = table(dataset, "filtered_rows")
     assert sorted(probed) == sorted(2 * [len(row["binary_content"]) for row in rows if row["modality"] == "image"])
+
+
+@pytest.mark.parametrize("on_misaligned", ["drop_sample", "fail"])
+def test_filtering_reads_each_image_header_once(
+    tmp_path: Path, on_misaligned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Filters, annotators and the judge of what can be packed share one probe of each image, kept or dropped."""
+    shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS | {"square.png": png(9, (8, 8))})
+    filters = [{"type": "aspect_ratio", "min": 1.2}, {"type": "blur"}, {"type": "near_duplicates"}]
+    annotators = [{"type": "image_size"}, {"type": "blur", "min_side": 4}]
+    spec = declare(
+        tmp_path / "root", shard, filters=filters, annotators=annotators, pack="image_text", on_misaligned=on_misaligned
+    )
+    dataset, _ = run_chain(spec)
+    read: list[str] = []
+
+    def header(data: memoryview, name: str) -> HeaderReader:
+        if name != "EXIF":
+            read.append(hashlib.sha256(data).hexdigest())
+        return HeaderReader(data, name)
+
+    monkeypatch.setattr("mm_assets.media.images.HeaderReader", header)
+    stages.filtered_rows(dataset, "s")
+    assert drops(dataset)
+    assert len(read) == len(set(read)) == 5
 
 
 def test_grouped_partitions(tmp_path: Path) -> None:
