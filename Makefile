@@ -8,7 +8,7 @@ export DAGSTER_HOME := $(CURDIR)/dagster_home
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run ui quick test nightly coverage check wheels bench-loading bench-memory clean reset
+.PHONY: help run ui quick test nightly coverage check wheels test-wheels bench-loading bench-memory clean reset
 
 help:
 	@echo "make run         run the demo datasets, from tar shards to packed files and manifests"
@@ -19,6 +19,7 @@ help:
 	@echo "make coverage    the lines and branches that the quick tests run, of the parts that must not be wrong"
 	@echo "make check       ruff, mypy --strict, import-linter, the prose check, dg check defs"
 	@echo "make wheels      build mm-assets and mm-assets-reader into dist/, and check what is in them"
+	@echo "make test-wheels install the built mm-assets in an environment of its own and run tests/e2e against it"
 	@echo "make bench-loading DATA=folder  reading and writing, side by side with other projects (an hour, 30 GB)"
 	@echo "make bench-memory  resident memory and throughput of each stage on a 500 MB shard"
 	@echo "make clean       remove the virtual environment and built files"
@@ -74,6 +75,16 @@ wheels: $(VENV)/dev.done
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist . ./reader
 	$(BIN)/python -m pytest tests/e2e/test_wheels.py::TestContents --wheels dist
 	ls -l dist
+
+# From dist/, so that no process of a test finds the source tree in its current folder.
+test-wheels: wheels
+	$(PYTHON) -m venv dist/venv
+	dist/venv/bin/pip install --quiet --constraint constraints.txt --upgrade pip
+	dist/venv/bin/pip install --quiet --constraint constraints.txt --group dev \
+	    "mm-assets[all] @ file://$$(echo $(CURDIR)/dist/mm_assets-*.whl)"
+	cd dist && venv/bin/python -c 'import mm_assets; assert "site-packages" in mm_assets.__file__, mm_assets.__file__'
+	cd dist && venv/bin/python -m pytest --config-file ../pyproject.toml --rootdir .. --numprocesses logical \
+	    --dist worksteal ../tests/e2e --wheels .
 
 bench-memory: $(VENV)/dev.done
 	$(BIN)/python benchmarks/memory.py

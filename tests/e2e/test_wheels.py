@@ -132,11 +132,13 @@ def test_an_empty_environment_loads_the_demo(empty_environment: Path, demo_shard
     assert found["megabytes"] < 130
 
 
-def test_a_users_program_is_type_checked(empty_environment: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("installed", ["mm-assets-reader", "mm-assets"])
+def test_a_users_program_is_type_checked(installed: str, empty_environment: Path, tmp_path: Path) -> None:
     """`mypy --strict` takes the installed package's types: a right program passes, and a wrong assignment is found."""
     program = tmp_path / "program.py"
     program.write_text(USER_PROGRAM)
-    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(empty_environment), str(program)]
+    interpreter = str(empty_environment) if installed == "mm-assets-reader" else sys.executable
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", interpreter, str(program)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert len(lines) == 1, done.stdout + done.stderr
