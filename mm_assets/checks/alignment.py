@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from mm_assets.checks.catalog import ABOUT_CONTENT
+from mm_assets.checks.relations import schema_of
 from mm_assets.fields import Boxes, ClipLengths, Fact, MediaLength, Spans, Steps
 from mm_assets.packing.pack import encode_placed
 from mm_assets.packing.placement import BlockRows, Placer
@@ -26,39 +27,15 @@ TOLERANCE_SECONDS = 0.05
 
 _FETCH = 4096
 
-_SAMPLE = [("sample_id", pa.string()), ("modality", pa.string())]
 _SCHEMAS: Mapping[str, pa.Schema] = {
-    "packed_clips": pa.schema(
-        [*_SAMPLE, ("video_seconds", pa.float64()), ("audio_seconds", pa.float64()), ("frame_seconds", pa.float64())]
-    ),
-    "packed_media": pa.schema([*_SAMPLE, ("seconds", pa.float64()), ("tolerance_seconds", pa.float64())]),
-    "packed_spans": pa.schema(
-        [
-            *_SAMPLE,
-            ("kind", pa.string()),
-            ("item", pa.int64()),
-            ("start_seconds", pa.float64()),
-            ("end_seconds", pa.float64()),
-        ]
-    ),
-    "packed_steps": pa.schema(
-        [
-            *_SAMPLE,
-            ("step", pa.int64()),
-            ("previous_seconds", pa.float64()),
-            ("seconds", pa.float64()),
-            ("may_be_equal", pa.bool_()),
-        ]
-    ),
-    "packed_boxes": pa.schema(
-        [
-            *_SAMPLE,
-            ("kind", pa.string()),
-            ("item", pa.int64()),
-            ("page", pa.int64()),
-            *((name, pa.float64()) for name in ("left", "top", "right", "bottom", "width", "height")),
-        ]
-    ),
+    name: schema_of("sample_id", "modality", *columns)
+    for name, columns in {
+        "packed_clips": ("video_seconds", "audio_seconds", "frame_seconds"),
+        "packed_media": ("seconds", "tolerance_seconds"),
+        "packed_spans": ("kind", "item", "start_seconds", "end_seconds"),
+        "packed_steps": ("step", "previous_seconds", "seconds", "may_be_equal"),
+        "packed_boxes": ("kind", "item", "page", "left", "top", "right", "bottom", "width", "height"),
+    }.items()
 }
 FACT_RELATIONS = tuple(_SCHEMAS)
 
@@ -80,11 +57,9 @@ class Facts:
             FormatError: the payload is damaged.
         """
         for relation, columns in map(_columns, facts):
-            count = len(columns[0])
-            head = [pa.repeat(pa.scalar(text, pa.string()), count) for text in (sample_id, modality)]
-            schema = _SCHEMAS[relation]
-            rest = [pa.array(column, field.type) for column, field in zip(columns, list(schema)[2:], strict=True)]
-            self._batches[relation].append(pa.RecordBatch.from_arrays([*head, *rest], schema=schema))
+            schema, count = _SCHEMAS[relation], len(columns[0])
+            arrays = map(pa.array, [[sample_id] * count, [modality] * count, *columns], schema.types)
+            self._batches[relation].append(pa.record_batch(list(arrays), schema=schema))
 
 
 def _columns(fact: Fact) -> tuple[str, list[Any]]:

@@ -1,12 +1,13 @@
 """The explicit list of checks: every rule that a partition must obey, and the SQL that finds what violates it.
 
-A check is a line in `CATALOG` and a file in ``sql/`` with one statement, whose first line is the rule in words. It
+A check is a name in `_CHECKS` and a file in ``sql/`` with one statement, whose first line is the rule in words. It
 selects the violations from relations that `runner` provides by name, so it also runs in a DuckDB shell if they exist.
 The relations are:
 
 - each table of the partition by its name, without the columns of content; row tables have an `ordinal`;
 - what `relations.DERIVED` computes from a table, such as `filtered_rows_content`;
-- what `relations.RELATIONS` and `packed.PACKED_RELATIONS` list.
+- `own_rows`, the main table of the asset whose checks are run;
+- the methods without arguments of `relations.TableRelations` and `packed.PackedRelations`, and `FACT_RELATIONS`.
 """
 
 from __future__ import annotations
@@ -30,15 +31,25 @@ class Check:
     Attributes:
         asset: the asset whose files it judges.
         name: unique within the asset.
-        sql_file: name of the statement's file in ``sql/``.
-        about_content: whether it compares the parts of a sample with each other, rather than with their source. The
-            dataset's `on_misaligned` decides what a violation does.
     """
 
     asset: str
     name: str
-    sql_file: str
-    about_content: bool = False
+
+    @property
+    def sql_file(self) -> str:
+        """Name of the statement's file in ``sql/``: without an asset where those of tables share it."""
+        if self.asset.startswith("packed_"):
+            return f"packed__{self.name}.sql"
+        return f"{self.name}.sql" if self.name in _SHARED else f"{self.asset}__{self.name}.sql"
+
+    @property
+    def about_content(self) -> bool:
+        """Whether it compares the parts of a sample with each other, rather than with their source.
+
+        The dataset's `on_misaligned` decides what a violation does.
+        """
+        return self.name in ("durations", "spans")
 
     @cached_property
     def sql(self) -> str:
@@ -57,56 +68,20 @@ class Check:
         return tuple(sorted(set(_SOURCE.findall(statement)) - set(_SUBQUERY.findall(statement))))
 
 
-def _check(asset: str, name: str, sql_file: str = "", *, about_content: bool = False) -> Check:
-    return Check(asset=asset, name=name, sql_file=sql_file or f"{asset}__{name}.sql", about_content=about_content)
-
-
-def _packed(name: str, *, about_content: bool = False) -> tuple[Check, ...]:
-    return tuple(
-        _check(asset, name, f"packed__{name}.sql", about_content=about_content)
-        for asset in ("packed_mult", "packed_mstr")
-    )
-
-
-CATALOG: tuple[Check, ...] = (
-    _check("raw_shards", "schema", "schema.sql"),
-    _check("raw_shards", "members"),
-    _check("raw_shards", "ranges"),
-    _check("rows", "schema", "schema.sql"),
-    _check("rows", "identity"),
-    _check("rows", "metadata_rows"),
-    _check("rows", "unique"),
-    _check("rows", "contiguous"),
-    _check("rows", "text"),
-    _check("rows", "no_content"),
-    _check("rows", "source_refs"),
-    _check("rows", "members"),
-    _check("materialized_rows", "schema", "schema.sql"),
-    _check("materialized_rows", "same_rows"),
-    _check("materialized_rows", "content"),
-    _check("materialized_rows", "shard_bytes"),
-    _check("filtered_rows", "schema", "schema.sql"),
-    _check("filtered_rows", "metadata_rows"),
-    _check("filtered_rows", "unique"),
-    _check("filtered_rows", "content"),
-    _check("filtered_rows", "accounting"),
-    _check("filtered_rows", "dropped"),
-    _check("filtered_rows", "same_rows"),
-    _check("filtered_rows", "shard_bytes"),
-    *_packed("schema"),
-    *_packed("intact"),
-    *_packed("samples"),
-    *_packed("item_counts"),
-    *_packed("presence"),
-    *_packed("items"),
-    *_packed("decoded"),
-    *_packed("listing"),
-    *_packed("formats_agree"),
-    *_packed("boxes"),
-    *_packed("timestamps"),
-    *_packed("durations", about_content=True),
-    *_packed("spans", about_content=True),
+_PACKED_CHECKS = (
+    "schema intact samples item_counts presence items decoded listing formats_agree boxes timestamps durations spans"
 )
+_CHECKS = {
+    "raw_shards": "schema members ranges",
+    "rows": "schema identity metadata_rows unique contiguous text no_content source_refs members",
+    "materialized_rows": "schema same_rows content shard_bytes",
+    "filtered_rows": "schema metadata_rows unique content accounting dropped same_rows shard_bytes",
+    "packed_mult": _PACKED_CHECKS,
+    "packed_mstr": _PACKED_CHECKS,
+}
+_SHARED = {"schema", "metadata_rows", "unique", "shard_bytes"}  # one statement each, over the asset's own tables
+
+CATALOG = tuple(Check(asset=asset, name=name) for asset, names in _CHECKS.items() for name in names.split())
 """Every check, in the order in which an asset's are run."""
 
 ABOUT_CONTENT: tuple[Check, ...] = tuple({c.name: c for c in CATALOG if c.about_content}.values())

@@ -7,22 +7,21 @@ Sizes and CRC-32C are computed from the bytes, not from the writer's counts. Dam
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from functools import cached_property, partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.checks.alignment import FACT_RELATIONS, Facts
+from mm_assets.checks.alignment import Facts
 from mm_assets.checks.context import CheckContext
-from mm_assets.checks.relations import TableRelations, table_of
+from mm_assets.checks.relations import TableBuilder, TableRelations, schema_of, table_of
 from mm_assets.errors import BadMagicError, FormatError, SourceError
 from mm_assets.fields import Field, Item, complete_config
 from mm_assets.formats import ModalitySpec, MstrReader, MultReader, Payload, crc32c, open_reader
@@ -32,65 +31,17 @@ from mm_assets.rows.parquet import sample_groups
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.remote import RemoteFile
 
-__all__ = ["PACKED_RELATIONS", "PackedFiles", "PackedRelations"]
+__all__ = ["PackedFiles", "PackedRelations"]
 
 MAX_COMPARED = 32  # items of a re-encoding field that are decoded and compared, spread over the partition
 
-_ITEMS = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("modality", pa.string()),
-        ("kind", pa.string()),
-        ("part", pa.string()),
-        ("position", pa.int64()),
-        ("size", pa.int64()),
-        ("crc32c", pa.uint32()),
-        ("exact", pa.bool_()),
-    ]
-)
-_PAYLOADS = pa.schema(
-    [
-        ("format", pa.string()),
-        ("ordinal", pa.int64()),
-        ("sample_id", pa.string()),
-        ("modality", pa.string()),
-        ("size", pa.int64()),
-        ("crc32c", pa.uint32()),
-    ]
-)
-_SAMPLES = pa.schema([("ordinal", pa.int64()), ("sample_id", pa.string())])
-_PRESENCE = pa.schema([("sample_id", pa.string()), ("modality", pa.string())])
-_DAMAGE = pa.schema([("sample_id", pa.string()), ("modality", pa.string()), ("message", pa.string())])
-_MISMATCHES = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("modality", pa.string()),
-        ("part", pa.string()),
-        ("position", pa.int64()),
-        ("detail", pa.string()),
-    ]
-)
-_LISTING = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("place", pa.int64()),
-        ("position", pa.int64()),
-        ("modality", pa.string()),
-        ("content_type", pa.string()),
-        ("packed_in", pa.string()),
-    ]
-)
-_SPECS = pa.schema(
-    [
-        ("ordinal", pa.int64()),
-        ("modality", pa.string()),
-        ("kind", pa.string()),
-        ("field", pa.string()),
-        ("type_id", pa.int64()),
-        ("metadata_size", pa.int64()),
-        ("config", pa.string()),
-    ]
-)
+_ITEMS = schema_of("sample_id", "modality", "kind", "part", "position", "size", "crc32c", "exact")
+_PAYLOADS = schema_of("format", "ordinal", "sample_id", "modality", "size", "crc32c")
+_PRESENCE = schema_of("sample_id", "modality")
+_MISMATCHES = schema_of("sample_id", "modality", "part", "position", "detail")
+_LISTING = schema_of("sample_id", "place", "position", "modality", "content_type", "packed_in")
+_LISTED = {"position": int, "modality": str, "content_type": str, "in": str}  # the keys of an entry
+_SPECS = schema_of("ordinal", "modality", "kind", "field", "type_id", "metadata_size", "config")
 
 _KINDS = {
     "one": "content",
@@ -186,43 +137,34 @@ class PackedFiles:
     @cached_property
     def expected(self) -> Expected:
         """What the filtered rows give, by one pass over them for all formats that are checked."""
-        presence: list[tuple[Any, ...]] = []
-        parts: dict[tuple[str, str], frozenset[str]] = {}
-        mismatches: dict[str, list[tuple[Any, ...]]] = {form: [] for form in self._forms}
-        items = table_of(self._expect(presence, parts, mismatches), _ITEMS)
-        tables = {form: table_of(iter(found), _MISMATCHES) for form, found in mismatches.items()}
-        return Expected(items, table_of(iter(presence), _PRESENCE), parts, tables)
-
-    def _expect(
-        self,
-        presence: list[tuple[Any, ...]],
-        parts: dict[tuple[str, str], frozenset[str]],
-        mismatches: Mapping[str, list[tuple[Any, ...]]],
-    ) -> Iterator[tuple[Any, ...]]:
         placer, size = self.placer, self._context.batch_bytes
+        items, presence = TableBuilder(_ITEMS), TableBuilder(_PRESENCE)
+        parts: dict[tuple[str, str], frozenset[str]] = {}
+        mismatches = {form: TableBuilder(_MISMATCHES) for form in self._forms}
+        compare = {form: _Comparison(self.reader(form), self.ids[form], placer) for form in self._forms}
         composites = [number for number, made in enumerate(placer.fields) if made.PARTS]
-        compare = {form: _Comparison(self.reader(form), self.ids[form], placer) for form in mismatches}
+        listed = [] if placer.listing is None else [placer.listing]
         with closing(TableRelations(self._context)) as tables:
-            batches = tables.batches(self._context.packed_from)
-            for block in sample_groups(batches, batch_bytes=size):
+            for block in sample_groups(tables.batches(self._context.packed_from), batch_bytes=size):
                 rows = BlockRows(block)
                 for placement in placer.place(rows):
-                    yield from _expected_of(rows, placement, placer)
+                    items.extend(_expected_of(rows, placement, placer))
                     sample_id = rows.sample_id[placement.start]
-                    listed = [] if placer.listing is None else [placer.listing]
+                    presence.extend((sample_id, placer.names[taker]) for taker in (*placement.present, *listed))
                     for taker in composites:
                         if taker in placement.values:
                             filled = frozenset(item.part for item in placement.items.get(taker, ()))
                             parts[sample_id, placer.names[taker]] = filled
                         elif taker in placement.items:
                             parts[sample_id, placer.names[taker]] = frozenset({""})
-                    presence += [(sample_id, placer.names[taker]) for taker in (*placement.present, *listed)]
                     for form, found in mismatches.items():
-                        found += compare[form].sample(rows, placement)
+                        found.extend(compare[form].sample(rows, placement))
+        tables_of = {form: found.table() for form, found in mismatches.items()}
+        return Expected(items.table(), presence.table(), parts, tables_of)
 
 
 class PackedRelations:
-    """The relations of one packed file and the rows that it was made of.
+    """The relations of one packed file and the rows that it was made of: each method without arguments is one.
 
     Args:
         context: the partition and the format.
@@ -233,8 +175,6 @@ class PackedRelations:
         self._context = context
         self._own = context.packed_format or ""
         self._files = files
-        self._items: tuple[pa.Table, pa.Table] | None = None
-        self._facts: Facts | None = None
 
     # -- what the files are
 
@@ -252,24 +192,18 @@ class PackedRelations:
 
     def packed_formats(self) -> pa.Table:
         """The formats in which the partition is packed."""
-        return pa.table({"format": pa.array(sorted(self._context.packed), pa.string())})
+        return table_of(zip(sorted(self._context.packed), strict=True), schema_of("format"))
 
     def packed_samples(self) -> pa.Table:
         """The packed samples in order."""
         self._files.reader(self._own)
-        return table_of(enumerate(self._files.ids[self._own]), _SAMPLES)
+        return table_of(enumerate(self._files.ids[self._own]), schema_of("ordinal", "sample_id"))
 
     def packed_presence(self) -> pa.Table:
         """Which sample has which modality."""
-        return table_of(self._presence(), _PRESENCE)
-
-    def _presence(self) -> Iterator[tuple[str, str]]:
-        reader = self._files.reader(self._own)
-        if reader is not None:
-            ids = self._files.ids[self._own]
-            for name in reader.names:
-                for i in _present(reader, name):
-                    yield ids[i], name
+        reader, ids = self._files.reader(self._own), self._files.ids[self._own]
+        present = () if reader is None else ((ids[i], n) for n in reader.names for i in _present(reader, n))
+        return table_of(present, _PRESENCE)
 
     def packed_payloads(self) -> pa.Table:
         """Size and checksum of every payload of both files, which `intact` proves; and modality "" for each sample."""
@@ -292,73 +226,61 @@ class PackedRelations:
 
     def packed_damage(self) -> pa.Table:
         """Everything that is wrong with the file."""
-        reader = self._files.reader(self._own)
+        reader, damage = self._files.reader(self._own), self._files.damage[self._own]
         if reader is not None:
-            for found in reader.verify().damage:
-                self._files.damage[self._own].append((found.sample_id, found.modality, found.message))
-        return table_of(iter(self._files.damage[self._own]), _DAMAGE)
+            damage += [(found.sample_id, found.modality, found.message) for found in reader.verify().damage]
+        return table_of(damage, schema_of("sample_id", "modality", "message"))
 
     # -- what is in them
 
     def packed_items(self) -> pa.Table:
         """Every item of every payload, with the size and CRC-32C of its data."""
-        return self._read_items()[0]
+        return self._items_and_listing[0]
 
     def packed_listing(self) -> pa.Table:
         """Every entry of the samples' listings."""
-        return self._read_items()[1]
+        return self._items_and_listing[1]
 
-    def _read_items(self) -> tuple[pa.Table, pa.Table]:
-        if self._items is None:
-            listing: list[tuple[Any, ...]] = []
-            items = table_of(self._walk(listing), _ITEMS)
-            self._items = items, table_of(iter(listing), _LISTING)
-        return self._items
-
-    def _walk(self, listing: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        placer = self._files.placer
+    @cached_property
+    def _items_and_listing(self) -> tuple[pa.Table, pa.Table]:
+        placer, placed = self._files.placer, self._files.expected.parts
+        items, listing = TableBuilder(_ITEMS), TableBuilder(_LISTING)
         known = {name: (placer.fields[n], placer.plan.modalities[n]) for n, name in enumerate(placer.names)}
-        placed = self._files.expected.parts
         for sample_id, name, payload in self._scan(known):
             made, modality = known[name]
             kind = _KINDS[modality.selector.take]
             parts = placed.get((sample_id, name))
-            try:
+            with suppress(FormatError):  # the item is then missing, which is a violation by itself
                 for item in _items_of(made, payload, parts):
                     # A composite may hold more than its rows: a layout of the JSON, the audio of a video file.
                     if parts is None or item.part in parts or kind == "value":
                         size, checksum = len(item.data), crc32c(item.data)
-                        yield sample_id, name, kind, item.part, item.position, size, checksum, True
+                        items.add((sample_id, name, kind, item.part, item.position, size, checksum, True))
                 if kind == "listing":
-                    listing += _listed(sample_id, made.decode(payload.metadata, payload.data))
-            except FormatError:
-                continue  # the item is then missing, which is a violation by itself
+                    listing.extend(_listed(sample_id, made.decode(payload.metadata, payload.data)))
+        return items.table(), listing.table()
 
     def _scan(self, known: Mapping[str, Any]) -> Iterator[tuple[str, str, Payload]]:
         """Sample id, modality and payload, as far as they can be read; `verify` reports where they cannot."""
-        reader = self._files.reader(self._own)
+        reader, ids = self._files.reader(self._own), self._files.ids[self._own]
         if reader is None:
             return
-        ids = self._files.ids[self._own]
-        try:
+        with suppress(FormatError):
             for block in reader.scan([name for name in reader.names if name in known]):
                 for name, payloads in block.payloads.items():
                     for i, payload in zip(block.indices.tolist(), payloads, strict=True):
                         if payload is not None:
                             yield ids[i], name, payload
-        except FormatError:
-            return
 
-    def facts(self, relation: str) -> pa.Table:
-        """The facts about time and place in the payloads; see `alignment`."""
-        if self._facts is None:
-            self._facts = Facts()
-            placer = self._files.placer
-            judged = {name: made for name, made in zip(placer.names, placer.fields, strict=True) if made.FACTS}
-            for sample_id, name, payload in self._scan(judged):
-                with contextlib.suppress(FormatError):  # it is missing from the items, which is a violation by itself
-                    self._facts.add(sample_id, name, judged[name].facts(*payload))
-        return self._facts.table(relation)
+    @cached_property
+    def facts(self) -> Facts:
+        """The facts about time and place in the payloads: tables of `FACT_RELATIONS`."""
+        facts, placer = Facts(), self._files.placer
+        judged = {name: made for name, made in zip(placer.names, placer.fields, strict=True) if made.FACTS}
+        for sample_id, name, payload in self._scan(judged):
+            with suppress(FormatError):  # it is missing from the items, which is a violation by itself
+                facts.add(sample_id, name, judged[name].facts(*payload))
+        return facts
 
     # -- what should be in them
 
@@ -405,15 +327,9 @@ def _expected_of(rows: BlockRows, placement: Placement, placer: Placer) -> Itera
 
 def _listed(sample_id: str, entries: Any) -> Iterator[tuple[Any, ...]]:
     for place, entry in enumerate(entries if isinstance(entries, list) else []):
-        known: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
-        position = known.get("position")
-        texts = [known.get(key) for key in ("modality", "content_type", "in")]
-        yield (
-            sample_id,
-            place,
-            position if isinstance(position, int) else None,
-            *(text if isinstance(text, str) else None for text in texts),
-        )
+        known = entry if isinstance(entry, dict) else {}
+        values = ((known.get(key), kind) for key, kind in _LISTED.items())
+        yield (sample_id, place, *(value if isinstance(value, kind) else None for value, kind in values))
 
 
 class _Comparison:
@@ -447,8 +363,7 @@ class _Comparison:
             try:
                 payload = self._reader.read_payload(chosen[sample_id], name)
                 if taker in placement.values:
-                    found = None if payload is None else (payload.metadata, payload.data)
-                    detail = _difference(made, placement.values[taker], found)
+                    detail = _difference(made, placement.values[taker], payload)
                     if detail is not None:
                         yield sample_id, name, "", None, detail
                     continue
@@ -508,21 +423,3 @@ def _specs_table(specs: tuple[ModalitySpec, ...], kinds: list[str]) -> pa.Table:
         ),
         _SPECS,
     )
-
-
-PACKED_RELATIONS: Mapping[str, Callable[[PackedRelations], pa.Table]] = {
-    "expected_modalities": PackedRelations.expected_modalities,
-    "packed_modalities": PackedRelations.packed_modalities,
-    "packed_formats": PackedRelations.packed_formats,
-    "packed_samples": PackedRelations.packed_samples,
-    "packed_presence": PackedRelations.packed_presence,
-    "packed_payloads": PackedRelations.packed_payloads,
-    "packed_damage": PackedRelations.packed_damage,
-    "packed_items": PackedRelations.packed_items,
-    "packed_listing": PackedRelations.packed_listing,
-    "expected_items": PackedRelations.expected_items,
-    "expected_presence": PackedRelations.expected_presence,
-    "decoded_mismatches": PackedRelations.decoded_mismatches,
-    **{relation: partial(PackedRelations.facts, relation=relation) for relation in FACT_RELATIONS},
-}
-"""The relations over packed files and their expected contents."""

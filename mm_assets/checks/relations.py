@@ -8,7 +8,8 @@ checks of the member index walk the shards' headers again; later checks rely on 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,83 +24,76 @@ from mm_assets.rows.parquet import open_table, read_batches
 from mm_assets.rows.schema import MODALITIES, MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
 
-__all__ = ["DERIVED", "RELATIONS", "TableRelations"]
+__all__ = ["DERIVED", "TableBuilder", "TableRelations", "schema_of", "table_of"]
 
 MEDIA = "binary_content"
 TEXTS = ("text_content", "metadata_json")
 CONTENT = (MEDIA, *TEXTS)  # never read by DuckDB: one vector of them could be larger than its memory
 
-_EXPECTED = pa.schema(
-    [("table_name", pa.string()), ("ordinal", pa.int32()), ("column_name", pa.string()), ("column_type", pa.string())]
-).append(pa.field("nullable", pa.bool_()))
-_MEMBERS = pa.schema(
-    [
-        ("shard", pa.string()),
-        ("ordinal", pa.int32()),
-        ("member", pa.string()),
-        ("byte_offset", pa.int64()),
-        ("byte_size", pa.int64()),
-        ("member_type", pa.string()),
-        ("skip_reason", pa.string()),
-    ]
-)
-_REFS = pa.schema(
-    [
-        ("ordinal", pa.int64()),
-        ("path", pa.string()),
-        ("member", pa.string()),
-        ("byte_offset", pa.int64()),
-        ("byte_size", pa.int64()),
-        ("problem", pa.string()),
-    ]
-)
-_CONTENT = pa.schema(
-    [
-        ("ordinal", pa.int64()),
-        ("sample_id", pa.string()),
-        ("position", pa.int32()),
-        ("modality", pa.string()),
-        ("content_size", pa.int64()),
-        ("crc32c", pa.uint32()),
-        ("source_size", pa.int64()),
-        ("has_error", pa.bool_()),
-    ]
-)
-_DIGEST = 16  # bytes
-_REREAD = pa.schema(
-    [
-        ("ordinal", pa.int64()),
-        ("sample_id", pa.string()),
-        ("position", pa.int32()),
-        ("modality", pa.string()),
-        ("source_ref", pa.string()),
-        ("crc32c", pa.uint32()),
-        ("shard_crc32c", pa.uint32()),
-    ]
-)
 MAX_REREAD = 8  # items of a partition whose range is read from its shard again
 MAX_REREAD_BYTES = 4 << 20  # of all of them: the check must not cost what the stage did
-_TEXTS = pa.schema([("ordinal", pa.int64()), *((f"{name}_digest", pa.binary(_DIGEST)) for name in TEXTS)])
+_DIGEST = 16  # bytes
 _BATCH_ROWS = 4 << 10  # rows that become Python objects at a time
 
+_TYPES = {  # of the columns that are not text
+    **dict.fromkeys(("ordinal", "place", "position", "item", "page", "step"), pa.int64()),
+    **dict.fromkeys(("type_id", "metadata_size", "size", "byte_offset", "byte_size"), pa.int64()),
+    **dict.fromkeys(("content_size", "source_size"), pa.int64()),
+    **dict.fromkeys(("crc32c", "shard_crc32c"), pa.uint32()),
+    **dict.fromkeys(("nullable", "exact", "may_be_equal"), pa.bool_()),
+    **dict.fromkeys(("seconds", "start_seconds", "end_seconds", "previous_seconds", "tolerance_seconds"), pa.float64()),
+    **dict.fromkeys(("video_seconds", "audio_seconds", "frame_seconds"), pa.float64()),
+    **dict.fromkeys(("left", "top", "right", "bottom", "width", "height"), pa.float64()),
+}
 
-def table_of(rows: Iterator[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
-    """A table of tuples, built in batches so that few of them live at once."""
-    batches: list[pa.RecordBatch] = []
-    held: list[tuple[Any, ...]] = []
 
-    def flush() -> None:
-        columns = [pa.array(values, kind) for values, kind in zip(zip(*held, strict=True), schema.types, strict=True)]
-        batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
-        held.clear()
+def schema_of(*names: str) -> pa.Schema:
+    """The schema of a relation with these columns: a column of one name has one type in all relations."""
+    return pa.schema([(name, _TYPES.get(name, pa.string())) for name in names])
 
-    for row in rows:
-        held.append(row)
-        if len(held) >= _BATCH_ROWS:
-            flush()
-    if held:
-        flush()
-    return pa.Table.from_batches(batches, schema)
+
+_MEMBERS = schema_of("shard", "ordinal", "member", "byte_offset", "byte_size", "member_type", "skip_reason")
+_REFS = schema_of("ordinal", "path", "member", "byte_offset", "byte_size", "problem")
+_CONTENT = schema_of("content_size", "crc32c", "source_size")
+_TEXTS = pa.schema([(f"{name}_digest", pa.binary(_DIGEST)) for name in TEXTS])
+
+
+class TableBuilder:
+    """A table that is filled by rows as tuples, of which few are held at once."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._batches: list[pa.RecordBatch] = []
+        self._held: list[tuple[Any, ...]] = []
+
+    def add(self, row: tuple[Any, ...]) -> None:
+        """Adds one row."""
+        self._held.append(row)
+        if len(self._held) >= _BATCH_ROWS:
+            self._flush()
+
+    def extend(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Adds rows, each as it comes."""
+        for row in rows:
+            self.add(row)
+
+    def _flush(self) -> None:
+        columns = map(pa.array, zip(*self._held, strict=True), self._schema.types)
+        self._batches.append(pa.RecordBatch.from_arrays(list(columns), schema=self._schema))
+        self._held.clear()
+
+    def table(self) -> pa.Table:
+        """The rows that were added."""
+        if self._held:
+            self._flush()
+        return pa.Table.from_batches(self._batches, self._schema)
+
+
+def table_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    """A table of rows as tuples, of which few are held at once."""
+    builder = TableBuilder(schema)
+    builder.extend(rows)
+    return builder.table()
 
 
 class TableRelations:
@@ -118,8 +112,9 @@ class TableRelations:
     def relation(self, name: str) -> str | pa.Table:
         """A relation by its name: a statement for DuckDB where it is a table itself, else an Arrow table.
 
+        What is neither a table nor derived from one is made by the method of its name.
+
         Raises:
-            KeyError: there is no such relation.
             SourceError: a file is missing or cannot be read.
             SchemaMismatchError: a table lacks a column.
         """
@@ -128,7 +123,8 @@ class TableRelations:
         for suffix, derive in DERIVED.items():
             if name.endswith(suffix):
                 return derive(self, name.removesuffix(suffix))
-        return RELATIONS[name](self)
+        found: pa.Table = getattr(self, name)()
+        return found
 
     def parquet(self, table: str) -> pq.ParquetFile:
         """A table's file, opened once.
@@ -150,16 +146,9 @@ class TableRelations:
         """Where a table's file is."""
         return self.context.store.url_of(self._file(table).path)
 
-    def check_columns(self, table: str) -> None:
-        """Refuses, with `SchemaMismatchError`, a table that lacks a column that relations over it select."""
-        names = self.parquet(table).schema_arrow.names
-        missing = [name for name in _read_columns(self._file(table).schema) if name not in names]
-        if missing:
-            raise SchemaMismatchError(f"{self.url(table)}: no column {', '.join(missing)}: make {table} again")
-
     def _select(self, table: str) -> str:
         """The statement that reads a table's file, all columns but content; `ordinal` counts the rows of row tables."""
-        self.check_columns(table)
+        self._check_columns(table)
         schema = self._file(table).schema
         columns = ", ".join(f'"{name}"' for name in _read_columns(schema) if name not in CONTENT)
         # Counted and not read from the file: a user column may be called file_row_number.
@@ -168,160 +157,125 @@ class TableRelations:
         where = store.path_of(self._file(table).path) if store.is_local else self.url(table)
         return f"select {columns}{ordinal} from read_parquet({_quoted(where)})"
 
+    def _check_columns(self, table: str) -> None:
+        """Refuses, with `SchemaMismatchError`, a table that lacks a column that relations over it select."""
+        names = self.parquet(table).schema_arrow.names
+        missing = [name for name in _read_columns(self._file(table).schema) if name not in names]
+        if missing:
+            raise SchemaMismatchError(f"{self.url(table)}: no column {', '.join(missing)}: make {table} again")
+
+    def batches(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """A row table in bounded batches, content included; `columns` are those to read, all by default.
+
+        Raises:
+            SchemaMismatchError: a column is missing.
+        """
+        self._check_columns(table)
+        file, size = self.parquet(table), self.context.batch_bytes
+        return read_batches(file, batch_bytes=size, columns=columns, name=self.url(table))
+
     # -- columns
 
     def expected_columns(self) -> pa.Table:
         """The expected columns of the asset's tables."""
-        return table_of(
-            (row for table in self.context.own_tables for row in _columns(table, self._file(table).schema)), _EXPECTED
-        )
+        return _columns_table({table: self._file(table).schema for table in self.context.own_tables})
 
     def actual_columns(self) -> pa.Table:
         """The columns of the asset's files; nullable is as in Parquet's own schema."""
-        return table_of(
-            (row for table in self.context.own_tables for row in _columns(table, self.parquet(table).schema_arrow)),
-            _EXPECTED,
-        )
+        return _columns_table({table: self.parquet(table).schema_arrow for table in self.context.own_tables})
 
     # -- shards
 
     def shards(self) -> pa.Table:
         """The partition's shards and their sizes."""
-        sizes = [(shard.file.url, shard.file.size) for shard in self.context.shards]
-        return table_of(iter(sizes), pa.schema([("shard", pa.string()), ("size", pa.int64())]))
+        return table_of(
+            ((shard.file.url, shard.file.size) for shard in self.context.shards), schema_of("shard", "size")
+        )
 
     def shard_members(self) -> pa.Table:
         """Every entry of the shards, from a new walk that continues after damage, as the index may have done."""
-        return table_of(
-            (
-                (m.shard, m.ordinal, m.member, m.byte_offset, m.byte_size, m.member_type, m.skip_reason)
-                for shard in self.context.shards
-                for m in shard.members(on_damaged_shard="salvage")
-            ),
-            _MEMBERS,
-        )
+        members = (member for shard in self.context.shards for member in shard.members(on_damaged_shard="salvage"))
+        return table_of(map(attrgetter(*_MEMBERS.names), members), _MEMBERS)
 
     def source_refs(self, table: str) -> pa.Table:
         """Path, member and range of each row's locator, and its error; rows without one are left out."""
         return table_of(self._refs(table), _REFS)
 
     def _refs(self, table: str) -> Iterator[tuple[Any, ...]]:
-        ordinal = 0
-        for batch in self._batches(table, ["source_ref"]):
-            for text in batch.column("source_ref").to_pylist():
-                if text is not None:
-                    try:
-                        ref = parse_source_ref(text)
-                    except SourceError as error:
-                        yield ordinal, None, None, None, None, error.detail
-                    else:
-                        yield ordinal, ref.path, ref.member, ref.byte_offset, ref.byte_size, None
-                ordinal += 1
+        texts = (text for batch in self.batches(table, ["source_ref"]) for text in batch.column(0).to_pylist())
+        for ordinal, text in enumerate(texts):
+            if text is not None:
+                try:
+                    ref = parse_source_ref(text)
+                except SourceError as error:
+                    yield ordinal, None, None, None, None, error.detail
+                else:
+                    yield ordinal, ref.path, ref.member, ref.byte_offset, ref.byte_size, None
 
     # -- content
 
     def content(self, table: str) -> pa.Table:
-        """Each row of a row table with size and CRC-32C of its media bytes, null where it has none.
+        """For each row of a row table the size and CRC-32C of its media bytes, null where it has none.
 
         `source_size` is the size that its locator gives, null where it gives none or names one frame.
         """
         if table not in self._content:
-            self._content[table] = self._read_content(table)
+            self._content[table] = self._measured(table, (MEDIA, "source_ref"), _CONTENT, _sizes_and_sums)
         return self._content[table]
 
-    def _read_content(self, table: str) -> pa.Table:
-        self.check_columns(table)
-        batches = []
-        ordinal = 0
-        columns = ["sample_id", "position", "modality", MEDIA, "source_ref", "materialize_error"]
-        for batch in self._batches(table, columns):
-            sizes = pc.cast(pc.binary_length(batch.column(MEDIA)), pa.int64())
-            place = pa.array(range(ordinal, ordinal + batch.num_rows), pa.int64())
-            known = [batch.column(name) for name in columns[:3]]
-            sums = [None if value is None else crc32c(value) for value in _values(batch.column(MEDIA))]
-            told = _source_sizes(batch.column("source_ref"))
-            error = batch.column("materialize_error").is_valid()
-            batches.append(
-                pa.RecordBatch.from_arrays(
-                    [place, *known, sizes, pa.array(sums, pa.uint32()), told, error], schema=_CONTENT
-                )
-            )
-            ordinal += batch.num_rows
-        return pa.Table.from_batches(batches, _CONTENT)
+    def texts(self, table: str) -> pa.Table:
+        """For each row of a row table digests of its text and its sample JSON, null where it has none."""
+        return self._measured(table, TEXTS, _TEXTS, lambda batch: map(_digests, map(batch.column, TEXTS)))
+
+    def _measured(
+        self,
+        table: str,
+        columns: Sequence[str],
+        schema: pa.Schema,
+        measure: Callable[[pa.RecordBatch], Iterable[pa.Array]],
+    ) -> pa.Table:
+        """What `measure` finds in columns of content, batch by batch, numbered by `ordinal`."""
+        batches = self.batches(table, columns)
+        found = pa.Table.from_batches(
+            [pa.record_batch(list(measure(batch)), schema=schema) for batch in batches], schema
+        )
+        return found.add_column(0, "ordinal", pa.array(np.arange(found.num_rows), pa.int64()))
 
     def reread(self, table: str) -> pa.Table:
         """Up to 8 items of at most 4 MiB, spread over the partition, with the CRC-32C of their ranges in local shards.
 
         A remote shard is not read again: each request costs money.
         """
-        return table_of(self._reread(table), _REREAD)
+        return table_of(self._reread(table), schema_of("ordinal", "crc32c", "shard_crc32c"))
 
     def _reread(self, table: str) -> Iterator[tuple[Any, ...]]:
         shards = {shard.file.url: shard.file for shard in self.context.shards if shard.file.is_local}
-        content = self.content(table)
-        whole = pc.and_(content.column("content_size").is_valid(), content.column("source_size").is_valid())
-        small = pc.less_equal(content.column("content_size"), MAX_REREAD_BYTES // MAX_REREAD)
-        rows = pc.indices_nonzero(pc.and_(whole, small)).to_numpy()
+        _, sizes, sums, source_sizes = self.content(table).columns
+        small = pc.less_equal(sizes, MAX_REREAD_BYTES // MAX_REREAD)
+        rows = pc.indices_nonzero(pc.and_(source_sizes.is_valid(), small)).to_numpy()
         if not shards or not len(rows):
             return
-        spread = np.linspace(0, len(rows) - 1, min(MAX_REREAD, len(rows))).astype(int)
-        chosen = [int(rows[k]) for k in spread]
-        known = iter(content.take(chosen).to_pylist())
+        chosen = rows[np.linspace(0, len(rows) - 1, min(MAX_REREAD, len(rows))).astype(int)]
         first = 0
-        for batch in self._batches(table, ["source_ref"]):
-            for row in chosen:
-                if not first <= row < first + batch.num_rows:
-                    continue
-                item, text = next(known), batch.column("source_ref")[row - first].as_py()
-                ref = parse_source_ref(text)
+        for batch in self.batches(table, ["source_ref"]):
+            for row in chosen[(chosen >= first) & (chosen < first + batch.num_rows)].tolist():
+                ref, size = parse_source_ref(batch.column(0)[row - first].as_py()), sizes[row].as_py()
                 shard = shards.get(ref.path or "")
-                size = item["content_size"]
                 if shard is None or ref.byte_offset is None or ref.byte_size != size:
                     continue
                 if ref.byte_offset + size <= shard.size:  # the checks of locators report a range that leaves the shard
-                    names = ("ordinal", "sample_id", "position", "modality")
-                    found = crc32c(shard.read(ref.byte_offset, size))
-                    yield (*(item[name] for name in names), text, item["crc32c"], found)
+                    yield row, sums[row].as_py(), crc32c(shard.read(ref.byte_offset, size))
             first += batch.num_rows
-
-    def texts(self, table: str) -> pa.Table:
-        """Each row of a row table with digests of its text and its sample JSON, null where it has none."""
-        self.check_columns(table)
-        batches = []
-        ordinal = 0
-        for batch in self._batches(table, TEXTS):
-            place = pa.array(range(ordinal, ordinal + batch.num_rows), pa.int64())
-            digests = [
-                pa.array([None if v is None else _digest(v) for v in _values(batch.column(name))], pa.binary(_DIGEST))
-                for name in TEXTS
-            ]
-            batches.append(pa.RecordBatch.from_arrays([place, *digests], schema=_TEXTS))
-            ordinal += batch.num_rows
-        return pa.Table.from_batches(batches, _TEXTS)
-
-    def batches(self, table: str) -> Iterator[pa.RecordBatch]:
-        """A row table with its content, in batches.
-
-        Raises:
-            SchemaMismatchError: a column is missing.
-        """
-        self.check_columns(table)
-        return self._batches(table)
-
-    def _batches(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        file = self.parquet(table)
-        return read_batches(file, batch_bytes=self.context.batch_bytes, columns=columns, name=self.url(table))
 
     # -- declarations
 
     def known_modalities(self) -> pa.Table:
         """The row modalities that there may be."""
-        names = sorted(MODALITIES | self.context.known_modalities)
-        return pa.table({"modality": pa.array(names, pa.string())})
+        return table_of(zip(sorted(MODALITIES | self.context.known_modalities), strict=True), schema_of("modality"))
 
     def materialize_mode(self) -> pa.Table:
         """The mode, in one row."""
-        return pa.table({"mode": pa.array([self.context.materialize_mode], pa.string())})
+        return table_of([(self.context.materialize_mode,)], schema_of("mode"))
 
 
 def _values(column: Any) -> Iterator[memoryview | None]:
@@ -334,18 +288,25 @@ def _values(column: Any) -> Iterator[memoryview | None]:
         yield view[starts[row] : starts[row + 1]] if present else None
 
 
-def _digest(value: memoryview) -> bytes:
-    return hashlib.blake2b(value, digest_size=_DIGEST).digest()
+def _digests(column: Any) -> pa.Array:
+    digests = (None if v is None else hashlib.blake2b(v, digest_size=_DIGEST).digest() for v in _values(column))
+    return pa.array(digests, pa.binary(_DIGEST))
 
 
-def _source_sizes(refs: Any) -> Any:
-    """The size of the whole content as each locator tells it, int64."""
+def _sizes_and_sums(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array, pa.Array]:
+    media = batch.column(MEDIA)
+    sizes = pc.cast(pc.binary_length(media), pa.int64())
+    sums = (None if value is None else crc32c(value) for value in _values(media))
+    return sizes, pa.array(sums, pa.uint32()), _source_sizes(batch.column("source_ref"))
+
+
+def _source_sizes(refs: Any) -> pa.Array:
+    """The size of the whole content that each locator gives, int64."""
     try:
         parsed = with_parsed_source_ref_columns(pa.table({"source_ref": refs}), prefix="")
     except SourceError:  # one of them is wrong, which the check of locators reports: the others count
         return pa.array([_source_size(text) for text in refs.to_pylist()], pa.int64())
-    sizes = pc.if_else(pc.is_null(parsed.column("frame_index")), parsed.column("byte_size"), None)
-    return sizes.combine_chunks() if isinstance(sizes, pa.ChunkedArray) else sizes
+    return pc.if_else(pc.is_null(parsed["frame_index"]), parsed["byte_size"], None).combine_chunks()
 
 
 def _source_size(text: str | None) -> int | None:
@@ -366,9 +327,16 @@ def _read_columns(schema: pa.Schema) -> Sequence[str]:
     return names
 
 
-def _columns(table: str, schema: pa.Schema) -> Iterator[tuple[Any, ...]]:
-    for place, column in enumerate(schema):
-        yield table, place, column.name, _type_name(column.type), column.nullable
+def _columns_table(schemas: Mapping[str, pa.Schema]) -> pa.Table:
+    names = schema_of("table_name", "ordinal", "column_name", "column_type", "nullable")
+    return table_of(
+        (
+            (table, place, column.name, _type_name(column.type), column.nullable)
+            for table, schema in schemas.items()
+            for place, column in enumerate(schema)
+        ),
+        names,
+    )
 
 
 def _type_name(kind: pa.DataType) -> str:
@@ -389,13 +357,3 @@ DERIVED: Mapping[str, Callable[[TableRelations, str], pa.Table]] = {
     "_source_refs": TableRelations.source_refs,
 }
 """Suffix of a relation that is computed from the table whose name is before it."""
-
-RELATIONS: Mapping[str, Callable[[TableRelations], pa.Table]] = {
-    "expected_columns": TableRelations.expected_columns,
-    "actual_columns": TableRelations.actual_columns,
-    "shards": TableRelations.shards,
-    "shard_members": TableRelations.shard_members,
-    "known_modalities": TableRelations.known_modalities,
-    "materialize_mode": TableRelations.materialize_mode,
-}
-"""The relations that belong to no one table."""

@@ -8,15 +8,15 @@ run then.
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
-from types import TracebackType
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.checks.alignment import FACT_RELATIONS
 from mm_assets.checks.catalog import Check, checks_of
 from mm_assets.checks.context import CheckContext, Outcome
-from mm_assets.checks.packed import PACKED_RELATIONS, PackedFiles, PackedRelations
+from mm_assets.checks.packed import PackedFiles, PackedRelations
 from mm_assets.checks.relations import TableRelations
 from mm_assets.errors import SourceError
 
@@ -48,7 +48,7 @@ def run_checks(context: CheckContext, files: PackedFiles | None = None) -> list[
         if files is None:
             own = () if context.packed_format is None else (context.packed_format,)
             files = stack.enter_context(PackedFiles(context, own))
-        session = stack.enter_context(_Session(context, files))
+        session = stack.enter_context(closing(_Session(context, files)))
         for check in checks_of(context.asset):
             wrong_columns = outcomes and not outcomes[0].passed and context.own_tables
             outcomes.append(_not_judged(check) if wrong_columns else session.judge(check))
@@ -91,12 +91,8 @@ class _Session:
         self._packed = PackedRelations(context, files)
         self._provided: set[str] = set()
 
-    def __enter__(self) -> _Session:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Closes the connection and removes what it spilled."""
         self._connection.close()
         self._tables.close()
         self._scratch.cleanup()
@@ -105,20 +101,23 @@ class _Session:
     def _provide(self, name: str) -> None:
         if name in self._provided:
             return
-        packed = PACKED_RELATIONS.get(name)
-        made: str | pa.Table = self._tables.relation(name) if packed is None else packed(self._packed)
+        known_as = name.replace("own_rows", "".join(self._context.own_tables[:1]))
+        made = self._relation(known_as)
         if isinstance(made, str):
             self._connection.execute(f'create view "{name}" as {made}')
-            self._allow(_ROW_MEMORY * self._tables.parquet(name).metadata.num_rows)
+            needed = _ROW_MEMORY * self._tables.parquet(known_as).metadata.num_rows
+            if needed > self._memory_limit:
+                self._memory_limit = needed
+                self._connection.execute(f"set memory_limit = '{needed >> 20}MiB'")
         else:
             self._connection.register(name, made)
         self._provided.add(name)
 
-    def _allow(self, num_bytes: int) -> None:
-        """Raises DuckDB's memory limit if `num_bytes` is more."""
-        if num_bytes > self._memory_limit:
-            self._memory_limit = num_bytes
-            self._connection.execute(f"set memory_limit = '{num_bytes >> 20}MiB'")
+    def _relation(self, name: str) -> str | pa.Table:
+        if name in FACT_RELATIONS:
+            return self._packed.facts.table(name)
+        made = getattr(self._packed, name, None)
+        return self._tables.relation(name) if made is None else made()
 
     def judge(self, check: Check) -> Outcome:
         """The outcome of one check; `SourceError` if a file cannot be read or the statement not executed."""

@@ -18,7 +18,7 @@ before as (
         from materialized_rows
     ) as m
     left join materialized_rows_texts as t using (ordinal)
-    left join (select ordinal, content_size, crc32c from materialized_rows_content) as c using (ordinal)
+    left join materialized_rows_content as c using (ordinal)
 ),
 
 kept as (
@@ -28,7 +28,7 @@ kept as (
         from filtered_rows
     ) as f
     left join filtered_rows_texts as t using (ordinal)
-    left join (select ordinal, content_size, crc32c from filtered_rows_content) as c using (ordinal)
+    left join filtered_rows_content as c using (ordinal)
 ),
 
 -- Where positions are no longer those of before, they may count the sample's rows from 0.

@@ -1,16 +1,10 @@
 -- Every media row has its bytes, as many as its source_ref says, or an error (neither yet with `materialize: write`), no other row has.
-select c.sample_id, c.position, c.modality, c.content_size, c.source_size, r.materialize_error, r.source_ref
-from materialized_rows_content as c
-left join materialized_rows as r using (ordinal)
+select sample_id, position, modality, content_size, source_size, materialize_error, source_ref
+from materialized_rows
+join materialized_rows_content using (ordinal)
+cross join materialize_mode
 where
-    (c.content_size is not null and c.modality in ('text', 'metadata'))
-    or (c.content_size is not null and c.has_error)
-    or c.content_size <> c.source_size
-    or (
-        c.content_size is null
-        and not c.has_error
-        and c.modality not in ('text', 'metadata')
-        and (select mode from materialize_mode) = 'read'
-    )
-    or (c.content_size is not null and (select mode from materialize_mode) = 'write')
-order by c.ordinal
+    (content_size is not null and (modality in ('text', 'metadata') or materialize_error is not null or mode = 'write'))
+    or content_size <> source_size
+    or (content_size is null and materialize_error is null and modality not in ('text', 'metadata') and mode = 'read')
+order by ordinal

@@ -1,5 +1,6 @@
 -- A few ranges spread over a local shard, read again, hold the bytes that their rows hold.
 select sample_id, position, modality, source_ref, crc32c, shard_crc32c
-from filtered_rows_reread
+from own_rows_reread
+join own_rows using (ordinal)
 where crc32c <> shard_crc32c
 order by ordinal

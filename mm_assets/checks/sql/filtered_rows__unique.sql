@@ -1,6 +1,0 @@
--- No two kept rows share sample, position and modality.
-select sample_id, position, modality, count(*) as num_rows
-from filtered_rows
-group by sample_id, position, modality
-having count(*) > 1
-order by sample_id, position, modality

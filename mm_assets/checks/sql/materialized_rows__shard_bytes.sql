@@ -1,5 +1,0 @@
--- A few ranges spread over a local shard, read again, hold the bytes that their rows hold.
-select sample_id, position, modality, source_ref, crc32c, shard_crc32c
-from materialized_rows_reread
-where crc32c <> shard_crc32c
-order by ordinal
