@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,16 @@ class Column(NamedTuple):
         """Rows [start, stop)."""
         return Column(self.records[start:stop], self.datas[start:stop])
 
+    def payloads(self) -> list[Payload | None]:
+        """The payloads one by one, None where absent."""
+        if not self.datas:
+            return []
+        records, size = self.records.data.toreadonly().cast("B"), self.records.shape[1]
+        return [
+            None if data is None else Payload(records[k * size : (k + 1) * size], data)
+            for k, data in enumerate(self.datas)
+        ]
+
 
 class Bounds(NamedTuple):
     """Where the data of a batch is in a mapped file, checked. A tuple, because one is made for every batch.
@@ -119,6 +130,48 @@ class Bounds(NamedTuple):
 def any_of(mask: npt.NDArray[np.bool_]) -> bool:
     """Whether any is true; for the few rows of a batch several times as quick as NumPy's reductions."""
     return b"\x01" in mask.tobytes()
+
+
+def check_index(i: SupportsIndex, count: int, name: str) -> int:
+    """The index of one of `count` samples, counted from the start; `IndexError` outside, with the name of the file."""
+    index = operator.index(i)
+    if not -count <= index < count:
+        raise IndexError(f"{name}: sample {index} of {count}")
+    return index % count
+
+
+def check_indices(indices: Indices, count: int, name: str) -> npt.NDArray[np.int64]:
+    """Indices as given, checked and counted from the start: (n,) int64; the caller's own array where it is so already.
+
+    Args:
+        indices: repeats are fine, negative ones count from the end.
+        count: samples that there are.
+        name: the file or dataset, for messages.
+
+    Raises:
+        IndexError: no such sample.
+        TypeError: not integers in one dimension.
+    """
+    # NumPy would read a range number by number.
+    array = np.arange(indices.start, indices.stop, indices.step) if isinstance(indices, range) else np.asarray(indices)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        found = f"{array.dtype} of {array.ndim} dimensions"
+        raise TypeError(f"{name}: sample indices: {found}, expected integers of one")
+    # The shortcut for what loaders pass: a negative number is a huge one without its sign.
+    if array.dtype == np.int64 and not any_of(array.view(np.uint64) >= np.uint64(count)):
+        return array
+    # Compared before the cast: a large uint64 must not wrap.
+    wrong = np.flatnonzero((array >= count) | (array < -count))
+    if len(wrong):
+        raise IndexError(f"{name}: sample {array[wrong[0]]} of {count}")
+    checked = array.astype(np.int64)
+    checked[checked < 0] += count
+    return checked
+
+
+def spans(count: int, size: int) -> Iterator[tuple[int, int]]:
+    """Runs [start, stop) of `size` rows, of which the last may be shorter."""
+    return ((start, min(start + size, count)) for start in range(0, count, size))
 
 
 def blocks(sizes: npt.NDArray[np.uint64]) -> Iterator[tuple[int, int]]:

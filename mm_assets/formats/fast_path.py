@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import CorruptError
-from mm_assets.formats.batch import Bounds, Indices, blocks
+from mm_assets.formats.batch import Bounds, Indices, blocks, check_indices, spans
 from mm_assets.formats.byte_source import MappedFile
 from mm_assets.formats.page_cache import PAGE, Residency, merge_touching
 from mm_assets.formats.reader import PackedReader
@@ -79,7 +79,7 @@ def read_raw(reader: PackedReader, indices: Indices, names: Sequence[str]) -> Ra
         except ValueError:
             raise _closed(reader) from None
     numbers = [reader.number_of(name) for name in names]
-    checked = reader.check_indices(indices)
+    checked = check_indices(indices, len(reader), reader.path)
     source = reader.mapped
     if source is not None:
         source.view(0, 0)  # raises where it is closed, also where nothing is read
@@ -148,8 +148,8 @@ def _slice_blocks(reader: PackedReader, source: MappedFile, names: Sequence[str]
 
 def _fetched_runs(reader: PackedReader, numbers: Sequence[int]) -> Iterator[Bounds]:
     """Bounds of consecutive samples, up to 16 MiB, which are being paged in."""
-    for start in range(0, len(reader), SCAN_ROWS):
-        bounds = reader.data_bounds(np.arange(start, min(start + SCAN_ROWS, len(reader))), numbers)
+    for start, stop in spans(len(reader), SCAN_ROWS):
+        bounds = reader.data_bounds(np.arange(start, stop), numbers)
         for begin, end in blocks((np.asarray(bounds.ends) - np.asarray(bounds.starts)).sum(axis=0)):
             run = bounds.run(begin, end)
             reader.fetch_data(numbers, run)

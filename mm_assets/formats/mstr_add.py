@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mm_assets.errors import EncodeError
-from mm_assets.formats.mstr_reader import Live, MstrReader, page_checksums
-from mm_assets.formats.mstr_writer import header_page
+from mm_assets.formats.mstr_reader import MstrReader, page_checksums
+from mm_assets.formats.mstr_writer import check_payload_size, header_page
 from mm_assets.formats.output import JOINED_WRITE, GrowingFile
 from mm_assets.formats.records import (
-    MAX_PAYLOAD_SIZE,
+    FILL,
     MSTR_ROW_PREFIX,
     MSTR_SHADOW_PTR,
     PAGE,
     PAYLOAD_ALIGNMENT,
+    ROW_PREFIX,
     SCHEMA_SECTION,
     Buffer,
     ModalitySpec,
@@ -31,11 +31,8 @@ from mm_assets.formats.records import (
     name_hash,
 )
 from mm_assets.formats.report import WriteSummary
-from mm_assets.formats.tail import TailWriter, dump_json, modality_entry
+from mm_assets.formats.tail import Section, TailWriter, dump_json, modality_entry
 from mm_assets.formats.writer import check_modalities, checked_payload
-
-_FILL = bytes(PAYLOAD_ALIGNMENT)
-_PREFIX = struct.Struct("<QII")
 
 
 def add_stream(
@@ -77,25 +74,25 @@ def grow(
 ) -> WriteSummary:
     """Adds a modality to a file that is locked and stays open; see `add_stream`."""
     reader = MstrReader(file)  # refuses a file that is not whole before anything is written
-    live = reader.live()
+    tail, end = reader.live()
     check_modalities(file.path, (*reader.modalities, spec))
     dump_json(modality_entry(spec, 0))  # refused now rather than after all payloads
     _make_pages_equal(file)
-    if file.size > live.end:
-        file.truncate(live.end)  # what a failed attempt left
+    if file.size > end:
+        file.truncate(end)  # what a failed attempt left
     try:
-        page, num_present = _append(file, reader, live, spec, payloads, joined_write)
+        page, num_present = _append(file, reader, tail.entries, end, spec, payloads, joined_write)
         file.sync()
     except BaseException:
         # If even this fails, the bytes stay after the end, where no reader reads.
         with contextlib.suppress(OSError):
-            file.truncate(live.end)
+            file.truncate(end)
         raise
     # From here on nothing may be truncated: as soon as one page is on the disk, it leads to the new bytes.
     for position in (MSTR_SHADOW_PTR, 0):
         file.write(page, position)
         file.sync()
-    present = dict(zip(reader.names, live.num_present, strict=True)) | {spec.name: num_present}
+    present = dict(zip(reader.names, tail.num_present, strict=True)) | {spec.name: num_present}
     return WriteSummary(path=file.path, num_samples=len(reader), num_bytes=file.size, num_present=present)
 
 
@@ -144,14 +141,15 @@ class _Run:
 def _append(
     file: GrowingFile,
     reader: MstrReader,
-    live: Live,
+    sections: Sequence[Section],
+    end: int,
     spec: ModalitySpec,
     payloads: Iterable[Payload | None],
     joined_write: int,
 ) -> tuple[bytes, int]:
-    """Writes everything new after the live end; returns the header page that leads to it, and the present rows."""
+    """Writes everything new after the end; returns the header page that leads to it, and the present rows."""
     stride = MSTR_ROW_PREFIX.itemsize + spec.metadata_size
-    metadata_ptr = align(live.end, PAGE)
+    metadata_ptr = align(end, PAGE)
     data_ptr = align(metadata_ptr + stride * len(reader), PAGE)
     # The number of rows is known, so table and data are written side by side.
     rows, data = _Run(file, metadata_ptr, joined_write), _Run(file, data_ptr, joined_write)
@@ -159,7 +157,7 @@ def _append(
     rows.flush()
     data_size = data.tell() - data_ptr
     tail = TailWriter(data)
-    for kind, checksum, ptr, size in live.sections:
+    for kind, checksum, ptr, size in sections:
         if kind != SCHEMA_SECTION:
             tail.refer(kind, ptr, size, checksum)
     modalities = [*reader.schema["modalities"], modality_entry(spec, num_present)]
@@ -167,7 +165,7 @@ def _append(
     table_ptr, table = tail.finish()
     data.flush()
     stream = (name_hash(spec.name), spec.type_id, 0, metadata_ptr, stride, 0, data_ptr, data_size)
-    return header_page(len(reader), (*live.streams, stream), table_ptr, table), num_present
+    return header_page(len(reader), (*reader.stream_table, stream), table_ptr, table), num_present
 
 
 def _write_rows(
@@ -184,17 +182,14 @@ def _write_rows(
             rows.write(absent)
             continue
         try:
-            metadata, content = checked_payload(spec, payload)
-            size = len(metadata) + len(content)
-            if size > MAX_PAYLOAD_SIZE:
-                detail = f"the payload takes {size} bytes, an MSTR file allows {MAX_PAYLOAD_SIZE}"
-                raise EncodeError(f"modality {spec.name!r}: {detail}")
+            checked = checked_payload(spec, payload)
+            check_payload_size(spec, checked)
         except EncodeError as error:
             raise EncodeError(f"{reader.path}, sample {i} ({reader.sample_ids[i]!r}), {error}") from error
-        rows.write(_PREFIX.pack(data.tell(), len(content), crc32c(metadata, content)))
-        rows.write(metadata)
-        data.write(content)
-        data.write(_FILL[: -len(content) % PAYLOAD_ALIGNMENT])
+        rows.write(ROW_PREFIX.pack(data.tell(), len(checked.data), crc32c(*checked)))
+        rows.write(checked.metadata)
+        data.write(checked.data)
+        data.write(FILL[: -len(checked.data) % PAYLOAD_ALIGNMENT])
         num_present += 1
     if count < len(reader):
         raise EncodeError(f"{reader.path}: {count} payloads for {len(reader)} samples")

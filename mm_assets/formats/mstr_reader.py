@@ -5,9 +5,7 @@ The header page is copied at open and never read again: a stream may be added to
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +13,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import BadMagicError, CorruptError, TruncatedError
 from mm_assets.formats import batch
-from mm_assets.formats.batch import Bounds, Head, Places, any_of, blocks
+from mm_assets.formats.batch import Bounds, Head, Places, any_of, blocks, spans
 from mm_assets.formats.byte_source import Table, gather, view_block
 from mm_assets.formats.reader import PackedReader
 from mm_assets.formats.records import (
@@ -30,6 +28,7 @@ from mm_assets.formats.records import (
     MSTR_SHADOW_PTR,
     MSTR_TRAILER_PTR,
     PAGE,
+    ROW_PREFIX,
     SCHEMA_SECTION,
     TAIL_MAGIC,
     Descriptor,
@@ -43,46 +42,23 @@ from mm_assets.formats.records import (
     take,
 )
 from mm_assets.formats.report import FileDamage
-from mm_assets.formats.tail import HEAD_REQUEST, Window
+from mm_assets.formats.tail import HEAD_REQUEST, Tail, Window
 
-_PREFIX = struct.Struct("<QII")
 _LOW_HALF = np.array(2**32 - 1, np.uint64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Region:
-    """Where one stream is; both ranges lie within the file."""
+class _Stream:
+    """Where one stream is, within the file; `least` and `most` are for NumPy, which compares such arrays fastest."""
 
-    metadata_ptr: int
-    stride: int
-    data_ptr: int
-    data_size: int
+    __slots__ = ("data_end", "data_ptr", "is_paged_in", "least", "most", "rows")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Limits:
-    """What rows of one stream are checked against, as arrays without dimensions, which NumPy compares fastest."""
-
-    data_ptr: npt.NDArray[np.uint64]
-    data_size: npt.NDArray[np.uint64]
-    starts_at_zero: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
-    """What a file's header page leads to, which is needed to add a stream.
-
-    Attributes:
-        streams: the stream table, one tuple of a descriptor's numbers (3.2) per stream.
-        sections: the section table: kind, crc32c, ptr, size; also of kinds that are not known here.
-        num_present: present rows per stream, by the schema.
-        end: the position after everything; bytes from there on belong to nothing.
-    """
-
-    streams: tuple[tuple[int, ...], ...]
-    sections: tuple[tuple[int, int, int, int], ...]
-    num_present: tuple[int, ...]
-    end: int
+    def __init__(self, rows: Table, data_ptr: int, data_size: int) -> None:
+        self.rows = rows
+        self.data_ptr = data_ptr
+        self.data_end = data_ptr + data_size
+        self.least = np.array(data_ptr, np.uint64)
+        self.most = np.array(data_size, np.uint64)
+        self.is_paged_in = False  # as a whole, because its data is small
 
 
 def page_checksums(page: bytes) -> tuple[int, int] | None:
@@ -95,7 +71,11 @@ def page_checksums(page: bytes) -> tuple[int, int] | None:
 
 
 class MstrReader(PackedReader):
-    """Reads an MSTR file; arguments as `PackedReader`."""
+    """Reads an MSTR file; arguments as `PackedReader`.
+
+    Attributes:
+        stream_table: of each stream the numbers of its descriptor (3.2).
+    """
 
     format: ClassVar[str] = "MSTR"
 
@@ -106,38 +86,22 @@ class MstrReader(PackedReader):
         if trailer is not None:
             check_version(path, trailer)
         view = memoryview(page)
-        header = np.frombuffer(take(view, 0, MSTR_HEADER.itemsize, path=path, what="the header"), MSTR_HEADER)[0]
-        num_samples, count = int(header["num_samples"]), int(header["num_streams"])
+        header = take(view, 0, MSTR_HEADER.itemsize, path=path, what="the header")
+        _, num_samples, count = np.frombuffer(header, MSTR_HEADER)[0].item()
         self._check_count(count)
         size = MSTR_DESCRIPTOR.itemsize * count
-        entries = np.frombuffer(
-            take(view, MSTR_HEADER.itemsize, size, path=path, what="the stream table"), MSTR_DESCRIPTOR
-        )
-        self._stream_table: tuple[tuple[int, ...], ...] = tuple(entries.tolist())
-        self._regions: list[_Region] = []
+        table = take(view, MSTR_HEADER.itemsize, size, path=path, what="the stream table")
+        self.stream_table: tuple[tuple[int, ...], ...] = tuple(np.frombuffer(table, MSTR_DESCRIPTOR).tolist())
         descriptors = []
-        for number, entry in enumerate(entries):
-            stride = int(entry["metadata_size"])
+        for number, entry in enumerate(self.stream_table):
+            name_hash, type_id, _, metadata_ptr, stride, _, data_ptr, data_size = entry
             if stride < MSTR_ROW_PREFIX.itemsize:
                 detail = f"the row size of stream {number}"
                 raise CorruptError(path, detail, found=stride, expected=f"at least {MSTR_ROW_PREFIX.itemsize}")
-            region = _Region(
-                metadata_ptr=int(entry["metadata_ptr"]),
-                stride=stride,
-                data_ptr=int(entry["data_ptr"]),
-                data_size=int(entry["data_size"]),
-            )
             rows = f"the metadata table of stream {number}"
-            check_range(path, region.metadata_ptr, stride * num_samples, self._size, rows)
-            check_range(path, region.data_ptr, region.data_size, self._size, f"the data region of stream {number}")
-            self._regions.append(region)
-            descriptors.append(
-                Descriptor(
-                    name_hash=int(entry["name_hash"]),
-                    type_id=int(entry["type_id"]),
-                    metadata_size=stride - MSTR_ROW_PREFIX.itemsize,
-                )
-            )
+            check_range(path, metadata_ptr, stride * num_samples, self._size, rows)
+            check_range(path, data_ptr, data_size, self._size, f"the data region of stream {number}")
+            descriptors.append(Descriptor(name_hash, type_id, stride - MSTR_ROW_PREFIX.itemsize))
         self._check_distinct(descriptors)
         return Head(num_samples=num_samples, descriptors=tuple(descriptors), trailer=trailer)
 
@@ -162,60 +126,51 @@ class MstrReader(PackedReader):
         return SCHEMA_SECTION, IDS_SECTION
 
     def _bind(self) -> None:
-        self._limits = [
-            _Limits(
-                data_ptr=np.array(region.data_ptr, np.uint64),
-                data_size=np.array(region.data_size, np.uint64),
-                starts_at_zero=not region.data_ptr,
+        self._streams = [
+            _Stream(self._table(metadata_ptr, self._num_samples, mstr_row(spec.metadata_size)), data_ptr, data_size)
+            for (_, _, _, metadata_ptr, _, _, data_ptr, data_size), spec in zip(
+                self.stream_table, self.modalities, strict=True
             )
-            for region in self._regions
-        ]
-        self._paged_in: set[int] = set()  # streams that are small, and were paged in whole
-        self._rows: list[Table] = [
-            self._table(region.metadata_ptr, self._num_samples, mstr_row(spec.metadata_size))
-            for region, spec in zip(self._regions, self.modalities, strict=True)
         ]
 
     def _read_one(self, i: int, number: int) -> tuple[Payload, int] | None:
-        table, region = self._rows[number], self._regions[number]
-        row = table.row(i)
-        ptr, size, checksum = _PREFIX.unpack_from(row)
+        stream = self._streams[number]
+        row = stream.rows.row(i)
+        ptr, size, checksum = ROW_PREFIX.unpack_from(row)
         if not ptr and not size and not checksum:
             return None
-        if ptr < region.data_ptr or ptr + size > region.data_ptr + region.data_size:
+        if ptr < stream.data_ptr or ptr + size > stream.data_end:
             raise self._misplaced(i, number, ptr, size)
         return Payload(row[MSTR_ROW_PREFIX.itemsize :], view_block(self._source, ptr, size)), checksum
 
     def _misplaced(self, i: int, number: int, ptr: int, size: int) -> CorruptError:
-        region = self._regions[number]
+        stream = self._streams[number]
         return CorruptError(
             self._path,
             "a row points outside its stream's data region",
             sample=i,
             modality=self.names[number],
             found=f"{size} bytes at {ptr}",
-            expected=f"all zero, or within {region.data_ptr}..{region.data_ptr + region.data_size}",
+            expected=f"all zero, or within {stream.data_ptr}..{stream.data_end}",
         )
 
     def _check_rows(self, rows: npt.NDArray[Any], number: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
         """Sizes of the rows' data, and which rows point outside the data region."""
-        region = self._regions[number]
+        stream = self._streams[number]
         ptrs, sizes = rows["data_ptr"], rows["data_size"].astype(np.uint64)
-        end = np.uint64(region.data_ptr + region.data_size)
+        end = np.uint64(stream.data_end)
         # `end - ptrs` wraps where `ptrs > end`, which is bad already.
-        bad = (ptrs < region.data_ptr) | (ptrs > end) | (sizes > end - ptrs)
+        bad = (ptrs < stream.data_ptr) | (ptrs > end) | (sizes > end - ptrs)
         return sizes, np.where(ptrs != 0, bad, (sizes != 0) | (rows["crc32c"] != 0))
 
     def _locate(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> dict[int, Places]:
-        found = gather([self._rows[number] for number in numbers], indices)
+        found = gather([self._streams[number].rows for number in numbers], indices)
         return {number: self._places(indices, number, rows) for number, rows in zip(numbers, found, strict=True)}
 
     def _places(self, indices: npt.NDArray[np.int64], number: int, rows: npt.NDArray[Any]) -> Places:
         sizes, bad = self._check_rows(rows, number)
-        if bad.any():
-            k = int(bad.argmax())
-            raise self._misplaced(int(indices[k]), number, int(rows["data_ptr"][k]), int(sizes[k]))
         ptrs = np.ascontiguousarray(rows["data_ptr"])
+        self._refuse(bad, indices, number, ptrs, sizes)
         cells = rows.view(np.uint8).reshape(len(indices), rows.dtype.itemsize)
         return Places(
             present=ptrs != 0,
@@ -234,48 +189,44 @@ class MstrReader(PackedReader):
         self, indices: npt.NDArray[np.int64], number: int
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
         """Starts, ends and presence of one stream's data."""
-        table, limits = self._rows[number], self._limits[number]
-        table.fetch(indices)
+        stream = self._streams[number]
+        stream.rows.fetch(indices)
         # The first two numbers of a row are position, and size with checksum above it.
-        words = table.words().take(indices, 0)
+        words = stream.rows.words().take(indices, 0)
         ptrs, sizes = words[:, 0], words[:, 1] & _LOW_HALF
         # Unsigned numbers wrap where a position is below the region, and are far too large then.
-        offsets = ptrs - limits.data_ptr
-        outside = np.maximum(offsets, offsets + sizes) > limits.data_size
+        offsets = ptrs - stream.least
+        outside = np.maximum(offsets, offsets + sizes) > stream.most
         ends = ptrs + sizes
-        if not limits.starts_at_zero and not any_of(outside):
+        if stream.data_ptr and not any_of(outside):
             return ptrs, ends, None
         present = ptrs != 0
-        bad = np.where(present, outside, words[:, 1] != 0)
-        if bad.any():
-            k = int(bad.argmax())
-            raise self._misplaced(int(indices[k]), number, int(ptrs[k]), int(sizes[k]))
+        self._refuse(np.where(present, outside, words[:, 1] != 0), indices, number, ptrs, sizes)
         return ptrs, ends, present
 
     def is_paged_in(self, number: int) -> bool:
         """Whether a stream is small, and was paged in whole."""
-        return number in self._paged_in
+        return self._streams[number].is_paged_in
 
     def fetch_data(self, numbers: Sequence[int], bounds: Bounds) -> None:
         """Has the data of a batch of a mapped file paged in where it is not."""
         source = self.mapped
         for m, number in enumerate(numbers):
-            if source is not None and number not in self._paged_in:
-                region = self._regions[number]
-                if source.page_in(region.data_ptr, region.data_size):
-                    self._paged_in.add(number)
-                else:
+            stream = self._streams[number]
+            if source is not None and not stream.is_paged_in:
+                stream.is_paged_in = source.page_in(stream.data_ptr, stream.data_end - stream.data_ptr)
+                if not stream.is_paged_in:
                     source.fetch(bounds.starts[m], bounds.ends[m])
 
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
         """Which samples have a modality: (N,) bool."""
-        present: npt.NDArray[np.bool_] = self._rows[self.number_of(name)].column()["data_ptr"] != 0
+        present: npt.NDArray[np.bool_] = self._streams[self.number_of(name)].rows.column()["data_ptr"] != 0
         return present
 
     def sizes(self, name: str) -> npt.NDArray[np.uint32]:
         """Bytes of record and data of every sample, 0 where absent; see `PackedReader.sizes`."""
         number = self.number_of(name)
-        rows = self._rows[number].column()
+        rows = self._streams[number].rows.column()
         sizes = rows["data_size"].astype(np.uint64)
         sizes[rows["data_ptr"] != 0] += np.uint64(self.modalities[number].metadata_size)
         if len(sizes) and sizes.max() > MAX_PAYLOAD_SIZE:
@@ -291,32 +242,30 @@ class MstrReader(PackedReader):
         return sizes.astype(np.uint32)
 
     def _stored_checksums(self, number: int) -> npt.NDArray[np.uint32]:
-        checksums: npt.NDArray[np.uint32] = self._rows[number].column()["crc32c"].copy()
+        checksums: npt.NDArray[np.uint32] = self._streams[number].rows.column()["crc32c"].copy()
         return checksums
 
     def records(self, name: str) -> npt.NDArray[np.uint8]:
         """Every metadata record: (N, metadata_size) uint8, a strided view, no copy; zeros where absent; read-only."""
-        table = self._rows[self.number_of(name)]
+        table = self._streams[self.number_of(name)].rows
         cells = table.column().view(np.uint8).reshape(self._num_samples, table.itemsize)
         return cells[:, MSTR_ROW_PREFIX.itemsize :]
 
-    def live(self) -> Live:
-        """What the header page leads to.
+    def live(self) -> tuple[Tail, int]:
+        """The tail, and the position after all that the header page leads to: bytes from there on belong to nothing.
 
         Raises:
             TruncatedError: a section does not lie within the file, or the file has no tail.
         """
-        if self._tail is None or self._num_present is None:
+        if self._tail is None:
             raise TruncatedError(self._path, "no tail: a stream can be added only to a file that has one")
         ends = [MSTR_BODY_PTR, self._tail.table_end]
-        ends += [region.metadata_ptr + region.stride * self._num_samples for region in self._regions]
-        ends += [region.data_ptr + region.data_size for region in self._regions]
+        for stream in self._streams:
+            ends += (stream.rows.ptr + stream.rows.nbytes, stream.data_end)
         for kind, _, ptr, size in self._tail.entries:
             check_range(self._path, ptr, size, self._size, f"the section of kind {kind}")
             ends.append(ptr + size)
-        return Live(
-            streams=self._stream_table, sections=self._tail.entries, num_present=self._num_present, end=max(ends)
-        )
+        return self._tail, max(ends)
 
     # Verifying.
 
@@ -330,14 +279,13 @@ class MstrReader(PackedReader):
         for what, at in (("header page", 0), ("shadow of the header page", MSTR_SHADOW_PTR)):
             sums = page_checksums(start[at : at + PAGE])
             if sums is None:
-                self._report(damage, CorruptError(self._path, f"the {what} is not one"), None)
+                self._report(damage, CorruptError(self._path, f"the {what} is not one"))
             elif sums[0] != sums[1]:
-                self._report(damage, checksum_error(self._path, f"the {what}", found=sums[0], expected=sums[1]), None)
+                self._report(damage, checksum_error(self._path, f"the {what}", found=sums[0], expected=sums[1]))
 
     def _verify_stream(self, damage: list[FileDamage], number: int) -> int:
-        table, num_payloads = self._rows[number], 0
-        for first in range(0, self._num_samples, batch.BLOCK_ROWS):
-            last = min(first + batch.BLOCK_ROWS, self._num_samples)
+        table, num_payloads = self._streams[number].rows, 0
+        for first, last in spans(self._num_samples, batch.BLOCK_ROWS):
             rows = table.span(first, last)
             sizes, bad = self._check_rows(rows, number)
             ptrs, checksums = rows["data_ptr"], rows["crc32c"]
@@ -345,10 +293,10 @@ class MstrReader(PackedReader):
             absent = (ptrs == 0) & ~bad
             num_payloads += int((ptrs != 0).sum())
             for k in np.flatnonzero(bad).tolist():
-                self._report(damage, self._misplaced(first + k, number, int(ptrs[k]), int(sizes[k])), number)
+                self._report(damage, self._misplaced(first + k, number, int(ptrs[k]), int(sizes[k])))
             for k in np.flatnonzero(absent & cells.any(axis=1)).tolist():
-                error = CorruptError(self._path, "the record of an absent row is not zero", sample=first + k)
-                self._report(damage, error, number)
+                detail, name = "the record of an absent row is not zero", self.names[number]
+                self._report(damage, CorruptError(self._path, detail, sample=first + k, modality=name))
             good = ~(bad | absent)
             for start, stop in blocks(np.where(good, sizes, np.uint64(0))):
                 which = (start + np.flatnonzero(good[start:stop])).tolist()
@@ -356,9 +304,6 @@ class MstrReader(PackedReader):
                 for k, view in zip(which, self._source.view_many(ranges), strict=True):
                     found, expected = crc32c(cells[k].tobytes(), view), int(checksums[k])
                     if self._has_tail and found != expected:
-                        error = checksum_error(
-                            self._path, "the payload", found=found, expected=expected, sample=first + k
-                        )
-                        self._report(damage, error, number)
+                        self._report(damage, self._wrong_payload(first + k, number, found, expected))
                 self._drop(ptrs[which], sizes[which])
         return num_payloads

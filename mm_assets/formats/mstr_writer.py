@@ -6,7 +6,6 @@ spliced; with `num_samples` the first one is written in place, because only tabl
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -15,6 +14,7 @@ import numpy as np
 from mm_assets.errors import EncodeError
 from mm_assets.formats.output import JoinedFile, splice
 from mm_assets.formats.records import (
+    FILL,
     HEAD_CRC_OFFSET,
     MAX_PAYLOAD_SIZE,
     MSTR_BODY_PTR,
@@ -25,6 +25,7 @@ from mm_assets.formats.records import (
     MSTR_TRAILER_PTR,
     PAGE,
     PAYLOAD_ALIGNMENT,
+    ROW_PREFIX,
     VERSION,
     ModalitySpec,
     Payload,
@@ -36,9 +37,6 @@ from mm_assets.formats.records import (
 )
 from mm_assets.formats.tail import TailWriter
 from mm_assets.formats.writer import PackedWriter
-
-_FILL = bytes(PAYLOAD_ALIGNMENT)
-_PREFIX = struct.Struct("<QII")
 
 
 class _Stream:
@@ -57,11 +55,11 @@ class _Stream:
             return
         size = len(payload.data)
         # Positions count from the region's start, plus 8 until that is known: 0 stays for absent.
-        self.rows += _PREFIX.pack(self.size + PAYLOAD_ALIGNMENT, size, crc32c(*payload))
+        self.rows += ROW_PREFIX.pack(self.size + PAYLOAD_ALIGNMENT, size, crc32c(*payload))
         self.rows += payload.metadata
         self.file.write(payload.data)
         fill = -size % PAYLOAD_ALIGNMENT
-        self.file.write(_FILL[:fill])
+        self.file.write(FILL[:fill])
         self.size += size + fill
 
     def place(self, data_ptr: int) -> None:
@@ -89,10 +87,7 @@ class MstrWriter(PackedWriter):
     def _check_size(self, payloads: Sequence[Payload | None]) -> None:
         for spec, payload in zip(self.modalities, payloads, strict=True):
             if payload is not None:
-                size = len(payload.metadata) + len(payload.data)
-                if size > MAX_PAYLOAD_SIZE:
-                    found = f"the payload takes {size} bytes"
-                    raise EncodeError(f"modality {spec.name!r}: {found}, an MSTR file allows {MAX_PAYLOAD_SIZE}")
+                check_payload_size(spec, payload)
 
     def _append(self, payloads: Sequence[Payload | None]) -> None:
         for stream, payload in zip(self._streams, payloads, strict=True):
@@ -118,9 +113,6 @@ class MstrWriter(PackedWriter):
                 (name_hash(spec.name), spec.type_id, 0, metadata_ptr, stream.stride, 0, data_ptr, stream.size)
             )
 
-    def _add_sections(self, tail: TailWriter) -> None:
-        pass  # the metadata tables are MSTR's index and directory
-
     def _finish_head(self, tail: TailWriter) -> None:
         table_ptr, table = tail.finish()
         file = self._target.file
@@ -128,10 +120,13 @@ class MstrWriter(PackedWriter):
         file.seek(0)
         file.write(page + page)  # the page and its shadow
 
-    def _discard(self) -> None:
-        for stream in self._streams:
-            if stream.file is not self._target.file:
-                stream.file.close()
+
+def check_payload_size(spec: ModalitySpec, payload: Payload) -> None:
+    """Refuses, with `EncodeError`, a payload whose size the format cannot count."""
+    size = len(payload.metadata) + len(payload.data)
+    if size > MAX_PAYLOAD_SIZE:
+        found = f"the payload takes {size} bytes"
+        raise EncodeError(f"modality {spec.name!r}: {found}, an MSTR file allows {MAX_PAYLOAD_SIZE}")
 
 
 def header_page(num_samples: int, stream_table: Sequence[tuple[int, ...]], table_ptr: int, table: bytes) -> bytes:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import BadMagicError, CorruptError, TruncatedError, UnsupportedVersionError
 from mm_assets.formats import batch
-from mm_assets.formats.batch import Bounds, Head, Places, any_of, blocks
+from mm_assets.formats.batch import Bounds, Head, Places, any_of, blocks, spans
 from mm_assets.formats.byte_source import Region, Table, gather, view_block
 from mm_assets.formats.reader import PackedReader
 from mm_assets.formats.records import (
@@ -71,19 +71,17 @@ class MultReader(PackedReader):
         start = window.get(0, min(size, HEAD_REQUEST))
         if start[:4] != MULT_MAGIC[: len(start)]:
             raise BadMagicError(path, "not a MULT file", found=bytes(start[:4]), expected=MULT_MAGIC)
-        header = np.frombuffer(take(start, 0, MULT_HEADER.itemsize, path=path, what="the header"), MULT_HEADER)[0]
-        if header["version"] != VERSION:
-            raise UnsupportedVersionError(path, "the version", found=int(header["version"]), expected=VERSION)
-        num_samples, count = int(header["num_samples"]), int(header["num_modalities"])
+        header = take(start, 0, MULT_HEADER.itemsize, path=path, what="the header")
+        _, version, num_samples, count = np.frombuffer(header, MULT_HEADER)[0].item()
+        if version != VERSION:
+            raise UnsupportedVersionError(path, "the version", found=version, expected=VERSION)
         self._check_count(count)
         index_ptr = mult_index_ptr(count)
         self._body_ptr = index_ptr + MULT_INDEX_ENTRY.itemsize * num_samples
         check_range(path, 0, self._body_ptr, size, f"the index of {num_samples} samples")
         head = start[:index_ptr]
-        descriptors = tuple(
-            Descriptor(name_hash=int(name_hash), type_id=int(type_id), metadata_size=int(record_size))
-            for name_hash, type_id, record_size in np.frombuffer(head, MULT_DESCRIPTOR, count, MULT_HEADER.itemsize)
-        )
+        entries = np.frombuffer(head, MULT_DESCRIPTOR, count, MULT_HEADER.itemsize)
+        descriptors = tuple(map(Descriptor._make, entries.tolist()))
         self._check_distinct(descriptors)
         trailer = None
         if size >= self._body_ptr + TRAILER.itemsize:
@@ -182,9 +180,7 @@ class MultReader(PackedReader):
         # `end - ptrs` wraps where `ptrs > end`, which is bad already.
         bad = (ptrs > end) | (sizes > end - ptrs)
         bad |= np.where(present, (sizes < self.modalities[number].metadata_size) | (ptrs < self._body_ptr), sizes != 0)
-        if bad.any():
-            k = int(bad.argmax())
-            raise self._misplaced(int(indices[k]), number, int(ptrs[k]), int(sizes[k]))
+        self._refuse(bad, indices, number, ptrs, sizes)
         return Places(present=present, ptrs=ptrs, sizes=sizes, crcs=crcs)
 
     def data_bounds(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
@@ -259,17 +255,10 @@ class MultReader(PackedReader):
         offsets, sizes = (headers[key][:, number].astype(np.uint64) for key in ("offsets", "sizes"))
         bad = (offsets > lengths) | (sizes > lengths - offsets) | (offsets < header_size)
         bad |= sizes < self.modalities[number].metadata_size
-        bad = np.where(present, bad, (offsets | sizes) != 0)
-        if bad.any():
-            k = int(bad.argmax())
-            raise self._misplaced(int(indices[k]), number, int(starts[k] + offsets[k]), int(sizes[k]))
-        zero = np.uint64(0)
-        return Places(
-            present=present,
-            ptrs=np.where(present, starts + offsets, zero),
-            sizes=sizes,
-            crcs=np.zeros(len(indices), np.uint32),
-        )
+        ptrs = starts + offsets
+        self._refuse(np.where(present, bad, (offsets | sizes) != 0), indices, number, ptrs, sizes)
+        ptrs[~present] = 0
+        return Places(present=present, ptrs=ptrs, sizes=sizes, crcs=np.zeros(len(indices), np.uint32))
 
     def _sample_places(
         self, entries: npt.NDArray[np.void]
@@ -291,9 +280,8 @@ class MultReader(PackedReader):
         )
 
     def _all_places(self, number: int) -> Iterator[tuple[int, Places]]:
-        for first in range(0, self._num_samples, batch.BLOCK_ROWS):
-            indices = np.arange(first, min(first + batch.BLOCK_ROWS, self._num_samples))
-            yield first, self._locate(indices, (number,))[number]
+        for first, last in spans(self._num_samples, batch.BLOCK_ROWS):
+            yield first, self._locate(np.arange(first, last), (number,))[number]
 
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
         """Which samples have a modality: (N,) bool."""
@@ -335,12 +323,11 @@ class MultReader(PackedReader):
 
     def _verify_body(self, damage: list[FileDamage]) -> int:
         num_payloads = 0
-        for first in range(0, self._num_samples, batch.BLOCK_ROWS):
-            last = min(first + batch.BLOCK_ROWS, self._num_samples)
+        for first, last in spans(self._num_samples, batch.BLOCK_ROWS):
             entries = self._index_table.span(first, last)
             starts, lengths, bad = self._sample_places(entries)
             for k in np.flatnonzero(bad).tolist():
-                self._report(damage, self._misplaced_sample(first + k, int(starts[k]), int(lengths[k])), None)
+                self._report(damage, self._misplaced_sample(first + k, int(starts[k]), int(lengths[k])))
             directory = [[table.span(first, last) for table in tables] for tables in self._columns]
             for start, stop in blocks(np.where(bad, np.uint64(0), lengths)):
                 which = [k for k in range(start, stop) if not bad[k]]
@@ -373,32 +360,31 @@ class MultReader(PackedReader):
             else:
                 wrong = bool(offset or size)
             if wrong:
-                self._report(damage, self._misplaced(i, number, start + offset, size), number)
+                self._report(damage, self._misplaced(i, number, start + offset, size))
                 continue
             if not self._has_tail:
                 continue
             place = (start + offset, size) if present else (0, 0)
             found = crc32c(view[offset : offset + size])
-            if listed[number][:2] != place:
+            *listed_place, expected = listed[number]
+            if tuple(listed_place) != place:
                 error = CorruptError(
                     self._path,
                     "the directory and the sample's header differ in (position, size)",
                     sample=i,
-                    found=listed[number][:2],
+                    modality=spec.name,
+                    found=tuple(listed_place),
                     expected=place,
                 )
-                self._report(damage, error, number)
-            elif found != listed[number][2]:
-                expected = listed[number][2]
-                error = checksum_error(self._path, "the payload", found=found, expected=expected, sample=i)
-                self._report(damage, error, number)
+                self._report(damage, error)
+            elif found != expected:
+                self._report(damage, self._wrong_payload(i, number, found, expected))
         if mask >> len(self.modalities):
             limit = f"below {1 << len(self.modalities):#x}"
-            error = CorruptError(self._path, "the mask", sample=i, found=f"{mask:#x}", expected=limit)
-            self._report(damage, error, None)
+            self._report(damage, CorruptError(self._path, "the mask", sample=i, found=f"{mask:#x}", expected=limit))
         if self._has_tail and len(damage) == before:
             found = crc32c(view)
             if found != checksum:
                 what = "the sample's header or fill"
-                self._report(damage, checksum_error(self._path, what, found=found, expected=checksum, sample=i), None)
+                self._report(damage, checksum_error(self._path, what, found=found, expected=checksum, sample=i))
         return num_payloads

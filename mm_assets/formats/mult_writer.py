@@ -16,6 +16,7 @@ from mm_assets.errors import EncodeError
 from mm_assets.formats.output import JoinedFile, splice
 from mm_assets.formats.records import (
     DIRECTORY_SECTION,
+    FILL,
     INDEX_SECTION,
     MAX_SAMPLE_SIZE,
     MULT_DESCRIPTOR,
@@ -36,7 +37,6 @@ from mm_assets.formats.records import (
 from mm_assets.formats.tail import TailWriter
 from mm_assets.formats.writer import PackedWriter
 
-_FILL = bytes(PAYLOAD_ALIGNMENT)
 _LARGE = 4096  # bytes of a payload from which on it is not copied
 
 
@@ -91,7 +91,7 @@ class MultWriter(PackedWriter):
             metadata, data = payload
             offset = align(size, PAYLOAD_ALIGNMENT)
             length = len(metadata) + len(data)
-            runs[-1] += (_FILL[: offset - size], metadata)
+            runs[-1] += (FILL[: offset - size], metadata)
             if length < _LARGE:
                 runs[-1].append(data)
             else:
@@ -114,7 +114,7 @@ class MultWriter(PackedWriter):
         self._sample_sizes.append(size)
         self._sample_crcs.append(crc32c(*parts))
         end = align(size, PAYLOAD_ALIGNMENT)
-        parts.append(_FILL[: end - size])
+        parts.append(FILL[: end - size])
         self._body.write_all(parts)
         self._position = start + end
 
@@ -159,7 +159,3 @@ class MultWriter(PackedWriter):
             version=VERSION,
         )
         self._target.file.write(trailer.to_bytes())
-
-    def _discard(self) -> None:
-        if self._spool is not None:
-            self._spool.close()

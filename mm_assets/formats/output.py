@@ -14,7 +14,7 @@ import errno
 import os
 import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Protocol, Self
@@ -40,18 +40,18 @@ class Sink(Protocol):
         """Appends bytes."""
 
 
-class Spliceable(Protocol):
-    """A file as `splice` takes it: it has a descriptor, and what it holds back can be written out."""
+class HasDescriptor(Protocol):
+    """An open file of the operating system."""
 
     def fileno(self) -> int:
         """The descriptor."""
 
+
+class Spliceable(HasDescriptor, Protocol):
+    """A file as `splice` takes it."""
+
     def flush(self) -> None:
         """Writes what is held back."""
-
-
-class Positioned(Spliceable, Protocol):
-    """A file whose writes begin where it is put."""
 
     def tell(self) -> int:
         """Where the next byte goes."""
@@ -88,13 +88,13 @@ class WriteBehind:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="mm_assets-write")
         try:
-            future = self._executor.submit(_write_parts, file, parts, size, position)
+            future = self._executor.submit(write_at, file, parts, position)
         except RuntimeError:  # the interpreter is ending, or has no thread left: nothing is begun in threads any more
             # What was refused may be queued all the same, and must not be written later.
             executor, self._executor = self._executor, None
             self.drain()
             executor.shutdown(wait=True, cancel_futures=True)
-            _write_parts(file, parts, size, position)
+            write_at(file, parts, position)
             return
         self._waiting.append((future, size))
         self._size += size
@@ -123,8 +123,9 @@ class WriteBehind:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _write_parts(file: IO[bytes], parts: Sequence[Buffer], size: int, position: int) -> None:
-    """Writes all of the parts, which have `size` bytes together, one after the other."""
+def write_at(file: HasDescriptor, parts: Sequence[Buffer], position: int) -> None:
+    """Writes all of the parts, one after the other, from a position on."""
+    size = sum(map(len, parts))
     while size:
         count = os.pwritev(file.fileno(), parts, position)
         position += count
@@ -199,7 +200,7 @@ class JoinedFile:
         if len(parts) >= _MAX_PARTS:
             parts = [b"".join(parts)]  # so small that, waiting, they would take several times the memory of their bytes
         if behind is None:
-            _write_parts(self._raw, parts, size, position)
+            write_at(self._raw, parts, position)
         elif size:
             behind.submit(self._raw, parts, size, position)
 
@@ -253,42 +254,24 @@ class AtomicFile:
         self._temporary = path.with_name(f".{path.name}.tmp")
         self._process = os.getpid()
         self._behind = WriteBehind()
-        self.file = JoinedFile(os.fdopen(self._open_locked(), "wb", buffering=0), self._behind)
-
-    def _open_locked(self) -> int:
-        lock = _exclusive_lock(self.path)
-        while True:
-            fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            try:
-                lock(fd)
-                if self._is_at_place(fd):
-                    if os.fstat(fd).st_size:  # what a killed writer left
-                        # Not for an empty file: ext4 starts to write out a file that was once truncated to nothing, all
-                        # of it, when it is closed, and the close waits for most of that.
-                        os.ftruncate(fd, 0)
-                    return fd
-            except BlockingIOError as error:
-                os.close(fd)
-                raise BlockingIOError(error.errno, "another writer is at work on this file", str(self.path)) from error
-            except BaseException:
-                os.close(fd)
-                raise
-            # Its writer finished between our open and our lock, and the name is another file's now, or no file's.
-            os.close(fd)
-
-    def _is_at_place(self, fd: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(fd), os.stat(self._temporary))
-        except FileNotFoundError:
-            return False
+        self._spools: list[JoinedFile] = []
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        raw = os.fdopen(_open_locked(self._temporary, flags, path, "another writer is at work on this file"), "wb", 0)
+        if os.fstat(raw.fileno()).st_size:  # what a killed writer left
+            # Not for an empty file: ext4 starts to write out a file that was once truncated to nothing, all of it, when
+            # it is closed, and the close waits for most of that.
+            os.ftruncate(raw.fileno(), 0)
+        self.file = JoinedFile(raw, self._behind)
 
     def is_forked(self) -> bool:
         """Whether this is a copy in a forked process: the file is its parent's, and the thread is not in it."""
         return self._process != os.getpid()
 
     def open_spool(self) -> JoinedFile:
-        """A nameless file beside the target for bytes whose place in it is not known yet."""
-        return open_spool(self.path.parent, self._behind)
+        """A nameless file beside the target for bytes whose place in it is not known yet; closed with this one."""
+        spool = open_spool(self.path.parent, self._behind)
+        self._spools.append(spool)
+        return spool
 
     def commit(self, *, fsync: bool) -> int:
         """Puts the file at its target.
@@ -306,7 +289,8 @@ class AtomicFile:
             os.fsync(fd)
         size = os.fstat(fd).st_size
         os.replace(self._temporary, self.path)
-        self.file.close()
+        for file in (self.file, *self._spools):
+            file.close()
         if fsync:
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -322,9 +306,10 @@ class AtomicFile:
                 self._behind.close()
             finally:
                 self._temporary.unlink(missing_ok=True)
-        # The disk may have failed before and may fail again, which no longer matters.
-        with contextlib.suppress(OSError):
-            self.file.close()
+        for file in (self.file, *self._spools):
+            # The disk may have failed before and may fail again, which no longer matters.
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 class GrowingFile:
@@ -343,23 +328,11 @@ class GrowingFile:
         self.path = Path(path)
         self.name = str(self.path)
         self._fsync = fsync
-        self._fd = self._open_locked()
+        self._fd = _open_locked(self.path, os.O_RDWR, self.path, "another process is adding to this file")
 
-    def _open_locked(self) -> int:
-        lock = _exclusive_lock(self.path)
-        while True:
-            fd = os.open(self.path, os.O_RDWR)
-            try:
-                lock(fd)
-                if os.path.samestat(os.fstat(fd), os.stat(self.path)):
-                    return fd
-            except BlockingIOError as error:
-                os.close(fd)
-                raise BlockingIOError(error.errno, "another process is adding to this file", self.name) from error
-            except BaseException:
-                os.close(fd)
-                raise
-            os.close(fd)  # a writer replaced the file between our open and our lock
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._fd
 
     @property
     def size(self) -> int:
@@ -384,7 +357,7 @@ class GrowingFile:
 
     def write(self, data: Buffer, position: int) -> None:
         """Writes all of `data` at a position."""
-        write_at(self._fd, data, position)
+        write_at(self, [data], position)
 
     def truncate(self, size: int) -> None:
         """Makes the file end at `size`."""
@@ -397,7 +370,7 @@ class GrowingFile:
 
     def check_at_place(self) -> None:
         """Raises `OSError` if the path names another file, so that what was added here is lost."""
-        if not os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
+        if not _is_at_place(self._fd, self.path):
             raise OSError(errno.ESTALE, "another writer replaced the file while something was added to it", self.name)
 
     def close(self) -> None:
@@ -405,18 +378,40 @@ class GrowingFile:
         os.close(self._fd)
 
 
-def _exclusive_lock(path: Path) -> Callable[[int], None]:
-    """The call that locks a descriptor for this process, or raises `BlockingIOError` where another holds it.
+def _open_locked(path: Path, flags: int, target: Path, busy: str) -> int:
+    """Opens a file and locks it for this process.
 
     Raises:
-        OSError: the system has no POSIX file locks.
+        BlockingIOError: another process holds the lock; the message is `busy`, about `target`.
+        OSError: it cannot be opened, or the system has no POSIX file locks.
     """
     try:
         import fcntl
     except ImportError as error:
         detail = "writing packed files needs POSIX file locks (fcntl), which this system lacks; reading does not"
-        raise OSError(errno.EOPNOTSUPP, detail, str(path)) from error
-    return lambda fd: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        raise OSError(errno.EOPNOTSUPP, detail, str(target)) from error
+    while True:
+        fd = os.open(path, flags, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at_place(fd, path):
+                return fd
+        except BlockingIOError as error:
+            os.close(fd)
+            raise BlockingIOError(error.errno, busy, str(target)) from error
+        except BaseException:
+            os.close(fd)
+            raise
+        # Another writer finished between our open and our lock, and the name is another file's now, or no file's.
+        os.close(fd)
+
+
+def _is_at_place(fd: int, path: Path) -> bool:
+    """Whether a path names the file of a descriptor."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def open_spool(folder: Path, behind: WriteBehind | None = None) -> JoinedFile:
@@ -424,7 +419,7 @@ def open_spool(folder: Path, behind: WriteBehind | None = None) -> JoinedFile:
     return JoinedFile(tempfile.TemporaryFile(dir=folder, buffering=0, prefix=".", suffix=".tmp"), behind)
 
 
-def splice(spool: Spliceable, target: Positioned, size: int) -> None:
+def splice(spool: Spliceable, target: Spliceable, size: int) -> None:
     """Appends the first `size` bytes of a spool to the target at its position, in the kernel where it can."""
     spool.flush()
     target.flush()
@@ -434,7 +429,7 @@ def splice(spool: Spliceable, target: Positioned, size: int) -> None:
         block = os.pread(spool.fileno(), min(JOINED_WRITE, size - done), done)
         if not block:
             raise OSError(errno.EIO, f"a spool ends at byte {done} of {size}")
-        write_at(target.fileno(), block, at + done)
+        write_at(target, [block], at + done)
         done += len(block)
     target.seek(at + size)
 
@@ -454,11 +449,3 @@ def _copy_in_kernel(source: int, target: int, at: int, size: int) -> int:
             break
         done += count
     return done
-
-
-def write_at(fd: int, data: Buffer, position: int) -> None:
-    """Writes all of `data` at a position; the operating system may take it in pieces."""
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(fd, view, position)
-        view, position = view[count:], position + count

@@ -7,12 +7,11 @@ and size is checked when it is used, for a batch in one NumPy expression.
 
 from __future__ import annotations
 
-import operator
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -20,7 +19,18 @@ import numpy.typing as npt
 
 from mm_assets.errors import CorruptError, FormatError, SchemaMismatchError, TruncatedError
 from mm_assets.formats import batch
-from mm_assets.formats.batch import Bounds, Chunk, Column, Head, Indices, Places, any_of, blocks
+from mm_assets.formats.batch import (
+    Bounds,
+    Chunk,
+    Column,
+    Head,
+    Indices,
+    Places,
+    blocks,
+    check_index,
+    check_indices,
+    spans,
+)
 from mm_assets.formats.byte_source import ByteSource, MappedFile, Region, Table, drop_pages
 from mm_assets.formats.records import (
     IDS_SECTION,
@@ -34,7 +44,7 @@ from mm_assets.formats.records import (
 )
 from mm_assets.formats.report import FileDamage, VerifyReport
 from mm_assets.formats.sample_ids import NumberedIds, SampleIds, StoredIds
-from mm_assets.formats.tail import SECTION_NAMES, Tail, Window, check_descriptor
+from mm_assets.formats.tail import SECTION_NAMES, Section, Tail, Window, check_descriptor
 
 if TYPE_CHECKING:
     from mm_assets.formats.fast_path import RawCache
@@ -100,29 +110,19 @@ class PackedReader(ABC):
             window = Window(self._source)
             head = self._read_head(window)
         self._num_samples = head.num_samples
-        self._limit = np.array(head.num_samples, np.uint64)
         self._has_tail = head.trailer is not None
-        self._num_present: tuple[int, ...] | None = None
-        self._sections: Mapping[int, Any] = {}
+        self._sections: Mapping[int, Section] = {}
         self._tail: Tail | None = None
         self.schema: dict[str, Any] = {}
         if head.trailer is None:
             self.modalities = self._given_modalities(modalities, head)
         else:
-            tail = Tail.read(
-                self._source,
-                window,
-                head.trailer,
-                form=self.format,
-                descriptors=head.descriptors,
-                num_samples=head.num_samples,
-                kinds=self._required_sections(),
+            self._tail = tail = Tail.read(
+                self._source, window, head, head.trailer, form=self.format, kinds=self._required_sections()
             )
             self.modalities = tail.modalities
             self.schema = tail.schema
-            self._num_present = tail.num_present
             self._sections = tail.sections
-            self._tail = tail
             if modalities is not None:
                 self._match(modalities, head.descriptors)
         self.names = tuple(spec.name for spec in self.modalities)
@@ -160,6 +160,10 @@ class PackedReader(ABC):
         """
 
     @abstractmethod
+    def _misplaced(self, i: int, number: int, ptr: int, size: int) -> CorruptError:
+        """The error for a payload that is not where it may be."""
+
+    @abstractmethod
     def fetch_data(self, numbers: Sequence[int], bounds: Bounds) -> None:
         """Has the data of a batch of a mapped file paged in where it is not."""
 
@@ -187,6 +191,19 @@ class PackedReader(ABC):
     def _verify_body(self, damage: list[FileDamage]) -> int:
         """Checks everything between head and tail; returns the number of payloads checked."""
 
+    def _refuse(
+        self,
+        bad: npt.NDArray[np.bool_],
+        indices: npt.NDArray[np.int64],
+        number: int,
+        ptrs: npt.NDArray[np.uint64],
+        sizes: npt.NDArray[np.uint64],
+    ) -> None:
+        """Raises the error of the first row of a batch that is bad, if any is."""
+        if bad.any():
+            k = int(bad.argmax())
+            raise self._misplaced(int(indices[k]), number, int(ptrs[k]), int(sizes[k]))
+
     def _table(self, ptr: int, count: int, dtype: npt.DTypeLike, region: Region | None = None) -> Table:
         table = Table(self._source, ptr, count, dtype, region)
         self._tables.append(table)
@@ -195,7 +212,7 @@ class PackedReader(ABC):
     def _open_ids(self) -> SampleIds:
         section = self._sections.get(IDS_SECTION)
         if section is None:
-            return NumberedIds(self._num_samples)
+            return NumberedIds(self._path, self._num_samples)
         least = 8 * (self._num_samples + 1)
         if section.size < least:
             raise CorruptError(self._path, "the sample ids section is short", found=section.size, expected=least)
@@ -245,11 +262,6 @@ class PackedReader(ABC):
         return self._path
 
     @property
-    def name(self) -> str:
-        """The same as `path`."""
-        return self._path
-
-    @property
     def provenance(self) -> dict[str, Any]:
         """Where the samples come from, as it was given to the writer."""
         provenance: dict[str, Any] = self.schema.get("provenance", {})
@@ -273,34 +285,6 @@ class PackedReader(ABC):
         except KeyError:
             raise KeyError(f"{self._path}: no modality {name!r}; it has {', '.join(self.names)}") from None
 
-    def _index(self, i: int) -> int:
-        i = operator.index(i)
-        if i < 0:
-            i += self._num_samples
-        if not 0 <= i < self._num_samples:
-            raise IndexError(f"{self._path}: sample {i} of {self._num_samples}")
-        return i
-
-    def check_indices(self, indices: Indices) -> npt.NDArray[np.int64]:
-        """Indices of samples, checked and counted from the start: (n,).
-
-        Raises:
-            IndexError: no such sample.
-            TypeError: not integers in one dimension.
-        """
-        array = np.asarray(indices)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise TypeError(f"sample indices: {array.dtype} of {array.ndim} dimensions, expected integers of one")
-        # The shortcut for what loaders pass: a negative number is a huge one without its sign.
-        if array.dtype == np.int64 and not any_of(array.view(np.uint64) >= self._limit):
-            return array
-        # Compared before the cast: a large uint64 must not wrap.
-        bad = np.flatnonzero((array >= self._num_samples) | (array < -self._num_samples))
-        if len(bad):
-            raise IndexError(f"{self._path}: sample {array[bad[0]]} of {self._num_samples}")
-        array = array.astype(np.int64)
-        return np.where(array < 0, array + self._num_samples, array)
-
     def read_payload(self, i: int, name: str) -> Payload | None:
         """One payload, or None where the modality is absent.
 
@@ -314,15 +298,15 @@ class PackedReader(ABC):
             CorruptError: the bytes are out of place or, with `verify`, not those that were written.
         """
         number = self.number_of(name)
-        i = self._index(i)
+        i = check_index(i, self._num_samples, self._path)
         if self.mapped is None:  # there are requests to save
             return self.read_samples([i], (name,))[name][0]
         found = self._read_one(i, number)
         if found is None:
             return None
         payload, expected = found
-        if self.verifies:
-            self._check_payload(i, number, payload, expected)
+        if self.verifies and (actual := crc32c(*payload)) != expected:
+            raise self._wrong_payload(i, number, actual, expected)
         return payload
 
     def read_samples(
@@ -340,9 +324,8 @@ class PackedReader(ABC):
             KeyError: no such modality.
             CorruptError: as for `read_payload`; nothing is returned then.
         """
-        numbers = self._numbers_of(names)
-        checked = self.check_indices(indices)
-        return self._fetch(checked, self._locate(checked, numbers), self._checks(verify))
+        columns = self.read_columns(indices, names, verify=verify)
+        return {name: column.payloads() for name, column in columns.items()}
 
     def _numbers_of(self, names: Sequence[str] | None) -> list[int]:
         return [self.number_of(name) for name in (self.names if names is None else names)]
@@ -352,11 +335,19 @@ class PackedReader(ABC):
     ) -> dict[str, Column]:
         """The same as `read_samples`, records and data apart: for decoders of batches, and quicker."""
         numbers = list(dict.fromkeys(self._numbers_of(names)))
-        checked = self.check_indices(indices)
-        check = self._checks(verify)
-        places = self._locate(checked, numbers)
-        views = self._views(places)
-        return {self.names[number]: self._column(checked, number, places[number], views, check) for number in numbers}
+        checked = check_indices(indices, self._num_samples, self._path)
+        return self._fetch(checked, self._locate(checked, numbers), self._checks(verify))
+
+    def _fetch(self, indices: npt.NDArray[np.int64], places: Mapping[int, Places], verify: bool) -> dict[str, Column]:
+        """The payloads of a batch; one request to the source."""
+        ranges: list[tuple[int, int]] = []
+        for found in places.values():
+            which = found.present
+            ranges += zip(found.ptrs[which].tolist(), found.sizes[which].tolist(), strict=True)
+        views = iter(self._source.view_many(ranges))
+        return {
+            self.names[number]: self._column(indices, number, found, views, verify) for number, found in places.items()
+        }
 
     def _column(
         self, indices: npt.NDArray[np.int64], number: int, found: Places, views: Iterator[memoryview], verify: bool
@@ -388,43 +379,6 @@ class PackedReader(ABC):
         for row, data in zip(which.tolist(), datas, strict=True):
             scattered[row] = data
         return Column(records, scattered)
-
-    def _views(self, places: Mapping[int, Places]) -> Iterator[memoryview]:
-        """The present payloads, modality by modality; one request to the source."""
-        ranges: list[tuple[int, int]] = []
-        for found in places.values():
-            which = found.present
-            ranges += zip(found.ptrs[which].tolist(), found.sizes[which].tolist(), strict=True)
-        return iter(self._source.view_many(ranges))
-
-    def _fetch(
-        self, indices: npt.NDArray[np.int64], places: Mapping[int, Places], verify: bool
-    ) -> dict[str, list[Payload | None]]:
-        views = self._views(places)
-        result = {}
-        for number, found in places.items():
-            payloads = self._assemble(found, views, self.modalities[number].metadata_size)
-            if verify:
-                for i, payload, expected in zip(indices.tolist(), payloads, found.crcs.tolist(), strict=True):
-                    if payload is not None:
-                        self._check_payload(i, number, payload, expected)
-            result[self.names[number]] = payloads
-        return result
-
-    @staticmethod
-    def _assemble(found: Places, views: Iterator[memoryview], size: int) -> list[Payload | None]:
-        """One payload per row; takes as many views as rows are present."""
-        payloads: list[Payload | None] = [None] * len(found.present)
-        which = np.flatnonzero(found.present).tolist()
-        if found.records is None:
-            for k in which:
-                view = next(views)
-                payloads[k] = Payload(view[:size], view[size:])
-        elif which:
-            records = found.records.data.toreadonly().cast("B")
-            for k in which:
-                payloads[k] = Payload(records[k * size : (k + 1) * size], next(views))
-        return payloads
 
     def read_sample(self, i: int, names: Sequence[str] | None = None) -> dict[str, Payload | None]:
         """The payloads of one sample by name, None where absent.
@@ -478,15 +432,16 @@ class PackedReader(ABC):
         """
         numbers = self._numbers_of(names)
         check = self._checks(verify)
-        for first in range(0, self._num_samples, batch.BLOCK_ROWS):
-            indices = np.arange(first, min(first + batch.BLOCK_ROWS, self._num_samples))
+        for first, last in spans(self._num_samples, batch.BLOCK_ROWS):
+            indices = np.arange(first, last)
             places = self._locate(indices, numbers)
             sizes = np.zeros(len(indices), np.uint64)
             for found in places.values():
                 sizes += found.sizes
             for start, stop in blocks(sizes):
                 run = {number: found.run(start, stop) for number, found in places.items()}
-                payloads = self._fetch(indices[start:stop], run, check)
+                columns = self._fetch(indices[start:stop], run, check)
+                payloads = {name: column.payloads() for name, column in columns.items()}
                 yield Chunk(indices=indices[start:stop], payloads=payloads)
                 for found in run.values():
                     self._drop(found.ptrs, found.sizes)
@@ -497,11 +452,6 @@ class PackedReader(ABC):
         if which.any():
             start = int(ptrs[which].min())
             drop_pages(self._source, start, int((ptrs + sizes)[which].max()) - start)
-
-    def _check_payload(self, i: int, number: int, payload: Payload, expected: int) -> None:
-        found = crc32c(*payload)
-        if found != expected:
-            raise self._wrong_payload(i, number, found, expected)
 
     def _wrong_payload(self, i: int, number: int, found: int, expected: int) -> CorruptError:
         name = self.names[number]
@@ -522,14 +472,16 @@ class PackedReader(ABC):
             try:
                 ids.check()
             except FormatError as error:
-                self._report(damage, error, None)
+                self._report(damage, error)
         num_payloads = self._verify_body(damage)
-        if self._num_present is not None:
-            for name, expected in zip(self.names, self._num_present, strict=True):
+        if self._tail is not None:
+            for name, expected in zip(self.names, self._tail.num_present, strict=True):
                 found = int(self.presence(name).sum())
                 if found != expected:
-                    message = f"present rows differ from the schema (found {found}, expected {expected})"
-                    damage.append(FileDamage(sample=None, sample_id=None, modality=name, message=message))
+                    detail = "present rows differ from the schema"
+                    self._report(
+                        damage, CorruptError(self._path, detail, modality=name, found=found, expected=expected)
+                    )
         return VerifyReport(
             path=self._path, num_samples=self._num_samples, num_payloads=num_payloads, damage=tuple(damage)
         )
@@ -543,10 +495,9 @@ class PackedReader(ABC):
                 drop_pages(self._source, start, len(view))
             if found != section.crc32c:
                 what = f"the {SECTION_NAMES[kind]} section"
-                error = checksum_error(self._path, what, found=found, expected=section.crc32c)
-                self._report(damage, error, None)
+                self._report(damage, checksum_error(self._path, what, found=found, expected=section.crc32c))
 
-    def _report(self, damage: list[FileDamage], error: FormatError, number: int | None) -> None:
+    def _report(self, damage: list[FileDamage], error: FormatError) -> None:
         """Notes one error, with the sample's id where that can still be read."""
         sample_id = None
         if error.sample is not None:
@@ -554,11 +505,10 @@ class PackedReader(ABC):
                 sample_id = self.sample_ids[error.sample]
             except FormatError:
                 sample_id = None  # the ids are damaged too, and reported so
-        modality = error.modality if number is None else self.names[number]
         message = error.detail
         if error.found is not None or error.expected is not None:
             message += f" (found {error.found}, expected {error.expected})"
-        damage.append(FileDamage(sample=error.sample, sample_id=sample_id, modality=modality, message=message))
+        damage.append(FileDamage(sample=error.sample, sample_id=sample_id, modality=error.modality, message=message))
 
     # Life time.
 
@@ -578,21 +528,10 @@ class PackedReader(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
         source = self._source.path if isinstance(self._source, MappedFile) else self._source
         modalities = None if self._has_tail else self.modalities
-        return _reopen, (type(self), source, modalities, self.verifies)
-
-
-def _reopen(
-    cls: type[PackedReader],
-    source: str | ByteSource,
-    modalities: Sequence[ModalitySpec] | None,
-    verify: bool,
-) -> PackedReader:
-    return cls(source, modalities=modalities, verify=verify)
+        return partial(type(self), source, modalities=modalities, verify=self.verifies), ()

@@ -6,10 +6,12 @@ little-endian, with its pads spelled out. Nothing here reads or writes a file.
 
 from __future__ import annotations
 
+import struct
 import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -63,6 +65,7 @@ MSTR_DESCRIPTOR = np.dtype(
 )
 # 3.3
 MSTR_ROW_PREFIX = np.dtype([("data_ptr", "<u8"), ("data_size", "<u4"), ("crc32c", "<u4")])
+ROW_PREFIX = struct.Struct("<QII")  # the same for one row
 # 4.1
 TRAILER = np.dtype(
     [
@@ -88,6 +91,7 @@ MSTR_TRAILER_PTR = PAGE - TRAILER.itemsize  # 4064
 MSTR_SHADOW_PTR = PAGE
 MSTR_BODY_PTR = 2 * PAGE
 HEAD_CRC_OFFSET = 20  # of head_crc32c within the trailer
+FILL = bytes(PAYLOAD_ALIGNMENT)
 _LONG = 4096  # bytes; the sum of shorter ones is done before another thread would have begun
 
 
@@ -145,7 +149,7 @@ def check_range(path: str, ptr: int, size: int, file_size: int, what: str) -> No
     """
     if ptr + size > file_size:
         found = f"{file_size} bytes"
-        raise TruncatedError(path, f"{what} ends behind the file", found=found, expected=f"at least {ptr + size}")
+        raise TruncatedError(path, f"{what} ends after the file", found=found, expected=f"at least {ptr + size}")
 
 
 def take(view: memoryview, offset: int, size: int, *, path: str, what: str) -> memoryview:
@@ -206,22 +210,15 @@ class ModalitySpec:
 
     def __reduce__(self) -> tuple[object, ...]:
         # A mapping proxy does not pickle.
-        state = (self.name, self.type_id, self.metadata_size, self.type_name, dict(self.config))
-        return _rebuild_spec, state
+        rebuild = partial(ModalitySpec, name=self.name, type_id=self.type_id, metadata_size=self.metadata_size)
+        return partial(rebuild, type_name=self.type_name, config=dict(self.config)), ()
 
     def __hash__(self) -> int:
         # The configuration may hold lists; equal specs have equal names.
         return hash((self.name, self.type_id, self.metadata_size))
 
 
-def _rebuild_spec(
-    name: str, type_id: int, metadata_size: int, type_name: str, config: Mapping[str, object]
-) -> ModalitySpec:
-    return ModalitySpec(name=name, type_id=type_id, metadata_size=metadata_size, type_name=type_name, config=config)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Descriptor:
+class Descriptor(NamedTuple):
     """One modality as the head of a file describes it.
 
     Attributes:
@@ -235,9 +232,8 @@ class Descriptor:
     metadata_size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trailer:
-    """The 32 bytes that find the section table (4.1)."""
+class Trailer(NamedTuple):
+    """The 32 bytes that find the section table (4.1), without their magic."""
 
     table_ptr: int
     table_size: int
@@ -247,25 +243,13 @@ class Trailer:
 
     def to_bytes(self) -> bytes:
         """The trailer as it is in the file."""
-        record = np.zeros((), TRAILER)
-        record["table_ptr"], record["table_size"] = self.table_ptr, self.table_size
-        record["table_crc32c"], record["head_crc32c"] = self.table_crc32c, self.head_crc32c
-        record["version"], record["magic"] = self.version, TAIL_MAGIC
-        return record.tobytes()
+        return np.array((*self, TAIL_MAGIC), TRAILER).tobytes()
 
     @classmethod
     def from_bytes(cls, data: Buffer) -> Trailer | None:
         """The trailer in these 32 bytes, or None if they hold none."""
-        record = np.frombuffer(data, TRAILER)[0]
-        if record["magic"] != TAIL_MAGIC:
-            return None
-        return cls(
-            table_ptr=int(record["table_ptr"]),
-            table_size=int(record["table_size"]),
-            table_crc32c=int(record["table_crc32c"]),
-            head_crc32c=int(record["head_crc32c"]),
-            version=int(record["version"]),
-        )
+        *fields, magic = np.frombuffer(data, TRAILER)[0].item()
+        return cls(*fields) if magic == TAIL_MAGIC else None
 
 
 def check_version(path: str, trailer: Trailer) -> None:

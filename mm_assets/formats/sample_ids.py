@@ -6,7 +6,6 @@ and compares the few candidates with the stored bytes. Offsets are checked when 
 
 from __future__ import annotations
 
-import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias, overload
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import CorruptError
+from mm_assets.formats.batch import check_index, spans
 from mm_assets.formats.byte_source import ByteSource, Table, view_block
 from mm_assets.formats.records import Buffer
 
@@ -85,14 +85,24 @@ def find_duplicate(offsets: npt.NDArray[np.uint64], blob: Buffer) -> tuple[int, 
 
 
 class SampleIds(Sequence[str]):
-    """The ids of a file's samples, in order; none is cached as a Python string."""
+    """The ids of samples, in order; none is cached as a Python string.
 
-    @property
-    @abstractmethod
-    def _count(self) -> int: ...
+    Args:
+        name: of the file or dataset, for messages.
+        count: samples.
+    """
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._count = count
 
     @abstractmethod
-    def _get(self, i: int) -> str: ...
+    def _get(self, i: int) -> str:
+        """The id of a sample, whose index is checked."""
+
+    def _get_many(self, indices: range) -> list[str]:
+        """The ids of samples, whose indices are checked."""
+        return [self._get(i) for i in indices]
 
     @abstractmethod
     def find(self, sample_id: str) -> int | None:
@@ -113,11 +123,8 @@ class SampleIds(Sequence[str]):
 
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self._get(i) for i in range(*index.indices(self._count))]
-        i = operator.index(index)
-        if not -self._count <= i < self._count:
-            raise IndexError(f"sample {i} of {self._count}")
-        return self._get(i % self._count)
+            return self._get_many(range(*index.indices(self._count)))
+        return self._get(check_index(index, self._count, self._name))
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, str) and self.find(value) is not None
@@ -126,21 +133,14 @@ class SampleIds(Sequence[str]):
 class NumberedIds(SampleIds):
     """The ids "0", "1", ... of a file that stores none."""
 
-    def __init__(self, count: int) -> None:
-        self._length = count
-
-    @property
-    def _count(self) -> int:
-        return self._length
-
     def _get(self, i: int) -> str:
         return str(i)
 
     def find(self, sample_id: str) -> int | None:
         """The number, if it is one as this sequence writes it."""
-        if sample_id.isascii() and sample_id.isdigit() and len(sample_id) <= len(str(self._length)):
+        if sample_id.isascii() and sample_id.isdigit() and len(sample_id) <= len(str(self._count)):
             i = int(sample_id)
-            if str(i) == sample_id and i < self._length:
+            if str(i) == sample_id and i < self._count:
                 return i
         return None
 
@@ -156,19 +156,15 @@ class StoredIds(SampleIds):
     """
 
     def __init__(self, source: ByteSource, ptr: int, size: int, count: int) -> None:
+        super().__init__(source.name, count)
         self._source = source
         self._offsets = Table(source, ptr, count + 1, "<u8")
         self._blob_ptr = ptr + 8 * (count + 1)
         self._blob_size = size - 8 * (count + 1)
-        self._length = count
         self._sorted: tuple[npt.NDArray[np.uint64], npt.NDArray[np.integer]] | None = None
 
-    @property
-    def _count(self) -> int:
-        return self._length
-
     def _corrupt(self, i: int | None, detail: str, found: object, expected: object) -> CorruptError:
-        return CorruptError(self._source.name, f"sample ids: {detail}", sample=i, found=found, expected=expected)
+        return CorruptError(self._name, f"sample ids: {detail}", sample=i, found=found, expected=expected)
 
     def _decode(self, i: int, data: Buffer) -> str:
         try:
@@ -189,8 +185,7 @@ class StoredIds(SampleIds):
         return self._decode(i, self._bytes(i))
 
     def __iter__(self) -> Iterator[str]:
-        for first in range(0, self._length, ITERATION_BLOCK):
-            last = min(first + ITERATION_BLOCK, self._length)
+        for first, last in spans(self._count, ITERATION_BLOCK):
             offsets = self._checked(self._offsets.span(first, last + 1), first)
             start = int(offsets[0])
             bounds = (offsets - offsets[0]).tolist()
@@ -214,7 +209,7 @@ class StoredIds(SampleIds):
         Raises:
             CorruptError: an offset is out of place, or an id is not UTF-8.
         """
-        end = self._offsets.span(self._length, self._length + 1)
+        end = self._offsets.span(self._count, self._count + 1)
         start = self._offsets.span(0, 1)
         if int(start[0]) != 0 or int(end[0]) != self._blob_size:
             found = f"{start[0]}..{end[0]}"
@@ -224,7 +219,7 @@ class StoredIds(SampleIds):
 
     def find(self, sample_id: str) -> int | None:
         """The index of the first sample of that id, or None; the first call sorts the hashes of all ids."""
-        if not self._length:
+        if not self._count:
             return None
         try:
             key = sample_id.encode()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mm_assets.errors import CorruptError, EncodeError
+from mm_assets.formats.batch import Head
 from mm_assets.formats.byte_source import ByteSource, MappedFile
 from mm_assets.formats.output import Sink
 from mm_assets.formats.records import (
@@ -82,7 +83,7 @@ class TailWriter:
 
     def __init__(self, file: Sink) -> None:
         self._file = file
-        self._entries: list[tuple[int, int, int, int]] = []
+        self._entries: list[Section] = []
 
     def add(self, kind: int, *buffers: Buffer) -> None:
         """Writes one section, the buffers one after the other, at the next multiple of 64."""
@@ -95,7 +96,7 @@ class TailWriter:
 
     def refer(self, kind: int, ptr: int, size: int, checksum: int) -> None:
         """Lists a section that is elsewhere."""
-        self._entries.append((kind, checksum, ptr, size))
+        self._entries.append(Section(kind, checksum, ptr, size))
 
     def finish(self) -> tuple[int, bytes]:
         """Writes the table; returns its position and bytes."""
@@ -107,10 +108,10 @@ class TailWriter:
         return ptr, table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """One entry of the section table; its range lies within the file."""
+class Section(NamedTuple):
+    """One entry of the section table."""
 
+    kind: int
     crc32c: int
     ptr: int
     size: int
@@ -154,8 +155,8 @@ class Tail:
     """What is after the body.
 
     Attributes:
-        sections: by kind.
-        entries: the section table as it is, with kinds that are not known here: kind, crc32c, ptr, size.
+        sections: those of the kinds that are known here, by kind; they lie within the file.
+        entries: the section table as it is.
         table_end: the position after the section table.
         schema: the schema section, parsed.
         modalities: of each, what is in the schema.
@@ -163,7 +164,7 @@ class Tail:
     """
 
     sections: Mapping[int, Section]
-    entries: tuple[tuple[int, int, int, int], ...]
+    entries: tuple[Section, ...]
     table_end: int
     schema: dict[str, Any]
     modalities: tuple[ModalitySpec, ...]
@@ -174,11 +175,10 @@ class Tail:
         cls,
         source: ByteSource,
         window: Window,
+        head: Head,
         trailer: Trailer,
         *,
         form: str,
-        descriptors: Sequence[Descriptor],
-        num_samples: int,
         kinds: Sequence[int],
     ) -> Tail:
         """Reads and checks table and schema.
@@ -186,10 +186,9 @@ class Tail:
         Args:
             source: the file.
             window: bytes fetched so far.
+            head: which the schema is compared with.
             trailer: where the table is.
             form: ``MULT`` or ``MSTR``.
-            descriptors: of each modality, what is in the head.
-            num_samples: what the head says.
             kinds: sections that must be there.
 
         Raises:
@@ -207,7 +206,7 @@ class Tail:
         if actual != section.crc32c:
             raise checksum_error(path, "the schema section", found=actual, expected=section.crc32c)
         schema = _parse(path, data)
-        modalities, num_present = _check_schema(path, schema, form, descriptors, num_samples)
+        modalities, num_present = _check_schema(path, schema, form, head)
         return cls(
             sections=sections,
             entries=entries,
@@ -218,9 +217,7 @@ class Tail:
         )
 
 
-def _read_table(
-    source: ByteSource, window: Window, trailer: Trailer
-) -> tuple[dict[int, Section], tuple[tuple[int, int, int, int], ...]]:
+def _read_table(source: ByteSource, window: Window, trailer: Trailer) -> tuple[dict[int, Section], tuple[Section, ...]]:
     path = source.name
     ptr, size = trailer.table_ptr, trailer.table_size
     check_range(path, ptr, size, source.size, "the section table")
@@ -234,16 +231,17 @@ def _read_table(
     expected = SECTION_TABLE_HEADER.itemsize + SECTION_ENTRY.itemsize * count
     if size != expected:
         raise CorruptError(path, f"the size of a section table of {count} sections", found=size, expected=expected)
-    entries = np.frombuffer(table, SECTION_ENTRY, count, SECTION_TABLE_HEADER.itemsize)
+    entries = np.frombuffer(table, SECTION_ENTRY, count, SECTION_TABLE_HEADER.itemsize).tolist()
     sections: dict[int, Section] = {}
-    for kind, name in SECTION_NAMES.items():  # other kinds are of later writers, and skipped
-        for entry in entries[entries["kind"] == kind][:2]:
-            if kind in sections:
-                raise CorruptError(path, f"the {name} section is listed twice")
-            section = Section(crc32c=int(entry["crc32c"]), ptr=int(entry["ptr"]), size=int(entry["size"]))
-            check_range(path, section.ptr, section.size, source.size, f"the {name} section")
-            sections[kind] = section
-    return sections, tuple(entries.tolist())
+    for section in map(Section._make, entries):
+        name = SECTION_NAMES.get(section.kind)
+        if name is None:
+            continue  # of a later writer
+        if section.kind in sections:
+            raise CorruptError(path, f"the {name} section is listed twice")
+        check_range(path, section.ptr, section.size, source.size, f"the {name} section")
+        sections[section.kind] = section
+    return sections, tuple(map(Section._make, entries))
 
 
 def _parse(path: str, data: Buffer) -> dict[str, Any]:
@@ -257,7 +255,7 @@ def _parse(path: str, data: Buffer) -> dict[str, Any]:
 
 
 def _check_schema(
-    path: str, schema: Mapping[str, Any], form: str, descriptors: Sequence[Descriptor], num_samples: int
+    path: str, schema: Mapping[str, Any], form: str, head: Head
 ) -> tuple[tuple[ModalitySpec, ...], tuple[int, ...]]:
     for key, expected in (("format", form), ("version", VERSION)):
         if schema.get(key) != expected:
@@ -267,14 +265,14 @@ def _check_schema(
             path, "the schema's 'provenance'", found=repr(schema.get("provenance")), expected="an object"
         )
     entries = schema.get("modalities")
-    if not isinstance(entries, list) or len(entries) != len(descriptors):
+    if not isinstance(entries, list) or len(entries) != len(head.descriptors):
         found = len(entries) if isinstance(entries, list) else type(entries).__name__
-        raise CorruptError(path, "the schema's 'modalities'", found=found, expected=len(descriptors))
+        raise CorruptError(path, "the schema's 'modalities'", found=found, expected=len(head.descriptors))
     specs, counts = [], []
-    for entry, descriptor in zip(entries, descriptors, strict=True):
+    for entry, descriptor in zip(entries, head.descriptors, strict=True):
         spec, present = _check_modality(path, entry, descriptor)
-        if not 0 <= present <= num_samples:
-            expected = f"0..{num_samples}"
+        if not 0 <= present <= head.num_samples:
+            expected = f"0..{head.num_samples}"
             raise CorruptError(path, "num_present", modality=spec.name, found=present, expected=expected)
         specs.append(spec)
         counts.append(present)

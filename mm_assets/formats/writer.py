@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self
 
 import numpy as np
@@ -153,13 +152,9 @@ class PackedWriter(ABC):
     def _finish_head(self, tail: TailWriter) -> None:
         """Writes what the head needs to know of the tail."""
 
-    @abstractmethod
     def _add_sections(self, tail: TailWriter) -> None:
         """Adds the sections that only this format has."""
-
-    @abstractmethod
-    def _discard(self) -> None:
-        """Closes the spools."""
+        return
 
     @property
     def num_samples(self) -> int:
@@ -264,7 +259,6 @@ class PackedWriter(ABC):
             self._fail(error)
             raise
         self._ended = True
-        self._discard()
         counts = dict(zip(self._numbers, self._num_present, strict=True))
         self._summary = WriteSummary(path=self.path, num_samples=self._num_samples, num_bytes=size, num_present=counts)
         return self._summary
@@ -291,14 +285,11 @@ class PackedWriter(ABC):
         if not self._ended:
             self._ended = True
             self._target.abort()
-            self._discard()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.abort()
         elif not self._ended:

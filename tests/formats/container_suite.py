@@ -75,7 +75,7 @@ class ContainerSuite:
         """What was written is read, one payload at a time, by sample and by batch."""
         with self.reader(file) as reader:
             assert len(reader) == len(SAMPLES)
-            assert reader.path == reader.name == str(file)
+            assert reader.path == str(file)
             assert reader.names == ("image", "text")
             assert reader.modalities == SPECS
             assert reader.provenance == PROVENANCE

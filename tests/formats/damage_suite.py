@@ -152,8 +152,8 @@ class DamageSuite:
             (with_table(data, table_of(entries, 2**32 - 1)), CorruptError, "size of a section table"),
             (with_table(data, table_of([])), CorruptError, r"section is missing \(found none, expected schema\)"),
             (with_table(data, table_of([*entries, entries[0]])), CorruptError, "schema section is listed twice"),
-            (with_table(data, table_of([(1, 0, 2**64 - 1, 2**64 - 1)])), TruncatedError, "schema section ends behind"),
-            (with_table(data, table_of(entries), table_ptr=2**64 - 8), TruncatedError, "section table ends behind"),
+            (with_table(data, table_of([(1, 0, 2**64 - 1, 2**64 - 1)])), TruncatedError, "schema section ends after"),
+            (with_table(data, table_of(entries), table_ptr=2**64 - 8), TruncatedError, "section table ends after"),
             (with_table(data, table_of(entries), table_ptr=64), CorruptError, "table does not have its checksum"),
             (with_table(data, table_of(entries), version=2), UnsupportedVersionError, "tail's version"),
             (with_section(data, 2, None), CorruptError, "expected sample ids"),
@@ -187,7 +187,7 @@ class DamageSuite:
         data = bytearray(without_tail(file.read_bytes()))
         at = 6 if self.reader.format == "MULT" else 4
         data[at : at + 4] = b"\xff\xff\xff\xff"
-        with pytest.raises(TruncatedError, match="ends behind the file"):
+        with pytest.raises(TruncatedError, match="ends after the file"):
             self.reader(MemorySource(bytes(data)), modalities=SPECS)
 
     def test_other_files(self, tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_payloads_that_do_not_fit(file: Path, payloads: object, error: type[Exce
 
 def test_a_payload_beyond_the_limit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A payload that the format cannot count is refused, naming sample and limit."""
-    monkeypatch.setattr("mm_assets.formats.mstr_add.MAX_PAYLOAD_SIZE", 20)
+    monkeypatch.setattr("mm_assets.formats.mstr_writer.MAX_PAYLOAD_SIZE", 20)
     with pytest.raises(
         EncodeError, match=r"sample 2 \('c'\), modality 'score': the payload takes 26 bytes.* allows 20"
     ):
@@ -332,7 +332,7 @@ def test_sections_of_later_writers_stay(file: Path) -> None:
 
 
 def test_a_section_outside_the_file(file: Path) -> None:
-    """A section table that points behind the file is refused: its section would be overwritten."""
+    """A section table that points after the end of the file is refused: its section would be overwritten."""
     import struct
 
     data = with_section(file.read_bytes(), 77, b"something new")
@@ -341,7 +341,7 @@ def test_a_section_outside_the_file(file: Path) -> None:
     struct.pack_into("<Q", table, len(table) - 8, 2**63)
     file.write_bytes(with_table(data, bytes(table)))
     data = file.read_bytes()
-    with pytest.raises(TruncatedError, match="the section of kind 77 ends behind the file"):
+    with pytest.raises(TruncatedError, match="the section of kind 77 ends after the file"):
         add_stream(file, SCORE, SCORES)
     assert file.read_bytes() == data
 

@@ -123,7 +123,7 @@ def test_take() -> None:
     view = memoryview(b"0123")
     assert take(view, 1, 3, path="x", what="it") == b"123"
     assert take(view, 4, 0, path="x", what="it") == b""
-    with pytest.raises(TruncatedError, match=r"x: it ends behind the file \(found 4 bytes, expected at least 5\)"):
+    with pytest.raises(TruncatedError, match=r"x: it ends after the file \(found 4 bytes, expected at least 5\)"):
         take(view, 2, 3, path="x", what="it")
 
 

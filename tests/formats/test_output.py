@@ -193,10 +193,10 @@ def test_splice_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the operating system takes in pieces is written whole."""
-    pwrite = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
+    pwritev = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: pwritev(fd, [parts[0][:3]], at))
     with (tmp_path / "x").open("wb") as file:
-        output.write_at(file.fileno(), b"0123456789", 2)
+        output.write_at(file, [b"0123456789"], 2)
     assert (tmp_path / "x").read_bytes() == b"\0\0" + b"0123456789"
 
 

@@ -30,7 +30,7 @@ def stored(ids: list[str]) -> StoredIds:
 def test_sequence() -> None:
     """Ids answer as a sequence of strings does."""
     values = ["b", "a", "", "ü", "a long one"]
-    for ids, wanted in ((stored(values), values), (NumberedIds(12), [str(k) for k in range(12)])):
+    for ids, wanted in ((stored(values), values), (NumberedIds("x", 12), [str(k) for k in range(12)])):
         assert list(ids) == wanted
         assert len(ids) == len(wanted)
         assert ids[0] == wanted[0]
