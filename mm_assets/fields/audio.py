@@ -16,29 +16,22 @@ import numpy.typing as npt
 from mm_assets.errors import MediaError, optional_import
 from mm_assets.fields.base import (
     PAYLOAD,
+    ArrayValue,
     Encoded,
     Field,
     as_bytes_view,
-    config_error,
     corrupt,
     describe,
-    is_int,
+    stored_array,
     truncated,
-    wrong_content,
-    wrong_value,
 )
 from mm_assets.fields.facts import Fact, MediaLength
 from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.sounds import AudioInfo, probe_audio, size_of_id3
-from mm_assets.summaries import summary_repr
 
 __all__ = ["Audio", "AudioField"]
 
-# docs/fields.md, type 40
-_RECORD = np.dtype(
-    [("sample_rate", "<u4"), ("num_channels", "<u2"), ("codec", "u1"), ("_pad", "u1"), ("num_frames", "<u8")]
-)
 _PCM16, _FLOAT32 = 1, 2
 _CODECS = {"pcm16": _PCM16, "float32": _FLOAT32, "wav": 3, "flac": 4, "ogg": 5, "mp3": 6}
 _CODEC_NAMES = {number: name for name, number in _CODECS.items()}
@@ -54,8 +47,8 @@ MAX_RATE = 2**31 - 1  # Hz, libsndfile's int
 DEFAULT_MAX_FRAMES = 4 * 3600 * 48_000  # four hours at 48 kHz
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Audio:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Audio(ArrayValue):
     """Decoded audio.
 
     Attributes:
@@ -66,19 +59,10 @@ class Audio:
     samples: npt.NDArray[Any]
     sample_rate: int
 
-    __repr__ = summary_repr
-
     @property
     def duration_seconds(self) -> float:
         """Length in seconds."""
         return float(self.samples.shape[0] / self.sample_rate)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Audio):
-            return NotImplemented
-        return self.sample_rate == other.sample_rate and np.array_equal(self.samples, other.samples)
-
-    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +85,9 @@ class AudioField(Field):
 
     TYPE_ID: ClassVar[int] = 40
     TAKES_JSON: ClassVar[bool] = False
+    metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
+        [("sample_rate", "<u4"), ("num_channels", "<u2"), ("codec", "u1"), ("_pad", "u1"), ("num_frames", "<u8")]
+    )
     FACTS: ClassVar[tuple[type[Fact], ...]] = (MediaLength,)
     LIMITS: ClassVar[tuple[str, ...]] = ("max_frames",)
 
@@ -110,19 +97,10 @@ class AudioField(Field):
     max_frames: int = DEFAULT_MAX_FRAMES
 
     def __post_init__(self) -> None:
-        if self.encoding not in _ENCODINGS:
-            raise config_error("encoding", self.encoding, f"one of {', '.join(_ENCODINGS)}")
-        if self.decoded not in ("float32", "int16"):
-            raise config_error("decoded", self.decoded, "float32 or int16")
-        if self.sample_rate is not None and not is_int(self.sample_rate, 1, MAX_RATE):
-            raise config_error("sample_rate", self.sample_rate, f"Hz, an integer from 1 to {MAX_RATE}, or None")
-        if not is_int(self.max_frames, 1, 2**40):
-            raise config_error("max_frames", self.max_frames, "an integer from 1 to 2**40")
-
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 16 bytes."""
-        return _RECORD
+        self._expect_choice("encoding", _ENCODINGS)
+        self._expect_choice("decoded", ("float32", "int16"))
+        self._expect_int("sample_rate", 1, MAX_RATE, optional=True)
+        self._expect_int("max_frames", 1, 2**40)
 
     @property
     def keeps_bytes(self) -> bool:
@@ -138,7 +116,7 @@ class AudioField(Field):
 
     def encode(self, value: Audio | tuple[npt.NDArray[Any], int] | npt.NDArray[Any] | Buffer) -> Encoded:
         """Take samples, or an audio file's bytes."""
-        if isinstance(value, bytes | bytearray | memoryview):
+        if isinstance(value, Buffer):
             data = bytes(value)
             info = self._probe(data)
             if self.encoding == "keep":
@@ -150,8 +128,8 @@ class AudioField(Field):
             try:
                 samples = _decode_file(data, info.codec, (info.num_frames, info.channels), rate, dtype)
             except ValueError as error:  # a FormatError is one: the bytes are the caller's here
-                raise wrong_value(
-                    self, f"{info.codec} bytes that cannot be decoded ({error})", "a sound file"
+                raise self._wrong_value(
+                    f"{info.codec} bytes that cannot be decoded ({error})", "a sound file"
                 ) from error
         else:
             samples, rate = self._check_samples(value)
@@ -174,31 +152,31 @@ class AudioField(Field):
         """Read the header of a file that is kept; encode everything else."""
         if self.encoding != "keep":
             self.encode(value)
-        elif isinstance(value, bytes | bytearray | memoryview):
+        elif isinstance(value, Buffer):
             self._probe(value)
         else:
             self._check_samples(value)
 
     def _record(self, sample_rate: int, num_channels: int, codec: str, num_frames: int) -> bytes:
-        return self._pack_record(sample_rate, num_channels, _CODECS[codec], 0, num_frames)
+        return self._pack_record(sample_rate, num_channels, _CODECS[codec], num_frames)
 
     def _probe(self, data: Buffer) -> AudioInfo:
         try:
             info = probe_audio(data)
         except MediaError as error:
-            raise wrong_content(self, f"bytes that are not a sound file ({error.reason})", "a sound file") from error
+            raise self._wrong_content(f"bytes that are not a sound file ({error.reason})", "a sound file") from error
         self._check_extent(info.num_frames, info.channels, info.sample_rate)
         return info
 
     def _check_extent(self, num_frames: int, num_channels: int, sample_rate: int) -> None:
         if num_frames > self.max_frames:
-            raise wrong_content(self, f"{num_frames} samples a channel", f"at most {self.max_frames} (max_frames)")
+            raise self._wrong_content(f"{num_frames} samples a channel", f"at most {self.max_frames} (max_frames)")
         if not 1 <= num_channels <= MAX_CHANNELS:
-            raise wrong_content(self, f"{num_channels} channels", f"1 to {MAX_CHANNELS}")
+            raise self._wrong_content(f"{num_channels} channels", f"1 to {MAX_CHANNELS}")
         if self.sample_rate is not None and sample_rate != self.sample_rate:
-            raise wrong_content(self, f"a sound of {sample_rate} Hz", f"{self.sample_rate} Hz (nothing is resampled)")
+            raise self._wrong_content(f"a sound of {sample_rate} Hz", f"{self.sample_rate} Hz (nothing is resampled)")
         if not 1 <= sample_rate <= MAX_RATE:
-            raise wrong_content(self, f"a sound of {sample_rate} Hz", f"1 to {MAX_RATE} Hz")
+            raise self._wrong_content(f"a sound of {sample_rate} Hz", f"1 to {MAX_RATE} Hz")
 
     def _check_samples(self, value: object) -> tuple[npt.NDArray[Any], int]:
         if isinstance(value, Audio):
@@ -209,23 +187,23 @@ class AudioField(Field):
             samples, rate = value, self.sample_rate
         else:
             expected = "Audio, (samples, sample_rate) or a sound file's bytes; bare samples where sample_rate is set"
-            raise wrong_value(self, value, expected)
+            raise self._wrong_value(value, expected)
         if isinstance(rate, bool) or not isinstance(rate, int | np.integer):
-            raise wrong_content(self, f"sample rate {describe(rate)}", "Hz, an integer")
+            raise self._wrong_content(f"sample rate {describe(rate)}", "Hz, an integer")
         if not isinstance(samples, np.ndarray) or samples.dtype.newbyteorder("<") not in _RAW_DTYPES.values():
-            raise wrong_value(self, samples, "samples of int16 or float32")
+            raise self._wrong_value(samples, "samples of int16 or float32")
         samples = samples[:, np.newaxis] if samples.ndim == 1 else samples
         if samples.ndim != 2:
-            raise wrong_value(self, samples, "shape (num_frames,) or (num_frames, num_channels)")
+            raise self._wrong_value(samples, "shape (num_frames,) or (num_frames, num_channels)")
         self._check_extent(samples.shape[0], samples.shape[1], int(rate))
         if samples.dtype.kind == "f" and not np.isfinite(samples).all():
-            raise wrong_content(self, "samples that are infinite or NaN", "finite ones")
+            raise self._wrong_content("samples that are infinite or NaN", "finite ones")
         return samples, int(rate)
 
     def _to_int16(self, samples: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
         if samples.dtype.kind == "f" and samples.size and float(np.abs(samples).max()) > 1.0:
-            raise wrong_content(
-                self, f"samples up to {float(np.abs(samples).max()):g}", "floats in [-1, 1] for 16 bits"
+            raise self._wrong_content(
+                f"samples up to {float(np.abs(samples).max()):g}", "floats in [-1, 1] for 16 bits"
             )
         return _to_int16(samples)
 
@@ -235,19 +213,19 @@ class AudioField(Field):
 
         if samples.shape[1] > MAX_FLAC_CHANNELS or rate > MAX_FLAC_RATE:
             found = f"{samples.shape[1]} channels at {rate} Hz"
-            raise wrong_content(self, found, f"up to {MAX_FLAC_CHANNELS} channels and {MAX_FLAC_RATE} Hz for FLAC")
+            raise self._wrong_content(found, f"up to {MAX_FLAC_CHANNELS} channels and {MAX_FLAC_RATE} Hz for FLAC")
         target = io.BytesIO()
         try:
             soundfile.write(target, samples, rate, format="FLAC", subtype="PCM_16")
         except (soundfile.SoundFileError, ValueError) as error:
-            raise wrong_content(self, f"{describe(samples)} at {rate} Hz ({error})", "what FLAC can hold") from error
+            raise self._wrong_content(f"{describe(samples)} at {rate} Hz ({error})", "what FLAC can hold") from error
         return target.getvalue()
 
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> Audio:
         """Give `Audio`; samples may be a read-only view of the payload."""
-        rate, num_channels, codec, _, num_frames = self._unpack_record(metadata)
+        rate, num_channels, codec, num_frames = self._unpack_record(metadata)
         if codec not in _CODEC_NAMES:
             raise corrupt("sound is of an unknown codec", found=codec, expected=f"one of {_CODEC_NAMES}")
         if num_frames > self.max_frames:
@@ -267,11 +245,10 @@ class AudioField(Field):
         raw = _RAW_DTYPES.get(codec)
         if raw is None:
             return Audio(_decode_file(view, _CODEC_NAMES[codec], shape, rate, np.dtype(self.decoded)), rate)
-        if len(view) != num_frames * num_channels * raw.itemsize:
-            expected = num_frames * num_channels * raw.itemsize
+        expected = num_frames * num_channels * raw.itemsize
+        if len(view) != expected:
             raise truncated("sound is not as long as its record says", found=len(view), expected=expected)
-        samples = (np.frombuffer(view, dtype=raw) if num_frames else np.empty(0, dtype=raw)).reshape(shape)
-        samples.flags.writeable = False
+        samples = stored_array(view, raw, shape)
         if self.decoded == "float32":
             return Audio(_to_float(samples), rate)
         if raw.kind == "f" and not np.isfinite(samples).all():
@@ -280,7 +257,7 @@ class AudioField(Field):
 
     def facts(self, metadata: Buffer, data: Buffer) -> Iterator[MediaLength]:
         """The duration."""
-        rate, _, _, _, num_frames = self._unpack_record(metadata)
+        rate, _, _, num_frames = self._unpack_record(metadata)
         if rate:
             yield MediaLength(num_frames / rate)
 

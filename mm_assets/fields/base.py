@@ -15,26 +15,30 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import ConfigError, CorruptError, EncodeError, TruncatedError
+from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError, TruncatedError
 from mm_assets.fields.facts import Fact
 from mm_assets.media.content_types import Buffer
+from mm_assets.summaries import summary_repr
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
     "JSON",
+    "MAX_DATA",
     "PAYLOAD",
     "ArraySpec",
+    "ArrayValue",
     "Buffer",
     "Encoded",
     "Field",
@@ -45,18 +49,24 @@ __all__ = [
     "batch_array",
     "config_error",
     "corrupt",
+    "decode_utf8",
     "describe",
     "is_int",
     "parse_json",
+    "same_value",
+    "stored_array",
     "truncated",
-    "wrong_content",
-    "wrong_value",
 ]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 Out: TypeAlias = npt.NDArray[Any] | Mapping[str, npt.NDArray[Any]]
 """What a batch is decoded into: one array, or several by name."""
 
 JSON = Any  # a JSON value; Python's type system has no finite name for it that is worth its cost in casts
+
+MAX_DATA = 2**32 - 1  # bytes: a container's payload size is uint32
 
 PAYLOAD = "<payload>"
 """The path in a field's `FormatError`: a field does not know its file, and the dataset replaces it."""
@@ -125,16 +135,6 @@ def describe(value: object) -> str:
     return type(value).__name__
 
 
-def wrong_value(field: object, value: object, expected: str) -> EncodeError:
-    """An `EncodeError` that names the field, describes the value, and says what was expected."""
-    return wrong_content(field, describe(value), expected)
-
-
-def wrong_content(field: object, found: str, expected: str) -> EncodeError:
-    """An `EncodeError` that names the field, with words for what was found and what was expected."""
-    return EncodeError(f"{type(field).__name__}: found {found}, expected {expected}")
-
-
 def corrupt(detail: str, *, found: object = None, expected: object = None) -> CorruptError:
     """A `CorruptError` of a payload."""
     return CorruptError(PAYLOAD, detail, found=found, expected=expected)
@@ -163,10 +163,49 @@ def parse_json(text: str, expected: str) -> JSON:
         raise EncodeError(f"found the text {text[:40]!r}, expected {expected}") from error
 
 
+def decode_utf8(data: Buffer) -> str:
+    """The text of stored bytes; `CorruptError` for bytes that are not UTF-8."""
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise corrupt(f"text is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def stored_array(data: Buffer, dtype: npt.DTypeLike, shape: tuple[int, ...], *, offset: int = 0) -> npt.NDArray[Any]:
+    """A read-only view of stored elements; `ValueError` for a shape that NumPy cannot hold, or data that is shorter."""
+    size = math.prod(shape)  # NumPy makes no view of no bytes
+    array = np.frombuffer(data, dtype, size, offset).reshape(shape) if size else np.empty(shape, dtype)
+    array.flags.writeable = False
+    return array
+
+
 def as_bytes_view(value: Buffer) -> memoryview:
     """The bytes of a buffer, uncopied."""
     view = memoryview(value)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def same_value(one: object, other: object) -> bool:
+    """Equality, of arrays by their elements."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
+    return one == other
+
+
+class ArrayValue:
+    """A base of dataclasses that hold arrays: equal by `same_value`, without a hash, shown in a few words."""
+
+    __slots__ = ()
+
+    __repr__ = summary_repr
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]  # a subclass is one
+        return all(same_value(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +213,8 @@ class Field(ABC):
     """How one packed modality is encoded.
 
     A subclass is a frozen dataclass with a `TYPE_ID`, a `metadata_type`, `encode` and `decode`. Its attributes hold
-    JSON values (tuples are stored as lists), or the subclass overrides `config`.
+    JSON values (tuples are stored as lists), or the subclass overrides `config`. A property that does not depend on
+    them may be overridden by a class variable.
     """
 
     TYPE_ID: ClassVar[int]
@@ -236,10 +276,7 @@ class Field(ABC):
         """
         if not self.PARTS or not isinstance(value, dict):
             return value
-        unknown = [part for part in value if part not in self.PARTS]
-        if unknown:
-            parts = ", ".join(self.PARTS)
-            raise EncodeError(f"found the part {unknown[0]!r}, expected parts of {type(self).__name__}: {parts}")
+        self._expect_parts(value)
         return self.assemble(
             {
                 part: list(enumerate(content)) if self.PARTS[part].many and isinstance(content, list) else content
@@ -302,13 +339,22 @@ class Field(ABC):
 
         None where the batch's arrays are the column, or without a `value_layout` the stored data.
         """
-        return None
+        from mm_assets.fields.arrow import list_type
+
+        return None if self._element is None else list_type(self._element)
 
     def to_arrow(self, values: Sequence[Any], datas: Sequence[Buffer | None]) -> pa.Array | pa.ChunkedArray:
         """A column of `arrow_type` from values, None where absent, or from their stored data."""
         import pyarrow as pa
 
-        return pa.array(values, self.arrow_type)
+        from mm_assets.fields.arrow import list_column
+
+        return pa.array(values, self.arrow_type) if self._element is None else list_column(values, self._element)
+
+    @property
+    def _element(self) -> ArraySpec | None:
+        """Shape and dtype of each element where a value is an array of any length; None for other values."""
+        return None
 
     @property
     def value_layout(self) -> ArraySpec | Mapping[str, ArraySpec] | None:
@@ -385,20 +431,13 @@ class Field(ABC):
                 for record, data in zip(records, datas, strict=True)
             ]
             return values, present
-        if isinstance(target, dict):
-            for index, data in enumerate(datas):
-                rows = {name: array[index, ...] for name, array in target.items()}
-                if data is not None:
-                    self._decode_into_several(memoryview(records[index]), data, rows)
-                    continue
-                for row in rows.values():
-                    row[...] = 0
-            return target, present
+        several = target if isinstance(target, dict) else {"": target}
+        for array in several.values():
+            array[~present] = 0
         for index, data in enumerate(datas):
-            if data is None:
-                target[index] = 0
-            else:
-                self._decode_into(memoryview(records[index]), data, target[index, ...])
+            if data is not None:
+                rows = {name: array[index, ...] for name, array in several.items()}
+                self._decode_into(memoryview(records[index]), data, rows if isinstance(target, dict) else rows[""])
         return target, present
 
     def _check_batch(self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer | None]) -> npt.NDArray[np.bool_]:
@@ -423,29 +462,27 @@ class Field(ABC):
             raise ValueError(f"out has {found}, expected arrays {sorted(layout)}")
         return {name: batch_array(count, one, out[name], f"out[{name!r}]") for name, one in layout.items()}
 
-    def _decode_into(self, metadata: Buffer, data: Buffer, target: npt.NDArray[Any]) -> None:
-        """Decode one value into its row; fields whose codec can write in place override this."""
+    def _decode_into(self, metadata: Buffer, data: Buffer, target: Any) -> None:
+        """Decode one value into its row of a batch, every element of it.
+
+        The row is an array, or a mapping of arrays where `value_layout` is one. A field whose codec can write in place
+        overrides this, and so does one with a mapping.
+        """
+        if isinstance(target, Mapping):
+            raise NotImplementedError(f"{type(self).__name__} has several arrays per batch and does not fill them")
         target[...] = self.decode(metadata, data)
 
-    def _decode_into_several(self, metadata: Buffer, data: Buffer, targets: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Decode one value into its rows by name, writing every element: for a field whose batch is several arrays."""
-        raise NotImplementedError(f"{type(self).__name__} has several arrays a batch and must say how they are filled")
-
     def _pack_record(self, *values: Any) -> bytes:
-        layout = _record_struct(self.metadata_type)
-        return layout.pack(*values) if layout else np.array(values, dtype=self.metadata_type).tobytes()
+        """The metadata record of values in the order of `metadata_type`: without pads, arrays as their elements."""
+        return _record_struct(self.metadata_type).pack(*values)
 
     def _unpack_record(self, metadata: Buffer | np.void) -> tuple[Any, ...]:
-        """The record's values as Python objects, in the order of `metadata_type`."""
-        if isinstance(metadata, np.void):
-            metadata = metadata.tobytes()
-        view = as_bytes_view(metadata)
-        kind = self.metadata_type
-        if len(view) != kind.itemsize:
-            raise truncated("metadata record is of the wrong size", found=len(view), expected=kind.itemsize)
-        layout = _record_struct(kind)
-        values: tuple[Any, ...] = layout.unpack(view) if layout else np.frombuffer(view, dtype=kind)[0].item()
-        return values
+        """The record's values as Python objects, as `_pack_record` takes them; texts with their trailing zeros."""
+        view = as_bytes_view(metadata.tobytes() if isinstance(metadata, np.void) else metadata)
+        layout = _record_struct(self.metadata_type)
+        if len(view) != layout.size:
+            raise truncated("metadata record is of the wrong size", found=len(view), expected=layout.size)
+        return layout.unpack(view)
 
     @property
     def config(self) -> dict[str, JSON]:
@@ -477,19 +514,92 @@ class Field(ABC):
                 raise ConfigError("arguments", name, f"is missing, and {cls.__name__} needs it")
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in config.items()})
 
+    # --- for the code of subclasses -----------------------------------------------------------------------------------
+
+    def _wrong_value(self, value: object, expected: str) -> EncodeError:
+        """An `EncodeError` that names the field, describes the value, and says what was expected."""
+        return self._wrong_content(describe(value), expected)
+
+    def _wrong_content(self, found: str, expected: str) -> EncodeError:
+        """An `EncodeError` that names the field, with words for what was found and what was expected."""
+        return EncodeError(f"{type(self).__name__}: found {found}, expected {expected}")
+
+    def _wrong_setting(self, name: str, expected: str) -> ConfigError:
+        """A `ConfigError` that shows a setting's value and says what was expected."""
+        return config_error(name, getattr(self, name), expected)
+
+    def _expect_choice(self, name: str, choices: Iterable[object]) -> None:
+        """Refuse a setting that is none of `choices`."""
+        if getattr(self, name) not in tuple(choices):
+            raise self._wrong_setting(name, f"one of {', '.join(map(str, choices))}")
+
+    def _expect_int(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
+        """Refuse a setting that is not an integer from `low` to `high`, or None if that is allowed."""
+        value = getattr(self, name)
+        if not (is_int(value, low, high) or (optional and value is None)):
+            raise self._wrong_setting(name, f"an integer from {low} to {high}" + (", or None" if optional else ""))
+
+    def _expect_bool(self, name: str) -> None:
+        """Refuse a setting that is not true or false."""
+        if not isinstance(getattr(self, name), bool):
+            raise self._wrong_setting(name, "true or false")
+
+    def _expect_size(self, name: str, max_side: int, *, max_pixels: int | None = None) -> None:
+        """Refuse a setting that is not None or (height, width) within the limits, and make it a tuple."""
+        value = getattr(self, name)
+        if value is None:
+            return
+        is_pair = isinstance(value, tuple | list) and len(value) == 2
+        if not is_pair or not all(is_int(side, 1, max_side) for side in value):
+            raise self._wrong_setting(name, f"(height, width), integers from 1 to {max_side}, or None")
+        if max_pixels is not None and value[0] * value[1] > max_pixels:
+            raise self._wrong_setting(name, f"at most max_pixels ({max_pixels}) pixels")
+        object.__setattr__(self, name, tuple(value))
+
+    def _expect_data_size(self, size: int) -> None:
+        """Refuse a value whose data is larger than a container can hold."""
+        if size > MAX_DATA:
+            raise self._wrong_content(f"{size} bytes of data", f"at most {MAX_DATA}")
+
+    def _expect_parts(self, contents: Mapping[str, Any]) -> None:
+        """Refuse contents with a part that is unknown, or without one that is needed."""
+        parts = f"parts of {type(self).__name__}: {', '.join(self.PARTS)}"
+        for part in contents:
+            if part not in self.PARTS:
+                raise EncodeError(f"found the part {part!r}, expected {parts}")
+        for part, facts in self.PARTS.items():
+            if facts.needed and contents.get(part) is None:
+                raise EncodeError(f"found no {part}, expected {parts}")
+
+    def _within(self, place: str, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call a method on a part of a value or payload: its errors then name this field, and the place of the part."""
+        try:
+            return method(*args, **kwargs)
+        except EncodeError as error:
+            where = f"{type(self).__name__}, {place}" if place else type(self).__name__
+            raise EncodeError(f"{where}: {error}") from error
+        except FormatError as error:
+            detail = f"{place}: {error.detail}"
+            raise type(error)(error.path, detail, found=error.found, expected=error.expected) from error
+
 
 _STRUCT_CODES = {"|u1": "B", "|i1": "b", "<u2": "H", "<i2": "h", "<u4": "I", "<i4": "i", "<u8": "Q", "<i8": "q"}
-_STRUCT_CODES |= {"<f4": "f", "<f8": "d"}
+_STRUCT_CODES |= {"<f2": "e", "<f4": "f", "<f8": "d", "|b1": "?"}
 
 
 @functools.lru_cache(maxsize=256)
-def _record_struct(kind: np.dtype[np.void]) -> struct.Struct | None:
-    """Packs and unpacks a record to the same values as NumPy, several times faster; None for other element types."""
-    parts = [kind[name].str for name in kind.names or ()]
-    if not parts or any(part not in _STRUCT_CODES for part in parts):
-        return None
-    layout = struct.Struct("<" + "".join(_STRUCT_CODES[part] for part in parts))
-    return layout if layout.size == kind.itemsize else None
+def _record_struct(kind: np.dtype[np.void]) -> struct.Struct:
+    """Packs and unpacks a record as Python objects, several times faster than NumPy."""
+    codes = "<"
+    for name in kind.names or ():
+        part = kind[name]
+        if name == "_pad":
+            codes += f"{part.itemsize}x"
+        elif part.kind in "SV" and not part.shape:
+            codes += f"{part.itemsize}s"
+        else:
+            codes += f"{math.prod(part.shape)}{_STRUCT_CODES[part.base.str]}"
+    return struct.Struct(codes)
 
 
 def batch_array(count: int, layout: ArraySpec, out: Out | None, name: str) -> npt.NDArray[Any]:

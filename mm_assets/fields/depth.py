@@ -13,22 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import EncodeError, MediaError, optional_import
-from mm_assets.fields.base import (
-    ArraySpec,
-    Encoded,
-    Field,
-    as_bytes_view,
-    config_error,
-    corrupt,
-    describe,
-    is_int,
-    truncated,
-    wrong_content,
-    wrong_value,
-)
+from mm_assets.errors import MediaError, optional_import
+from mm_assets.fields.base import ArraySpec, Encoded, Field, as_bytes_view, corrupt, describe, stored_array, truncated
 from mm_assets.fields.image_decode import PILLOW_ERRORS
-from mm_assets.fields.ndarray import NDArrayField
+from mm_assets.fields.ndarray import array_of_npy, is_npy
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
 
@@ -37,9 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DepthField"]
 
-# docs/fields.md, type 11
-_RECORD = np.dtype([("height", "<u4"), ("width", "<u4"), ("codec", "u1"), ("dtype", "u1"), ("_pad", "u1", (6,))])
-_NO_PAD = (0,) * 6
 _CODECS = {"png": 1, "tiff": 2, "raw": 3, "zstd": 4}
 _CODEC_NAMES = {number: name for name, number in _CODECS.items()}
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<u2"), 2: np.dtype("<f4")}
@@ -48,7 +33,6 @@ _ENCODINGS = ("keep", "png", "raw", "zstd")
 
 DEFAULT_MAX_PIXELS = 178_956_970  # as ImageField has it
 _ZSTD_LEVEL = 3  # zstd's own default; a fixed one, since the bytes of a file depend on it
-_NPY_MAGIC = b"\x93NUMPY"
 # (tag, default): bits a sample; photometric, of which 0 would turn near into far; compression; a tile's sides
 _TIFF_TAGS = ((258, 1), (262, None), (259, 1), (322, 0), (323, 0))
 _MAX_TILE_PIXELS = 2**26  # a tile is decoded whole, however small the image is
@@ -76,6 +60,10 @@ class DepthField(Field):
 
     TYPE_ID: ClassVar[int] = 11
     TAKES_JSON: ClassVar[bool] = False
+    metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
+        [("height", "<u4"), ("width", "<u4"), ("codec", "u1"), ("dtype", "u1"), ("_pad", "u1", (6,))]
+    )
+    decodes_in_parallel: ClassVar[bool] = True  # the decoders release the interpreter lock
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
 
     encoding: str = "keep"
@@ -87,45 +75,24 @@ class DepthField(Field):
     max_pixels: int = DEFAULT_MAX_PIXELS
 
     def __post_init__(self) -> None:
-        if self.encoding not in _ENCODINGS:
-            raise config_error("encoding", self.encoding, f"one of {', '.join(_ENCODINGS)}")
-        if self.dtype is not None and self.dtype not in _DTYPE_NUMBERS:
-            raise config_error("dtype", self.dtype, "uint16, float32 or None")
+        self._expect_choice("encoding", _ENCODINGS)
+        self._expect_choice("dtype", (*_DTYPE_NUMBERS, None))
         if self.encoding == "png" and self.dtype == "float32":
-            raise config_error("encoding", self.encoding, "zstd or raw: PNG has no float32")
-        if not is_int(self.max_pixels, 1, 2**40):
-            raise config_error("max_pixels", self.max_pixels, "an integer from 1 to 2**40")
-        if self.size is not None:
-            ok = isinstance(self.size, tuple | list) and len(self.size) == 2
-            if not ok or not all(is_int(side, 1, 2**31 - 1) for side in self.size):
-                raise config_error("size", self.size, "(height, width), integers from 1")
-            if self.size[0] * self.size[1] > self.max_pixels:
-                raise config_error("size", self.size, f"at most max_pixels ({self.max_pixels}) pixels")
-            object.__setattr__(self, "size", tuple(self.size))
-        if self.decoded not in ("stored", "metres"):
-            raise config_error("decoded", self.decoded, "stored or metres")
+            raise self._wrong_setting("encoding", "zstd or raw: PNG has no float32")
+        self._expect_int("max_pixels", 1, 2**40)
+        self._expect_size("size", 2**31 - 1, max_pixels=self.max_pixels)
+        self._expect_choice("decoded", ("stored", "metres"))
         step = self.metres_per_step
         if step is not None:
             is_number = isinstance(step, int | float) and not isinstance(step, bool)
             if not is_number or not 1e-12 <= step <= 1e12:
-                raise config_error("metres_per_step", step, "metres, a number from 1e-12 to 1e12, or None")
+                raise self._wrong_setting("metres_per_step", "metres, a number from 1e-12 to 1e12, or None")
             object.__setattr__(self, "metres_per_step", float(step))
         elif self.decoded == "metres":
-            raise config_error("metres_per_step", step, "what a stored 1 is in metres, to decode to metres")
-        if self.invalid is not None and not is_int(self.invalid, 0, 65_535):
-            raise config_error("invalid", self.invalid, "an integer from 0 to 65535, or None")
+            raise self._wrong_setting("metres_per_step", "what a stored 1 is in metres, to decode to metres")
+        self._expect_int("invalid", 0, 65_535, optional=True)
         if self.invalid is not None and self.dtype == "float32":
-            raise config_error("invalid", self.invalid, "None: with float32 NaN says so")
-
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 16 bytes."""
-        return _RECORD
-
-    @property
-    def keeps_bytes(self) -> bool:
-        """No: files are, with the encoding ``keep``, but ``.npy`` bytes are read as the array that they hold."""
-        return False
+            raise self._wrong_setting("invalid", "None: with float32 NaN says so")
 
     @property
     def value_layout(self) -> ArraySpec | None:
@@ -134,16 +101,11 @@ class DepthField(Field):
             return None
         return ArraySpec(self.size, np.dtype("float32" if self.decoded == "metres" else self.dtype))
 
-    @property
-    def decodes_in_parallel(self) -> bool:
-        """Yes: the decoders release the interpreter lock."""
-        return True
-
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: npt.NDArray[Any] | Buffer) -> Encoded:
         """Take a map, or a file's bytes."""
-        if not isinstance(value, bytes | bytearray | memoryview) or _is_npy(value):
+        if not isinstance(value, Buffer) or is_npy(value):
             return self._encode_map(self._check_map(value))
         data = bytes(value)
         codec, dtype, size = self._probe(data)
@@ -152,12 +114,12 @@ class DepthField(Field):
         try:
             values = _decode_file(data, codec, size, dtype)
         except ValueError as error:  # a FormatError is one: the bytes are the caller's here
-            raise wrong_content(self, f"{codec} bytes that cannot be decoded ({error})", "a map") from error
+            raise self._wrong_content(f"{codec} bytes that cannot be decoded ({error})", "a map") from error
         return self._encode_map(values)
 
     def check(self, value: npt.NDArray[Any] | Buffer) -> None:
         """Read the header of a file that is stored unchanged, and an array's extent; decode other files."""
-        is_file = isinstance(value, bytes | bytearray | memoryview) and not _is_npy(value)
+        is_file = isinstance(value, Buffer) and not is_npy(value)
         if not is_file:
             self._codec_of(self._check_map(value))
         elif self.encoding == "keep":
@@ -166,7 +128,7 @@ class DepthField(Field):
             self.encode(value)
 
     def _record(self, size: tuple[int, int], codec: str, dtype: np.dtype[Any]) -> bytes:
-        return self._pack_record(*size, _CODECS[codec], _DTYPE_NUMBERS[dtype.name], _NO_PAD)
+        return self._pack_record(*size, _CODECS[codec], _DTYPE_NUMBERS[dtype.name])
 
     def _probe(self, data: bytes) -> tuple[str, np.dtype[Any], tuple[int, int]]:
         """Codec, dtype and (height, width) of a file, by its header."""
@@ -174,22 +136,22 @@ class DepthField(Field):
         try:
             info = probe_image(data)
         except MediaError as error:
-            raise wrong_content(self, f"bytes that are not an image ({error.reason})", expected) from error
+            raise self._wrong_content(f"bytes that are not an image ({error.reason})", expected) from error
         size = (info.height, info.width)
         words = f"{info.codec} of {info.bit_depth} bits and {info.channels} channels"
         if info.codec not in ("png", "tiff") or info.bit_depth not in (16, 32) or info.channels != 1:
-            raise wrong_content(self, f"{words} when decoded", expected)
+            raise self._wrong_content(f"{words} when decoded", expected)
         if info.num_frames != 1:
-            raise wrong_content(self, f"{info.codec} of {info.num_frames} pages", "one page")
+            raise self._wrong_content(f"{info.codec} of {info.num_frames} pages", "one page")
         self._check_extent(size)
         dtype = _DTYPES[1]
         if info.codec == "tiff":
             if info.orientation != 1:
-                raise wrong_content(self, f"tiff of orientation {info.orientation}", "one that is stored upright")
+                raise self._wrong_content(f"tiff of orientation {info.orientation}", "one that is stored upright")
             told = self._dtype_of_tiff(data)
             if told is None:
                 found = f"{words}, of another kind of numbers, compressed big-endian floats, or huge tiles"
-                raise wrong_content(self, found, expected)
+                raise self._wrong_content(found, expected)
             dtype = told
         self._check_dtype(dtype)
         return info.codec, dtype, size
@@ -199,38 +161,34 @@ class DepthField(Field):
             with _open_with_pillow(data, "tiff") as image:
                 return _tiff_dtype(image)
         except PILLOW_ERRORS as error:
-            raise wrong_content(self, f"tiff bytes that cannot be read ({error})", "a TIFF") from error
+            raise self._wrong_content(f"tiff bytes that cannot be read ({error})", "a TIFF") from error
 
     def _check_map(self, value: object) -> npt.NDArray[Any]:
-        if isinstance(value, bytes | bytearray | memoryview):
-            npy = NDArrayField()
-            try:
-                value = npy.decode(*npy.encode(value))
-            except EncodeError as error:
-                raise wrong_content(self, f".npy bytes ({error})", "an array of depths") from error
+        if isinstance(value, Buffer):
+            value = self._within("", array_of_npy, value)
         if not isinstance(value, np.ndarray) or value.dtype.newbyteorder("<") not in _DTYPES.values():
-            raise wrong_value(self, value, "a map of uint16 or float32, or a PNG's or TIFF's bytes (nothing is cast)")
+            raise self._wrong_value(value, "a map of uint16 or float32, or a PNG's or TIFF's bytes (nothing is cast)")
         if value.ndim != 2 or 0 in value.shape:
-            raise wrong_value(self, value, "shape (H, W) without a zero")
+            raise self._wrong_value(value, "shape (H, W) without a zero")
         self._check_extent(value.shape)
         self._check_dtype(value.dtype)
         return value
 
     def _check_extent(self, size: tuple[int, ...]) -> None:
         if size[0] * size[1] > self.max_pixels:
-            raise wrong_content(self, f"{size[0]} x {size[1]} pixels", f"at most {self.max_pixels} (max_pixels)")
+            raise self._wrong_content(f"{size[0]} x {size[1]} pixels", f"at most {self.max_pixels} (max_pixels)")
         if self.size is not None and size != self.size:
-            raise wrong_content(self, f"{size[0]} x {size[1]} pixels", f"{self.size} (nothing is resized)")
+            raise self._wrong_content(f"{size[0]} x {size[1]} pixels", f"{self.size} (nothing is resized)")
 
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         if self.dtype is not None and dtype.name != self.dtype:
-            raise wrong_content(self, f"a map of {dtype.name}", f"{self.dtype} (nothing is cast)")
+            raise self._wrong_content(f"a map of {dtype.name}", f"{self.dtype} (nothing is cast)")
 
     def _codec_of(self, values: npt.NDArray[Any]) -> str:
         if self.encoding == "keep":
             return "png" if values.dtype.kind == "u" else "zstd"
         if self.encoding == "png" and values.dtype.kind == "f":
-            raise wrong_value(self, values, "uint16 for PNG; float32 is stored by keep, zstd or raw")
+            raise self._wrong_value(values, "uint16 for PNG; float32 is stored by keep, zstd or raw")
         return self.encoding
 
     def _encode_map(self, values: npt.NDArray[Any]) -> Encoded:
@@ -243,7 +201,7 @@ class DepthField(Field):
             try:
                 Image.fromarray(stored).save(target, format="PNG")
             except (ValueError, OSError) as error:  # a side longer than the codec can hold
-                raise wrong_content(self, f"{describe(values)} ({error})", "what PNG can hold") from error
+                raise self._wrong_content(f"{describe(values)} ({error})", "what PNG can hold") from error
             data = target.getvalue()
         elif codec == "zstd":
             with optional_import("zstandard", "DepthField with zstd"):
@@ -276,7 +234,7 @@ class DepthField(Field):
         return target
 
     def _stored(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
-        height, width, codec, number, _ = self._unpack_record(metadata)
+        height, width, codec, number = self._unpack_record(metadata)
         if codec not in _CODEC_NAMES:
             raise corrupt("map is of an unknown codec", found=codec, expected=f"one of {_CODEC_NAMES}")
         dtype = _DTYPES.get(number)
@@ -295,13 +253,7 @@ class DepthField(Field):
             view = _decompress(view, num_bytes)
         if len(view) != num_bytes:
             raise truncated("map is not as long as its record says", found=len(view), expected=num_bytes)
-        values: npt.NDArray[Any] = np.frombuffer(view, dtype=dtype).reshape(height, width)
-        values.flags.writeable = False
-        return values
-
-
-def _is_npy(value: Buffer) -> bool:
-    return bytes(as_bytes_view(value)[: len(_NPY_MAGIC)]) == _NPY_MAGIC
+        return stored_array(view, dtype, (height, width))
 
 
 def _decompress(data: memoryview, num_bytes: int) -> memoryview:

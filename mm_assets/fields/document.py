@@ -7,49 +7,32 @@ layout is a table of columns before them, so that it can be read without decodin
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import EncodeError, FormatError, MediaError
-from mm_assets.fields.base import (
-    JSON,
-    Encoded,
-    Field,
-    Item,
-    Part,
-    as_bytes_view,
-    config_error,
-    corrupt,
-    describe,
-    wrong_content,
-    wrong_value,
-)
+from mm_assets.errors import EncodeError, MediaError
+from mm_assets.fields.base import JSON, ArrayValue, Encoded, Field, Item, Part, corrupt, describe, same_value
 from mm_assets.fields.document_payload import RECORD, Head, OpenDocument, check_places, write_document
 from mm_assets.fields.facts import Boxes, Fact
 from mm_assets.fields.image import ImageField
+from mm_assets.fields.plain import json_of_utf8
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
 from mm_assets.media.page_layouts import AUTO, LAYOUTS, LayoutMap, layout_map, read_layout
 from mm_assets.media.text_boxes import MAX_COORDINATE, Numbers, PageLayout
-from mm_assets.summaries import summary_repr
 
 __all__ = ["Document", "DocumentField"]
 
-_T = TypeVar("_T")
-
 _KEPT = ImageField()
-_OUTSIDE = ("error", "clip", "keep")
-_MAX_DATA = 2**32 - 1  # a container's payload size is uint32
 _MAX_POSITION = 2**31 - 1  # positions are int32, as in the row table
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Document:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Document(ArrayValue):
     """Page images and their layout.
 
     Attributes:
@@ -63,8 +46,6 @@ class Document:
     layout: PageLayout | None = None
     positions: Sequence[int] | None = None
 
-    __repr__ = summary_repr
-
     def __eq__(self, other: object) -> bool:
         """Whether pages (pixels, or bytes), their positions and the layout are equal."""
         if not isinstance(other, Document):
@@ -73,7 +54,7 @@ class Document:
             return False
         if (self.pages is None) != (other.pages is None):
             return False
-        return all(map(_same_page, self.pages or (), other.pages or ()))
+        return all(map(same_value, self.pages or (), other.pages or ()))
 
     @property
     def page_positions(self) -> list[int]:
@@ -105,6 +86,7 @@ class DocumentField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 52
+    metadata_type: ClassVar[np.dtype[np.void]] = RECORD
     FACTS: ClassVar[tuple[type[Fact], ...]] = (Boxes,)
     TAKES_CONTENT: ClassVar[bool] = False
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pages", "max_words", "max_pixels")
@@ -120,23 +102,15 @@ class DocumentField(Field):
 
     def __post_init__(self) -> None:
         if not isinstance(self.image, ImageField):
-            raise config_error("image", self.image, "settings of ImageField")
+            raise self._wrong_setting("image", "settings of ImageField")
         if not isinstance(self.layout, LayoutMap) and self.layout not in (AUTO, *LAYOUTS):
             names = ", ".join((AUTO, *LAYOUTS))
-            raise config_error("layout", self.layout, f"{names}, or a description of a JSON layout")
-        if self.outside not in _OUTSIDE:
-            raise config_error("outside", self.outside, f"one of {', '.join(_OUTSIDE)}")
-        if not isinstance(self.normalize, bool):
-            raise config_error("normalize", self.normalize, "true or false")
-        for name, most in (("max_pages", 2**16), ("max_words", 2**31 - 1), ("max_pixels", 2**40)):
-            limit = getattr(self, name)
-            if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= most:
-                raise config_error(name, limit, f"an integer from 1 to {most}")
-
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 32 bytes."""
-        return RECORD
+            raise self._wrong_setting("layout", f"{names}, or a description of a JSON layout")
+        self._expect_choice("outside", ("error", "clip", "keep"))
+        self._expect_bool("normalize")
+        self._expect_int("max_pages", 1, 2**16)
+        self._expect_int("max_words", 1, 2**31 - 1)
+        self._expect_int("max_pixels", 1, 2**40)
 
     @property
     def decodes_in_parallel(self) -> bool:
@@ -171,34 +145,30 @@ class DocumentField(Field):
         A JSON value without layout gives a document without one where `layout` is ``auto``; a file that is given as
         the layout must hold one.
         """
-        if not set(contents) <= set(self.PARTS):
-            raise wrong_content(self, f"parts {sorted(contents)}", f"some of {', '.join(self.PARTS)}")
+        self._expect_parts(contents)
         pairs = contents.get("pages")
         if pairs is not None and not (isinstance(pairs, list) and all(isinstance(pair, tuple) for pair in pairs)):
-            raise wrong_content(self, f"{describe(pairs)} as pages", "a list of (position, image file)")
+            raise self._wrong_content(f"{describe(pairs)} as pages", "a list of (position, image file)")
         pages = None if pairs is None else [content for _, content in pairs]
         found = contents.get("layout")
         layout = None if found is None else self._read_layout(found, pages)
         if pages is None and layout is None:
-            raise wrong_content(self, "neither pages nor a layout", "at least one of them")
+            raise self._wrong_content("neither pages nor a layout", "at least one of them")
         return Document(pages, layout, None if pairs is None else [position for position, _ in pairs])
 
     def _read_layout(self, found: Any, pages: list[Buffer] | None) -> PageLayout | None:
-        is_file = isinstance(found, bytes | bytearray | memoryview)
+        is_file = isinstance(found, Buffer)
         if is_file:
             try:
-                found = json.loads(str(found, "utf-8"), parse_constant=_refuse_constant)
+                found = json_of_utf8(found)
             except (ValueError, RecursionError) as error:
-                raise wrong_content(self, f"a layout that is not JSON ({error})", "a JSON file") from error
-        try:
-            chosen = layout_map(found, self.layout)
-            if chosen is None:
-                if is_file:
-                    raise wrong_content(self, "a file without layout", "a layout: a file that is given must hold one")
-                return None
-            layout = read_layout(found, chosen, num_pages=None if pages is None else len(pages))
-        except EncodeError as error:
-            raise EncodeError(f"DocumentField: {error}") from error
+                raise self._wrong_content(f"a layout that is not JSON ({error})", "a JSON file") from error
+        chosen = self._within("", layout_map, found, self.layout)
+        if chosen is None:
+            if is_file:
+                raise self._wrong_content("a file without layout", "a layout: a file that is given must hold one")
+            return None
+        layout = self._within("", read_layout, found, chosen, num_pages=None if pages is None else len(pages))
         if pages is not None and layout is not None and layout.page_sizes is not None and chosen.box_scale == "pixels":
             self._compare_sizes(layout.page_sizes, pages)
         return layout
@@ -211,7 +181,7 @@ class DocumentField(Field):
                 width, height = told[index].tolist()
                 found = f"a layout for {width} x {height} pixels and an image of {size[0]} x {size[1]} on page {index}"
                 turned = "; set apply_orientation of image to turn it" if size == (height, width) else ""
-                raise wrong_content(self, found, f"the same size, or another box_scale{turned}")
+                raise self._wrong_content(found, f"the same size, or another box_scale{turned}")
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
         """Give each page's image file, and the layout as it is stored."""
@@ -228,51 +198,45 @@ class DocumentField(Field):
         """Take a `Document`."""
         sizes = self._check_pages(value)
         layout, num_outside = self._place(value.layout, sizes)
-        images = []
-        for index, (position, page) in enumerate(zip(value.page_positions, value.pages or (), strict=True)):
-            images.append((position, self._of_page(self.image.encode, index, page)))
+        pages = [self._within(f"page {k}", self.image.encode, page) for k, page in enumerate(value.pages or ())]
+        images = list(zip(value.page_positions, pages, strict=True))
         head, pieces = self._write(images, layout, num_outside)
-        size = sum(map(len, pieces))
-        if size > _MAX_DATA:
-            raise wrong_content(self, f"{size} bytes of data", f"at most {_MAX_DATA}")
-        return Encoded(self._pack_record(*dataclasses.astuple(head)), b"".join(pieces))
+        self._expect_data_size(sum(map(len, pieces)))
+        return Encoded(self._pack_record(*head), b"".join(pieces))
 
     def check(self, value: Document) -> None:
         """Check each page as its field does, and the layout."""
         sizes = self._check_pages(value)
         self._write([], *self._place(value.layout, sizes))
         for index, page in enumerate(value.pages or ()):
-            self._of_page(self.image.check, index, page)
+            self._within(f"page {index}", self.image.check, page)
 
     def _write(
         self, images: list[tuple[int, Encoded]], layout: PageLayout | None, num_outside: int
     ) -> tuple[Head, list[bytes | memoryview]]:
-        try:
-            return write_document(
-                images, layout, num_outside=num_outside, image_record_size=self.image.metadata_type.itemsize
-            )
-        except EncodeError as error:
-            raise EncodeError(f"DocumentField: {error}") from error
+        size = self.image.metadata_type.itemsize
+        return self._within("", write_document, images, layout, num_outside=num_outside, image_record_size=size)
 
     def _check_pages(self, value: Document) -> Numbers | None:
         """The pages' sizes, (p, 2) int32; None without images."""
         if not isinstance(value, Document):
-            raise wrong_value(self, value, "a Document")
+            raise self._wrong_value(value, "a Document")
         if value.layout is not None and not isinstance(value.layout, PageLayout):
-            raise wrong_content(self, f"{describe(value.layout)} as layout", "a PageLayout")
+            raise self._wrong_content(f"{describe(value.layout)} as layout", "a PageLayout")
         if value.pages is None:
             if value.layout is None:
-                raise wrong_content(self, "a document without pages and layout", "at least one of them")
+                raise self._wrong_content("a document without pages and layout", "at least one of them")
             return None
-        if isinstance(value.pages, str | bytes | bytearray | memoryview) or not isinstance(value.pages, Sequence):
-            raise wrong_content(self, f"{describe(value.pages)} as pages", "a list of images")
+        pages: object = value.pages
+        if isinstance(pages, str | Buffer) or not isinstance(pages, Sequence):
+            raise self._wrong_content(f"{describe(pages)} as pages", "a list of images")
         if not 1 <= len(value.pages) <= self.max_pages:
-            raise wrong_content(self, f"{len(value.pages)} pages", f"1 to {self.max_pages} (max_pages)")
+            raise self._wrong_content(f"{len(value.pages)} pages", f"1 to {self.max_pages} (max_pages)")
         self._check_positions(value)
         sizes = [self._page_size(page, index) for index, page in enumerate(value.pages)]
         stored = [self.image.size[0] * self.image.size[1] if self.image.size else w * h for w, h in sizes]
         if sum(stored) > self.max_pixels:
-            raise wrong_content(self, f"{sum(stored)} pixels", f"at most {self.max_pixels} (max_pixels)")
+            raise self._wrong_content(f"{sum(stored)} pixels", f"at most {self.max_pixels} (max_pixels)")
         return np.array(sizes, dtype=np.int32)
 
     def _check_positions(self, value: Document) -> None:
@@ -281,29 +245,23 @@ class DocumentField(Field):
         steps = zip([-1, *positions], [*positions, _MAX_POSITION + 1], strict=True)
         if len(positions) != len(value.pages or ()) or kinds != {True} or any(one >= two for one, two in steps):
             expected = f"one for each page, increasing, from 0, at most {_MAX_POSITION}"
-            raise wrong_content(self, f"positions {positions[:4]}…", expected)
+            raise self._wrong_content(f"positions {positions[:4]}…", expected)
 
     def _page_size(self, page: object, index: int) -> tuple[int, int]:
         """Width and height of a page as it comes, upright where `image` turns it."""
         if isinstance(page, np.ndarray) and page.ndim in (2, 3) and page.size:
             return page.shape[1], page.shape[0]
-        if not isinstance(page, bytes | bytearray | memoryview):
-            raise wrong_content(self, f"{describe(page)} as page {index}", "pixels of uint8 or an image file's bytes")
+        if not isinstance(page, Buffer):
+            raise self._wrong_content(f"{describe(page)} as page {index}", "pixels of uint8 or an image file's bytes")
         try:
             info = probe_image(page)
         except MediaError as error:
-            raise wrong_content(self, f"page {index} that is not an image ({error.reason})", "an image file") from error
+            raise self._wrong_content(f"page {index} that is not an image ({error.reason})", "an image file") from error
         turned = self.image.apply_orientation and info.orientation >= 5
         size = (info.height, info.width) if turned else (info.width, info.height)
         if max(size) > MAX_COORDINATE:
-            raise wrong_content(self, f"page {index} of {size[0]} x {size[1]} pixels", f"sides up to {MAX_COORDINATE}")
+            raise self._wrong_content(f"page {index} of {size[0]} x {size[1]} pixels", f"sides up to {MAX_COORDINATE}")
         return size
-
-    def _of_page(self, method: Callable[[Any], _T], index: int, page: object) -> _T:
-        try:
-            return method(page)
-        except EncodeError as error:
-            raise EncodeError(f"DocumentField, page {index}: {error}") from error
 
     def _place(self, layout: PageLayout | None, image_sizes: Numbers | None) -> tuple[PageLayout | None, int]:
         """The layout with its page sizes, clipped if so set, and how many boxes reach beyond their page."""
@@ -312,20 +270,17 @@ class DocumentField(Field):
         sizes = image_sizes if layout.page_sizes is None else layout.page_sizes
         if sizes is None:
             if len(layout.words) or len(layout.segments):
-                raise wrong_content(self, "words without page images and page_sizes", "one of them, to place boxes by")
+                raise self._wrong_content("words without page images and page_sizes", "one of them, to place boxes by")
             sizes = np.zeros((0, 2), dtype=np.int32)
         if image_sizes is not None and len(sizes) != len(image_sizes):
-            raise wrong_content(self, f"{len(sizes)} page_sizes and {len(image_sizes)} pages", "as many of both")
+            raise self._wrong_content(f"{len(sizes)} page_sizes and {len(image_sizes)} pages", "as many of both")
         for count, limit, what in (
             (len(sizes), self.max_pages, "max_pages"),
             *((len(rows), self.max_words, "max_words") for rows in (layout.words, layout.segments, layout.links)),
         ):
             if count > limit:
-                raise wrong_content(self, f"a layout with {count} entries", f"at most {limit} ({what})")
-        try:
-            outside = check_places(layout, sizes)
-        except EncodeError as error:
-            raise EncodeError(f"DocumentField: {error}") from error
+                raise self._wrong_content(f"a layout with {count} entries", f"at most {limit} ({what})")
+        outside = self._within("", check_places, layout, sizes)
         words, segments = layout.words, layout.segments
         num_outside = sum(int(which.sum()) for which in outside)
         if num_outside and self.outside == "error":
@@ -336,18 +291,10 @@ class DocumentField(Field):
             )
             width, height = sizes[table.pages[which]].tolist()
             found = f"{num_outside} boxes beyond their page, first {what} {which}: {table.boxes[which].tolist()}"
-            raise wrong_content(self, found, f"all within {width} x {height} (see the setting outside)")
+            raise self._wrong_content(found, f"all within {width} x {height} (see the setting outside)")
         if num_outside and self.outside == "clip":
             words, segments = words.clipped(sizes), segments.clipped(sizes)
-        placed = PageLayout(
-            words,
-            segments=segments,
-            word_segments=layout.word_segments,
-            links=layout.links,
-            fields=layout.fields,
-            page_sizes=sizes,
-        )
-        return placed, num_outside
+        return dataclasses.replace(layout, words=words, segments=segments, page_sizes=sizes), num_outside
 
     # --- decode -------------------------------------------------------------------------------------------------------
 
@@ -407,12 +354,7 @@ class DocumentField(Field):
         )
 
     def _decode_image(self, opened: OpenDocument, index: int) -> npt.NDArray[np.uint8]:
-        try:
-            return self.image.decode(*opened.image(index))
-        except FormatError as error:
-            raise type(error)(
-                error.path, f"page {index}: {error.detail}", found=error.found, expected=error.expected
-            ) from error
+        return self._within(f"page {index}", self.image.decode, *opened.image(index))
 
     def _layout_of(self, opened: OpenDocument) -> PageLayout | None:
         if not opened.has_layout:
@@ -425,13 +367,3 @@ class DocumentField(Field):
         if self.outside != "keep" and any(which.any() for which in outside):
             raise corrupt("boxes reach beyond their page", found=sum(int(which.sum()) for which in outside), expected=0)
         return layout.normalized() if self.normalize else layout
-
-
-def _same_page(one: npt.NDArray[np.uint8] | Buffer, other: npt.NDArray[np.uint8] | Buffer) -> bool:
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
-    return as_bytes_view(one) == as_bytes_view(other)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

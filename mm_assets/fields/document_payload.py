@@ -6,16 +6,16 @@ allocated is a small multiple of the bytes that are there.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
-from mm_assets.fields.base import Encoded, as_bytes_view, corrupt, truncated
+from mm_assets.fields.base import Encoded, as_bytes_view, corrupt, decode_utf8, stored_array, truncated
 from mm_assets.fields.plain import JSONField
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.text_boxes import Numbers, PageLayout, TextBoxes
@@ -43,8 +43,7 @@ _JSON = JSONField()
 _OBJECT = _JSON.encode({}).metadata
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """The numbers of a record, from which all offsets follow; in the order of `RECORD`."""
 
     num_pages: int
@@ -55,7 +54,6 @@ class Head:
     num_outside: int
     contents: int
     coordinate_size: int
-    pad: Sequence[int] = (0,) * 6
 
     def columns(self, image_record_size: int) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
         """Name, dtype and shape of each column, in order."""
@@ -87,13 +85,6 @@ class Head:
 
 def _padded(size: int) -> int:
     return (size + 7) & ~7
-
-
-def _size_of(kind: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    size = kind.itemsize
-    for extent in shape:  # in Python's integers, which do not wrap
-        size *= extent
-    return size
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -134,7 +125,7 @@ def write_document(
         head, columns, texts = _layout_columns(head, layout, num_outside)
     placed = head.columns(image_record_size)
     if images:
-        start = sum(_padded(_size_of(kind, shape)) for _, kind, shape in placed) + _padded(len(texts))
+        start = sum(_padded(kind.itemsize * math.prod(shape)) for _, kind, shape in placed) + _padded(len(texts))
         texts = texts.ljust(_padded(len(texts)), b"\0")
         sizes = [start, *(len(image.data) for _, image in images)]
         columns["image_offsets"] = np.array(list(itertools.accumulate(sizes)), dtype="<u8")
@@ -224,16 +215,12 @@ class OpenDocument:
         position = self._layout_start = 0
         self._columns: dict[str, npt.NDArray[Any]] = {}
         for name, kind, shape in head.columns(image_record_size):
-            size = _size_of(kind, shape)
+            size = kind.itemsize * math.prod(shape)
             if position + size > len(self._view):
                 raise truncated("document is shorter than its tables", found=len(self._view), expected=position + size)
             if name == "page_sizes":
                 self._layout_start = position
-            if size:
-                flat = np.frombuffer(self._view, dtype=kind, count=size // kind.itemsize, offset=position)
-                self._columns[name] = flat.reshape(shape)
-            else:
-                self._columns[name] = np.zeros(shape, dtype=kind)
+            self._columns[name] = stored_array(self._view, kind, shape, offset=position)
             position += _padded(size)
         self._layout_end = position
         if has_layout:
@@ -296,7 +283,7 @@ class OpenDocument:
         names = texts[names_start:-1]
         fields = _JSON.decode(_OBJECT, texts[-1].encode("utf-8"))
         try:
-            layout = PageLayout(
+            return PageLayout(
                 self._table("word", texts[:segments_start], names),
                 segments=self._table("segment", texts[segments_start:names_start], names),
                 word_segments=columns["word_segments"],
@@ -306,16 +293,12 @@ class OpenDocument:
             )
         except EncodeError as error:  # a verdict on columns, which are the file's here
             raise corrupt(str(error)) from error
-        return layout
 
     def _texts(self) -> list[str]:
         offsets = self._columns["text_offsets"]
         start = self._layout_end - int(offsets[-1])
         ends = (offsets.astype(np.int64) + start).tolist()
-        try:
-            return [str(self._view[one:two], "utf-8") for one, two in itertools.pairwise(ends)]
-        except UnicodeDecodeError as error:
-            raise corrupt(f"a text is not UTF-8: {error.reason}") from error
+        return [decode_utf8(self._view[one:two]) for one, two in itertools.pairwise(ends)]
 
     def _table(self, what: str, texts: list[str], names: list[str]) -> TextBoxes:
         numbers = self._columns[f"{what}_labels"]

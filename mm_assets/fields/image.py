@@ -8,27 +8,17 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import (
-    ArraySpec,
-    Encoded,
-    Field,
-    as_bytes_view,
-    config_error,
-    corrupt,
-    describe,
-    is_int,
-    wrong_content,
-    wrong_value,
-)
-from mm_assets.fields.image_decode import CODEC_NAMES as _CODEC_NAMES
-from mm_assets.fields.image_decode import CODECS as _CODECS
+from mm_assets.fields.base import ArraySpec, Encoded, Field, as_bytes_view, corrupt, describe, is_int
 from mm_assets.fields.image_decode import (
+    CODEC_NAMES,
+    CODECS,
     INVERSE_ORIENTATION,
     MODES,
     SCALES,
@@ -46,19 +36,7 @@ from mm_assets.media.images import ImageInfo, probe_image
 
 __all__ = ["ImageField"]
 
-# docs/fields.md, type 10
-_RECORD = np.dtype(
-    [
-        ("height", "<u4"),
-        ("width", "<u4"),
-        ("channels", "u1"),
-        ("codec", "u1"),
-        ("bit_depth", "u1"),
-        ("orientation", "u1"),
-        ("num_frames", "<u4"),
-    ]
-)
-_JPEG = _CODECS["jpeg"]
+_JPEG = CODECS["jpeg"]
 _ENCODINGS = ("keep", "jpeg", "png", "webp")
 _SUBSAMPLINGS = ("444", "420")
 _DECODE_MODES = ("exact", "fast")
@@ -100,6 +78,18 @@ class ImageField(Field):
 
     TYPE_ID: ClassVar[int] = 10
     TAKES_JSON: ClassVar[bool] = False
+    metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
+        [
+            ("height", "<u4"),
+            ("width", "<u4"),
+            ("channels", "u1"),
+            ("codec", "u1"),
+            ("bit_depth", "u1"),
+            ("orientation", "u1"),
+            ("num_frames", "<u4"),
+        ]
+    )
+    decodes_in_parallel: ClassVar[bool] = True  # the decoders release the interpreter lock
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
 
     encoding: str = "keep"
@@ -115,52 +105,27 @@ class ImageField(Field):
     decode_mode: str = "exact"
 
     def __post_init__(self) -> None:
-        if self.encoding not in _ENCODINGS:
-            raise config_error("encoding", self.encoding, f"one of {', '.join(_ENCODINGS)}")
-        if not is_int(self.quality, 1, 100):
-            raise config_error("quality", self.quality, "an integer from 1 to 100")
+        self._expect_choice("encoding", _ENCODINGS)
+        self._expect_int("quality", 1, 100)
         if self.subsampling not in _SUBSAMPLINGS:
-            raise config_error("subsampling", self.subsampling, "the text '444' or '420', in YAML with its quotes")
-        if not is_int(self.max_pixels, 1, 2**40):
-            raise config_error("max_pixels", self.max_pixels, "an integer from 1 to 2**40")
+            raise self._wrong_setting("subsampling", "the text '444' or '420', in YAML with its quotes")
+        self._expect_int("max_pixels", 1, 2**40)
         if self.channels is not None and (not is_int(self.channels, 1, 4) or self.channels == 2):
-            raise config_error("channels", self.channels, "1, 3, 4 or None")
-        if not isinstance(self.apply_orientation, bool):
-            raise config_error("apply_orientation", self.apply_orientation, "true or false")
-        if self.size is not None:
-            if not _is_size(self.size):
-                raise config_error("size", self.size, "(height, width), integers from 1 to 65535")
-            if self.encoding == "keep":
-                raise config_error("size", self.size, "None: bytes that are kept keep their size; choose an encoding")
-            if self.size[0] * self.size[1] > self.max_pixels:
-                raise config_error("size", self.size, f"at most max_pixels ({self.max_pixels}) pixels")
-            object.__setattr__(self, "size", tuple(self.size))
+            raise self._wrong_setting("channels", "1, 3, 4 or None")
+        self._expect_bool("apply_orientation")
+        self._expect_size("size", 65_535, max_pixels=self.max_pixels)
+        self._expect_size("decode_size", 65_535, max_pixels=self.max_pixels)
+        if self.size is not None and self.encoding == "keep":
+            raise self._wrong_setting("size", "None: bytes that are kept keep their size; choose an encoding")
         if self.encoding == "jpeg" and self.channels == 4:
-            raise config_error("channels", self.channels, "1, 3 or None: JPEG has no alpha")
-        self._check_decode_settings()
-
-    def _check_decode_settings(self) -> None:
-        if self.decode_resize not in RESIZES:
-            raise config_error("decode_resize", self.decode_resize, f"one of {', '.join(RESIZES)}")
-        if not is_int(self.decode_fill, 0, 255):
-            raise config_error("decode_fill", self.decode_fill, "an integer from 0 to 255")
-        if self.decode_mode not in _DECODE_MODES:
-            raise config_error("decode_mode", self.decode_mode, f"one of {', '.join(_DECODE_MODES)}")
+            raise self._wrong_setting("channels", "1, 3 or None: JPEG has no alpha")
+        self._expect_choice("decode_resize", RESIZES)
+        self._expect_int("decode_fill", 0, 255)
+        self._expect_choice("decode_mode", _DECODE_MODES)
         if self.decode_size is None:
-            for key, default in (("decode_resize", "stretch"), ("decode_fill", 0), ("decode_mode", "exact")):
-                if getattr(self, key) != default:
-                    raise config_error(key, getattr(self, key), f"{default!r}: without decode_size it would do nothing")
-            return
-        if not _is_size(self.decode_size):
-            raise config_error("decode_size", self.decode_size, "(height, width), integers from 1 to 65535")
-        if self.decode_size[0] * self.decode_size[1] > self.max_pixels:
-            raise config_error("decode_size", self.decode_size, f"at most max_pixels ({self.max_pixels}) pixels")
-        object.__setattr__(self, "decode_size", tuple(self.decode_size))
-
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 16 bytes."""
-        return _RECORD
+            for name, default in (("decode_resize", "stretch"), ("decode_fill", 0), ("decode_mode", "exact")):
+                if getattr(self, name) != default:
+                    raise self._wrong_setting(name, f"{default!r}: without decode_size it would do nothing")
 
     @property
     def keeps_bytes(self) -> bool:
@@ -175,24 +140,20 @@ class ImageField(Field):
             return None
         return ArraySpec((*size, self.channels), np.dtype(np.uint8))
 
-    @property
-    def decodes_in_parallel(self) -> bool:
-        """Yes: the decoders release the interpreter lock."""
-        return True
-
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: npt.NDArray[np.uint8] | Buffer) -> Encoded:
         """Take pixels, or an image file's bytes."""
-        if isinstance(value, bytes | bytearray | memoryview):
+        if isinstance(value, Buffer):
             data, info = bytes(value), self._probe(value)
             if self.encoding == "keep":
-                return Encoded(self._record(info), data)
+                facts = (CODECS[info.codec], info.bit_depth, info.orientation, min(info.num_frames, 2**32 - 1))
+                return Encoded(self._pack_record(info.height, info.width, info.channels, *facts), data)
             try:
                 channels = self.channels or info.channels
-                pixels = decode_pixels(data, _CODECS[info.codec], (info.height, info.width), channels)
+                pixels = decode_pixels(data, CODECS[info.codec], (info.height, info.width), channels)
             except ValueError as error:  # a FormatError is one: the bytes are the caller's here
-                raise wrong_content(self, f"{info.codec} bytes that cannot be decoded ({error})", "an image") from error
+                raise self._wrong_content(f"{info.codec} bytes that cannot be decoded ({error})", "an image") from error
             orientation = info.orientation
         else:
             pixels, orientation = self._check_pixels(value), UPRIGHT
@@ -203,13 +164,13 @@ class ImageField(Field):
         codec = "png" if self.encoding == "keep" else self.encoding
         data = self._encode_pixels(pixels, codec)
         height, width, channels = pixels.shape
-        return Encoded(self._pack_record(height, width, channels, _CODECS[codec], 8, orientation, 1), data)
+        return Encoded(self._pack_record(height, width, channels, CODECS[codec], 8, orientation, 1), data)
 
     def check(self, value: npt.NDArray[np.uint8] | Buffer) -> None:
         """Read the header of bytes that are stored unchanged; encode other values."""
-        if self.encoding == "keep" and isinstance(value, bytes | bytearray | memoryview):
+        if self.encoding == "keep" and isinstance(value, Buffer):
             self._probe(value)
-        elif self.encoding in ("keep", "png") and not isinstance(value, bytes | bytearray | memoryview):
+        elif self.encoding in ("keep", "png") and not isinstance(value, Buffer):
             self._check_pixels(value)  # PNG takes any pixels
         else:
             self.encode(value)
@@ -218,60 +179,45 @@ class ImageField(Field):
         try:
             info = probe_image(data)
         except MediaError as error:
-            raise wrong_content(self, f"bytes that are not an image ({error.reason})", "an image file") from error
+            raise self._wrong_content(f"bytes that are not an image ({error.reason})", "an image file") from error
         if info.width * info.height > self.max_pixels:
             found = f"{info.codec} of {info.height} x {info.width} pixels"
-            raise wrong_content(self, found, f"at most {self.max_pixels} pixels (max_pixels)")
+            raise self._wrong_content(found, f"at most {self.max_pixels} pixels (max_pixels)")
         if not info.has_8bit_form:
-            raise wrong_content(self, f"{info.codec} of {info.bit_depth} bits", "an image with an 8-bit form")
+            raise self._wrong_content(f"{info.codec} of {info.bit_depth} bits", "an image with an 8-bit form")
         return info
-
-    def _record(self, info: ImageInfo) -> bytes:
-        num_frames = min(info.num_frames, 2**32 - 1)
-        codec = _CODECS[info.codec]
-        return self._pack_record(
-            info.height, info.width, info.channels, codec, info.bit_depth, info.orientation, num_frames
-        )
 
     def _check_pixels(self, value: object) -> npt.NDArray[np.uint8]:
         if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
-            raise wrong_value(self, value, "pixels of uint8 or an image file's bytes")
+            raise self._wrong_value(value, "pixels of uint8 or an image file's bytes")
         pixels = value[:, :, np.newaxis] if value.ndim == 2 else value
         if pixels.ndim != 3 or pixels.shape[2] not in MODES or 0 in pixels.shape:
-            raise wrong_value(self, value, "shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) without a zero")
+            raise self._wrong_value(value, "shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) without a zero")
         if pixels.shape[0] * pixels.shape[1] > self.max_pixels:
-            raise wrong_value(self, value, f"at most {self.max_pixels} pixels (max_pixels)")
+            raise self._wrong_value(value, f"at most {self.max_pixels} pixels (max_pixels)")
         if self.encoding != "keep" and self.channels is not None:
             pixels = with_channels(pixels, self.channels)
-        if self.encoding == "jpeg" and pixels.shape[2] == 4:
-            raise wrong_value(self, value, "no alpha in a JPEG: set channels to 3, or encode as png")
         return np.ascontiguousarray(pixels)
 
     def _encode_pixels(self, pixels: npt.NDArray[np.uint8], codec: str) -> bytes:
         if codec == "jpeg" and pixels.shape[2] == 4:
-            raise wrong_value(self, pixels, "no alpha in a JPEG: set channels to 3, or encode as png")
+            raise self._wrong_value(pixels, "no alpha in a JPEG: set channels to 3, or encode as png")
         try:
             if codec == "jpeg":
                 import simplejpeg
 
-                grey = pixels.shape[2] == 1
-                subsampling = "Gray" if grey else self.subsampling
+                space, subsampling = ("GRAY", "Gray") if pixels.shape[2] == 1 else ("RGB", self.subsampling)
                 return bytes(
-                    simplejpeg.encode_jpeg(
-                        pixels, quality=self.quality, colorspace="GRAY" if grey else "RGB", colorsubsampling=subsampling
-                    )
+                    simplejpeg.encode_jpeg(pixels, quality=self.quality, colorspace=space, colorsubsampling=subsampling)
                 )
             from PIL import Image
 
             target = io.BytesIO()
             image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-            if codec == "webp":
-                image.save(target, format="WEBP", quality=self.quality)
-            else:
-                image.save(target, format="PNG")
+            image.save(target, format=codec, quality=self.quality)  # which PNG ignores
             return target.getvalue()
         except (ValueError, OSError) as error:  # a side longer than the codec can hold
-            raise wrong_content(self, f"{describe(pixels)} ({error})", f"what {codec} can hold") from error
+            raise self._wrong_content(f"{describe(pixels)} ({error})", f"what {codec} can hold") from error
 
     # --- decode -------------------------------------------------------------------------------------------------------
 
@@ -289,8 +235,8 @@ class ImageField(Field):
     ) -> npt.NDArray[np.uint8]:
         """The decoded image: `target`, or another array where that is None or no codec can write there."""
         height, width, channels, codec, _, orientation, _ = self._unpack_record(metadata)
-        if codec not in _CODEC_NAMES:
-            raise corrupt("image is of an unknown codec", found=codec, expected=f"one of {_CODEC_NAMES}")
+        if codec not in CODEC_NAMES:
+            raise corrupt("image is of an unknown codec", found=codec, expected=f"one of {CODEC_NAMES}")
         if channels not in MODES:
             raise corrupt("image has an impossible number of channels", found=channels, expected="1, 3 or 4")
         if not 1 <= orientation <= 8:
@@ -322,23 +268,16 @@ class ImageField(Field):
         inner = orient(where.of(target), INVERSE_ORIENTATION[stored.orientation])
         quick, scale = self.decode_mode == "fast", 1
         if quick and stored.codec == _JPEG:
-            scale = _scale_for(shown, where)
+            # The smallest part of its size that has the pixels of the result.
+            fitting = (part for part in SCALES if min(shown.height // where.height, shown.width // where.width) >= part)
+            scale = next(fitting, 1)
         direct = scaled(stored.size, scale) == inner.shape[:2]
-        pixels = stored.pixels(scale=scale, room=_room_in(inner) if direct else _decoded_scratch)
+        pixels = stored.pixels(scale=scale, room=_room_in(inner) if direct else partial(scratch, "decoded"))
         if pixels is not inner:
             if pixels.shape[:2] == stored.size:
                 scale = 1  # the codec had none
             resample(pixels, _before_turning(shown, upright, stored.orientation), inner, scale=scale, quick=quick)
         return target
-
-
-def _scale_for(shown: Box, where: Box) -> int:
-    """At which part of its size a JPEG is decoded: the smallest that has the pixels of the result."""
-    height, width = shown.height // where.height, shown.width // where.width
-    for scale in SCALES:
-        if height >= scale and width >= scale:
-            return scale
-    return 1
 
 
 def _before_turning(box: Box, upright: tuple[int, int], orientation: int) -> Box:
@@ -374,15 +313,8 @@ def _room_in(target: npt.NDArray[np.uint8] | None) -> Room:
     """`target` where it has the shape that is asked for and a codec can write into it, else new memory."""
 
     def room(shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
-        fits = target is not None and target.shape == shape and target.flags.c_contiguous
-        return target if target is not None and fits else new_pixels(shape)
+        if target is not None and target.shape == shape and target.flags.c_contiguous:
+            return target
+        return new_pixels(shape)
 
     return room
-
-
-def _decoded_scratch(shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
-    return scratch("decoded", shape)
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, tuple | list) and len(value) == 2 and all(is_int(side, 1, 65_535) for side in value)

@@ -6,7 +6,7 @@ orders the parts. Tokens and text come first in the data, so that reading them t
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,56 +17,37 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import ConfigError, EncodeError, FormatError
+from mm_assets.errors import ConfigError, FormatError
 from mm_assets.fields.base import (
     JSON,
     ArraySpec,
+    ArrayValue,
     Encoded,
     Field,
     Item,
     Part,
     as_bytes_view,
-    config_error,
     corrupt,
+    decode_utf8,
     describe,
+    parse_json,
     truncated,
-    wrong_content,
-    wrong_value,
 )
 from mm_assets.fields.image import DEFAULT_MAX_PIXELS, ImageField
 from mm_assets.fields.image_resize import RESIZES, place, resize
+from mm_assets.fields.plain import TextField
 from mm_assets.fields.tokens import TokensField
 from mm_assets.media.content_types import Buffer
-from mm_assets.summaries import summary_repr
 
 __all__ = ["ImageText", "ImageTextPair", "ImageTextPairField"]
 
-# docs/fields.md, type 51; the first two are the records of types 10 and 20
-_RECORD = np.dtype(
-    [
-        ("image", "V16"),
-        ("tokens", "V16"),
-        ("text_offset", "<u4"),
-        ("image_offset", "<u4"),
-        ("clip_score", "<f4"),
-        ("text_kind", "u1"),
-        ("_pad", "u1", (3,)),
-    ]
-)
-_NO_PAD = (0,) * 3
 _NO_TEXT, _TOKENS_ONLY, _TEXT = 0, 1, 2
-_MAX_DATA = 2**32 - 1  # a container's payload size is uint32
+_TEXT_FIELD = TextField()
 _MAX_SCORE: Any = float(np.finfo(np.float32).max)
 
 
-def _same(one: object, other: object) -> bool:
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
-    return one == other
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageText:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ImageText(ArrayValue):
     """An image and its text, to be packed.
 
     Attributes:
@@ -79,18 +60,9 @@ class ImageText:
     text: str | Buffer | None = None
     clip_score: float | None = None
 
-    __repr__ = summary_repr
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ImageText):
-            return NotImplemented
-        return _same(self.image, other.image) and (self.text, self.clip_score) == (other.text, other.clip_score)
-
-    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageTextPair:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ImageTextPair(ArrayValue):
     """An image and its text, decoded.
 
     Attributes:
@@ -106,16 +78,6 @@ class ImageTextPair:
     attention_mask: npt.NDArray[np.int64]
     text: str | None
     clip_score: float | None
-
-    __repr__ = summary_repr
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ImageTextPair):
-            return NotImplemented
-        names = ("image", "input_ids", "attention_mask", "text", "clip_score")
-        return all(_same(getattr(self, name), getattr(other, name)) for name in names)
-
-    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +120,19 @@ class ImageTextPairField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 51
+    metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
+        [
+            ("image", "V16"),  # the record of `ImageField`
+            ("tokens", "V16"),  # the record of `TokensField`
+            ("text_offset", "<u4"),
+            ("image_offset", "<u4"),
+            ("clip_score", "<f4"),
+            ("text_kind", "u1"),
+            ("_pad", "u1", (3,)),
+        ]
+    )
     TAKES_CONTENT: ClassVar[bool] = False
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
-
     PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType(
         {"image": Part(needed=True), "text": Part(), "clip_score": Part()}
     )
@@ -187,18 +159,14 @@ class ImageTextPairField(Field):
     decode_mode: str = "exact"
 
     def __post_init__(self) -> None:
-        if self.encoding not in ("keep", "jpeg", "png"):
-            raise config_error("encoding", self.encoding, "keep, jpeg or png")
-        if self.resize not in RESIZES:
-            raise config_error("resize", self.resize, f"one of {', '.join(RESIZES)}")
-        if isinstance(self.fill, bool) or not isinstance(self.fill, int) or not 0 <= self.fill <= 255:
-            raise config_error("fill", self.fill, "an integer from 0 to 255")
-        if not isinstance(self.store_text, bool):
-            raise config_error("store_text", self.store_text, "true or false")
+        self._expect_choice("encoding", ("keep", "jpeg", "png"))
+        self._expect_choice("resize", RESIZES)
+        self._expect_int("fill", 0, 255)
+        self._expect_bool("store_text")
         if self.tokenizer is None and not self.store_text:
-            raise config_error("store_text", self.store_text, "true, or a tokenizer: else nothing is kept of a text")
+            raise self._wrong_setting("store_text", "true, or a tokenizer: else nothing is kept of a text")
         if self.max_tokens is None:
-            raise config_error("max_tokens", None, "an integer: every row has that many")
+            raise self._wrong_setting("max_tokens", "an integer: every row has that many")
         try:
             object.__setattr__(self, "image_size", self._image_field.size)
             object.__setattr__(self, "decode_size", self._image_field.decode_size)
@@ -210,36 +178,16 @@ class ImageTextPairField(Field):
 
     @cached_property
     def _image_field(self) -> ImageField:
-        return ImageField(
-            encoding=self.encoding,
-            quality=self.quality,
-            subsampling=self.subsampling,
-            size=self.image_size,
-            channels=self.channels,
-            apply_orientation=True,
-            max_pixels=self.max_pixels,
-            decode_size=self.decode_size,
-            decode_resize=self.decode_resize,
-            decode_fill=self.decode_fill,
-            decode_mode=self.decode_mode,
-        )
+        return ImageField(size=self.image_size, apply_orientation=True, **self._settings_of(ImageField))
 
     @cached_property
     def _tokens_field(self) -> TokensField:
-        return TokensField(
-            vocab_size=self.vocab_size,
-            tokenizer=self.tokenizer,
-            max_tokens=self.max_tokens,
-            truncate=self.truncate,
-            keep_start=self.keep_start,
-            keep_end=self.keep_end,
-            pad_id=self.pad_id,
-        )
+        return TokensField(**self._settings_of(TokensField))
 
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 48 bytes."""
-        return _RECORD
+    def _settings_of(self, inner: type[Field]) -> dict[str, Any]:
+        """The settings that an inner field shares with this one, by their names."""
+        own = {field.name for field in dataclasses.fields(self)}
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(inner) if one.name in own}
 
     @property
     def config(self) -> dict[str, JSON]:
@@ -269,15 +217,11 @@ class ImageTextPairField(Field):
 
     def assemble(self, contents: Mapping[str, Any]) -> ImageText:
         """Make a value of an image's bytes, and a text and a number where there are any."""
-        unknown = set(contents) - set(self.PARTS)
-        if unknown or contents.get("image") is None:
-            raise wrong_content(self, f"the parts {sorted(contents)}", "image, and text and clip_score where there are")
+        self._expect_parts(contents)
         score = contents.get("clip_score")
-        if isinstance(score, str | bytes | bytearray | memoryview):
-            try:
-                score = json.loads(score if isinstance(score, str) else str(score, "utf-8"))
-            except (ValueError, RecursionError) as error:
-                raise wrong_content(self, f"a clip_score that is not a number ({error})", "a number as text") from error
+        if isinstance(score, str | Buffer):
+            text = score if isinstance(score, str) else str(score, "utf-8", "replace")
+            score = self._within("its clip_score", parse_json, text, "a number as text")
         return ImageText(contents["image"], contents.get("text"), score)
 
     # --- encode -------------------------------------------------------------------------------------------------------
@@ -288,17 +232,13 @@ class ImageTextPairField(Field):
         score = self._score_of(pair.clip_score)
         text = self._text_of(pair.text)
         tokens = self._tokens_of(text)
-        try:
-            image = self._image_field.encode(self._fitted(pair.image))
-        except EncodeError as error:
-            raise EncodeError(f"ImageTextPairField, its image: {error}") from error
+        image = self._within("its image", lambda: self._image_field.encode(self._fitted(pair.image)))
         stored = text if text is not None and self.store_text else b""
         kind = _NO_TEXT if text is None else _TEXT if self.store_text else _TOKENS_ONLY
         text_offset = len(tokens.data)
         image_offset = text_offset + len(stored)
-        if image_offset + len(image.data) > _MAX_DATA:
-            raise wrong_content(self, f"{image_offset + len(image.data)} bytes of data", f"at most {_MAX_DATA}")
-        record = self._pack_record(image.metadata, tokens.metadata, text_offset, image_offset, score, kind, _NO_PAD)
+        self._expect_data_size(image_offset + len(image.data))
+        record = self._pack_record(image.metadata, tokens.metadata, text_offset, image_offset, score, kind)
         return Encoded(record, b"".join([tokens.data, stored, image.data]))
 
     def check(self, value: ImageText | tuple[Any, ...] | Mapping[str, Any]) -> None:
@@ -306,10 +246,7 @@ class ImageTextPairField(Field):
         pair = self._pair_of(value)
         self._score_of(pair.clip_score)
         self._tokens_of(self._text_of(pair.text))
-        try:
-            self._image_field.check(self._fitted(pair.image))
-        except EncodeError as error:
-            raise EncodeError(f"ImageTextPairField, its image: {error}") from error
+        self._within("its image", lambda: self._image_field.check(self._fitted(pair.image)))
 
     def _pair_of(self, value: object) -> ImageText:
         if isinstance(value, Mapping) and "image" in value and set(value) <= set(self.PARTS):
@@ -317,7 +254,7 @@ class ImageTextPairField(Field):
         elif isinstance(value, tuple) and len(value) in (2, 3):
             value = ImageText(*value)
         if not isinstance(value, ImageText):
-            raise wrong_value(self, value, "ImageText, (image, text[, clip_score]) or a dict with these keys")
+            raise self._wrong_value(value, "ImageText, (image, text[, clip_score]) or a dict with these keys")
         return value
 
     def _score_of(self, score: Any) -> float:
@@ -325,46 +262,34 @@ class ImageTextPairField(Field):
         if score is None:
             return math.nan
         if isinstance(score, bool) or not isinstance(score, int | float | np.integer | np.floating):
-            raise wrong_content(self, f"clip_score {describe(score)}", "a number")
+            raise self._wrong_content(f"clip_score {describe(score)}", "a number")
         if not abs(score) <= _MAX_SCORE:  # NaN means no score, and cannot be given as one
-            raise wrong_content(self, f"clip_score {describe(score)}", "a finite number that float32 holds")
+            raise self._wrong_content(f"clip_score {describe(score)}", "a finite number that float32 holds")
         return float(score)
 
-    def _text_of(self, text: object) -> bytes | None:
-        if text is None:
-            return None
-        try:
-            if isinstance(text, str):
-                return text.encode("utf-8")
-            if isinstance(text, bytes | bytearray | memoryview):
-                return str(text, "utf-8").encode("utf-8")
-        except UnicodeError as error:
-            raise wrong_content(self, f"text {describe(text)} ({error})", "text or UTF-8 bytes") from error
-        raise wrong_content(self, f"text {describe(text)}", "str, UTF-8 bytes or None")
+    def _text_of(self, text: str | Buffer | None) -> bytes | None:
+        return None if text is None else bytes(self._within("its text", _TEXT_FIELD.encode, text).data)
 
     def _tokens_of(self, text: bytes | None) -> Encoded:
         if text is None or self.tokenizer is None:
             return self._tokens_field.encode([])
-        try:
-            return self._tokens_field.encode(str(text, "utf-8"))
-        except EncodeError as error:
-            raise EncodeError(f"ImageTextPairField, its text: {error}") from error
+        return self._within("its text", self._tokens_field.encode, str(text, "utf-8"))
 
     def _fitted(self, image: object) -> Any:
         """The image for `ImageField`: cropped or padded to the aspect ratio, else as it is."""
         if self.image_size is None or self.resize == "stretch":
             return image
-        if isinstance(image, bytes | bytearray | memoryview):
+        if isinstance(image, Buffer):
             source = ImageField(channels=self.channels, apply_orientation=True, max_pixels=self.max_pixels)
             try:
                 image = source.decode(*source.encode(image))
             except FormatError as error:
-                raise wrong_content(self, f"an image that cannot be decoded ({error})", "an image") from error
+                raise self._wrong_content(f"an image that cannot be decoded ({error})", "an image") from error
         if not isinstance(image, np.ndarray) or image.ndim not in (2, 3) or 0 in image.shape:
             return image  # refused by the image's field, which has the words for it
         self._image_field.check(image[:1, :1])  # its dtype and channels, before anything is computed
         if image.shape[0] * image.shape[1] > self.max_pixels:
-            raise wrong_value(self, image, f"at most {self.max_pixels} pixels (max_pixels)")
+            raise self._wrong_value(image, f"at most {self.max_pixels} pixels (max_pixels)")
         pixels = image[:, :, np.newaxis] if image.ndim == 2 else image
         if self.resize == "pad":
             return resize(pixels, self.image_size, policy="pad", fill=self.fill)
@@ -376,16 +301,16 @@ class ImageTextPairField(Field):
         """Give `ImageTextPair`."""
         pair = _Pair(self, metadata, data)
         rows = {name: np.empty(self.max_tokens, dtype=np.int64) for name in ("input_ids", "attention_mask")}
-        self._tokens_field._decode_into_several(pair.token_record, pair.tokens, rows)
+        self._tokens_field._decode_into(pair.token_record, pair.tokens, rows)
         score = None if math.isnan(pair.clip_score) else pair.clip_score
         pixels = self._image_field.decode(pair.image_record, pair.image)
         return ImageTextPair(pixels, rows["input_ids"], rows["attention_mask"], pair.text(), score)
 
-    def _decode_into_several(self, metadata: Buffer, data: Buffer, targets: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _decode_into(self, metadata: Buffer, data: Buffer, target: Mapping[str, npt.NDArray[Any]]) -> None:
         pair = _Pair(self, metadata, data)
-        self._tokens_field._decode_into_several(pair.token_record, pair.tokens, targets)
-        self._image_field._decode_into(pair.image_record, pair.image, targets["image"])
-        targets["clip_score"][...] = pair.clip_score
+        self._tokens_field._decode_into(pair.token_record, pair.tokens, target)
+        self._image_field._decode_into(pair.image_record, pair.image, target["image"])
+        target["clip_score"][...] = pair.clip_score
 
     def tokens(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.int64]:
         """Give (num_tokens,) int64, at most `max_tokens`, without reading the image; errors as `decode`."""
@@ -414,7 +339,7 @@ class _Pair:
 
     def __init__(self, field: ImageTextPairField, metadata: Buffer | np.void, data: Buffer) -> None:
         record = field._unpack_record(metadata)
-        self.image_record, self.token_record, text_offset, image_offset, self.clip_score, self.text_kind, _ = record
+        self.image_record, self.token_record, text_offset, image_offset, self.clip_score, self.text_kind = record
         view = as_bytes_view(data)
         if not text_offset <= image_offset <= len(view):
             found = (text_offset, image_offset, len(view))
@@ -429,9 +354,4 @@ class _Pair:
         self.image = view[image_offset:]
 
     def text(self) -> str | None:
-        if self.text_kind != _TEXT:
-            return None
-        try:
-            return str(self.stored_text, "utf-8")
-        except UnicodeDecodeError as error:
-            raise corrupt(f"text is not UTF-8: {error.reason} at byte {error.start}") from error
+        return decode_utf8(self.stored_text) if self.text_kind == _TEXT else None

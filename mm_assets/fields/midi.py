@@ -12,16 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import (
-    PAYLOAD,
-    Encoded,
-    Field,
-    as_bytes_view,
-    config_error,
-    corrupt,
-    wrong_content,
-    wrong_value,
-)
+from mm_assets.fields.base import PAYLOAD, ArrayValue, Encoded, Field, as_bytes_view, corrupt
 from mm_assets.fields.facts import Fact, Spans
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.midi import (
@@ -34,27 +25,12 @@ from mm_assets.media.midi import (
     parse_midi,
 )
 from mm_assets.media.smf import MAX_BYTES
-from mm_assets.summaries import summary_repr
 
 __all__ = ["MIDI", "MIDIField", "NoteTable"]
 
-# docs/fields.md, type 41
-_RECORD = np.dtype(
-    [
-        ("num_notes", "<u4"),
-        ("num_tracks", "<u2"),
-        ("division", "<u2"),
-        ("format", "u1"),
-        ("_pad", "u1", (7,)),
-        ("duration_us", "<u8"),
-        ("last_note_end_us", "<u8"),
-    ]
-)
-_MICROSECONDS = 1_000_000
 
-
-@dataclass(frozen=True, slots=True)
-class MIDI:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class MIDI(ArrayValue):
     """Music, decoded.
 
     Attributes:
@@ -66,10 +42,6 @@ class MIDI:
     data: bytes
     notes: NoteTable
     duration_seconds: float
-
-    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
-
-    __repr__ = summary_repr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +60,18 @@ class MIDIField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 41
+    metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
+        [
+            ("num_notes", "<u4"),
+            ("num_tracks", "<u2"),
+            ("division", "<u2"),
+            ("format", "u1"),
+            ("_pad", "u1", (7,)),
+            ("duration_us", "<u8"),
+            ("last_note_end_us", "<u8"),
+        ]
+    )
+    keeps_bytes: ClassVar[bool] = True
     TAKES_JSON: ClassVar[bool] = False
     FACTS: ClassVar[tuple[type[Fact], ...]] = (Spans,)
     LIMITS: ClassVar[tuple[str, ...]] = ("max_bytes", "max_notes", "max_duration_seconds")
@@ -98,59 +82,44 @@ class MIDIField(Field):
     max_duration_seconds: int = DEFAULT_MAX_DURATION_SECONDS
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sustain, bool):
-            raise config_error("sustain", self.sustain, "true or false")
-        limits = {"max_bytes": MAX_BYTES, "max_notes": 2**32 - 1, "max_duration_seconds": MAX_DURATION_SECONDS}
-        for name, highest in limits.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= highest:
-                raise config_error(name, value, f"an integer from 1 to {highest}")
-
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 32 bytes."""
-        return _RECORD
-
-    @property
-    def keeps_bytes(self) -> bool:
-        """Always."""
-        return True
+        self._expect_bool("sustain")
+        self._expect_int("max_bytes", 1, MAX_BYTES)
+        self._expect_int("max_notes", 1, 2**32 - 1)
+        self._expect_int("max_duration_seconds", 1, MAX_DURATION_SECONDS)
 
     def encode(self, value: MIDI | Buffer) -> Encoded:
         """Take a file's bytes, or a `MIDI`."""
         if isinstance(value, MIDI) and isinstance(value.data, bytes) and isinstance(value.notes, NoteTable):
             data = value.data
-        elif isinstance(value, bytes | bytearray | memoryview):
+        elif isinstance(value, Buffer):
             data = bytes(value)
         else:
-            raise wrong_value(self, value, "a Standard MIDI File's bytes, or MIDI")
+            raise self._wrong_value(value, "a Standard MIDI File's bytes, or MIDI")
         try:
-            file = self._parse(data, "<value>")
+            file = self._parse(data)
         except MediaError as error:
             found = f"bytes that are not a MIDI file ({error.reason})"
-            raise wrong_content(self, found, "a Standard MIDI File") from error
+            raise self._wrong_content(found, "a Standard MIDI File") from error
         if isinstance(value, MIDI):
             notes = file.notes(sustain=self.sustain)
             if (value.notes, value.duration_seconds) != (notes, file.duration_seconds):
                 found = f"MIDI with {len(value.notes)} notes that are not its data's"
-                raise wrong_content(self, found, f"the {len(notes)} notes that its data decodes to")
-        facts = _facts(file)
-        return Encoded(self._pack_record(*facts[:4], (0,) * 7, *facts[4:]), data)
+                raise self._wrong_content(found, f"the {len(notes)} notes that its data decodes to")
+        return Encoded(self._pack_record(*_facts(file)), data)
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> MIDI:
         """Give `MIDI`; nothing in it is a view of the payload."""
-        num_notes, num_tracks, division, file_format, _, *ends = self._unpack_record(metadata)
-        if num_notes > self.max_notes:
-            raise corrupt("music has too many notes", found=num_notes, expected=f"at most {self.max_notes} (max_notes)")
+        expected = self._unpack_record(metadata)
+        if expected[0] > self.max_notes:
+            limit = f"at most {self.max_notes} (max_notes)"
+            raise corrupt("music has too many notes", found=expected[0], expected=limit)
         content = bytes(as_bytes_view(data))
         try:
-            file = self._parse(content, PAYLOAD)
+            file = self._parse(content)
         except MediaError as error:
             raise corrupt(f"music cannot be read: {error.reason}") from error
-        facts = _facts(file)
-        if facts != (num_notes, num_tracks, division, file_format, *ends):
-            found = (num_notes, num_tracks, division, file_format, *ends)
-            raise corrupt("music is not as its record says", found=facts, expected=found)
+        if (found := _facts(file)) != expected:
+            raise corrupt("music is not as its record says", found=found, expected=expected)
         return MIDI(content, file.notes(sustain=self.sustain), file.duration_seconds)
 
     def facts(self, metadata: Buffer, data: Buffer) -> Iterator[Spans]:
@@ -158,10 +127,10 @@ class MIDIField(Field):
         notes = self.decode(metadata, data).notes
         yield Spans("note", notes.onset_seconds, notes.end_seconds)
 
-    def _parse(self, data: bytes, name: str) -> MIDIFile:
+    def _parse(self, data: bytes) -> MIDIFile:
         return parse_midi(
             data,
-            name=name,
+            name=PAYLOAD,
             max_bytes=self.max_bytes,
             max_notes=self.max_notes,
             max_duration_seconds=self.max_duration_seconds,
@@ -172,5 +141,5 @@ def _facts(file: MIDIFile) -> tuple[Any, ...]:
     """The record's values, the same whatever the field's settings; times to the nearest microsecond."""
     ends = file.notes().end_seconds
     last_end = float(ends.max()) if len(ends) else 0.0
-    duration, last = round(file.duration_seconds * _MICROSECONDS), round(last_end * _MICROSECONDS)
+    duration, last = round(file.duration_seconds * 1_000_000), round(last_end * 1_000_000)
     return file.num_notes, file.num_tracks, file.division, file.format, duration, last

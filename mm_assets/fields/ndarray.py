@@ -5,15 +5,14 @@ from __future__ import annotations
 import io
 import math
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
-from mm_assets.fields.arrow import list_column, list_type
 from mm_assets.fields.base import (
     JSON,
     ArraySpec,
@@ -23,28 +22,20 @@ from mm_assets.fields.base import (
     config_error,
     corrupt,
     describe,
+    is_int,
+    stored_array,
     truncated,
-    wrong_content,
-    wrong_value,
 )
 from mm_assets.media.content_types import Buffer
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-__all__ = ["NDArrayField"]
+__all__ = ["REAL_CODES", "NDArrayField", "array_of_npy", "dtype_name", "is_npy"]
 
 MAX_DIMENSIONS = 8  # the record's room
 
-# docs/fields.md, type 4
-_RECORD = np.dtype([("dtype", "S6"), ("num_dimensions", "u1"), ("_pad", "u1"), ("shape", "<u4", (MAX_DIMENSIONS,))])
-
-_CODES = ("|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")
-_DTYPES = {  # what a record may name; extended precision differs between machines and is not among them
-    name.encode("ascii"): np.dtype(name) for name in _CODES
-}
+# What a record may name; extended precision differs between machines and is not among them.
+REAL_CODES = ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
+_DTYPES = {code.encode("ascii"): np.dtype(code) for code in (*REAL_CODES, "<c8", "<c16")}
 _KINDS = "bool, integer, float (16 to 64 bits) or complex"
-_NPY_MAGIC = b"\x93NUMPY"
 _MAX_NPY_HEADER = 10_000  # characters; a plain array's has under 200
 
 
@@ -62,31 +53,22 @@ class NDArrayField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 4
+    metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
+        [("dtype", "S6"), ("num_dimensions", "u1"), ("_pad", "u1"), ("shape", "<u4", (MAX_DIMENSIONS,))]
+    )
 
     dtype: str | None = None
     shape: tuple[int | None, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype is not None:
-            try:
-                plain = np.dtype(self.dtype).newbyteorder("<")
-            except (TypeError, ValueError, SyntaxError) as error:
-                raise config_error("dtype", self.dtype, f"a NumPy dtype of kind {_KINDS}") from error
-            if plain.str.encode("ascii") not in _DTYPES:
-                raise config_error("dtype", self.dtype, f"a NumPy dtype of kind {_KINDS}")
-            object.__setattr__(self, "dtype", plain.name)
+        object.__setattr__(self, "dtype", dtype_name(self.dtype, _DTYPES, f"a NumPy dtype of kind {_KINDS}"))
         if self.shape is not None:
             if not isinstance(self.shape, tuple | list) or len(self.shape) > MAX_DIMENSIONS:
-                raise config_error("shape", self.shape, f"up to {MAX_DIMENSIONS} extents")
+                raise self._wrong_setting("shape", f"up to {MAX_DIMENSIONS} extents")
             for extent in self.shape:
-                if extent is not None and (not isinstance(extent, int) or isinstance(extent, bool) or extent < 0):
-                    raise config_error("shape", self.shape, "extents that are integers from 0, or None")
+                if extent is not None and not is_int(extent, 0, 2**63):
+                    raise self._wrong_setting("shape", "extents that are integers from 0, or None")
             object.__setattr__(self, "shape", tuple(self.shape))
-
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 40 bytes."""
-        return _RECORD
 
     @property
     def value_layout(self) -> ArraySpec | None:
@@ -95,11 +77,6 @@ class NDArrayField(Field):
             return None
         shape = tuple(extent for extent in self.shape if extent is not None)
         return ArraySpec(shape, np.dtype(self.dtype)) if len(shape) == len(self.shape) else None
-
-    @property
-    def config(self) -> dict[str, JSON]:
-        """All settings as JSON."""
-        return {"dtype": self.dtype, "shape": None if self.shape is None else list(self.shape)}
 
     def _mismatch(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str | None:
         """What this field expects, if the array is not of it."""
@@ -118,15 +95,6 @@ class NDArrayField(Field):
             return None
         shape = tuple(extent for extent in self.shape[1:] if extent is not None)
         return ArraySpec(shape, np.dtype(self.dtype)) if len(shape) == len(self.shape) - 1 else None
-
-    @property
-    def arrow_type(self) -> pa.DataType | None:
-        """A list of any length, where that alone is free."""
-        return None if self._element is None else list_type(self._element)
-
-    def to_arrow(self, values: Sequence[Any], datas: Sequence[Buffer | None]) -> pa.Array | pa.ChunkedArray:
-        """A column of lists."""
-        return super().to_arrow(values, datas) if self._element is None else list_column(values, self._element)
 
     def from_json_value(self, value: JSON) -> Any:
         """Numbers, or lists of them, as an array of `dtype`, or of their own; none is truncated, wrapped or guessed."""
@@ -150,67 +118,33 @@ class NDArrayField(Field):
 
     def encode(self, value: npt.NDArray[Any] | Buffer) -> Encoded:
         """Take an array, or ``.npy`` bytes."""
-        if isinstance(value, bytes | bytearray | memoryview):
-            value = self._from_npy(as_bytes_view(value))
+        if isinstance(value, Buffer):
+            value = self._within("", array_of_npy, value)
         if not isinstance(value, np.ndarray):
-            raise wrong_value(self, value, "an ndarray or .npy bytes")
+            raise self._wrong_value(value, "an ndarray or .npy bytes")
         code = value.dtype.newbyteorder("<").str.encode("ascii")
         if code not in _DTYPES or value.dtype.names is not None:
-            raise wrong_value(self, value, f"an array of kind {_KINDS}")
+            raise self._wrong_value(value, f"an array of kind {_KINDS}")
         if value.ndim > MAX_DIMENSIONS or any(extent > 2**32 - 1 for extent in value.shape):
-            raise wrong_value(self, value, f"up to {MAX_DIMENSIONS} dimensions of up to 2**32 - 1")
+            raise self._wrong_value(value, f"up to {MAX_DIMENSIONS} dimensions of up to 2**32 - 1")
         expected = self._mismatch(value.dtype, value.shape)
         if expected is not None:
-            raise wrong_value(self, value, expected)
+            raise self._wrong_value(value, expected)
         data = np.ascontiguousarray(value, dtype=_DTYPES[code]).tobytes()
         shape = value.shape + (0,) * (MAX_DIMENSIONS - value.ndim)
-        return Encoded(self._pack_record(code, value.ndim, 0, shape), data)
-
-    def _from_npy(self, data: memoryview) -> npt.NDArray[Any]:
-        if bytes(data[:6]) != _NPY_MAGIC:
-            raise wrong_content(self, f"{len(data)} bytes without the .npy magic", "an ndarray or .npy bytes")
-        # The header's length is in its first bytes: no more than that is copied.
-        stream = io.BytesIO(data[: 12 + _MAX_NPY_HEADER])
-        try:
-            version = np.lib.format.read_magic(stream)
-            if version not in ((1, 0), (2, 0)):
-                raise ValueError(f"version {version}; 3.0 is only for structured arrays")
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, is_fortran, dtype = read(stream, max_header_size=_MAX_NPY_HEADER)
-        except (
-            ValueError,
-            TypeError,
-            EOFError,
-            SyntaxError,
-            tokenize.TokenError,
-            RecursionError,
-            MemoryError,
-        ) as error:
-            raise wrong_content(self, f".npy bytes with a bad header ({error})", "an .npy file") from error
-        elements = data[stream.tell() :]
-        expected = math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
-            raise wrong_content(self, f".npy bytes of {describe(dtype)} {dtype}", f"an array of kind {_KINDS}")
-        if len(shape) > MAX_DIMENSIONS or any(extent < 0 for extent in shape) or len(elements) != expected:
-            found = f".npy bytes of {dtype} with shape {shape} and {len(elements)} bytes of elements"
-            raise wrong_content(self, found, f"{expected} bytes of elements and up to {MAX_DIMENSIONS} dimensions")
-        try:
-            flat = np.frombuffer(elements, dtype=dtype) if expected else np.empty(0, dtype=dtype)
-            return flat.reshape(shape, order="F" if is_fortran else "C")
-        except ValueError as error:  # an element type of no bytes, or a shape past NumPy's own limits
-            raise wrong_content(self, f".npy bytes of {dtype} with shape {shape}", "an array") from error
+        return Encoded(self._pack_record(code, value.ndim, *shape), data)
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
         """Give a read-only view of the payload."""
-        code, num_dimensions, _, extents = self._unpack_record(metadata)
-        dtype = _DTYPES.get(code)
+        code, num_dimensions, *extents = self._unpack_record(metadata)
+        dtype = _DTYPES.get(code.rstrip(b"\0"))
         if dtype is None:
             raise corrupt("array is of an unknown dtype", found=code, expected=f"kind {_KINDS}")
         if num_dimensions > MAX_DIMENSIONS:
             raise corrupt("array has too many dimensions", found=num_dimensions, expected=MAX_DIMENSIONS)
-        shape = tuple(int(extent) for extent in extents[:num_dimensions])
+        shape = tuple(extents[:num_dimensions])
         if any(extents[num_dimensions:]):
-            raise corrupt("array has extents past its dimensions", found=list(extents), expected=num_dimensions)
+            raise corrupt("array has extents past its dimensions", found=extents, expected=num_dimensions)
         expected = self._mismatch(dtype, shape)
         if expected is not None:
             raise corrupt("array is not of the field's type", found=f"{dtype} {shape}", expected=expected)
@@ -219,12 +153,73 @@ class NDArrayField(Field):
         if len(view) != size:
             raise truncated("array is not as long as its record says", found=len(view), expected=size)
         try:
-            array = (np.frombuffer(view, dtype=dtype) if size else np.empty(0, dtype=dtype)).reshape(shape)
+            return stored_array(view, dtype, shape)
         except ValueError as error:  # an empty array whose other extents pass NumPy's own limits
             raise corrupt("array has an impossible shape", found=shape, expected="one that NumPy can hold") from error
-        array.flags.writeable = False
-        return array
 
 
 def _has_bool(value: JSON) -> bool:
     return isinstance(value, bool) or (isinstance(value, list) and any(map(_has_bool, value)))
+
+
+def is_npy(value: object) -> TypeGuard[Buffer]:
+    """Whether a value is bytes that begin as those of an ``.npy`` file."""
+    return isinstance(value, Buffer) and bytes(as_bytes_view(value)[:6]) == b"\x93NUMPY"
+
+
+def array_of_npy(content: Buffer) -> npt.NDArray[Any]:
+    """The array of an ``.npy`` file: a view of its bytes, in its own byte order; of any dtype without objects or parts.
+
+    Raises:
+        EncodeError: it is not such a file.
+    """
+    data = as_bytes_view(content)
+    if not is_npy(data):
+        raise EncodeError(f"found {len(data)} bytes without the .npy magic, expected an ndarray or .npy bytes")
+    # The header's length is in its first bytes: no more than that is copied.
+    stream = io.BytesIO(data[: 12 + _MAX_NPY_HEADER])
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"version {version}; 3.0 is only for structured arrays")
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read(stream, max_header_size=_MAX_NPY_HEADER)
+    except (
+        ValueError,
+        TypeError,
+        EOFError,
+        SyntaxError,
+        tokenize.TokenError,
+        RecursionError,
+        MemoryError,
+    ) as error:
+        raise EncodeError(f"found .npy bytes with a bad header ({error}), expected an .npy file") from error
+    elements = data[stream.tell() :]
+    expected = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
+        raise EncodeError(f"found .npy bytes of {describe(dtype)} {dtype}, expected an array of kind {_KINDS}")
+    if len(shape) > MAX_DIMENSIONS or any(extent < 0 for extent in shape) or len(elements) != expected:
+        found = f".npy bytes of {dtype} with shape {shape} and {len(elements)} bytes of elements"
+        raise EncodeError(f"found {found}, expected {expected} bytes of elements and up to {MAX_DIMENSIONS} dimensions")
+    try:
+        flat = np.frombuffer(elements, dtype=dtype) if expected else np.empty(0, dtype=dtype)
+        return flat.reshape(shape, order="F" if is_fortran else "C")
+    except ValueError as error:  # an element type of no bytes, or a shape past NumPy's own limits
+        raise EncodeError(f"found .npy bytes of {dtype} with shape {shape}, expected an array") from error
+
+
+def dtype_name(dtype: str | None, known: Mapping[bytes, np.dtype[Any]], expected: str) -> str | None:
+    """NumPy's name of the dtype that a setting names; None for None.
+
+    Raises:
+        ConfigError: it is not one of `known`, which are little-endian, by their codes.
+    """
+    if dtype is None:
+        return None
+    try:
+        plain = np.dtype(dtype).newbyteorder("<")
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise config_error("dtype", dtype, expected) from error
+    if plain.str.encode("ascii") not in known:
+        raise config_error("dtype", dtype, expected)
+    return plain.name

@@ -11,33 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
-from mm_assets.fields.base import (
-    JSON,
-    Encoded,
-    Field,
-    Out,
-    as_bytes_view,
-    corrupt,
-    describe,
-    truncated,
-    wrong_content,
-    wrong_value,
-)
+from mm_assets.fields.base import JSON, Encoded, Field, Out, as_bytes_view, corrupt, decode_utf8, describe, truncated
 from mm_assets.media.content_types import Buffer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BytesField", "JSONField", "RawJSON", "TextField"]
-
-# docs/fields.md, type 1
-_BYTES_RECORD = np.dtype([("num_bytes", "<u8")])
-# docs/fields.md, type 2
-_TEXT_RECORD = np.dtype([("num_code_points", "<u4"), ("_pad", "<u4")])
-# docs/fields.md, type 3
-_JSON_RECORD = np.dtype([("kind", "u1"), ("_pad", "u1", (7,))])
-
-_MAX_SIZE = 2**32 - 1  # a container's payload size is uint32
+__all__ = ["BytesField", "JSONField", "RawJSON", "TextField", "json_of_utf8"]
 
 
 @dataclass(frozen=True)
@@ -49,16 +29,8 @@ class BytesField(Field):
 
     TYPE_ID: ClassVar[int] = 1
     TAKES_JSON: ClassVar[bool] = False
-
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 8 bytes."""
-        return _BYTES_RECORD
-
-    @property
-    def keeps_bytes(self) -> bool:
-        """Always."""
-        return True
+    metadata_type: ClassVar[np.dtype[np.void]] = np.dtype([("num_bytes", "<u8")])
+    keeps_bytes: ClassVar[bool] = True
 
     def encode(self, value: Buffer) -> Encoded:
         """Take bytes."""
@@ -68,8 +40,8 @@ class BytesField(Field):
 
     def check(self, value: Buffer) -> None:
         """Take any bytes."""
-        if not isinstance(value, bytes | bytearray | memoryview):
-            raise wrong_value(self, value, "bytes")
+        if not isinstance(value, Buffer):
+            raise self._wrong_value(value, "bytes")
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> bytes:
         """Give bytes."""
@@ -88,16 +60,8 @@ class TextField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 2
-
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 8 bytes."""
-        return _TEXT_RECORD
-
-    @property
-    def keeps_bytes(self) -> bool:
-        """Always."""
-        return True
+    metadata_type: ClassVar[np.dtype[np.void]] = np.dtype([("num_code_points", "<u4"), ("_pad", "<u4")])
+    keeps_bytes: ClassVar[bool] = True
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -115,20 +79,19 @@ class TextField(Field):
         try:
             if isinstance(value, str):
                 text, data = value, value.encode("utf-8")
-            elif isinstance(value, bytes | bytearray | memoryview):
+            elif isinstance(value, Buffer):
                 data = bytes(value)
                 text = data.decode("utf-8")
             else:
-                raise wrong_value(self, value, "text or UTF-8 bytes")
+                raise self._wrong_value(value, "text or UTF-8 bytes")
         except UnicodeError as error:
-            raise wrong_content(self, f"{describe(value)} ({error})", "text or UTF-8 bytes") from error
-        if len(data) > _MAX_SIZE:
-            raise wrong_content(self, f"text of {len(data)} bytes", f"at most {_MAX_SIZE}")
-        return Encoded(self._pack_record(len(text), 0), data)
+            raise self._wrong_content(f"{describe(value)} ({error})", "text or UTF-8 bytes") from error
+        self._expect_data_size(len(data))
+        return Encoded(self._pack_record(len(text)), data)
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> str:
         """Give text."""
-        num_code_points, _ = self._unpack_record(metadata)
+        (num_code_points,) = self._unpack_record(metadata)
         return self._text(num_code_points, data)
 
     def decode_batch(
@@ -144,10 +107,7 @@ class TextField(Field):
         return [None if data is None else self._text(count, data) for count, data in rows], present
 
     def _text(self, num_code_points: int, data: Buffer) -> str:
-        try:
-            text = str(data, "utf-8")
-        except UnicodeDecodeError as error:
-            raise corrupt(f"text is not UTF-8: {error.reason} at byte {error.start}") from error
+        text = decode_utf8(data)
         if len(text) != num_code_points:
             raise corrupt("text is not as long as its record says", found=len(text), expected=num_code_points)
         return text
@@ -158,10 +118,6 @@ class RawJSON:
     """JSON text of one value, to be stored as it is written, numbers, spaces and all."""
 
     text: str
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 _KINDS = ((dict, 1), (list, 2), (str, 3), (bool, 5), (int | float, 4), (type(None), 6))
@@ -182,16 +138,8 @@ class JSONField(Field):
 
     TYPE_ID: ClassVar[int] = 3
     HOLDS_JSON: ClassVar[bool] = True
-
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 8 bytes."""
-        return _JSON_RECORD
-
-    @property
-    def keeps_bytes(self) -> bool:
-        """Always: bytes are JSON text."""
-        return True
+    metadata_type: ClassVar[np.dtype[np.void]] = np.dtype([("kind", "u1"), ("_pad", "u1", (7,))])
+    keeps_bytes: ClassVar[bool] = True  # JSON text
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -209,17 +157,17 @@ class JSONField(Field):
     def encode(self, value: JSON | RawJSON | Buffer) -> Encoded:
         """Take a value, or JSON text as bytes or `RawJSON`."""
         try:
-            if isinstance(value, RawJSON | bytes | bytearray | memoryview):
+            if isinstance(value, RawJSON | Buffer):
                 data = value.text.encode("utf-8") if isinstance(value, RawJSON) else bytes(value)
-                kind = _kind_of(_parse(data))
+                kind = _kind_of(json_of_utf8(data))
             else:
                 data = self._dump(value)
                 kind = 2 if isinstance(value, tuple) else _kind_of(value)
         except (ValueError, RecursionError) as error:
             if isinstance(error, EncodeError):
                 raise
-            raise wrong_content(self, f"{describe(value)} ({error})", "a JSON value, or JSON text as bytes") from error
-        return Encoded(self._pack_record(kind, (0,) * 7), data)
+            raise self._wrong_content(f"{describe(value)} ({error})", "a JSON value, or JSON text as bytes") from error
+        return Encoded(self._pack_record(kind), data)
 
     def _dump(self, value: JSON) -> bytes:
         self._check_types(value)
@@ -231,27 +179,27 @@ class JSONField(Field):
     def _check_types(self, value: JSON) -> None:
         # json would turn the keys 1 and None into "1" and "null": what is read back must be what was written.
         if value is None:
-            raise wrong_value(self, value, "a value; None means absent, RawJSON('null') the JSON null")
+            raise self._wrong_value(value, "a value; None means absent, RawJSON('null') the JSON null")
         stack: list[tuple[JSON, int]] = [(value, 0)]
         while stack:
             item, depth = stack.pop()
             if depth > _MAX_DEPTH:
-                raise wrong_content(self, f"a value nested more than {_MAX_DEPTH} deep, or within itself", "JSON")
+                raise self._wrong_content(f"a value nested more than {_MAX_DEPTH} deep, or within itself", "JSON")
             if isinstance(item, dict):
                 for key in item:
                     if not isinstance(key, str):
-                        raise wrong_content(self, f"a dict with key {describe(key)}", "str keys")
+                        raise self._wrong_content(f"a dict with key {describe(key)}", "str keys")
                 stack.extend((child, depth + 1) for child in item.values())
             elif isinstance(item, list | tuple):
                 stack.extend((child, depth + 1) for child in item)
             elif not isinstance(item, str | bool | int | float | None):
-                raise wrong_value(self, item, "dict, list, str, int, float, bool or None")
+                raise self._wrong_value(item, "dict, list, str, int, float, bool or None")
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> JSON:
         """Give the value."""
-        kind, _ = self._unpack_record(metadata)
+        (kind,) = self._unpack_record(metadata)
         try:
-            value = _parse(bytes(data))
+            value = json_of_utf8(data)
         except (ValueError, RecursionError) as error:
             raise corrupt(f"data is not JSON: {error}") from error
         if _kind_of(value) != kind:
@@ -264,6 +212,16 @@ _DUMP = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 _DUMP_ASCII = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def _parse(data: bytes) -> Any:
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def json_of_utf8(data: Buffer) -> JSON:
+    """The value of JSON text; NaN and infinities are not JSON.
+
+    Raises:
+        ValueError: it is not JSON in UTF-8.
+        RecursionError: it is nested too deep.
+    """
     # Decoded here, since json would guess UTF-16 and UTF-32, and take a byte order mark.
-    return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    return json.loads(str(data, "utf-8"), parse_constant=_refuse_constant)

@@ -18,13 +18,11 @@ from mm_assets.fields.base import (
     Out,
     as_bytes_view,
     batch_array,
-    config_error,
     corrupt,
     describe,
     parse_json,
-    wrong_content,
-    wrong_value,
 )
+from mm_assets.fields.ndarray import REAL_CODES
 from mm_assets.media.content_types import Buffer
 
 __all__ = ["ScalarField"]
@@ -32,20 +30,7 @@ __all__ = ["ScalarField"]
 # docs/fields.md, type 5: the value at full width whatever the dtype, so that every record is 8 bytes
 _RECORDS = {kind: np.dtype([("value", kind)]) for kind in ("<i8", "<u8", "<f8")}
 _WIDE = {"i": "<i8", "u": "<u8", "b": "<u8", "f": "<f8"}
-_DTYPES = (
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-)
+_DTYPES = tuple(np.dtype(code).name for code in REAL_CODES)
 
 
 @dataclass(frozen=True)
@@ -65,8 +50,7 @@ class ScalarField(Field):
     dtype: str = "float64"
 
     def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise config_error("dtype", self.dtype, f"one of {', '.join(_DTYPES)}")
+        self._expect_choice("dtype", _DTYPES)
 
     @property
     def _numpy_dtype(self) -> np.dtype[Any]:
@@ -95,39 +79,32 @@ class ScalarField(Field):
         plain = cell.strip().lower()
         return parse_json(plain if plain in ("true", "false") else cell, "a number")
 
-    @property
-    def _limits(self) -> tuple[int, int]:
-        if self.dtype == "bool":
-            return 0, 1
-        info = np.iinfo(self.dtype)
-        return int(info.min), int(info.max)
-
     def encode(self, value: float | np.number[Any] | np.bool_) -> Encoded:
         """Take a number."""
         if self.dtype == "bool":
             if not isinstance(value, bool | np.bool_):
-                raise wrong_value(self, value, "a bool")
+                raise self._wrong_value(value, "a bool")
             return Encoded(self._pack_record(int(value)), b"")
         if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-            raise wrong_value(self, value, f"a number for {self.dtype}")
+            raise self._wrong_value(value, f"a number for {self.dtype}")
         if self._numpy_dtype.kind == "f":
             return Encoded(self._pack_record(self._round(value)), b"")
         if not isinstance(value, int | np.integer):
-            raise wrong_value(self, value, f"an integer for {self.dtype}")
-        low, high = self._limits
-        if not low <= int(value) <= high:
-            raise wrong_value(self, value, f"an integer from {low} to {high}")
+            raise self._wrong_value(value, f"an integer for {self.dtype}")
+        limits = np.iinfo(self.dtype)
+        if not limits.min <= int(value) <= limits.max:
+            raise self._wrong_value(value, f"an integer from {limits.min} to {limits.max}")
         return Encoded(self._pack_record(int(value)), b"")
 
     def _round(self, value: float | np.number[Any]) -> float:
         try:
             wide = float(value)
         except OverflowError as error:
-            raise wrong_content(self, describe(value), f"a number in the range of {self.dtype}") from error
+            raise self._wrong_content(describe(value), f"a number in the range of {self.dtype}") from error
         with np.errstate(over="ignore"):
             rounded = float(np.float64(wide).astype(self.dtype))
         if math.isinf(rounded) and not math.isinf(wide):
-            raise wrong_value(self, value, f"a number in the range of {self.dtype}")
+            raise self._wrong_value(value, f"a number in the range of {self.dtype}")
         return rounded
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> int | float | bool:
@@ -151,10 +128,7 @@ class ScalarField(Field):
         return narrow
 
     def decode_batch(
-        self,
-        records: npt.NDArray[np.uint8],
-        datas: Sequence[Buffer | None],
-        out: Out | None = None,
+        self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer | None], out: Out | None = None
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """Decode a column in one expression: (n,) of `dtype`, absent rows zero."""
         present = self._check_batch(records, datas)

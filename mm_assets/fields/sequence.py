@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import EncodeError, FormatError
+from mm_assets.errors import EncodeError
 from mm_assets.fields.base import (
     JSON,
     Encoded,
@@ -19,19 +19,14 @@ from mm_assets.fields.base import (
     config_error,
     corrupt,
     describe,
+    stored_array,
     truncated,
-    wrong_content,
-    wrong_value,
 )
 from mm_assets.media.content_types import Buffer
 
 __all__ = ["SequenceField"]
 
-# docs/fields.md, type 60
-_RECORD = np.dtype([("num_items", "<u4"), ("item_type_id", "<u2"), ("item_metadata_size", "<u2")])
-
 _MAX_POSITION = 2**31 - 1  # positions are int32, as in the row table
-_MAX_DATA = 2**32 - 1  # a container's payload size is uint32
 
 
 @dataclass(frozen=True)
@@ -48,17 +43,15 @@ class SequenceField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 60
+    metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
+        [("num_items", "<u4"), ("item_type_id", "<u2"), ("item_metadata_size", "<u2")]
+    )
 
     inner: Field
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Field) or isinstance(self.inner, SequenceField):
-            raise config_error("inner", self.inner, "a field other than SequenceField")
-
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 8 bytes."""
-        return _RECORD
+            raise self._wrong_setting("inner", "a field other than SequenceField")
 
     @property
     def item_field(self) -> Field:
@@ -100,66 +93,59 @@ class SequenceField(Field):
 
     def encode(self, value: Iterable[tuple[int, Any]]) -> Encoded:
         """Take (position, value) pairs in order of position."""
-        items = []
-        for position, item in self._pairs(value):
-            try:
-                items.append((position, self.inner.encode(item)))
-            except EncodeError as error:
-                raise EncodeError(f"SequenceField, item at position {position}: {error}") from error
-        return self._join(items)
+        return self._join(
+            (position, self._within(f"item at position {position}", self.inner.encode, item))
+            for position, item in self._pairs(value)
+        )
 
     def encode_items(self, items: Iterable[tuple[int, Encoded]]) -> Encoded:
         """Take (position, payload) pairs in order of position."""
-        return self._join(list(self._pairs(items)))
+        return self._join(self._pairs(items))
 
-    def _join(self, pairs: list[tuple[int, Encoded]]) -> Encoded:
-        positions, items = [position for position, _ in pairs], [item for _, item in pairs]
-        num_items = len(items)
-        offsets = np.zeros(num_items + 1, dtype="<u8")
-        np.cumsum(np.array([len(item.data) for item in items], dtype="<u8"), out=offsets[1:])
-        layout = _Layout(num_items, self.inner.metadata_type.itemsize)
-        offsets += np.uint64(layout.items_start)
-        if offsets[-1] > _MAX_DATA:
-            raise wrong_content(self, f"{offsets[-1]} bytes of data", f"at most {_MAX_DATA}")
+    def _join(self, pairs: Iterable[tuple[int, Encoded]]) -> Encoded:
+        positions, items = [], []
+        for position, item in pairs:
+            positions.append(position)
+            items.append(item)
+        layout = _Layout(len(items), self.inner.metadata_type.itemsize)
+        offsets = layout.items_start + np.cumsum([0, *(len(item.data) for item in items)], dtype="<u8")
+        self._expect_data_size(int(offsets[-1]))
         parts: list[bytes | memoryview] = [
             np.array(positions, dtype="<i4").tobytes().ljust(layout.offsets_start, b"\0"),
             offsets.tobytes(),
             *(item.metadata for item in items),
             *(item.data for item in items),
         ]
-        record = self._pack_record(num_items, self.inner.TYPE_ID, self.inner.metadata_type.itemsize)
+        record = self._pack_record(layout.num_items, self.inner.TYPE_ID, layout.metadata_size)
         return Encoded(record, b"".join(parts))
 
     def check(self, value: Iterable[tuple[int, Any]]) -> None:
         """Check each item as its field does."""
         for position, item in self._pairs(value):
-            try:
-                self.inner.check(item)
-            except EncodeError as error:
-                raise EncodeError(f"SequenceField, item at position {position}: {error}") from error
+            self._within(f"item at position {position}", self.inner.check, item)
 
     def _pairs(self, value: Iterable[tuple[int, Any]]) -> Iterable[tuple[int, Any]]:
-        if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
-            raise wrong_value(self, value, "a list of (position, value)")
+        if isinstance(value, str | Buffer | Mapping) or not isinstance(value, Iterable):
+            raise self._wrong_value(value, "a list of (position, value)")
         last = -1
         for index, pair in enumerate(value):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise wrong_content(self, f"{describe(pair)} as item {index}", "(position, value)")
+                raise self._wrong_content(f"{describe(pair)} as item {index}", "(position, value)")
             position, item = pair
             if isinstance(position, bool) or not isinstance(position, int | np.integer):
-                raise wrong_content(self, f"position {describe(position)} of item {index}", "an integer")
+                raise self._wrong_content(f"position {describe(position)} of item {index}", "an integer")
             if not last < position <= _MAX_POSITION:
                 expected = f"positions that increase, from 0, up to {_MAX_POSITION}"
-                raise wrong_content(self, f"position {position} after {last} at item {index}", expected)
+                raise self._wrong_content(f"position {position} after {last} at item {index}", expected)
             if item is None:
-                raise wrong_content(self, f"None at position {position}", "a value; leave out a position without one")
+                raise self._wrong_content(f"None at position {position}", "a value; leave out a position without one")
             last = int(position)
             yield last, item
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> list[tuple[int, Any]]:
         """Give the list of (position, value)."""
         items = self._open(metadata, data)
-        return [(items.position(k), self._decode_item(items, k)) for k in range(items.layout.num_items)]
+        return [self._decode_item(items, index) for index in range(items.layout.num_items)]
 
     def decode_item(self, metadata: Buffer | np.void, data: Buffer, k: int) -> tuple[int, Any]:
         """Give (position, value) of item `k`, counted from 0 (from the end where negative), reading no other.
@@ -169,8 +155,7 @@ class SequenceField(Field):
             FormatError: the payload is damaged.
         """
         items = self._open(metadata, data)
-        index = items.index(k)
-        return items.position(index), self._decode_item(items, index)
+        return self._decode_item(items, items.index(k))
 
     def item_payload(self, metadata: Buffer | np.void, data: Buffer, k: int) -> tuple[int, memoryview, memoryview]:
         """Give (position, metadata record, data) of item `k`, not decoded and not copied; errors as `decode_item`."""
@@ -203,17 +188,12 @@ class SequenceField(Field):
             raise corrupt("items are not of the field's type", found=(type_id, metadata_size), expected=expected)
         return _Items(_Layout(num_items, metadata_size), as_bytes_view(data))
 
-    def _decode_item(self, items: _Items, index: int) -> Any:
-        try:
-            return self.inner.decode(*items.payload(index))
-        except FormatError as error:
-            raise type(error)(
-                error.path, f"item {index}: {error.detail}", found=error.found, expected=error.expected
-            ) from error
+    def _decode_item(self, items: _Items, index: int) -> tuple[int, Any]:
+        return items.position(index), self._within(f"item {index}", self.inner.decode, *items.payload(index))
 
 
 class _Layout:
-    """Where the four parts of the data start."""
+    """Where the parts of the data start: positions, offsets, records, items."""
 
     __slots__ = ("items_start", "metadata_size", "num_items", "offsets_start", "records_start")
 
@@ -235,9 +215,9 @@ class _Items:
             raise truncated("sequence is shorter than its tables", found=len(view), expected=layout.items_start)
         self.layout = layout
         self.view = view
-        positions = np.frombuffer(view, dtype="<i4", count=layout.num_items) if layout.num_items else np.zeros(0, "<i4")
+        positions = stored_array(view, "<i4", (layout.num_items,))
         self.positions: npt.NDArray[np.int32] = positions.astype(np.int32)
-        self.offsets = np.frombuffer(view, dtype="<u8", count=layout.num_items + 1, offset=layout.offsets_start)
+        self.offsets = stored_array(view, "<u8", (layout.num_items + 1,), offset=layout.offsets_start)
         if int(self.offsets[0]) != layout.items_start or int(self.offsets[-1]) != len(view):
             found = (int(self.offsets[0]), int(self.offsets[-1]))
             raise corrupt("items do not fill the data", found=found, expected=(layout.items_start, len(view)))

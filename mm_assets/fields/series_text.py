@@ -18,13 +18,11 @@ import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
 from mm_assets.fields.base import as_bytes_view, describe
-from mm_assets.fields.ndarray import NDArrayField
+from mm_assets.fields.ndarray import array_of_npy, is_npy
 from mm_assets.media.content_types import Buffer
 
 __all__ = ["array_of_content", "columns_of_csv"]
 
-_NPY = NDArrayField()
-_NPY_MAGIC = b"\x93NUMPY"
 _MAX_JSON_DEPTH = 8  # of lists in one another
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
@@ -36,12 +34,10 @@ def array_of_content(content: Any) -> tuple[npt.NDArray[Any], bool]:
     Raises:
         EncodeError: it is not an array of numbers.
     """
-    if isinstance(content, bytes | bytearray | memoryview):
-        view = as_bytes_view(content)
-        if bytes(view[: len(_NPY_MAGIC)]) == _NPY_MAGIC:
-            found: npt.NDArray[Any] = _NPY.decode(*_NPY.encode(view))
-            return found, False
-        content = _json_of(view)
+    if isinstance(content, Buffer):
+        if is_npy(content):
+            return array_of_npy(content), False
+        content = _json_of(content)
     if isinstance(content, np.ndarray):
         return content, False
     if not isinstance(content, list):
@@ -56,11 +52,11 @@ def array_of_content(content: Any) -> tuple[npt.NDArray[Any], bool]:
     return found, True
 
 
-def _json_of(view: memoryview) -> Any:
+def _json_of(content: Buffer) -> Any:
     try:
-        return json.loads(bytes(view))
+        return json.loads(bytes(content))
     except (ValueError, RecursionError) as error:  # a wrong encoding is a ValueError too
-        found = f"{len(view)} bytes that are neither .npy nor JSON ({error})"
+        found = f"{len(content)} bytes that are neither .npy nor JSON ({error})"
         raise EncodeError(f"found {found}, expected .npy bytes or a JSON list") from error
 
 

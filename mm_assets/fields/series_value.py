@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.summaries import summary_repr
+from mm_assets.fields.base import ArrayValue
 
 __all__ = ["Columns", "TimeSeries"]
 
@@ -21,8 +21,8 @@ Columns: TypeAlias = tuple[tuple[str, int, int], ...]
 _OUTSIDE = ("error", "clip", "nan")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TimeSeries:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class TimeSeries(ArrayValue):
     """Rows of numbers over time.
 
     Attributes:
@@ -37,8 +37,6 @@ class TimeSeries:
     timestamps: npt.NDArray[np.float64]
     values: npt.NDArray[Any]
     columns: Columns = ()
-
-    __repr__ = summary_repr
 
     def __post_init__(self) -> None:
         times, values = self.timestamps, self.values
@@ -73,8 +71,6 @@ class TimeSeries:
         return np.array_equal(self.timestamps, other.timestamps) and np.array_equal(
             self.values, other.values, equal_nan=is_float
         )
-
-    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
 
     @property
     def duration_seconds(self) -> float:

@@ -19,27 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import (
-    Encoded,
-    Field,
-    as_bytes_view,
-    config_error,
-    corrupt,
-    describe,
-    truncated,
-    wrong_content,
-    wrong_value,
-)
+from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, decode_utf8, describe, stored_array, truncated
 from mm_assets.fields.facts import Fact, Spans
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.subtitles import TimedSegment, parse_subtitles
 
 __all__ = ["TimedSegment", "TimedTextField", "segments_at", "segments_between"]
 
-# docs/fields.md, type 21
-_RECORD = np.dtype([("num_segments", "<u4"), ("_pad", "<u4"), ("start_seconds", "<f8"), ("end_seconds", "<f8")])
-
-_MAX_DATA = 2**32 - 1  # a container's payload size is uint32
 _HEAD = 4096  # bytes or characters that distinguish JSON from lyrics; JSON begins after less white space than that
 DEFAULT_MAX_SEGMENTS = 1_000_000  # the words of a hundred hours of speech
 
@@ -71,6 +57,9 @@ class TimedTextField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 21
+    metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
+        [("num_segments", "<u4"), ("_pad", "<u4"), ("start_seconds", "<f8"), ("end_seconds", "<f8")]
+    )
     FACTS: ClassVar[tuple[type[Fact], ...]] = (Spans,)
     LIMITS: ClassVar[tuple[str, ...]] = ("max_segments",)
 
@@ -80,60 +69,46 @@ class TimedTextField(Field):
     max_segments: int = DEFAULT_MAX_SEGMENTS
 
     def __post_init__(self) -> None:
-        for name in ("sort", "strip_tags"):
-            if not isinstance(getattr(self, name), bool):
-                raise config_error(name, getattr(self, name), "true or false")
-        if self.untimed not in ("error", "drop"):
-            raise config_error("untimed", self.untimed, "error or drop")
-        is_int = isinstance(self.max_segments, int) and not isinstance(self.max_segments, bool)
-        if not is_int or not 1 <= self.max_segments < 2**32:
-            raise config_error("max_segments", self.max_segments, "an integer from 1 to 2**32 - 1")
-
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 24 bytes."""
-        return _RECORD
+        self._expect_bool("sort")
+        self._expect_bool("strip_tags")
+        self._expect_choice("untimed", ("error", "drop"))
+        self._expect_int("max_segments", 1, 2**32 - 1)
 
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: Sequence[Any] | Mapping[str, Any] | str | Buffer) -> Encoded:
         """Take segments, or the content of a file of them."""
         segments = self._segments_of(value)
-        num_segments = len(segments)
         texts = [self._utf8_of(segment.text, index) for index, segment in enumerate(segments)]
-        offsets = np.zeros(num_segments + 1, dtype="<u8")
-        np.cumsum(np.array([len(text) for text in texts], dtype="<u8"), out=offsets[1:])
-        layout = _Layout(num_segments)
-        size = layout.texts_start + int(offsets[-1])
-        if size > _MAX_DATA:
-            raise wrong_content(self, f"{size} bytes of data", f"at most {_MAX_DATA}")
-        starts = np.array([segment.start_seconds for segment in segments], dtype="<f8")
-        ends = np.array([segment.end_seconds for segment in segments], dtype="<f8")
-        tables = starts.tobytes() + ends.tobytes() + offsets.astype("<u4").tobytes()
-        extent = (float(starts[0]), float(ends.max())) if num_segments else (0.0, 0.0)
-        record = self._pack_record(num_segments, 0, *extent)
-        return Encoded(record, b"".join([tables, *texts]))
+        offsets = np.cumsum([0, *map(len, texts)], dtype="<u8")
+        times = np.array([segment[:2] for segment in segments], dtype="<f8").reshape(-1, 2).T
+        self._expect_data_size(times.nbytes + 4 * len(offsets) + int(offsets[-1]))
+        extent = (float(times[0, 0]), float(times[1].max())) if segments else (0.0, 0.0)
+        return Encoded(
+            self._pack_record(len(segments), *extent),
+            b"".join([times.tobytes(), offsets.astype("<u4").tobytes(), *texts]),
+        )
 
     def _utf8_of(self, text: str, index: int) -> bytes:
         try:
             return text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise wrong_content(self, f"segment {index} with {error.reason}", "text that has a UTF-8 form") from error
+            raise self._wrong_content(f"segment {index} with {error.reason}", "text that has a UTF-8 form") from error
 
     def _segments_of(self, value: object) -> list[TimedSegment]:
-        if isinstance(value, str | bytes | bytearray | memoryview):
+        if isinstance(value, str | Buffer):
             value = self._parse(value)
         if isinstance(value, Mapping):
             lists = [value[name] for name in _LISTS if isinstance(value.get(name), list | tuple)]
             if not lists:
-                raise wrong_content(
-                    self, f"a dict with {sorted(map(str, value))[:8]}", f"a list as {' or '.join(_LISTS)}"
+                raise self._wrong_content(
+                    f"a dict with {sorted(map(str, value))[:8]}", f"a list as {' or '.join(_LISTS)}"
                 )
             value = lists[0]
         if not isinstance(value, list | tuple) or isinstance(value, TimedSegment):
-            raise wrong_value(self, value, _EXPECTED)
+            raise self._wrong_value(value, _EXPECTED)
         if len(value) > self.max_segments:
-            raise wrong_content(self, f"{len(value)} segments", f"at most {self.max_segments} (max_segments)")
+            raise self._wrong_content(f"{len(value)} segments", f"at most {self.max_segments} (max_segments)")
         found = (self._segment_of(item, index) for index, item in enumerate(value))
         segments = [segment for segment in found if segment is not None]
         if self.sort:
@@ -141,7 +116,7 @@ class TimedTextField(Field):
         for index in range(1, len(segments)):
             last, start = segments[index - 1].start_seconds, segments[index].start_seconds
             if start < last:
-                raise wrong_content(self, f"a start of {start} s after {last} s at segment {index}", "order, or sort")
+                raise self._wrong_content(f"a start of {start} s after {last} s at segment {index}", "order, or sort")
         return segments
 
     def _parse(self, content: str | Buffer) -> object:
@@ -157,11 +132,11 @@ class TimedTextField(Field):
                 text = content if isinstance(content, str) else str(content, "utf-8")
                 return json.loads(text.removeprefix("\ufeff"))
             except (ValueError, RecursionError) as error:
-                raise wrong_content(self, f"{describe(content)} that is not JSON ({error})", _EXPECTED) from error
+                raise self._wrong_content(f"{describe(content)} that is not JSON ({error})", _EXPECTED) from error
         try:
             return parse_subtitles(content, strip_tags=self.strip_tags)
         except MediaError as error:
-            raise wrong_content(self, error.reason.removeprefix("found "), "subtitles or lyrics") from error
+            raise self._wrong_content(error.reason.removeprefix("found "), "subtitles or lyrics") from error
 
     def _segment_of(self, item: object, index: int) -> TimedSegment | None:
         """One segment, checked; None for one without times that is to be left out."""
@@ -170,15 +145,15 @@ class TimedTextField(Field):
         elif isinstance(item, list | tuple) and len(item) == 3:
             start, end, text = item
         else:
-            raise wrong_content(self, f"{describe(item)} as segment {index}", _EXPECTED)
+            raise self._wrong_content(f"{describe(item)} as segment {index}", _EXPECTED)
         if start is None and end is None and self.untimed == "drop":
             return None
         if not isinstance(text, str):
-            raise wrong_content(self, f"text {describe(text)} of segment {index}", "str")
+            raise self._wrong_content(f"text {describe(text)} of segment {index}", "str")
         start_seconds, end_seconds = (self._seconds_of(time, index) for time in (start, end))
         if not 0 <= start_seconds <= end_seconds:
             found = f"{start_seconds} s to {end_seconds} s as segment {index}"
-            raise wrong_content(self, found, "a start at 0 or later and an end that is not before it")
+            raise self._wrong_content(found, "a start at 0 or later and an end that is not before it")
         return TimedSegment(start_seconds, end_seconds, text)
 
     def _read_item(self, item: Mapping[Any, Any], index: int) -> tuple[object, object, object]:
@@ -187,7 +162,7 @@ class TimedTextField(Field):
             return (*pair, _first(item, _TEXTS))
         text = _first(item, _TEXTS)
         if text is None:
-            raise wrong_content(self, f"a dict with {sorted(map(str, item))[:8]} as segment {index}", _EXPECTED)
+            raise self._wrong_content(f"a dict with {sorted(map(str, item))[:8]} as segment {index}", _EXPECTED)
         return _first(item, _STARTS), _first(item, _ENDS), text
 
     def _seconds_of(self, time: object, index: int) -> float:
@@ -197,7 +172,7 @@ class TimedTextField(Field):
         except OverflowError:
             seconds = math.inf
         if not math.isfinite(seconds):
-            raise wrong_content(self, f"time {describe(time)} of segment {index}", "finite seconds")
+            raise self._wrong_content(f"time {describe(time)} of segment {index}", "finite seconds")
         return seconds + 0.0  # -0.0 becomes 0.0: one moment, one form
 
     # --- decode -------------------------------------------------------------------------------------------------------
@@ -205,11 +180,8 @@ class TimedTextField(Field):
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> list[TimedSegment]:
         """Give the segments in order of their starts."""
         times, offsets, texts = self._open(metadata, data)
-        try:
-            # Each by its own bytes: an offset within a character is damage.
-            strings = [str(texts[start:end], "utf-8") for start, end in pairwise(offsets)]
-        except UnicodeDecodeError as error:
-            raise corrupt(f"text is not UTF-8: {error.reason} at byte {error.start}") from error
+        # Each by its own bytes: an offset within a character is damage.
+        strings = [decode_utf8(texts[start:end]) for start, end in pairwise(offsets)]
         return [TimedSegment(start, end, text) for (start, end), text in zip(times.tolist(), strings, strict=True)]
 
     def times(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.float64]:
@@ -227,38 +199,27 @@ class TimedTextField(Field):
 
     def _open(self, metadata: Buffer | np.void, data: Buffer) -> tuple[npt.NDArray[np.float64], list[int], memoryview]:
         """Times, text offsets and texts, checked."""
-        num_segments, _, first, last = self._unpack_record(metadata)
+        num_segments, first, last = self._unpack_record(metadata)
         if num_segments > self.max_segments:
             raise corrupt("there are too many segments", found=num_segments, expected=f"at most {self.max_segments}")
-        view, layout = as_bytes_view(data), _Layout(num_segments)
-        if len(view) < layout.texts_start:
-            raise truncated("segments are shorter than their tables", found=len(view), expected=layout.texts_start)
-        columns = np.frombuffer(view, dtype="<f8", count=2 * num_segments) if num_segments else np.zeros(0, "<f8")
-        times = columns.reshape(2, num_segments).T
-        times.flags.writeable = False
+        view = as_bytes_view(data)
+        texts_start = 16 * num_segments + 4 * (num_segments + 1)
+        if len(view) < texts_start:
+            raise truncated("segments are shorter than their tables", found=len(view), expected=texts_start)
+        times = stored_array(view, "<f8", (2, num_segments)).T
         starts, ends = times[:, 0], times[:, 1]
-        if not (np.isfinite(columns).all() and (starts >= 0).all() and (ends >= starts).all()):
+        if not (np.isfinite(times).all() and (starts >= 0).all() and (ends >= starts).all()):
             raise corrupt("a time is impossible", found="a negative, endless or inverted one", expected="start <= end")
         if (starts[1:] < starts[:-1]).any():
             raise corrupt("segments are out of order", found="a decreasing start", expected="increasing ones")
         extent = (float(starts[0]), float(ends.max())) if num_segments else (0.0, 0.0)
         if (first, last) != extent:
             raise corrupt("segments do not cover what their record says", found=extent, expected=(first, last))
-        offsets = np.frombuffer(view, dtype="<u4", count=num_segments + 1, offset=layout.offsets_start)
-        texts = view[layout.texts_start :]
+        offsets = stored_array(view, "<u4", (num_segments + 1,), offset=times.nbytes)
+        texts = view[texts_start:]
         if int(offsets[0]) != 0 or int(offsets[-1]) != len(texts) or (offsets[1:] < offsets[:-1]).any():
             raise corrupt("texts do not fill the data", found=int(offsets[-1]), expected=len(texts))
         return times, offsets.tolist(), texts
-
-
-class _Layout:
-    """Where the parts of the data start."""
-
-    __slots__ = ("offsets_start", "texts_start")
-
-    def __init__(self, num_segments: int) -> None:
-        self.offsets_start = 16 * num_segments
-        self.texts_start = self.offsets_start + 4 * (num_segments + 1)
 
 
 def _first(item: Mapping[Any, Any], names: Sequence[str]) -> object:

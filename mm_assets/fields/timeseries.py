@@ -26,30 +26,19 @@ from mm_assets.fields.base import (
     config_error,
     corrupt,
     describe,
+    is_int,
+    stored_array,
     truncated,
-    wrong_content,
-    wrong_value,
 )
 from mm_assets.fields.facts import Fact, Spans, Steps
+from mm_assets.fields.ndarray import REAL_CODES, dtype_name
 from mm_assets.fields.series_text import array_of_content, columns_of_csv
 from mm_assets.fields.series_value import Columns, TimeSeries
 from mm_assets.media.content_types import Buffer
 
 __all__ = ["TimeSeries", "TimeSeriesField"]
 
-# docs/fields.md, type 42
-_RECORD = np.dtype(
-    [
-        ("num_steps", "<u4"),
-        ("num_columns", "<u4"),
-        ("dtype", "S4"),
-        ("_pad", "<u4"),
-        ("start_seconds", "<f8"),
-        ("end_seconds", "<f8"),
-    ]
-)
-_CODES = ("|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
-_DTYPES = {name.encode("ascii"): np.dtype(name) for name in _CODES}
+_DTYPES = {code.encode("ascii"): np.dtype(code) for code in REAL_CODES}
 _KINDS = "bool, integer or float (16 to 64 bits)"
 _TIMES = np.dtype("<f8")
 _MAX_EXTENT = 2**32 - 1  # the record's words are uint32
@@ -80,6 +69,16 @@ class TimeSeriesField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 42
+    metadata_type: ClassVar[np.dtype[np.void]] = np.dtype(
+        [
+            ("num_steps", "<u4"),
+            ("num_columns", "<u4"),
+            ("dtype", "S4"),
+            ("_pad", "<u4"),
+            ("start_seconds", "<f8"),
+            ("end_seconds", "<f8"),
+        ]
+    )
     FACTS: ClassVar[tuple[type[Fact], ...]] = (Spans, Steps)
     PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType(
         {"timestamps": Part(needed=True), "values": Part(needed=True)}
@@ -93,31 +92,15 @@ class TimeSeriesField(Field):
     columns: Columns = ()
 
     def __post_init__(self) -> None:
-        for name in ("num_steps", "num_columns"):
-            value = getattr(self, name)
-            if value is not None and not _is_count(value):
-                raise config_error(name, value, f"an integer from 0 to {_MAX_EXTENT}, or None")
-        if self.dtype is not None:
-            try:
-                plain = np.dtype(self.dtype).newbyteorder("<")
-            except (TypeError, ValueError, SyntaxError) as error:
-                raise config_error("dtype", self.dtype, f"a NumPy dtype of kind {_KINDS}, or None") from error
-            if plain.str.encode("ascii") not in _DTYPES:
-                raise config_error("dtype", self.dtype, f"a NumPy dtype of kind {_KINDS}, or None")
-            object.__setattr__(self, "dtype", plain.name)
-        if self.timestamp_unit not in _UNITS:
-            raise config_error("timestamp_unit", self.timestamp_unit, f"one of {', '.join(_UNITS)}")
-        if not isinstance(self.allow_equal, bool):
-            raise config_error("allow_equal", self.allow_equal, "true or false")
+        self._expect_int("num_steps", 0, _MAX_EXTENT, optional=True)
+        self._expect_int("num_columns", 0, _MAX_EXTENT, optional=True)
+        object.__setattr__(self, "dtype", dtype_name(self.dtype, _DTYPES, f"a NumPy dtype of kind {_KINDS}, or None"))
+        self._expect_choice("timestamp_unit", _UNITS)
+        self._expect_bool("allow_equal")
         columns = _columns_of_config(self.columns)
         if self.num_columns is not None and any(end > self.num_columns for _, _, end in columns):
-            raise config_error("columns", self.columns, f"columns of {self.num_columns}")
+            raise self._wrong_setting("columns", f"columns of {self.num_columns}")
         object.__setattr__(self, "columns", columns)
-
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 32 bytes."""
-        return _RECORD
 
     @property
     def value_layout(self) -> Mapping[str, ArraySpec] | None:
@@ -132,29 +115,17 @@ class TimeSeriesField(Field):
     @property
     def config(self) -> dict[str, JSON]:
         """All settings as JSON; columns by name."""
-        return {
-            "num_steps": self.num_steps,
-            "num_columns": self.num_columns,
-            "dtype": self.dtype,
-            "timestamp_unit": self.timestamp_unit,
-            "allow_equal": self.allow_equal,
-            "columns": {name: [start, end] for name, start, end in self.columns},
-        }
+        return {**super().config, "columns": {name: [start, end] for name, start, end in self.columns}}
 
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def assemble(self, contents: Mapping[str, Any]) -> TimeSeries:
         """Make a series of timestamps and values, each the bytes of an ``.npy`` file, JSON text or a JSON list."""
+        self._expect_parts(contents)
         arrays = {}
         is_text = False
-        for part in self.PARTS:
-            if contents.get(part) is None:
-                raise wrong_content(self, f"no {part}", "timestamps and values")
-            try:
-                arrays[part], is_json = array_of_content(contents[part])
-            except EncodeError as error:
-                raise EncodeError(f"{type(self).__name__}, part {part}: {error}") from error
-            is_text = is_text or (is_json and part == "values")
+        for part in self.PARTS:  # the values are the last
+            arrays[part], is_text = self._within(f"part {part}", array_of_content, contents[part])
         return self._series(arrays["timestamps"], arrays["values"], is_text=is_text)
 
     def encode(self, value: TimeSeries | tuple[npt.NDArray[Any], npt.NDArray[Any]] | Buffer) -> Encoded:
@@ -166,30 +137,27 @@ class TimeSeriesField(Field):
         if not self.allow_equal and is_equal.any():
             step = int(np.argmax(is_equal)) + 1
             found = f"timestamp {float(timestamps[step])} a second time at step {step}"
-            raise wrong_content(self, found, "timestamps that increase (allow_equal takes equal ones)")
+            raise self._wrong_content(found, "timestamps that increase (allow_equal takes equal ones)")
         code = values.dtype.newbyteorder("<").str.encode("ascii")
         bounds = (float(timestamps[0]), float(timestamps[-1])) if len(timestamps) else (0.0, 0.0)
-        record = self._pack_record(*values.shape, code, 0, *bounds)
+        record = self._pack_record(*values.shape, code, *bounds)
         return Encoded(record, timestamps.astype(_TIMES).tobytes() + values.astype(_DTYPES[code]).tobytes())
 
     def _series_of(self, value: object) -> TimeSeries:
-        if isinstance(value, bytes | bytearray | memoryview):
+        if isinstance(value, Buffer):
             expected = [name for name, _, _ in self.columns] if self._names_each_column else None
-            try:
-                times, table = columns_of_csv(as_bytes_view(value), expected, self.num_columns)
-            except EncodeError as error:
-                raise EncodeError(f"{type(self).__name__}: {error}") from error
+            times, table = self._within("", columns_of_csv, as_bytes_view(value), expected, self.num_columns)
             return self._series(times, table, is_text=True)
         if isinstance(value, tuple | list) and len(value) == 2:
             timestamps, values = value
             if not isinstance(timestamps, np.ndarray) or not isinstance(values, np.ndarray):
                 found = f"({describe(timestamps)}, {describe(values)})"
-                raise wrong_content(self, found, "(timestamps, values), two arrays")
+                raise self._wrong_content(found, "(timestamps, values), two arrays")
             return self._series(timestamps, values, is_text=False)
         if not isinstance(value, TimeSeries):
-            raise wrong_value(self, value, "TimeSeries, (timestamps, values), or a CSV's bytes")
+            raise self._wrong_value(value, "TimeSeries, (timestamps, values), or a CSV's bytes")
         if value.columns not in ((), self.columns):
-            raise wrong_content(self, f"columns {value.columns}", f"the field's columns {self.columns}")
+            raise self._wrong_content(f"columns {value.columns}", f"the field's columns {self.columns}")
         return self._made(value.timestamps, self._cast(value.values, is_text=False))
 
     @property
@@ -200,10 +168,10 @@ class TimeSeriesField(Field):
         if timestamps.ndim == 2 and timestamps.shape[1] == 1:
             timestamps = timestamps[:, 0]
         if timestamps.ndim != 1 or timestamps.dtype.kind not in "iuf" or timestamps.dtype.itemsize > _TIMES.itemsize:
-            raise wrong_value(self, timestamps, "timestamps (T,) or (T, 1), integers or floats up to 64 bits")
+            raise self._wrong_value(timestamps, "timestamps (T,) or (T, 1), integers or floats up to 64 bits")
         if values.ndim == 0 or len(values) != len(timestamps):
             found = f"{len(timestamps)} timestamps with values of shape {values.shape}"
-            raise wrong_content(self, found, "a row of values for each timestamp")
+            raise self._wrong_content(found, "a row of values for each timestamp")
         num_columns = int(np.prod(values.shape[1:], dtype=np.int64))
         values = values.reshape(len(values), num_columns)
         return self._made(_seconds(timestamps, _UNITS[self.timestamp_unit]), self._cast(values, is_text=is_text))
@@ -218,7 +186,7 @@ class TimeSeriesField(Field):
     def _cast(self, values: npt.NDArray[Any], *, is_text: bool) -> npt.NDArray[Any]:
         """Values of the field's dtype; of arrays, only where nothing is lost."""
         if values.dtype.newbyteorder("<").str.encode("ascii") not in _DTYPES:
-            raise wrong_value(self, values, f"values of kind {_KINDS}")
+            raise self._wrong_value(values, f"values of kind {_KINDS}")
         if self.dtype is None or values.dtype.newbyteorder("<") == np.dtype(self.dtype):
             return values
         with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is found afterwards
@@ -228,7 +196,7 @@ class TimeSeriesField(Field):
         else:
             fits = _is_exact(values, cast)
         if not fits:
-            raise wrong_value(self, values, f"values that are {self.dtype} exactly; convert them before")
+            raise self._wrong_value(values, f"values that are {self.dtype} exactly; convert them before")
         return cast
 
     def _check_extent(self, shape: tuple[int, ...]) -> None:
@@ -237,13 +205,18 @@ class TimeSeriesField(Field):
         ):
             if have > _MAX_EXTENT or want not in (None, have):
                 limit = want if want is not None else f"at most {_MAX_EXTENT}"
-                raise wrong_content(self, f"a series of shape {shape}", f"{limit} ({name})")
+                raise self._wrong_content(f"a series of shape {shape}", f"{limit} ({name})")
 
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> TimeSeries:
         """Give `TimeSeries`, read-only views of the payload."""
-        timestamps, values = self._arrays(metadata, data)
+        timestamps, values, start, end = self._stored(metadata, data)
+        bounds = (timestamps[0], timestamps[-1]) if len(timestamps) else (0.0, 0.0)
+        if bounds != (start, end):
+            raise corrupt("timestamps are not as the record says", found=bounds, expected=(start, end))
+        if not self.allow_equal and not (timestamps[1:] > timestamps[:-1]).all():
+            raise corrupt("timestamps do not increase", found="an equal or lower one", expected="increasing ones")
         try:
             return TimeSeries(timestamps, values, self.columns)
         except ValueError as error:
@@ -251,56 +224,39 @@ class TimeSeriesField(Field):
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
         """Give the two arrays' bytes."""
-        num_steps = self._shape(metadata, data)[0]
-        view = as_bytes_view(data)
-        yield Item("timestamps", 0, view[: num_steps * _TIMES.itemsize])
-        yield Item("values", 0, view[num_steps * _TIMES.itemsize :])
+        view, split = as_bytes_view(data), self._stored(metadata, data)[0].nbytes
+        yield Item("timestamps", 0, view[:split])
+        yield Item("values", 0, view[split:])
 
     def facts(self, metadata: Buffer, data: Buffer) -> Iterator[Spans | Steps]:
         """The span of the series and its timestamps, also where `decode` refuses their order."""
-        num_steps = self._shape(metadata, data)[0]
-        times = np.frombuffer(bytes(as_bytes_view(data)[: num_steps * _TIMES.itemsize]), _TIMES)
-        if num_steps:
+        times = self._stored(metadata, data)[0].copy()  # which outlives the file
+        if len(times):
             yield Spans("series", times.min(keepdims=True), times.max(keepdims=True))
         yield Steps(times, self.allow_equal)
 
-    def _decode_into_several(self, metadata: Buffer, data: Buffer, targets: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _decode_into(self, metadata: Buffer, data: Buffer, target: Mapping[str, npt.NDArray[Any]]) -> None:
         series = self.decode(metadata, data)
-        targets["timestamps"][...] = series.timestamps
-        targets["values"][...] = series.values
+        target["timestamps"][...] = series.timestamps
+        target["values"][...] = series.values
 
-    def _shape(self, metadata: Buffer | np.void, data: Buffer) -> tuple[int, int, np.dtype[Any], float, float]:
-        num_steps, num_columns, code, _, start, end = self._unpack_record(metadata)
-        dtype = _DTYPES.get(code)
+    def _stored(
+        self, metadata: Buffer | np.void, data: Buffer
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any], float, float]:
+        """Timestamps and values, read-only views of the payload, and the first and last second of the record."""
+        num_steps, num_columns, code, start, end = self._unpack_record(metadata)
+        dtype = _DTYPES.get(code.rstrip(b"\0"))
         if dtype is None or (self.dtype is not None and dtype != np.dtype(self.dtype)):
             raise corrupt("series is of an unexpected dtype", found=code, expected=self.dtype or f"kind {_KINDS}")
         found, expected = (num_steps, num_columns), (self.num_steps, self.num_columns)
         if any(want not in (None, have) for want, have in zip(expected, found, strict=True)):
             raise corrupt("series is not of the field's extent", found=found, expected=expected)
-        size = num_steps * (_TIMES.itemsize + num_columns * dtype.itemsize)
-        if len(as_bytes_view(data)) != size:
-            raise truncated("series is not as long as its record says", found=len(as_bytes_view(data)), expected=size)
-        return num_steps, num_columns, dtype, start, end
-
-    def _arrays(self, metadata: Buffer | np.void, data: Buffer) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
-        num_steps, num_columns, dtype, start, end = self._shape(metadata, data)
-        view = as_bytes_view(data)
-        split = num_steps * _TIMES.itemsize
-        # NumPy makes no array of no bytes out of a buffer.
-        timestamps = np.frombuffer(view[:split], dtype=_TIMES) if split else np.empty(0, _TIMES)
-        flat = np.frombuffer(view[split:], dtype=dtype) if len(view) > split else np.empty(0, dtype)
-        values = flat.reshape(num_steps, num_columns)
-        bounds = (timestamps[0], timestamps[-1]) if num_steps else (0.0, 0.0)
-        if bounds != (start, end):
-            raise corrupt("timestamps are not as the record says", found=bounds, expected=(start, end))
-        if not self.allow_equal and num_steps > 1 and not (timestamps[1:] > timestamps[:-1]).all():
-            raise corrupt("timestamps do not increase", found="an equal or lower one", expected="increasing ones")
-        timestamps.flags.writeable = values.flags.writeable = False
-        return timestamps, values
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_EXTENT
+        view, split = as_bytes_view(data), num_steps * _TIMES.itemsize
+        size = split + num_steps * num_columns * dtype.itemsize
+        if len(view) != size:
+            raise truncated("series is not as long as its record says", found=len(view), expected=size)
+        values = stored_array(view, dtype, found, offset=split)
+        return stored_array(view, _TIMES, (num_steps,)), values, start, end
 
 
 def _seconds(timestamps: npt.NDArray[Any], per_second: int) -> npt.NDArray[np.float64]:
@@ -341,7 +297,7 @@ def _columns_of_config(columns: Any) -> Columns:
     else:
         raise config_error("columns", columns, expected)
     for entry in entries:
-        is_named = len(entry) == 3 and isinstance(entry[0], str) and _is_count(entry[1]) and _is_count(entry[2])
+        is_named = len(entry) == 3 and isinstance(entry[0], str) and all(is_int(k, 0, _MAX_EXTENT) for k in entry[1:])
         if not is_named or not entry[1] < entry[2]:
             raise config_error("columns", columns, expected)
     if len({entry[0] for entry in entries}) != len(entries):

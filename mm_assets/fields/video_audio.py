@@ -7,7 +7,6 @@ its decoding.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,25 +18,12 @@ import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
 from mm_assets.fields.audio import Audio, AudioField
-from mm_assets.fields.base import (
-    ArraySpec,
-    Encoded,
-    Field,
-    Item,
-    Part,
-    as_bytes_view,
-    config_error,
-    corrupt,
-    is_int,
-    truncated,
-    wrong_content,
-    wrong_value,
-)
+from mm_assets.fields.base import ArraySpec, Encoded, Field, Item, Part, as_bytes_view, corrupt, truncated
 from mm_assets.fields.facts import ClipLengths, Fact, MediaLength
 from mm_assets.fields.video_frames import encode_frames, fill_frames, index_of
 from mm_assets.fields.video_record import FILE, IN_VIDEO, JPEG, NONE, OWN_FILE, RECORD, VIDEO_PART, Record
 from mm_assets.fields.video_sound import brought_to, decoded_size, stored_sound, timing_at
-from mm_assets.fields.video_source import MAX_DATA, Plan, Source, clip_sound, plan_of, source_of
+from mm_assets.fields.video_source import Plan, Source, clip_sound, plan_of, source_of
 from mm_assets.fields.video_values import Clip, VideoAudio, VideoFile
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
@@ -46,8 +32,6 @@ from mm_assets.media.video import DEFAULT_MAX_PIXELS
 
 __all__ = ["Clip", "SyncedVideoAudioField", "VideoAudio", "VideoFile"]
 
-_ENCODINGS = ("keep", "frames")
-_AUDIO_ENCODINGS = ("flac", "pcm16", "float32")
 DEFAULT_MAX_DECODED = 2**32  # bytes: a minute of 30 frames per second at 720p is 5 GB
 _FRAME_COST = 64  # bytes at least: what a clip holds of a frame beside its pixels
 
@@ -78,6 +62,8 @@ class SyncedVideoAudioField(Field):
     """
 
     TYPE_ID: ClassVar[int] = 50
+    metadata_type: ClassVar[np.dtype[np.void]] = RECORD
+    decodes_in_parallel: ClassVar[bool] = True  # the decoders release the interpreter lock
     FACTS: ClassVar[tuple[type[Fact], ...]] = (MediaLength, ClipLengths)
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels", "max_decoded_bytes")
     PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType({"video": Part(), "audio": Part()})
@@ -97,50 +83,29 @@ class SyncedVideoAudioField(Field):
     max_decoded_bytes: int = DEFAULT_MAX_DECODED
 
     def __post_init__(self) -> None:
-        if self.encoding not in _ENCODINGS:
-            raise config_error("encoding", self.encoding, f"one of {', '.join(_ENCODINGS)}")
-        if self.audio_encoding not in _AUDIO_ENCODINGS:
-            raise config_error("audio_encoding", self.audio_encoding, f"one of {', '.join(_AUDIO_ENCODINGS)}")
+        self._expect_choice("encoding", ("keep", "frames"))
+        self._expect_choice("audio_encoding", ("flac", "pcm16", "float32"))
         if self.frame_rate is not None:
             try:
                 ratio = as_frame_rate(self.frame_rate).as_integer_ratio()
             except ValueError as error:
-                raise config_error("frame_rate", self.frame_rate, f"frames per second ({error})") from error
+                raise self._wrong_setting("frame_rate", f"frames per second ({error})") from error
             object.__setattr__(self, "frame_rate", ratio)  # one form, so that equal settings are equal fields
-        if self.size is not None:
-            sides = self.size if isinstance(self.size, tuple) else ()
-            if len(sides) != 2 or not all(is_int(side, 1, 65_500) for side in sides):
-                raise config_error("size", self.size, "height and width, each 1 to 65500, or None")
-        limits = {
-            "quality": (1, 100),
-            "audio_sample_rate": (1, MAX_SOUND_RATE),
-            "audio_channels": (1, MAX_SOUND_CHANNELS),
-            "max_frames": (1, 2**32 - 1),
-            "target_frames": (1, 2**20),
-            "target_audio_len": (1, 2**32),
-            "max_pixels": (1, 2**31 - 1),
-            "max_decoded_bytes": (1, 2**48),
-        }
-        optional = {field.name for field in dataclasses.fields(self) if field.default is None}
-        for name, (low, high) in limits.items():
-            value = getattr(self, name)
-            if not (value is None and name in optional) and not is_int(value, low, high):
-                raise config_error(name, value, f"an integer from {low} to {high}")
-        if self.max_duration is not None and not (
-            isinstance(self.max_duration, int | float)
-            and not isinstance(self.max_duration, bool)
-            and 0 < self.max_duration < 1e6
-        ):
-            raise config_error("max_duration", self.max_duration, "seconds, above 0 and below a million, or None")
+        self._expect_size("size", 65_500)  # libjpeg's limit
+        self._expect_int("quality", 1, 100)
+        self._expect_int("audio_sample_rate", 1, MAX_SOUND_RATE, optional=True)
+        self._expect_int("audio_channels", 1, MAX_SOUND_CHANNELS, optional=True)
+        self._expect_int("max_frames", 1, 2**32 - 1, optional=True)
+        self._expect_int("target_frames", 1, 2**20, optional=True)
+        self._expect_int("target_audio_len", 1, 2**32, optional=True)
+        self._expect_int("max_pixels", 1, 2**31 - 1)
+        self._expect_int("max_decoded_bytes", 1, 2**48)
+        duration = self.max_duration
+        is_number = isinstance(duration, int | float) and not isinstance(duration, bool)
+        if duration is not None and not (is_number and 0 < duration < 1e6):
+            raise self._wrong_setting("max_duration", "seconds, above 0 and below a million, or None")
         if self.target_audio_len is not None and None in (self.audio_sample_rate, self.audio_channels):
-            raise config_error(
-                "target_audio_len", self.target_audio_len, "it with audio_sample_rate and audio_channels"
-            )
-
-    @property
-    def metadata_type(self) -> np.dtype[np.void]:
-        """The metadata record, 80 bytes."""
-        return RECORD
+            raise self._wrong_setting("target_audio_len", "it with audio_sample_rate and audio_channels")
 
     @property
     def keeps_bytes(self) -> bool:
@@ -150,11 +115,6 @@ class SyncedVideoAudioField(Field):
     def keeps_part(self, part: str) -> bool:
         """With the encoding ``keep``, both."""
         return self.encoding == "keep" and part in self.PARTS
-
-    @property
-    def decodes_in_parallel(self) -> bool:
-        """Yes: the decoders release the interpreter lock."""
-        return True
 
     @property
     def value_layout(self) -> Mapping[str, ArraySpec] | None:
@@ -179,14 +139,13 @@ class SyncedVideoAudioField(Field):
 
     def assemble(self, contents: Mapping[str, Any]) -> VideoFile:
         """A file of the bytes of ``video``, ``audio`` or both."""
+        self._expect_parts(contents)
         for part, content in contents.items():
-            if part not in self.PARTS:
-                raise wrong_content(self, f"part {part!r}", f"one of {', '.join(self.PARTS)}")
-            if not isinstance(content, bytes | bytearray | memoryview):
-                raise wrong_value(self, content, f"bytes for the part {part}")
+            if not isinstance(content, Buffer):
+                raise self._wrong_value(content, f"bytes for the part {part}")
         if not contents:
-            raise wrong_content(self, "no parts", "video, audio or both")
-        return VideoFile(video=contents.get("video"), audio=contents.get("audio"))
+            raise self._wrong_content("no parts", "video, audio or both")
+        return VideoFile(**contents)
 
     def encode(self, value: VideoAudio | VideoFile | Buffer) -> Encoded:
         """Take arrays, files, or a file's bytes."""
@@ -201,7 +160,7 @@ class SyncedVideoAudioField(Field):
         else:
             video, audio, audio_codec = self._encode_parts(source, plan)
             codecs = (JPEG if plan.num_frames else NONE, audio_codec)
-        self._check_size(len(video), len(audio))
+        self._expect_data_size(len(video) + 7 + len(audio))
         data = bytes(video) + bytes(-len(video) % 8) + bytes(audio) if len(audio) else bytes(video)
         return Encoded(self._record(plan, len(video), len(audio), codecs, source.parts), data)
 
@@ -212,17 +171,17 @@ class SyncedVideoAudioField(Field):
             self.encode(value)
             return
         self._plan(source)
-        self._check_size(len(source.video or b""), len(source.audio or b""))
+        self._expect_data_size(len(source.video or b"") + 7 + len(source.audio or b""))
 
     def _source(self, value: object) -> Source:
-        if isinstance(value, bytes | bytearray | memoryview):
+        if isinstance(value, Buffer):
             value = VideoFile(video=value)
         if not isinstance(value, VideoAudio | VideoFile):
-            raise wrong_value(self, value, "VideoAudio, VideoFile or the bytes of a video file")
+            raise self._wrong_value(value, "VideoAudio, VideoFile or the bytes of a video file")
         try:
             return source_of(value, frame_rate=self._rate, max_pixels=self.max_pixels)
         except ValueError as error:
-            raise wrong_content(self, f"a clip that cannot be read ({error})", "video, sound or both") from error
+            raise self._wrong_content(f"a clip that cannot be read ({error})", "video, sound or both") from error
 
     def _plan(self, source: Source) -> Plan:
         try:
@@ -235,12 +194,12 @@ class SyncedVideoAudioField(Field):
                 max_duration=self.max_duration,
             )
         except ValueError as error:
-            raise wrong_content(self, f"a clip that does not fit ({error})", "what the settings allow") from error
+            raise self._wrong_content(f"a clip that does not fit ({error})", "what the settings allow") from error
         if plan.sound is not None:
             size = decoded_size(plan)
             if size > self.max_decoded_bytes:
                 expected = f"at most {self.max_decoded_bytes} (max_decoded_bytes)"
-                raise wrong_content(self, f"sound of {size} bytes decoded", expected)
+                raise self._wrong_content(f"sound of {size} bytes decoded", expected)
         return plan
 
     @property
@@ -249,10 +208,6 @@ class SyncedVideoAudioField(Field):
 
     def _is_kept(self, source: Source) -> bool:
         return self.encoding == "keep" and not source.is_arrays
-
-    def _check_size(self, video_size: int, audio_size: int) -> None:
-        if video_size + 7 + audio_size > MAX_DATA:
-            raise wrong_content(self, f"{video_size + audio_size} bytes of data", f"at most {MAX_DATA}")
 
     def _record(self, plan: Plan, video_size: int, audio_size: int, codecs: tuple[int, int], parts: int) -> bytes:
         video_codec, audio_codec = codecs
@@ -276,7 +231,6 @@ class SyncedVideoAudioField(Field):
             audio_codec,
             plan.truncated,
             parts,
-            (0, 0),
         )
 
     def _encode_parts(self, source: Source, plan: Plan) -> tuple[bytes, bytes | memoryview, int]:
@@ -291,11 +245,11 @@ class SyncedVideoAudioField(Field):
                 metadata, audio = encoder.encode((samples, plan.sample_rate))
                 audio_codec = int(np.frombuffer(metadata, dtype=encoder.metadata_type)["codec"][0])
         except EncodeError as error:
-            raise wrong_content(
-                self, f"sound that does not fit ({error})", f"what {self.audio_encoding} holds"
+            raise self._wrong_content(
+                f"sound that does not fit ({error})", f"what {self.audio_encoding} holds"
             ) from error
         except ValueError as error:
-            raise wrong_content(self, f"a clip that cannot be stored ({error})", "an undamaged one") from error
+            raise self._wrong_content(f"a clip that cannot be stored ({error})", "an undamaged one") from error
         return video, audio, audio_codec
 
     # --- decode -------------------------------------------------------------------------------------------------------
@@ -338,19 +292,15 @@ class SyncedVideoAudioField(Field):
         timing, index = self._timing(record), index_of(record, video, max_pixels=self.max_pixels)
         chosen = self._chosen(record)
         count = self.target_frames or len(chosen)
-        frames = None
-        if record.num_frames:
-            frames = self._new_frames(record, count)
+        frames = self._new_frames(record, count) if record.num_frames else None
+        times, segments = np.zeros(count, dtype=np.float64), np.zeros((count, 2), dtype=np.int64)
+        if frames is not None:
             fill_frames(record, video, index, chosen, frames, max_pixels=self.max_pixels)
             frames[len(chosen) :] = 0
-        elif self.target_frames is None:
-            count = 0
+        times[: len(chosen)] = timing.frame_times(chosen)
+        segments[: len(chosen)] = timing.audio_segments(chosen)
         indices = np.full(count, -1, dtype=np.int64)
         indices[: len(chosen)] = chosen
-        times = np.zeros(count, dtype=np.float64)
-        times[: len(chosen)] = timing.frame_times(chosen)
-        segments = np.zeros((count, 2), dtype=np.int64)
-        segments[: len(chosen)] = timing.audio_segments(chosen)
         return Clip(
             frames=frames,
             frame_indices=indices,
@@ -381,28 +331,27 @@ class SyncedVideoAudioField(Field):
         """Give the audio without decoding a frame; None where the clip has none; errors as `decode`."""
         return self._sound(*self._open(metadata, data))
 
-    def _decode_into_several(self, metadata: Buffer, data: Buffer, targets: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _decode_into(self, metadata: Buffer, data: Buffer, target: Mapping[str, npt.NDArray[Any]]) -> None:
         record, video, audio = self._open(metadata, data)
         index = index_of(record, video, max_pixels=self.max_pixels)
         chosen = self._chosen(record)
         count = len(chosen)
-        fill_frames(record, video, index, chosen, targets["video"], max_pixels=self.max_pixels)
-        targets["video"][count:] = 0
-        targets["video_mask"][...] = np.arange(len(targets["video_mask"])) < count
-        targets["frame_times"][:count] = record.timing.frame_times(chosen)
-        targets["frame_times"][count:] = 0
-        if "audio" not in targets:
+        fill_frames(record, video, index, chosen, target["video"], max_pixels=self.max_pixels)
+        target["video"][count:] = 0
+        target["video_mask"][...] = np.arange(len(target["video_mask"])) < count
+        target["frame_times"][:count] = record.timing.frame_times(chosen)
+        target["frame_times"][count:] = 0
+        if "audio" not in target:
             return
-        target = targets["audio"]
         sound = self._sound(record, video, audio)
         length = 0
         if sound is not None:
-            length = min(len(sound.samples), len(target))
-            target[:length] = sound.samples[:length, 0] if target.ndim == 1 else sound.samples[:length]
-        target[length:] = 0
-        targets["audio_mask"][...] = np.arange(len(target)) < length
-        targets["audio_segments"][:count] = np.minimum(self._timing(record).audio_segments(chosen), length)
-        targets["audio_segments"][count:] = 0
+            length = min(len(sound.samples), len(target["audio"]))
+            target["audio"][:length] = sound.samples[:length].reshape(length, *target["audio"].shape[1:])
+        target["audio"][length:] = 0
+        target["audio_mask"][...] = np.arange(len(target["audio_mask"])) < length
+        target["audio_segments"][:count] = np.minimum(self._timing(record).audio_segments(chosen), length)
+        target["audio_segments"][count:] = 0
 
     def _chosen(self, record: Record) -> npt.NDArray[np.int64]:
         if self.target_frames is None:
@@ -433,7 +382,7 @@ class SyncedVideoAudioField(Field):
         return timing_at(record.timing, self.audio_sample_rate or record.sample_rate)
 
     def _record_of(self, metadata: Buffer | np.void) -> Record:
-        record = Record(*self._unpack_record(metadata)[:-1])
+        record = Record(*self._unpack_record(metadata))
         record.check(max_pixels=self.max_pixels)
         return record
 

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import corrupt
+from mm_assets.fields.base import MAX_DATA, corrupt
 from mm_assets.fields.image_resize import Box, resample, resize
 from mm_assets.fields.video_record import FILE, Record
-from mm_assets.fields.video_source import MAX_DATA, Plan, Source, most_frames
+from mm_assets.fields.video_source import Plan, Source, most_frames
 from mm_assets.media.timing import FrameIndex
 from mm_assets.media.video import index_frames, read_frames
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from fractions import Fraction
 
-import numpy as np
-
 from mm_assets.errors import MediaError
 from mm_assets.fields.audio import Audio, AudioField
 from mm_assets.fields.base import corrupt
@@ -37,8 +35,8 @@ def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_de
     _check_size(4 * record.num_audio_samples * record.num_channels, max_decoded_bytes)
     if record.audio_codec in SAMPLES:
         decoder = AudioField(max_frames=2**40)  # ours is the limit just checked
-        values = (record.sample_rate, record.num_channels, record.audio_codec, 0, record.num_audio_samples)
-        return decoder.decode(np.array(values, dtype=decoder.metadata_type).tobytes(), audio)
+        values = (record.sample_rate, record.num_channels, record.audio_codec, record.num_audio_samples)
+        return decoder.decode(decoder._pack_record(*values), audio)
     try:
         source = Source(audio=audio if record.audio_codec == OWN_FILE else video)
         sound = index_sound(source.audio)

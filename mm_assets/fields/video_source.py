@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError
 from mm_assets.fields.audio import Audio
-from mm_assets.fields.base import describe
+from mm_assets.fields.base import MAX_DATA, describe
 from mm_assets.fields.video_record import AUDIO_PART, VIDEO_PART
 from mm_assets.fields.video_values import VideoAudio, VideoFile
 from mm_assets.media.content_types import Buffer
@@ -36,10 +37,9 @@ from mm_assets.media.sound import (
 from mm_assets.media.timing import FrameIndex, as_frame_rate, offset_in_samples
 from mm_assets.media.video import DEFAULT_MAX_PIXELS, index_frames, read_frames
 
-__all__ = ["MAX_DATA", "Plan", "Source", "clip_sound", "most_frames", "plan_of", "source_of"]
+__all__ = ["Plan", "Source", "clip_sound", "most_frames", "plan_of", "source_of"]
 
 _MAX_SECONDS = 1_000_000
-MAX_DATA = 2**32 - 1  # bytes, a payload's size in both containers
 _MAX_REPEATS = 1000  # of a file's frames on average: beyond it a few bytes would become gigabytes
 _MARGIN_SECONDS = 1  # decoded past the end of a truncated clip, so that the resampler's window does not see the end
 
@@ -192,7 +192,7 @@ def _read(content: object, name: str) -> Buffer:
             return path.read_bytes()
         except OSError as error:
             raise ValueError(f"found {name} path {str(content)!r} ({error.strerror}), expected a file") from error
-    if not isinstance(content, bytes | bytearray | memoryview):
+    if not isinstance(content, Buffer):
         raise ValueError(f"found {describe(content)} as {name}, expected bytes or a path")
     return content
 
@@ -321,12 +321,8 @@ def plan_of(
         end = total if not lengths else first + math.floor(min(lengths) * hz)
         truncated = limit is not None and (limit < (source.duration or limit + 1)) and end < total
     last = min(max(end, first), total)
-    return Plan(
-        num_frames=num_frames,
-        frame_rate=rate,
-        index=source.index,
-        size=source.size,
-        start_us=plan.start_us,
+    return dataclasses.replace(
+        plan,
         sound=source.sound,
         sample_rate=hz,
         channels=count,

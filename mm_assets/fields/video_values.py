@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.fields.audio import Audio
+from mm_assets.fields.base import ArrayValue
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.timing import Timing
 from mm_assets.summaries import summary_repr
@@ -19,20 +19,8 @@ from mm_assets.summaries import summary_repr
 __all__ = ["Clip", "VideoAudio", "VideoFile"]
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Equality of two dataclasses' attributes, arrays by their elements."""
-    for field in dataclasses.fields(one):
-        left, right = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
-            if not (isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and np.array_equal(left, right)):
-                return False
-        elif left != right:
-            return False
-    return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class VideoAudio:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class VideoAudio(ArrayValue):
     """A clip as arrays, to be encoded.
 
     Attributes:
@@ -47,13 +35,6 @@ class VideoAudio:
     frame_rate: Fraction | float | tuple[int, int] | None = None
     audio: Audio | tuple[npt.NDArray[Any], int] | None = None
     audio_offset_seconds: Fraction | float = 0
-
-    __repr__ = summary_repr
-
-    def __eq__(self, other: object) -> bool:
-        return _same(self, other) if isinstance(other, VideoAudio) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +59,8 @@ class VideoFile:
     __repr__ = summary_repr
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Clip:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Clip(ArrayValue):
     """Decoded frames and audio. T is the number of frames given, which may be chosen ones.
 
     Attributes:
@@ -99,8 +80,6 @@ class Clip:
     audio: Audio | None
     audio_segments: npt.NDArray[np.int64]
     timing: Timing
-
-    __repr__ = summary_repr
 
     @property
     def frame_rate(self) -> Fraction | None:
@@ -137,8 +116,3 @@ class Clip:
         start, stop = self.timing.audio_segments([index])[0]
         samples: npt.NDArray[np.float32] = self.audio.samples[start:stop]
         return samples
-
-    def __eq__(self, other: object) -> bool:
-        return _same(self, other) if isinstance(other, Clip) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none

@@ -178,10 +178,10 @@ class Padded(TextField):
             }
         )
 
-    def _decode_into_several(self, metadata, data, targets):
+    def _decode_into(self, metadata, data, target):
         text = self.decode(metadata, data)[: self.length]
-        targets["codes"][...] = [*map(ord, text), *[0] * (self.length - len(text))]
-        targets["mask"][...] = np.arange(self.length) < len(text)
+        target["codes"][...] = [*map(ord, text), *[0] * (self.length - len(text))]
+        target["mask"][...] = np.arange(self.length) < len(text)
 
 
 # --- missing modalities -----------------------------------------------------------------------------------------------

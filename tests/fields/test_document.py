@@ -387,7 +387,7 @@ def test_damaged_tables_are_named(column, byte, words):
     layout = PageLayout(WORDS, segments=LAYOUT.segments, links=[[0, 1]], page_sizes=[[17, 12]] * 2)
     metadata, data = field.encode(Document([PIXELS, PIXELS], layout, [3, 8]))
     broken, start = bytearray(data), 0
-    for name, kind, shape in Head(*np.frombuffer(metadata, field.metadata_type)[0].item()).columns(16):
+    for name, kind, shape in Head(*np.frombuffer(metadata, field.metadata_type)[0].item()[:-1]).columns(16):
         if name == column:
             broken[start + kind.itemsize : start + 2 * kind.itemsize] = bytes([byte]) * kind.itemsize
         start += (int(np.prod(shape)) * kind.itemsize + 7) // 8 * 8

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mm_assets.fields import FIELD_TYPES, Field, ScalarField, SequenceField, TextField
-from mm_assets.fields.image import _CODECS as IMAGE_CODECS
+from mm_assets.fields.image_decode import CODECS as IMAGE_CODECS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "fields.md").read_text(encoding="utf-8")
 
