@@ -1,8 +1,7 @@
 """Files published below one root URL: each appears there whole or not at all.
 
 Content is built in a local file that no reader sees under its final name and appears there by one rename (local) or one
-completed upload (object store). Nothing here interprets the bytes. `mm_assets.storage.files` reads files by ranges and
-uses the same names.
+completed upload (object store).
 """
 
 from __future__ import annotations
@@ -12,35 +11,17 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mm_assets.errors import SourceError
-from mm_assets.storage.files import SourceFile
-from mm_assets.storage.listing import ShardFile, describe_file, expand_shards
-from mm_assets.storage.ranges import MAX_GAP, MAX_REQUEST
-from mm_assets.storage.remote import RemoteFile
-from mm_assets.storage.urls import Options, filesystem, is_local, local_path, protocols, reason
+from mm_assets.storage.urls import Options, filesystem, is_local, local_path, protocols, storage_errors
 
-__all__ = [
-    "MAX_GAP",
-    "MAX_REQUEST",
-    "Draft",
-    "PublishedFile",
-    "RemoteFile",
-    "ShardFile",
-    "SourceFile",
-    "Store",
-    "describe_file",
-    "expand_shards",
-    "is_local",
-    "local_path",
-]
+__all__ = ["Draft", "PublishedFile", "Store"]
 
-_UPLOAD_PART = 16 << 20  # bytes of one part of a multipart upload
-_UPLOAD_PARTS_AT_ONCE = 2  # parts in memory at a time
+_UPLOAD = {"chunksize": 16 << 20, "max_concurrency": 2}  # bytes of one part, and parts in memory at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +63,8 @@ class Draft:
         status = os.stat(self.path)
         state = (status.st_ino, status.st_size, status.st_mtime_ns)
         if self._digest is None or self._digest[0] != state:
-            self._digest = state, _sha256(self.path)
+            with self.path.open("rb") as file:
+                self._digest = state, hashlib.file_digest(file, "sha256").hexdigest()
         return self._digest[1]
 
     def result(self) -> PublishedFile:
@@ -96,32 +78,27 @@ class Draft:
         return self.published
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 class Store:
     """All files below one root URL.
 
     Args:
-        url: folder path or fsspec URL; made when the first file is published.
+        url: folder path or fsspec URL; created when the first file is published.
         storage_options: arguments for the file system.
+
+    Attributes:
+        url: the URL, or the absolute path, without a slash at its end.
+        fs: its file system.
+        is_local: whether that is the local one.
     """
 
     def __init__(self, url: str, storage_options: Options | None = None) -> None:
         self.storage_options = dict(storage_options or {})
         self.is_local = is_local(url)
-        self._url = str(local_path(url)) if self.is_local else url.rstrip("/")
-        self.fs, self._root = filesystem(self._url, storage_options)
+        self.url = str(local_path(url)) if self.is_local else url.rstrip("/")
+        self.fs, self._root = filesystem(self.url, storage_options)
 
     def __repr__(self) -> str:
-        return f"Store({self._url!r})"
-
-    @property
-    def url(self) -> str:
-        """The root."""
-        return self._url
+        return f"Store({self.url!r})"
 
     def child(self, name: str) -> Store:
         """The store of a folder below the root."""
@@ -129,7 +106,7 @@ class Store:
 
     def url_of(self, name: str) -> str:
         """Path or URL of a file below the root."""
-        return f"{self._url}/{name}" if name else self._url
+        return f"{self.url}/{name}" if name else self.url
 
     def path_of(self, name: str) -> str:
         """The path of a file as the file system spells it."""
@@ -161,21 +138,15 @@ class Store:
 
     def read_bytes(self, name: str) -> bytes:
         """The whole content; `SourceError` if there is no such file or it cannot be read."""
-        try:
-            content: bytes = self.fs.cat_file(self.path_of(name))
-        except OSError as error:
-            raise SourceError(self.url_of(name), f"cannot be read: {reason(error)}") from error
-        return content
+        with storage_errors(self.url_of(name), "cannot be read"):
+            return bytes(self.fs.cat_file(self.path_of(name)))
 
     def open(self, name: str) -> Any:
         """A seekable binary file object, as pyarrow reads it; `SourceError` if there is no such file."""
-        try:
-            if self.is_local:
-                return self.fs.open(self.path_of(name), "rb")
-            # Column chunks are read whole and once: a read-ahead cache would fetch their neighbours.
-            return self.fs.open(self.path_of(name), "rb", cache_type="none")
-        except OSError as error:
-            raise SourceError(self.url_of(name), f"cannot be opened: {reason(error)}") from error
+        # Column chunks are read whole and once: a read-ahead cache would fetch their neighbours.
+        options = {} if self.is_local else {"cache_type": "none"}
+        with storage_errors(self.url_of(name), "cannot be opened"):
+            return self.fs.open(self.path_of(name), "rb", **options)
 
     @contextmanager
     def draft(self, name: str) -> Iterator[Draft]:
@@ -222,15 +193,13 @@ class Store:
             os.close(lock)
 
     def _upload(self, path: Path, name: str) -> None:
-        extra: dict[str, Any] = {}
-        if {"s3", "s3a"} & set(protocols(self.fs)):
-            extra = {"chunksize": _UPLOAD_PART, "max_concurrency": _UPLOAD_PARTS_AT_ONCE}
-        try:
-            if not ({"s3", "s3a"} & set(protocols(self.fs))):
-                self.fs.makedirs(self.path_of(name).rsplit("/", 1)[0], exist_ok=True)
-            self.fs.put_file(str(path), self.path_of(name), **extra)
-        except OSError as error:
-            raise SourceError(self.url_of(name), f"cannot be written: {reason(error)}") from error
+        target = self.path_of(name)
+        with storage_errors(self.url_of(name), "cannot be written"):
+            if {"s3", "s3a"} & set(protocols(self.fs)):
+                self.fs.put_file(str(path), target, **_UPLOAD)
+            else:
+                self.fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
+                self.fs.put_file(str(path), target)
 
     def write_bytes(self, name: str, content: bytes) -> PublishedFile:
         """Publishes a small file; errors as `draft`."""
@@ -240,10 +209,8 @@ class Store:
 
     def delete(self, name: str) -> None:
         """Removes a file if it is there."""
-        try:
+        with suppress(FileNotFoundError):
             self.fs.rm_file(self.path_of(name))
-        except FileNotFoundError:
-            return
 
 
 def _lock(guard: Path, target: Path) -> int:
