@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from mm_assets.errors import ConfigError, EncodeError, optional_import
@@ -206,11 +207,7 @@ class JSONTokenizer:
         return str(self._tokenizer.decode([int(i) for i in ids]))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self._json, self.name)
-
-
-def _rebuild(source: str, name: str) -> JSONTokenizer:
-    return JSONTokenizer(source, name=name)
+        return partial(JSONTokenizer, name=self.name), (self._json,)
 
 
 def _open_at_once(path: str, flags: int) -> int:

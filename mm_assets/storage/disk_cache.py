@@ -18,6 +18,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from crc32c import crc32c
@@ -80,7 +81,7 @@ class BlockCache:
                     self._warn(error)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self.folder, self.size, self._since)
+        return partial(BlockCache, since=self._since), (self.folder, self.size)
 
     def over(self, source: SourceFile) -> RangeSource:
         """A file, read through the cache; a local one as it is.
@@ -142,10 +143,6 @@ class BlockCache:
             self._has_warned = True
             detail = f"{self.folder}: the cache cannot be used: {reason(error)}; blocks are read from the storage"
             warnings.warn(detail, RuntimeWarning, stacklevel=3)
-
-
-def _reopen(folder: str, size: int, since: float) -> BlockCache:
-    return BlockCache(folder, size, since=since)
 
 
 def _jump_hash(key: int, num_buckets: int) -> int:
