@@ -1,7 +1,7 @@
 """Files of any fsspec URL, read by ranges: shards, tables, and packed files that are not local.
 
-`SourceFile` reads; each requested byte is fetched once, near ranges in one request. The packed formats read remote
-files through `RemoteFile`; `disk_cache` may be between the two. Nothing here interprets the bytes.
+Each requested byte is fetched once, near ranges in one request. The packed formats read remote files through
+`RemoteFile`, with or without `disk_cache` in between.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ShortFileError(SourceError):
 
 
 class SourceFile:
-    """One file that is read by ranges, local or remote. Safe to share between threads, and with forked children.
+    """A local or remote file, read by ranges. Safe to share between threads, and with forked children.
 
     Args:
         url: path or fsspec URL.
@@ -37,10 +37,10 @@ class SourceFile:
 
     Attributes:
         url: absolute path or URL, for messages.
-        location: what opens the file again: the URL as it was given, or a local file's absolute path.
+        location: what opens the file again: the given URL, or a local file's absolute path.
         size: bytes.
-        fingerprint: of `ShardFile`, when the file was opened.
-        modified: of `ShardFile`, likewise.
+        fingerprint: as in `ShardFile`, when the file was opened.
+        modified: likewise.
 
     Raises:
         SourceError: the file is not there or may not be read.
@@ -102,11 +102,8 @@ class SourceFile:
     def check(self, offset: int, size: int) -> None:
         """Refuses, with `SourceError`, a range that leaves the file."""
         if offset < 0 or size < 0 or offset + size > self.size:
-            raise ShortFileError(
-                self.url,
-                f"a range of {size} bytes does not lie inside the file's {self.size} bytes",
-                byte_offset=offset,
-            )
+            detail = f"a range of {size} bytes does not lie inside the file's {self.size} bytes"
+            raise ShortFileError(self.url, detail, byte_offset=offset)
 
     def read(self, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`, in one request.
@@ -142,11 +139,8 @@ class SourceFile:
             while done < len(target):
                 got = os.preadv(self._fd, [target[done:]], offset + done)
                 if got == 0:
-                    raise SourceError(
-                        self.url,
-                        f"ended {len(target) - done} bytes early: it was truncated while being read",
-                        byte_offset=offset,
-                    )
+                    detail = f"ended {len(target) - done} bytes early: it was truncated while being read"
+                    raise SourceError(self.url, detail, byte_offset=offset)
                 done += got
         except OSError as error:
             raise SourceError(self.url, f"cannot be read: {reason(error)}", byte_offset=offset) from error
@@ -164,14 +158,11 @@ class SourceFile:
         gap = (MAX_LOCAL_GAP if self._fd >= 0 else MAX_GAP) if max_gap is None else max_gap
         merged = merge_ranges(ranges, gap)
         if self._fd >= 0:
-            blocks: list[memoryview] = []
-            for start, end in merged:
-                block = memoryview(bytearray(end - start))
+            blocks = [memoryview(bytearray(end - start)) for start, end in merged]
+            for (start, _), block in zip(merged, blocks, strict=True):
                 self._pread(start, block)
-                blocks.append(block)
         else:
-            starts = [start for start, _ in merged]
-            ends = [end for _, end in merged]
+            starts, ends = [start for start, _ in merged], [end for _, end in merged]
             with storage_errors(self.url, "cannot be read"):
                 fs = self._remote()
                 got = fs.cat_ranges([self._path] * len(merged), starts, ends, on_error="raise") if merged else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,13 +17,12 @@ from mm_assets.storage.urls import Options, filesystem, protocols, public_url, s
 
 __all__ = ["UNMARKED", "ShardFile", "describe_file", "expand_shards"]
 
-UNMARKED = "unmarked"
-"""Ends the fingerprint of a file whose storage does not report changes."""
+UNMARKED = "unmarked"  # ends the fingerprint of a file whose storage does not report changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFile:
-    """A shard as listed.
+    """A file as its storage describes it.
 
     Attributes:
         url: absolute path or URL.
@@ -51,14 +51,10 @@ def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any])
         raise SourceError(public_url(fs, path), "the storage does not report the file's size")
     modified = next((info[k] for k in ("LastModified", "last_modified", "mtime", "created") if info.get(k)), None)
     seconds: float | None = None
-    if isinstance(modified, datetime):
-        seconds = modified.timestamp()
-    elif isinstance(modified, int | float):
-        seconds = float(modified)
-    tag = next((str(info[k]) for k in ("ETag", "etag", "md5Hash", "content_md5", "crc32c") if info.get(k)), None)
-    if tag is None:
-        tag = str(modified) if modified is not None else UNMARKED
-    tag = re.sub(r"[^A-Za-z0-9._:+-]", "", tag)
+    if isinstance(modified, datetime | int | float):
+        seconds = modified.timestamp() if isinstance(modified, datetime) else float(modified)
+    tag = next((info[k] for k in ("ETag", "etag", "md5Hash", "content_md5", "crc32c") if info.get(k)), modified)
+    tag = re.sub(r"[^A-Za-z0-9._:+-]", "", UNMARKED if tag is None else str(tag))
     return ShardFile(url=public_url(fs, path), size=int(size), fingerprint=f"{size}-{tag}", modified=seconds)
 
 
@@ -79,12 +75,12 @@ def describe_file(url: str, storage_options: Options | None = None) -> ShardFile
 def expand_shards(
     pattern: str, storage_options: Options | None = None, *, suffixes: tuple[str, ...]
 ) -> list[ShardFile]:
-    """The shards that a folder, a glob or one path names, sorted by URL; hidden files never count.
+    """The shards that a folder, a glob or one path names, sorted by URL, without hidden files.
 
     Args:
-        pattern: a pattern or a file as such; a folder for every file below it whose name ends as a shard's.
+        pattern: a glob, a file, or a folder for all files below it whose names end as a shard's.
         storage_options: arguments for the file system.
-        suffixes: the ends of those names, in lower case.
+        suffixes: ends of a shard's name, in lower case.
     """
     fs, path = filesystem(pattern, storage_options)
     with storage_errors(pattern, "cannot be listed"):
@@ -98,10 +94,7 @@ def expand_shards(
             found = {}
         listed = []
         for place, info in found.items():
-            if place.rsplit("/", 1)[-1].startswith("."):
-                continue
-            try:
-                listed.append(_describe(fs, place, info))
-            except FileNotFoundError:
-                continue  # removed since it was listed, or a dangling link: there is no shard
+            if not place.rsplit("/", 1)[-1].startswith("."):
+                with suppress(FileNotFoundError):  # removed since it was listed, or a dangling link
+                    listed.append(_describe(fs, place, info))
     return sorted(listed, key=lambda shard: shard.url)
