@@ -1,8 +1,7 @@
 """JSON layouts of document corpora, turned into words, boxes, labels, links and key fields.
 
-A layout is data, not code: `LayoutMap` has the paths of its entries in a JSON. Reading any JSON returns a `PageLayout`
-or None, or raises `EncodeError` that names the place. Nothing is dropped, repaired or scaled; the only arithmetic is
-that of a box's corners.
+A layout is data, not code: a `LayoutMap` has the paths of its entries in a JSON. Reading any JSON returns a
+`PageLayout` or None, or raises an `EncodeError` that names the place. Nothing is dropped, repaired or scaled.
 """
 
 from __future__ import annotations
@@ -10,16 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import MappingProxyType, UnionType
 from typing import Any, Final, NamedTuple, Self
 
-from mm_assets.errors import ConfigError, EncodeError
-from mm_assets.media.text_boxes import MAX_COORDINATE, NORMALIZED_SIZE, PageLayout, TextBoxes
+from mm_assets.errors import ConfigError
+from mm_assets.media.text_boxes import MAX_COORDINATE, NORMALIZED_SIZE, PageLayout, TextBoxes, wrong_layout
 
 __all__ = ["AUTO", "LAYOUTS", "LayoutMap", "detect_layout", "layout_map", "read_layout"]
 
 AUTO: Final = "auto"
-MAX_PAGES = 65_536  # of one document; a page number past it is damage
+MAX_PAGES = 65_536  # of one document; a larger page number is damage
 
 _BOX_FORMATS = ("xyxy", "xywh", "quad", "poly")
 _BOX_SCALES = {"pixels": None, "page": None, "0..1": 1, "0..1000": NORMALIZED_SIZE}
@@ -31,27 +30,26 @@ class LayoutMap:
     """The paths of words, boxes and the rest in a JSON layout.
 
     Paths are keys joined by dots; a part of digits is an index into a list. None: the layout has no such entry. An
-    entry that is missing or null in the JSON is absent; but `words` (or `segments`, or `pages`), texts and boxes must
-    be there.
+    entry that is missing or null in the JSON is absent, but `words` (or `segments`, or `pages`), texts and boxes are
+    required.
 
     Attributes:
-        pages: list of pages, each with its own words; the other paths but `fields` then start at a page.
+        pages: list of pages, each with its own words; all other paths except `fields` then start at a page.
         segments: list of segments; `words` then starts at a segment.
         words: list of words: objects, or texts whose boxes, labels and pages are parallel lists beside it.
-        text: of a word and of a segment.
-        box: likewise; or four paths, one for each number.
+        text: text of a word or segment.
+        box: its box; or four paths, one for each number.
         box_format: ``xyxy`` (left, top, right, bottom), ``xywh`` (left, top, width, height), ``quad`` (four corners,
-            kept, and the box around them) or ``poly`` (two or more points, of which only the box around is kept).
-            Points are pairs, or numbers in a row.
+            stored with the box around them) or ``poly`` (two or more points, of which only the box around them is
+            stored). Points are pairs, or numbers in a row.
         box_scale: ``pixels`` of the page image; ``page``: units of the width and height in the JSON, for any size of
             the image; or parts of the page, ``0..1`` or ``0..1000``.
-        label: of a word and of a segment: text, or an integer, which is taken as its digits.
-        page: number of its page, of a word and of a segment, from 0.
-        id: the name of a segment in links; None: its place in the list of all segments.
-        links: of a segment: list of (from, to) pairs. A link that is given at both its ends counts once.
-        fields: an object with what the document says as a whole; or a list of paths, of each of which the value is a
-            field by the path's last key.
-        width: of every page, or of each of `pages`: a number, or a text of one.
+        label: label of a word or segment: text, or an integer, of which the digits are taken.
+        page: number of its page, from 0.
+        id: name of a segment in links; None: its position in the list of all segments.
+        links: a segment's list of (from, to) pairs. A link that both its ends state counts once.
+        fields: an object of facts about the whole document; or a list of paths, whose last keys name the facts.
+        width: of all pages, or of each of `pages`: a number, or a text of one.
         height: likewise.
     """
 
@@ -104,7 +102,7 @@ class LayoutMap:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Restore it; paths that are not given have their defaults.
+        """Restore it; missing paths have their defaults.
 
         Raises:
             ConfigError: an unknown key or a wrong value.
@@ -117,22 +115,21 @@ class LayoutMap:
 
     @property
     def root(self) -> str:
-        """The path that a JSON has where it has this layout."""
+        """The path that every JSON of this layout has."""
         return self.pages or self.segments or self.words or ""
 
 
 LAYOUTS: Mapping[str, LayoutMap] = MappingProxyType(
-    {
+    {  # FUNSD's forms, SROIE's receipts, and a plain list of words
         "funsd": LayoutMap(segments="form", id="id", links="linking"),
         "sroie": LayoutMap(box="box8", box_format="quad", label=None, fields="labels"),
         "words": LayoutMap(page="page", fields="fields"),
     }
 )
-"""The layouts that have a name: FUNSD's forms, SROIE's receipts, and a plain list of words of our own."""
 
 
 def detect_layout(value: object) -> str | None:
-    """The first of `LAYOUTS` that a sample's JSON has at least one entry of; None where it has none.
+    """The name of the layout in `LAYOUTS` that a sample's JSON has; None where it has none or no entries.
 
     The first entry decides: a form entry with words, a word with `box8`, or a word with text and box.
     """
@@ -156,8 +153,8 @@ def layout_map(value: object, layout: str | LayoutMap = AUTO) -> LayoutMap | Non
 
     Args:
         value: a parsed JSON value.
-        layout: a description, the name of one of `LAYOUTS`, or ``auto``: the one that `detect_layout` finds. There an
-            empty list is the layout of a document without words, and a JSON with neither `form` nor `words` has none.
+        layout: a description, the name of one of `LAYOUTS`, or ``auto``: the one that `detect_layout` finds. With
+            ``auto`` an empty list is a document without words, and a JSON with neither `form` nor `words` has none.
 
     Raises:
         EncodeError: the JSON does not have the layout.
@@ -165,12 +162,14 @@ def layout_map(value: object, layout: str | LayoutMap = AUTO) -> LayoutMap | Non
     """
     if layout == AUTO:
         if not isinstance(value, Mapping):
-            raise _wrong("", _kind(value), "an object")
+            raise wrong_layout("", _kind(value), "an object")
         name = detect_layout(value)
         for key, choice in (("form", "funsd"), ("words", "sroie" if "labels" in value else "words")):
             if name is None and value.get(key) is not None:
                 if value[key] != []:
-                    raise _wrong(key, "entries of no known layout", f"those of {', '.join(LAYOUTS)}; or describe it")
+                    raise wrong_layout(
+                        key, "entries of no known layout", f"those of {', '.join(LAYOUTS)}; or describe it"
+                    )
                 name = choice
         return None if name is None else LAYOUTS[name]
     if isinstance(layout, str):
@@ -179,17 +178,17 @@ def layout_map(value: object, layout: str | LayoutMap = AUTO) -> LayoutMap | Non
         layout = LAYOUTS[layout]
     found = _at(value, layout.root)
     if found is _MISSING:
-        raise _wrong(layout.root, "nothing", "a list (or null, for a document without layout)")
+        raise wrong_layout(layout.root, "nothing", "a list (or null, for a document without layout)")
     return None if found is None else layout
 
 
 def read_layout(value: object, layout: str | LayoutMap = AUTO, *, num_pages: int | None = None) -> PageLayout | None:
-    """Reads a document's words, boxes and the rest out of a parsed JSON value.
+    """Read a document's words, boxes and the rest from a parsed JSON value.
 
     Args:
         value: the JSON.
         layout: as in `layout_map`.
-        num_pages: how many pages the document has, where that is known.
+        num_pages: number of pages of the document, if it is known.
 
     Returns:
         The layout; None where `layout_map` finds none. `page_sizes` is None where the JSON has no sizes and boxes
@@ -203,28 +202,21 @@ def read_layout(value: object, layout: str | LayoutMap = AUTO, *, num_pages: int
     return None if chosen is None else _Reading(chosen, num_pages).read(value)
 
 
-class _Rows:
-    """The columns of a table while they are read."""
-
-    __slots__ = ("boxes", "labels", "pages", "quads", "texts")
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.boxes: list[list[int | float]] = []
-        self.quads: list[list[list[int | float]]] = []
-        self.labels: list[str | None] = []
-        self.pages: list[int] = []
-
-    def table(self) -> TextBoxes:
-        quads = self.quads if self.quads else None
-        return TextBoxes(self.texts, self.boxes, pages=self.pages, labels=self.labels, quads=quads)
-
-
 class _Scope(NamedTuple):
-    """The start of paths: the JSON, or one of its pages (with its number, if pages are listed) or segments."""
+    """Where paths start: the JSON, or one of its pages (with its number, if pages are listed), segments or words."""
 
     value: Any
     where: str
+    page: int | None
+
+
+class _Entry(NamedTuple):
+    """A word or segment, checked; `page` is None if neither it nor the place of its list has a page."""
+
+    text: str
+    box: list[int | float]
+    quad: list[list[int | float]] | None
+    label: str | None
     page: int | None
 
 
@@ -234,154 +226,114 @@ class _Reading:
     def __init__(self, layout: LayoutMap, num_pages: int | None) -> None:
         self.map = layout
         self.num_pages = num_pages
-        self.words = _Rows()
-        self.segments = _Rows()
+        self.words: list[_Entry] = []
+        self.segments: list[_Entry] = []
         self.word_segments: list[int] = []
         self.ids: dict[str | int, int] = {}
-        self.links: list[tuple[str, Any]] = []
-        self.has_unplaced = False
+        self.links: list[_Scope] = []
 
     def read(self, value: Any) -> PageLayout:
         scopes = [_Scope(value, "", None)]
         if self.map.pages is not None:
-            pages, where = _list(scopes[0], self.map.pages)
-            if self.num_pages not in (None, len(pages)) or len(pages) > MAX_PAGES:
-                raise _wrong(where, f"{len(pages)} pages", f"{self.num_pages or f'at most {MAX_PAGES}'}")
-            scopes = [_Scope(page, f"{where}[{number}]", number) for number, page in enumerate(pages)]
+            scopes = [page._replace(page=number) for number, page in enumerate(_items(scopes[0], self.map.pages))]
+            if self.num_pages not in (None, len(scopes)) or len(scopes) > MAX_PAGES:
+                expected = self.num_pages or f"at most {MAX_PAGES}"
+                raise wrong_layout(self.map.pages, f"{len(scopes)} pages", f"{expected}")
         for scope in scopes:
-            self._read_scope(scope)
-        num_pages = self._count_pages(len(scopes))
+            if self.map.segments is None:
+                self._read_words(scope, -1)
+            else:
+                for segment in _items(scope, self.map.segments):
+                    self._read_segment(segment)
         return PageLayout(
-            self.words.table(),
-            segments=self.segments.table(),
+            _table(self.words),
+            segments=_table(self.segments),
             word_segments=self.word_segments,
             links=self._join_links(),
             fields=self._fields(value),
-            page_sizes=self._page_sizes(scopes, num_pages),
+            page_sizes=self._page_sizes(scopes),
         )
 
-    def _read_scope(self, scope: _Scope) -> None:
-        if self.map.segments is None:
-            self._read_words(scope, -1)
-            return
-        segments, where = _list(scope, self.map.segments)
-        for index, item in enumerate(segments):
-            segment = _Scope(item, f"{where}[{index}]", scope.page)
-            number = len(self.segments.texts)
-            self._add_entry(self.segments, segment)
-            identity = number if self.map.id is None else _at(item, self.map.id)
-            if isinstance(identity, bool) or not isinstance(identity, str | int) or identity in self.ids:
-                raise _wrong(f"{segment.where}.{self.map.id}", _kind(identity), "a text or integer that no other has")
-            self.ids[identity] = number
-            links = None if self.map.links is None else _at(item, self.map.links)
-            if links is not None and links is not _MISSING:
-                links, at = _list(segment, self.map.links or "")
-                self.links += [(f"{at}[{k}]", link) for k, link in enumerate(links)]
-            if self.map.words is not None:
-                self._read_words(segment, number)
+    def _read_segment(self, segment: _Scope) -> None:
+        number = len(self.segments)
+        self.segments.append(self._entry(segment))
+        identity = number if self.map.id is None else _at(segment.value, self.map.id)
+        if not _is(identity, str | int) or identity in self.ids:
+            raise wrong_layout(f"{segment.where}.{self.map.id}", _kind(identity), "a text or integer that no other has")
+        self.ids[identity] = number
+        if self.map.links is not None and _get(segment.value, self.map.links) is not None:
+            self.links += _items(segment, self.map.links)
+        if self.map.words is not None:
+            self._read_words(segment, number)
 
     def _read_words(self, scope: _Scope, segment: int) -> None:
-        words, where = _list(scope, self.map.words or "")
-        if words and isinstance(words[0], str):
-            boxes, labels, pages = self._parallel(scope, len(words))
-            for index, text in enumerate(words):
-                at = f"{where}[{index}]"
-                self._add(self.words, at, text, boxes[index], labels[index], pages[index], scope.page)
+        words = _items(scope, self.map.words or "")
+        if words and isinstance(words[0].value, str):
+            box = self.map.box
+            columns = [_column(scope, path, len(words)) for path in ([box] if isinstance(box, str) else box)]
+            boxes = columns[0] if isinstance(box, str) else map(list, zip(*columns, strict=True))
+            labels, pages = (_column(scope, path, len(words)) for path in (self.map.label, self.map.page))
+            for word, *rest in zip(words, boxes, labels, pages, strict=True):
+                self.words.append(self._checked(word, word.value, *rest))
         else:
-            for index, word in enumerate(words):
-                self._add_entry(self.words, _Scope(word, f"{where}[{index}]", scope.page))
+            self.words += map(self._entry, words)
         self.word_segments += [segment] * len(words)
 
-    def _parallel(self, scope: _Scope, count: int) -> tuple[list[Any], list[Any], list[Any]]:
-        """Boxes, labels and pages of words that are plain texts."""
-
-        def column(path: str | None) -> list[Any]:
-            values = None if path is None else _at(scope.value, path)
-            if values is None or values is _MISSING:
-                return [None] * count
-            if not isinstance(values, list) or len(values) != count:
-                raise _wrong(_join(scope.where, path or ""), _kind(values), f"a list of {count}, one for each word")
-            return values
-
-        box = self.map.box
-        boxes = column(box) if isinstance(box, str) else [list(row) for row in zip(*map(column, box), strict=True)]
-        return boxes, column(self.map.label), column(self.map.page)
-
-    def _add_entry(self, rows: _Rows, entry: _Scope) -> None:
-        value, box = entry.value, self.map.box
+    def _entry(self, entry: _Scope) -> _Entry:
+        value, paths = entry.value, self.map.box
         if not isinstance(value, Mapping):
-            raise _wrong(entry.where, _kind(value), "an object")
-        self._add(
-            rows,
-            entry.where,
-            _at(value, self.map.text),
-            _at(value, box) if isinstance(box, str) else [_at(value, path) for path in box],
-            None if self.map.label is None else _at(value, self.map.label),
-            None if self.map.page is None else _at(value, self.map.page),
-            entry.page,
-        )
+            raise wrong_layout(entry.where, _kind(value), "an object")
+        box = _at(value, paths) if isinstance(paths, str) else [_at(value, path) for path in paths]
+        label, page = _get(value, self.map.label), _get(value, self.map.page)
+        return self._checked(entry, _at(value, self.map.text), box, label, page)
 
-    def _add(self, rows: _Rows, where: str, text: Any, box: Any, label: Any, page: Any, scope_page: int | None) -> None:
+    def _checked(self, entry: _Scope, text: Any, box: Any, label: Any, page: Any) -> _Entry:
+        where = entry.where
         if not isinstance(text, str):
-            raise _wrong(f"{where}.{self.map.text}", _kind(text), "text")
-        if isinstance(label, int) and not isinstance(label, bool) and abs(label) <= MAX_COORDINATE:
+            raise wrong_layout(f"{where}.{self.map.text}", _kind(text), "text")
+        if _is(label, int) and abs(label) <= MAX_COORDINATE:
             label = str(label)
-        if label is _MISSING:
-            label = None
         if label is not None and not isinstance(label, str):
-            raise _wrong(f"{where}.{self.map.label}", _kind(label), "text or an integer")
-        if page is None or page is _MISSING:
-            self.has_unplaced |= scope_page is None
-            page = scope_page or 0
-        if isinstance(page, bool) or not isinstance(page, int) or not 0 <= page < MAX_PAGES:
-            raise _wrong(f"{where}.{self.map.page}", _kind(page), f"an integer from 0 to {MAX_PAGES - 1}")
-        found, quad = _box(box, self.map.box_format, where)
-        rows.texts.append(text)
-        rows.boxes.append(found)
-        rows.labels.append(label)
-        rows.pages.append(page)
-        if quad is not None:
-            rows.quads.append(quad)
+            raise wrong_layout(f"{where}.{self.map.label}", _kind(label), "text or an integer")
+        if page is None:
+            page = entry.page
+        elif not _is(page, int) or not 0 <= page < MAX_PAGES:
+            raise wrong_layout(f"{where}.{self.map.page}", _kind(page), f"an integer from 0 to {MAX_PAGES - 1}")
+        return _Entry(text, *_box(box, self.map.box_format, where), label, page)
 
-    def _count_pages(self, num_scopes: int) -> int:
-        named = max((*self.words.pages, *self.segments.pages), default=0) + 1
-        count = num_scopes if self.map.pages is not None else self.num_pages or named
-        if count > 1 and self.has_unplaced:
-            raise _wrong(self.map.root, f"entries without a page, and {count} pages", "a page for each")
-        return count
-
-    def _page_sizes(self, scopes: list[_Scope], count: int) -> list[tuple[int | float, int | float]] | None:
+    def _page_sizes(self, scopes: list[_Scope]) -> list[tuple[int | float, int | float]] | None:
+        pages = [entry.page for entry in (*self.words, *self.segments)]
+        named = max((page or 0 for page in pages), default=0) + 1
+        count = len(scopes) if self.map.pages is not None else self.num_pages or named
+        if count > 1 and None in pages:
+            raise wrong_layout(self.map.root, f"entries without a page, and {count} pages", "a page for each")
         extent = _BOX_SCALES[self.map.box_scale]
         if extent is not None:
             return [(extent, extent)] * count
-        sizes = [self._size(scope) for scope in scopes]
-        known = [size for size in sizes if size is not None]
-        if len(known) == len(sizes):
+        known = [size for size in map(self._size, scopes) if size is not None]
+        if len(known) == len(scopes):
             return known if self.map.pages is not None else known * count
         if known or self.map.box_scale == "page":
-            raise _wrong(f"{self.map.width} and {self.map.height}", "a page without them", "the size of each page")
+            raise wrong_layout(
+                f"{self.map.width} and {self.map.height}", "a page without them", "the size of each page"
+            )
         return None
 
     def _size(self, scope: _Scope) -> tuple[int | float, int | float] | None:
-        if self.map.width is None or self.map.height is None:
+        paths = [path for path in (self.map.width, self.map.height) if path is not None]  # both or neither
+        if all(_get(scope.value, path) is None for path in paths):
             return None
-        values = [_at(scope.value, path) for path in (self.map.width, self.map.height)]
-        if all(value is None or value is _MISSING for value in values):
-            return None
-        width, height = (
-            _extent(value, _join(scope.where, path))
-            for value, path in zip(values, (self.map.width, self.map.height), strict=True)
-        )
+        width, height = (_extent(_at(scope.value, path), _join(scope.where, path)) for path in paths)
         return width, height
 
     def _join_links(self) -> list[tuple[int, int]]:
         joined: dict[tuple[int, int], None] = {}  # in order, each once: corpora state a link at both its ends
-        for where, link in self.links:
+        for link, where, _ in self.links:
             if not isinstance(link, list) or len(link) != 2:
-                raise _wrong(where, _kind(link), "a pair of ids")
+                raise wrong_layout(where, _kind(link), "a pair of ids")
             for end in link:
-                if isinstance(end, bool) or not isinstance(end, str | int) or end not in self.ids:
-                    raise _wrong(where, f"a link to {_kind(end)}", "the id of a segment that is there")
+                if not _is(end, str | int) or end not in self.ids:
+                    raise wrong_layout(where, f"a link to {_kind(end)}", "the id of a segment that is there")
             joined[self.ids[link[0]], self.ids[link[1]]] = None
         return list(joined)
 
@@ -392,8 +344,18 @@ class _Reading:
             if isinstance(found, Mapping):
                 return dict(found)
             paths = (paths,)
-        values = ((path.rpartition(".")[2], _at(value, path)) for path in paths or ())
-        return {name: found for name, found in values if found is not None and found is not _MISSING}
+        values = ((path.rpartition(".")[2], _get(value, path)) for path in paths or ())
+        return {name: found for name, found in values if found is not None}
+
+
+def _table(entries: list[_Entry]) -> TextBoxes:
+    return TextBoxes(
+        [entry.text for entry in entries],
+        [entry.box for entry in entries],
+        pages=[entry.page or 0 for entry in entries],
+        labels=[entry.label for entry in entries],
+        quads=[entry.quad for entry in entries if entry.quad is not None] or None,
+    )
 
 
 def _box(value: Any, form: str, where: str) -> tuple[list[int | float], list[list[int | float]] | None]:
@@ -402,10 +364,10 @@ def _box(value: Any, form: str, where: str) -> tuple[list[int | float], list[lis
     if isinstance(value, list) and value and all(isinstance(point, list) and len(point) == 2 for point in value):
         numbers = [number for point in value for number in point]
     if not isinstance(numbers, list) or not all(map(_is_coordinate, numbers)):
-        raise _wrong(f"{where}: box", _kind(value), f"numbers, as {form}")
+        raise wrong_layout(f"{where}: box", _kind(value), f"numbers, as {form}")
     count = len(numbers)
     if (count < 4 or count % 2) if form == "poly" else count != (8 if form == "quad" else 4):
-        raise _wrong(f"{where}: box", f"{count} numbers", f"those of {form}")
+        raise wrong_layout(f"{where}: box", f"{count} numbers", f"those of {form}")
     if form == "xyxy":
         return numbers, None
     if form == "xywh":
@@ -416,19 +378,24 @@ def _box(value: Any, form: str, where: str) -> tuple[list[int | float], list[lis
     return box, [list(point) for point in zip(columns, rows, strict=True)] if form == "quad" else None
 
 
-def _is_coordinate(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_COORDINATE  # not NaN
+def _is(value: object, kinds: UnionType | type) -> bool:
+    """`isinstance`, except that a boolean is not an integer."""
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _is_coordinate(value: Any) -> bool:
+    return _is(value, int | float) and abs(value) <= MAX_COORDINATE  # False for NaN
 
 
 def _extent(value: Any, where: str) -> int | float:
     """A page's width or height; some tools write it as text."""
-    if isinstance(value, str) and len(value) <= 32:  # longer ones are not numbers; Python's own limit is an error too
+    if isinstance(value, str) and len(value) <= 32:  # Python refuses very long numbers
         try:
             value = int(value) if value.isdecimal() else float(value)
         except ValueError:
             value = _MISSING
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_COORDINATE:
-        raise _wrong(where, _kind(value), "a number above 0")
+    if not _is(value, int | float) or not 0 < value <= MAX_COORDINATE:
+        raise wrong_layout(where, _kind(value), "a number above 0")
     return math.trunc(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -443,12 +410,28 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
-def _list(scope: _Scope, path: str) -> tuple[list[Any], str]:
-    """The list at a path and the words for where it is; null is an empty one."""
+def _get(value: Any, path: str | None) -> Any:
+    """The value at a path; None where it is missing, or where the layout has no such path."""
+    found = None if path is None else _at(value, path)
+    return None if found is _MISSING else found
+
+
+def _items(scope: _Scope, path: str) -> list[_Scope]:
+    """The entries of the list at a path; null is an empty list."""
     found, where = _at(scope.value, path), _join(scope.where, path)
     if found is not None and not isinstance(found, list):
-        raise _wrong(where, _kind(found), "a list")
-    return found or [], where
+        raise wrong_layout(where, _kind(found), "a list")
+    return [_Scope(item, f"{where}[{index}]", scope.page) for index, item in enumerate(found or [])]
+
+
+def _column(scope: _Scope, path: str | None, count: int) -> list[Any]:
+    """The list at a path that is parallel to `count` words; of None where there is no such list."""
+    values = _get(scope.value, path)
+    if values is None:
+        return [None] * count
+    if not isinstance(values, list) or len(values) != count:
+        raise wrong_layout(_join(scope.where, path or ""), _kind(values), f"a list of {count}, one for each word")
+    return values
 
 
 def _join(where: str, path: str) -> str:
@@ -456,7 +439,7 @@ def _join(where: str, path: str) -> str:
 
 
 def _kind(value: object) -> str:
-    """A JSON value in a few words."""
+    """A JSON value in a message."""
     if value is _MISSING:
         return "nothing"
     if isinstance(value, list | dict | str):
@@ -464,10 +447,6 @@ def _kind(value: object) -> str:
     if isinstance(value, int) and abs(value) > MAX_COORDINATE:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to write out very long ones
     return repr(value) if isinstance(value, int | float | None) else type(value).__name__
-
-
-def _wrong(where: str, found: str, expected: str) -> EncodeError:
-    return EncodeError(f"layout: {f'{where}: ' if where else ''}found {found}, expected {expected}")
 
 
 def _bad_setting(key: str, found: object, expected: str) -> ConfigError:
