@@ -25,7 +25,6 @@ HEAVY = {
     "cv2",
     "av",
     "soundfile",
-    "tifffile",
     "torch",
     "pandas",
     "s3fs",

@@ -1,14 +1,14 @@
-"""Reads of a media file's header that never go past its end."""
+"""Reads of a media file's header that never go past its end, and the structures of a TIFF."""
 
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
 
-__all__ = ["CHUNK_BE", "CHUNK_LE", "MAX_SEGMENTS", "HeaderReader"]
+__all__ = ["CHUNK_BE", "CHUNK_LE", "MAX_SEGMENTS", "HeaderReader", "TiffLayout", "read_tiff_layout"]
 
 MAX_SEGMENTS = 65_536  # segments, chunks, blocks or directories of one header; past it the bytes are hostile
 
@@ -39,13 +39,35 @@ class HeaderReader:
         return bytes(self.view[offset : offset + len(magic)]) == magic
 
     def piece(self, offset: int, size: int, what: str) -> bytes:
-        """A copy of a range; `MediaError` where the file is too short."""
+        """A copy of a range; `MediaError` if the file is too short."""
         if not self.has(offset, size):
             raise self.fail(f"{what} is truncated: needs {size} bytes at {offset}, there are {self.size}")
         return bytes(self.view[offset : offset + size])
 
     def take(self, record: struct.Struct, offset: int, what: str) -> tuple[Any, ...]:
-        """A record unpacked; `MediaError` where the file is too short."""
-        if not self.has(offset, record.size):
-            raise self.fail(f"{what} is truncated: needs {record.size} bytes at {offset}, there are {self.size}")
-        return record.unpack_from(self.view, offset)
+        """A record, unpacked; `MediaError` if the file is too short."""
+        return record.unpack(self.piece(offset, record.size, what))
+
+
+class TiffLayout(NamedTuple):
+    """The structures of a TIFF, by the version and byte order in its header."""
+
+    order: str  # as `struct` spells it
+    is_big: bool  # whether it is a BigTIFF
+    num_entries: struct.Struct  # at the start of a directory
+    entry: struct.Struct  # tag, type, number of values, and the values or their position
+    pointer: struct.Struct  # a position in the file
+    first: int  # position of the first directory
+
+
+def read_tiff_layout(head: HeaderReader) -> TiffLayout:
+    """Read the header of a TIFF; `MediaError` where it is not one."""
+    magic = bytes(head.view[:4])
+    order = {b"II*\0": "<", b"MM\0*": ">", b"II+\0": "<", b"MM\0+": ">"}.get(magic)
+    if order is None:
+        raise head.fail(f"begins with {magic!r}, expected a TIFF header")
+    is_big = b"+" in magic
+    codes = ("Q", "HHQ8s", "Q") if is_big else ("H", "HHI4s", "I")
+    num_entries, entry, pointer = (struct.Struct(order + code) for code in codes)
+    (first,) = head.take(pointer, pointer.size, "TIFF header")
+    return TiffLayout(order, is_big, num_entries, entry, pointer, first)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer, sniff_content_type
-from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_SEGMENTS, HeaderReader
+from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_SEGMENTS, HeaderReader, read_tiff_layout
 
 __all__ = ["ImageInfo", "probe_image"]
 
@@ -20,16 +20,13 @@ __all__ = ["ImageInfo", "probe_image"]
 _PROBED: dict[int, tuple[weakref.ref[memoryview], ImageInfo]] = {}
 
 _MAX_JUNK = 65_536  # bytes that may be between two JPEG segments, as libjpeg tolerates them
-
 _EXIF = b"Exif\0\0"
-
 _U16_BE = struct.Struct(">H")
-
-_JPEG_FRAME = struct.Struct(">BHHB")
-
 _U32_BE = struct.Struct(">I")
-
 _U32_LE = struct.Struct("<I")
+_JPEG_FRAME = struct.Struct(">BHHB")
+_TIFF_SIZES = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q"}  # types of whole numbers
+_TIFF_TAGS = frozenset((256, 257, 258, 262, 274, 277, 338, 339))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,24 +271,9 @@ def _probe_bmp(head: HeaderReader) -> ImageInfo:
     )
 
 
-_TIFF_SIZES = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q"}  # types of the whole numbers that we read
-
-_TIFF_TAGS = frozenset((256, 257, 258, 262, 274, 277, 338, 339))
-
-
 def _read_directory(head: HeaderReader) -> tuple[dict[int, list[int]], int]:
     """The tags we use of the first directory of a TIFF or BigTIFF, and the length of the chain of directories."""
-    order = {b"II": "<", b"MM": ">"}.get(head.piece(0, 2, "TIFF header"))
-    if order is None:
-        raise head.fail("TIFF header has no byte order")
-    (version,) = head.take(struct.Struct(order + "H"), 2, "TIFF header")
-    if version not in (42, 43):
-        raise head.fail(f"TIFF header has version {version}, expected 42 or 43")
-    big = version == 43
-    count_of = struct.Struct(order + ("Q" if big else "H"))
-    pointer_of = struct.Struct(order + ("Q" if big else "I"))
-    entry_of = struct.Struct(order + ("HHQ8s" if big else "HHI4s"))
-    (pos,) = head.take(pointer_of, 8 if big else 4, "TIFF header")
+    order, _, count_of, entry_of, pointer_of, pos = read_tiff_layout(head)
     tags: dict[int, list[int]] = {}
     (entries,) = head.take(count_of, pos, "TIFF directory")
     if not head.has(pos + count_of.size, entries * entry_of.size):

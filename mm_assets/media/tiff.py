@@ -1,17 +1,16 @@
 """One frame of a multi-frame TIFF as a TIFF of its own, without decoding.
 
 The frame's compressed strips or tiles are copied unchanged, with every tag that their decoding needs, so its pixels are
-those of the original under any compression. Nothing in the file is trusted: every count and position is checked before
-use, and any input gives an answer or a `MediaError`, in time and memory proportional to its size.
+the original's under any compression. Every count and position in the file is checked before use, and any input gives an
+answer or a `MediaError`, in time and memory proportional to its size.
 
-Frames are the directories of the file's main chain, reduced-resolution ones included, as Pillow counts them. The new
-file leaves out tags that point to other places of the old one (sub-images, EXIF and GPS directories, free lists) and
-descriptions of the whole stack (ImageJ, OME, tifffile). Old-style JPEG (compression 6), whose tables are scattered over
-the file, is refused where it would have to be taken apart. A file with one frame is returned as it is.
+Frames are the directories of the main chain, including those of reduced resolution, as Pillow counts them. The copy
+omits tags that point elsewhere in the file (sub-images, EXIF and GPS directories, free lists) and descriptions of the
+whole stack (ImageJ, OME, tifffile). Old-style JPEG (compression 6), whose tables are scattered over the file, is
+refused, unless the file has only one frame: such a file is returned unchanged.
 
-The layouts of the four kinds of TIFF and the sizes of its types come from tifffile. The walk and the copy do not:
-`TiffWriter` refuses compressed bilevel frames, and `TiffFile` skips damaged tags and ends a cyclic chain with a line in
-the log, where a frame must be refused.
+Why not tifffile: its `TiffWriter` refuses compressed bilevel frames, and its `TiffFile` skips damaged tags and only
+logs a cyclic chain, where a frame must be refused.
 """
 
 from __future__ import annotations
@@ -23,15 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import MediaError, optional_import
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.header import HeaderReader, read_tiff_layout
 
 __all__ = ["TiffFrames"]
 
 
-MAX_FRAMES = 1 << 20  # ends the walk along a hostile chain of overlapping directories; real stacks have thousands
+MAX_FRAMES = 1 << 20  # bounds a hostile chain of overlapping directories; real stacks have thousands
 
 _LONG, _IFD, _LONG8, _IFD8 = 4, 13, 16, 18  # types
+_TYPE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 _NUMBERS = {1: "u1", 3: "u2", _LONG: "u4", _LONG8: "u8"}  # unsigned types, as NumPy spells them
 
 _WIDTH, _LENGTH, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
@@ -39,7 +39,7 @@ _DESCRIPTION, _STRIP_OFFSETS, _SAMPLES, _ROWS_PER_STRIP, _STRIP_SIZES, _PLANAR =
 _TILE_WIDTH, _TILE_LENGTH, _TILE_OFFSETS, _TILE_SIZES = 322, 323, 324, 325
 _UNCOMPRESSED, _OLD_JPEG, _YCBCR, _SEPARATE = 1, 6, 6, 2
 
-# Positions in the old file, and vendors' tables of whole stacks: wrong or dangling in a file of one frame.
+# Positions in the old file, and vendors' tables of whole stacks: wrong in a file of one frame.
 _LEFT_OUT = frozenset(
     {
         *(288, 289),  # FreeOffsets, FreeByteCounts
@@ -49,7 +49,7 @@ _LEFT_OUT = frozenset(
     }
 )
 _STACK_DESCRIPTIONS = (b"ImageJ=", b'{"shape":', b"shape=", b"<OME")
-# A damaged value of one of these would change pixels; of any other tag it is left out, as TIFF readers do.
+# A damaged value of one of these would change pixels; any other damaged tag is omitted, as TIFF readers do.
 _ESSENTIAL = frozenset(
     {
         *(254, 255, 256, 257, 258, 259, 262, 263, 264, 265, 266, 273, 274, 277, 278, 279, 284, 290, 291, 292, 293),
@@ -63,7 +63,7 @@ class _Entry(NamedTuple):
     tag: int
     type: int
     num_values: int
-    value: memoryview  # the bytes of the values, wherever they are
+    value: memoryview  # the bytes of the values
 
 
 class TiffFrames:
@@ -78,29 +78,16 @@ class TiffFrames:
     """
 
     def __init__(self, data: Buffer, *, name: str = "<tiff>") -> None:
-        self._data = memoryview(data).cast("B")
-        self._name = name
-        with optional_import("tifffile", "frames of a TIFF"):
-            from tifffile import TIFF
-
-        layouts = {b"II*\0": TIFF.CLASSIC_LE, b"MM\0*": TIFF.CLASSIC_BE, b"II+\0": TIFF.BIG_LE, b"MM\0+": TIFF.BIG_BE}
-        layout = layouts.get(bytes(self._data[:4]))
-        if layout is None:
-            raise self._error(f"begins with {bytes(self._data[:4])!r}, expected a TIFF header")
-        self._order: str = layout.byteorder
-        self._inline: int = layout.tagoffsetthreshold  # bytes of a value that is in its entry, and of a position
-        self._entry = struct.Struct(self._order + layout.tagformat1[1:] + layout.tagformat2[1:])
-        self._count = struct.Struct(layout.tagnoformat)
-        self._position = struct.Struct(layout.offsetformat)
-        self._type_sizes = {kind: struct.calcsize(f"={code}") for kind, code in TIFF.DATA_FORMATS.items()}
-        self._is_big = layout.version == TIFF.BIG_LE.version
+        self._head = head = HeaderReader(data, name)
+        self._data = head.view
+        # `_next` is the position of the first directory that is not in `_directories`; 0 at the end of the chain.
+        self._order, self._is_big, self._num_entries, self._entry, self._pointer, self._next = read_tiff_layout(head)
+        self._inline = self._pointer.size  # bytes of values that fit into their entry
         if self._is_big:
-            sizes = struct.unpack(self._order + "HH", self._take(4, 4, "the header"))
+            sizes = head.take(struct.Struct(self._order + "HH"), 4, "BigTIFF header")
             if sizes != (8, 0):
-                raise self._error(f"is a BigTIFF with positions of {sizes[0]} bytes, expected 8")
+                raise head.fail(f"is a BigTIFF with positions of {sizes[0]} bytes, expected 8")
         self._header_size = 2 * self._inline
-        (first,) = self._position.unpack(self._take(self._inline, self._inline, "the header"))
-        self._next = first  # position of the first directory that is not in `_directories`, 0 at the end of the chain
         self._directories: list[int] = []
         self._known: set[int] = set()
 
@@ -127,43 +114,33 @@ class TiffFrames:
             MediaError: there is no such frame, or its directory or its data is damaged.
         """
         if frame_index < 0:
-            raise self._error(f"frame {frame_index} was asked for, expected 0 or more")
+            raise self._head.fail(f"frame {frame_index} was asked for, expected 0 or more")
         while len(self._directories) <= frame_index:
             if not self._walk():
-                raise self._error(f"frame {frame_index} was asked for, the file has {len(self._directories)}")
+                raise self._head.fail(f"frame {frame_index} was asked for, the file has {len(self._directories)}")
         if frame_index == 0 and len(self._directories) == 1 and self._next == 0:
             return bytes(self._data)  # it is a file of one frame already
         return self._copy(frame_index, self._read_entries(frame_index))
 
-    # -- reading
-
-    def _error(self, reason: str) -> MediaError:
-        return MediaError(self._name, reason)
-
-    def _take(self, offset: int, size: int, what: str) -> memoryview:
-        if offset < 0 or size < 0 or offset + size > len(self._data):
-            raise self._error(f"{what} needs {size} bytes at {offset}, the TIFF has {len(self._data)}")
-        return self._data[offset : offset + size]
-
     def _walk(self) -> bool:
-        """Adds the next directory of the chain; False at its end."""
+        """Add the next directory of the chain; False at its end."""
         at = self._next
         if at == 0:
             return False
         number = len(self._directories)
         what = f"the directory of frame {number}"
         if at < self._header_size:
-            raise self._error(f"{what} should be at byte {at}, within the header")
+            raise self._head.fail(f"{what} should be at byte {at}, within the header")
         if at in self._known:
-            raise self._error(f"{what} is at byte {at}, where an earlier one is: the chain of frames is a loop")
+            raise self._head.fail(f"{what} is at byte {at}, where an earlier one is: the chain of frames is a loop")
         if number >= MAX_FRAMES:
-            raise self._error(f"has more than {MAX_FRAMES} frames")
-        (entries,) = self._count.unpack(self._take(at, self._count.size, what))
-        link_at = at + self._count.size + entries * self._entry.size
+            raise self._head.fail(f"has more than {MAX_FRAMES} frames")
+        (entries,) = self._head.take(self._num_entries, at, what)
+        link_at = at + self._num_entries.size + entries * self._entry.size
         self._directories.append(at)
         self._known.add(at)
-        if link_at + self._position.size <= len(self._data):
-            (self._next,) = self._position.unpack_from(self._data, link_at)
+        if link_at + self._pointer.size <= len(self._data):
+            (self._next,) = self._pointer.unpack_from(self._data, link_at)
         else:
             self._next = len(self._data)  # truncated: this frame may still be complete, a later one is not
         return True
@@ -172,30 +149,29 @@ class TiffFrames:
         """The entries of a frame that go into a file of one frame, by tag, with their values checked."""
         what = f"frame {number}"
         at = self._directories[number]
-        (count,) = self._count.unpack(self._take(at, self._count.size, what))
-        table = self._take(at + self._count.size, count * self._entry.size, f"{what}: its directory")
+        (count,) = self._head.take(self._num_entries, at, what)
+        start = at + self._num_entries.size
+        table = self._head.piece(start, count * self._entry.size, f"{what}: its directory")
         entries: dict[int, _Entry] = {}
-        inline, value_at = self._inline, at + self._count.size + self._entry.size - self._inline
+        value_at = start + self._entry.size - self._inline
         total = 0
         for tag, kind, values, raw in self._entry.iter_unpack(table):
             start, value_at = value_at, value_at + self._entry.size
             if tag in _LEFT_OUT or kind in (_IFD, _IFD8):
                 continue
-            size = self._type_sizes.get(kind, 0) * values
-            if size > inline:
-                (start,) = self._position.unpack(raw)
-            if kind not in self._type_sizes or start + size > len(self._data) or tag in entries:
+            size = _TYPE_SIZES.get(kind, 0) * values
+            if size > self._inline:
+                (start,) = self._pointer.unpack(raw)
+            if kind not in _TYPE_SIZES or start + size > len(self._data) or tag in entries:
                 if tag not in _ESSENTIAL:
                     continue
                 if tag in entries:
-                    raise self._error(f"{what}: tag {tag} is there twice")
-                raise self._error(
-                    f"{what}: tag {tag} holds {values} values of type {kind} at byte {start}, "
-                    f"which is not within the TIFF's {len(self._data)} bytes"
-                )
+                    raise self._head.fail(f"{what} has tag {tag} twice")
+                found = f"{values} values of type {kind} at byte {start}"
+                raise self._head.fail(f"{what}: tag {tag} has {found}, beyond the TIFF's {len(self._data)} bytes")
             total += size
             if total > len(self._data):
-                raise self._error(f"{what}: its tags hold more than the TIFF's {len(self._data)} bytes")
+                raise self._head.fail(f"{what}: its tags hold more than the TIFF's {len(self._data)} bytes")
             entries[tag] = _Entry(tag, kind, values, self._data[start : start + size])
         return entries
 
@@ -205,39 +181,36 @@ class TiffFrames:
         if entry is None or entry.num_values == 0:
             return None
         if entry.type not in _NUMBERS:
-            raise self._error(f"{what}: tag {tag} is of type {entry.type}, expected unsigned numbers")
+            raise self._head.fail(f"{what}: tag {tag} is of type {entry.type}, expected unsigned numbers")
         values = np.frombuffer(entry.value, self._order + _NUMBERS[entry.type])
         if values.dtype.itemsize == 8 and int(values.max()) > np.iinfo(np.int64).max:
-            raise self._error(f"{what}: tag {tag} holds {values.max()}, more than 63 bits")
+            raise self._head.fail(f"{what}: tag {tag} holds {values.max()}, more than 63 bits")
         return values.astype(np.int64)
 
     def _number(self, entries: dict[int, _Entry], tag: int, default: int, what: str) -> int:
         values = self._numbers(entries, tag, what)
         return default if values is None else int(values[0])
 
-    # -- writing
-
     def _copy(self, number: int, entries: dict[int, _Entry]) -> bytes:
         what = f"frame {number}"
         compression = self._number(entries, _COMPRESSION, _UNCOMPRESSED, what)
         if compression == _OLD_JPEG:
-            raise self._error(f"{what} is compressed as old-style JPEG (6), which cannot be taken out of its file")
+            raise self._head.fail(f"{what} is compressed as old-style JPEG (6), which cannot be taken out of its file")
         tiled = _STRIP_OFFSETS not in entries
         offsets_tag, sizes_tag = (_TILE_OFFSETS, _TILE_SIZES) if tiled else (_STRIP_OFFSETS, _STRIP_SIZES)
         offsets = self._numbers(entries, offsets_tag, what)
         if offsets is None:
-            raise self._error(f"{what} has no data: neither strips nor tiles")
+            raise self._head.fail(f"{what} has no data: neither strips nor tiles")
         needed = self._raw_sizes(entries, len(offsets), what) if compression == _UNCOMPRESSED else None
         sizes = self._numbers(entries, sizes_tag, what)
         if sizes is None:
             if needed is None:
-                raise self._error(
-                    f"{what}: tag {sizes_tag} is missing: the sizes of its {len(offsets)} strips or tiles"
-                )
+                detail = f"tag {sizes_tag} is missing: the sizes of its {len(offsets)} strips or tiles"
+                raise self._head.fail(f"{what}: {detail}")
             sizes = needed
             entries[sizes_tag] = self._positions(sizes_tag, sizes)
         if len(sizes) != len(offsets):
-            raise self._error(f"{what} has {len(offsets)} positions and {len(sizes)} sizes of strips or tiles")
+            raise self._head.fail(f"{what} has {len(offsets)} positions and {len(sizes)} sizes of strips or tiles")
         blocks, places = self._blocks(offsets, sizes, needed, what)
         if _STRIP_OFFSETS in entries:
             entries.pop(_TILE_OFFSETS, None)
@@ -259,7 +232,7 @@ class TiffFrames:
             planes, bits_per_pixel = samples, bits_per_pixel // max(samples, 1)
         if _TILE_WIDTH in entries:
             tile = self._number(entries, _TILE_WIDTH, 0, what) * bits_per_pixel + 7 >> 3
-            return self._bounded([tile * self._number(entries, _TILE_LENGTH, 0, what)] * min(count, 1) * count)
+            return self._bounded([tile * self._number(entries, _TILE_LENGTH, 0, what)] * count)
         rows = min(max(self._number(entries, _ROWS_PER_STRIP, length, what), 1), length)
         per_plane = -(-length // rows) if rows else 0
         if per_plane * planes != count:
@@ -279,23 +252,22 @@ class TiffFrames:
         needed: npt.NDArray[np.int64] | None,
         what: str,
     ) -> tuple[list[tuple[int, int]], npt.NDArray[np.int64]]:
-        """The parts of the file to copy, none twice, and where each strip or tile is once they follow each other.
+        """The parts of the file to copy, none twice, and the place of each strip or tile in their concatenation.
 
-        A strip or tile of no bytes at position 0 is one that its writer left out; it stays so (-1).
+        A strip or tile of no bytes at position 0 was omitted by its writer; its place is -1.
         """
         total = len(self._data)
         bad = (offsets > total) | (sizes > total) | (offsets + np.minimum(sizes, total) > total)
         if bad.any():
             k = int(np.flatnonzero(bad)[0])
-            raise self._error(
-                f"{what}: strip or tile {k} has {int(sizes[k])} bytes at {int(offsets[k])}, the TIFF has {total}"
-            )
+            found = f"has {int(sizes[k])} bytes at {int(offsets[k])}, the TIFF has {total}"
+            raise self._head.fail(f"{what}: strip or tile {k} {found}")
         ends = offsets + sizes
         if needed is None and offsets[0] > 0 and (offsets[1:] == ends[:-1]).all():
-            return [(int(offsets[0]), int(ends[-1]))], offsets - offsets[0]  # one after the other, as most are written
+            return [(int(offsets[0]), int(ends[-1]))], offsets - offsets[0]  # contiguous, as most are written
         here = ~((offsets == 0) & (sizes == 0))
         if needed is not None:
-            # Some writers state sizes that are too small, and readers that know the shape read on: copy them too.
+            # Some writers state sizes that are too small, and readers that know the shape read on: copy that too.
             ends = np.where(here, np.minimum(np.maximum(ends, offsets + needed), total), ends)
         starts, ends = offsets[here], ends[here]
         if not len(starts):
@@ -315,7 +287,8 @@ class TiffFrames:
 
     def _positions(self, tag: int, numbers: npt.NDArray[np.int64]) -> _Entry:
         kind = _LONG8 if self._is_big else _LONG
-        return _Entry(tag, kind, len(numbers), memoryview(numbers.astype(self._order + _NUMBERS[kind]).tobytes()))
+        value = numbers.astype(self._order + _NUMBERS[kind]).tobytes()
+        return _Entry(tag, kind, len(numbers), memoryview(value))
 
     def _assemble(
         self,
@@ -326,35 +299,31 @@ class TiffFrames:
     ) -> bytes:
         """Header, directory, values, data."""
         inline = self._inline
-        entries[offsets_tag] = self._positions(offsets_tag, places)  # of the right size; of the right value below
+        entries[offsets_tag] = self._positions(offsets_tag, places)  # of the right size; its values follow below
         tags = sorted(entries)
-        values_at = self._header_size + self._count.size + len(tags) * self._entry.size + self._position.size
+        values_at = self._header_size + self._num_entries.size + len(tags) * self._entry.size + self._pointer.size
         sizes = [len(entries[tag].value) for tag in tags]
         data_at = values_at + sum(size + size % 2 for size in sizes if size > inline)
         data_at = -(-data_at // 16) * 16
         if not self._is_big and data_at + sum(e - s + 1 for s, e in blocks) > 0xFFFFFFFF:
-            raise self._error("a frame of more than 4 GiB does not fit a classic TIFF")
+            raise self._head.fail("a frame of more than 4 GiB does not fit a classic TIFF")
         entries[offsets_tag] = self._positions(offsets_tag, np.where(places < 0, 0, places + data_at))
         head = [bytes(self._data[:4])]
         if self._is_big:
             head.append(struct.pack(self._order + "HH", 8, 0))
-        head += [self._position.pack(self._header_size), self._count.pack(len(tags))]
+        head += [self._pointer.pack(self._header_size), self._num_entries.pack(len(tags))]
         values: list[Any] = []
         for tag in tags:
             _, kind, count, value = entries[tag]
             if len(value) <= inline:
                 raw = bytes(value)
             else:
-                raw = self._position.pack(values_at)
-                values.append(value)
-                if len(value) % 2:
-                    values.append(b"\0")
+                raw = self._pointer.pack(values_at)
+                values += [value, bytes(len(value) % 2)]
                 values_at += len(value) + len(value) % 2
             head.append(self._entry.pack(tag, kind, count, raw))
-        head.append(self._position.pack(0))
+        head.append(self._pointer.pack(0))
         parts = [*head, *values, bytes(data_at - values_at)]
         for start, end in blocks:
-            parts.append(self._data[start:end])
-            if (end - start) % 2:
-                parts.append(b"\0")
+            parts += [self._data[start:end], bytes((end - start) % 2)]
         return b"".join(parts)

@@ -356,7 +356,7 @@ def test_a_missing_frame_is_an_error_of_its_row(tmp_path: Path, opener: Opener) 
     assert found[2]["materialize_error"] == (
         f"{shard}, member 'd.tiff', frame 2: frame 2 was asked for, the file has 2"
     )
-    assert "member 'e.tiff', frame 0: the directory of frame 0 needs" in found[3]["materialize_error"]
+    assert "member 'e.tiff', frame 0: the directory of frame 0 is truncated" in found[3]["materialize_error"]
     assert stream.counts["errors"] == 2
 
 
