@@ -6,13 +6,13 @@ measure that a filter takes too is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from mm_assets.filters.audio import DEFAULT_THRESHOLD, DEFAULT_WINDOW, SilenceMeter, duration_seconds
-from mm_assets.filters.base import Annotator, Block
+from mm_assets.filters.base import Annotator, Block, Rows
 from mm_assets.filters.duplicates import content_digests
 from mm_assets.filters.image import DEFAULT_MIN_SIDE, image_infos, sharpness_scores
 from mm_assets.filters.near_duplicates import image_hashes
@@ -40,6 +40,18 @@ def _columns(prefix: str, rows: str, **types: str) -> tuple[UserColumn, ...]:
     return tuple(UserColumn(name=prefix + name, source="", type=kind, rows=rows) for name, kind in types.items())
 
 
+def _spread(
+    block: Block, rows: Rows, columns: Sequence[UserColumn], values: Iterable[tuple[object, ...] | None]
+) -> Mapping[str, pa.Array]:
+    """The columns filled at `rows`, with a tuple for each row; None where the row cannot be measured."""
+    empty = (None,) * len(columns)
+    filled = [empty if row is None else row for row in values]
+    return {
+        column.name: block.spread(rows, (row[number] for row in filled), column.arrow_type)
+        for number, column in enumerate(columns)
+    }
+
+
 class ImageSizeAnnotator(Annotator):
     """Adds ``image_width`` and ``image_height`` in pixels and ``image_aspect_ratio`` to image rows."""
 
@@ -52,15 +64,8 @@ class ImageSizeAnnotator(Annotator):
         """Reads headers; null where that fails."""
         rows = block.rows_of("image")
         infos = image_infos(block, rows)
-        measures: tuple[list[float | None], ...] = (
-            [None if info is None else info.width for info in infos],
-            [None if info is None else info.height for info in infos],
-            [None if info is None else info.width / info.height for info in infos],
-        )
-        return {
-            column.name: block.spread(rows, values, column.arrow_type)
-            for column, values in zip(self.columns, measures, strict=True)
-        }
+        sizes = (None if info is None else (info.width, info.height, info.width / info.height) for info in infos)
+        return _spread(block, rows, self.columns, sizes)
 
 
 class BlurAnnotator(Annotator):
@@ -126,16 +131,11 @@ class SilenceAnnotator(Annotator):
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
         """Decodes; null where that fails."""
         rows = block.rows_of("audio")
-        found = self.meter(block, rows)
-        measures = (
-            [None if silence is None else silence.share for silence in found],
-            [None if silence is None else silence.leading_seconds for silence in found],
-            [None if silence is None else silence.trailing_seconds for silence in found],
+        values = (
+            None if found is None else (found.share, found.leading_seconds, found.trailing_seconds)
+            for found in self.meter(block, rows)
         )
-        return {
-            column.name: block.spread(rows, values, column.arrow_type)
-            for column, values in zip(self.columns, measures, strict=True)
-        }
+        return _spread(block, rows, self.columns, values)
 
 
 class VideoInfoAnnotator(Annotator):
@@ -157,18 +157,13 @@ class VideoInfoAnnotator(Annotator):
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
         """Reads headers; null where that fails, without a video stream, or without the value in the header."""
         rows = block.rows_of("video")
-        infos = video_infos(block, rows)
-        measures: tuple[list[float | None], ...] = (
-            [None if info is None else info.duration_seconds for info in infos],
-            [None if info is None else info.width or None for info in infos],
-            [None if info is None else info.height or None for info in infos],
-            [None if info is None else frames_a_second(info) for info in infos],
-            [None if info is None else info.has_audio for info in infos],
+        values = (
+            info
+            if info is None
+            else (info.duration_seconds, info.width or None, info.height or None, frames_a_second(info), info.has_audio)
+            for info in video_infos(block, rows)
         )
-        return {
-            column.name: block.spread(rows, values, column.arrow_type)
-            for column, values in zip(self.columns, measures, strict=True)
-        }
+        return _spread(block, rows, self.columns, values)
 
 
 class PerceptualHashAnnotator(Annotator):
@@ -201,10 +196,7 @@ class ContentHashAnnotator(Annotator):
 
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
         """Hashes bytes, or texts as UTF-8; null where a row has neither."""
-        if self.modalities is None:
-            rows = np.flatnonzero(~block.is_metadata).astype(np.int64)
-        else:
-            rows = block.rows_of(*self.modalities)
+        rows = np.flatnonzero(~block.is_metadata) if self.modalities is None else block.rows_of(*self.modalities)
         digests = [None if digest is None else digest.hex() for digest in content_digests(block, rows)]
         return {self.columns[0].name: block.spread(rows, digests, pa.string())}
 
@@ -218,10 +210,7 @@ class TextLengthAnnotator(Annotator):
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
         """Counts code points and words; null on rows without text."""
         texts = block.column("text_content")
-        return {
-            self.columns[0].name: count_characters(texts),
-            self.columns[1].name: count_words(texts),
-        }
+        return {self.columns[0].name: count_characters(texts), self.columns[1].name: count_words(texts)}
 
 
 class ImageToTextRatioAnnotator(Annotator):
@@ -233,10 +222,7 @@ class ImageToTextRatioAnnotator(Annotator):
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
         """Counts over the samples as they are before any filter."""
         rows = np.flatnonzero(block.is_metadata)
-        samples = block.sample_index[rows]
-        images, words = images_and_words(block)
+        images, words = (counts[block.sample_index[rows]] for counts in images_and_words(block))
         ratios = images / np.maximum(words, 1)
-        return {
-            column.name: block.spread(rows, values[samples].tolist(), column.arrow_type)
-            for column, values in zip(self.columns, (images, words, ratios), strict=True)
-        }
+        values = zip(images.tolist(), words.tolist(), ratios.tolist(), strict=True)
+        return _spread(block, rows, self.columns, values)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from mm_assets.filters.base import Block, MeasuredRowFilter, Rows
-from mm_assets.filters.parameters import bounds, check_choice, check_flag, check_number, some_limit, wrong
+from mm_assets.filters.base import Block, MeasuredRowFilter, Rows, outside
+from mm_assets.filters.parameters import check_choice, check_limits, check_number, some_limit, wrong
 from mm_assets.media.silence import LEVELS, Silence, measure_silence
 from mm_assets.media.sounds import probe_audio
 
@@ -52,11 +52,9 @@ class AudioDurationFilter(MeasuredRowFilter):
     def __init__(
         self, *, min_seconds: float | None = None, max_seconds: float | None = None, drop_invalid_rows: bool = True
     ) -> None:
-        super().__init__(drop_invalid_rows=check_flag("drop_invalid_rows", drop_invalid_rows))
-        some_limit(min_seconds, max_seconds, parameters=("min_seconds", "max_seconds"))
-        low = None if min_seconds is None else check_number("min_seconds", min_seconds)
-        high = None if max_seconds is None else check_number("max_seconds", max_seconds)
-        self.min_seconds, self.max_seconds = bounds("_seconds", low, high)
+        super().__init__(drop_invalid_rows=drop_invalid_rows)
+        some_limit(min_seconds=min_seconds, max_seconds=max_seconds)
+        self.limits = check_limits("_seconds", min_seconds, max_seconds)
 
     def measure(self, block: Block, rows: Rows) -> Sequence[float | None]:
         """Durations."""
@@ -64,11 +62,7 @@ class AudioDurationFilter(MeasuredRowFilter):
 
     def verdict(self, value: float) -> tuple[str, float] | None:
         """``below_min`` or ``above_max`` with the duration in seconds."""
-        if self.min_seconds is not None and value < self.min_seconds:
-            return "below_min", value
-        if self.max_seconds is not None and value > self.max_seconds:
-            return "above_max", value
-        return None
+        return outside(("", value, self.limits))
 
 
 class SilenceMeter:
@@ -122,19 +116,15 @@ class AudioSilenceFilter(MeasuredRowFilter):
         window_seconds: float = DEFAULT_WINDOW,
         drop_invalid_rows: bool = True,
     ) -> None:
-        super().__init__(drop_invalid_rows=check_flag("drop_invalid_rows", drop_invalid_rows))
-        given = {
-            "max_silence": max_silence,
-            "max_leading_seconds": max_leading_seconds,
-            "max_trailing_seconds": max_trailing_seconds,
-        }
-        some_limit(*given.values(), parameters=tuple(given))
-        limits = {name: None if limit is None else check_number(name, limit) for name, limit in given.items()}
-        if limits["max_silence"] is not None and limits["max_silence"] > 1:
+        super().__init__(drop_invalid_rows=drop_invalid_rows)
+        some_limit(
+            max_silence=max_silence, max_leading_seconds=max_leading_seconds, max_trailing_seconds=max_trailing_seconds
+        )
+        self.silence = check_limits("_silence", None, max_silence)
+        if max_silence is not None and max_silence > 1:
             raise wrong("max_silence", f"is {max_silence!r}, expected a share from 0 to 1")
-        self.max_silence = limits["max_silence"]
-        self.max_leading_seconds = limits["max_leading_seconds"]
-        self.max_trailing_seconds = limits["max_trailing_seconds"]
+        self.leading = check_limits("_leading_seconds", None, max_leading_seconds)
+        self.trailing = check_limits("_trailing_seconds", None, max_trailing_seconds)
         self.meter = SilenceMeter(threshold_dbfs=threshold_dbfs, level=level, window_seconds=window_seconds)
 
     def measure(self, block: Block, rows: Rows) -> Sequence[Silence | None]:
@@ -143,12 +133,8 @@ class AudioSilenceFilter(MeasuredRowFilter):
 
     def verdict(self, value: Silence) -> tuple[str, float] | None:
         """``silence_above_max`` with the share, or ``leading_above_max`` or ``trailing_above_max`` with the seconds."""
-        measures = (
-            ("silence", value.share, self.max_silence),
-            ("leading", value.leading_seconds, self.max_leading_seconds),
-            ("trailing", value.trailing_seconds, self.max_trailing_seconds),
+        return outside(
+            ("silence_", value.share, self.silence),
+            ("leading_", value.leading_seconds, self.leading),
+            ("trailing_", value.trailing_seconds, self.trailing),
         )
-        for name, found, most in measures:
-            if most is not None and found > most:
-                return f"{name}_above_max", found
-        return None

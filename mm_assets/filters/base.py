@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.errors import MediaError
+from mm_assets.filters.parameters import Limits, check_flag
 from mm_assets.rows.columns import content_views
 from mm_assets.rows.schema import Drop, UserColumn
 
@@ -29,6 +30,7 @@ __all__ = [
     "MeasuredRowFilter",
     "Rows",
     "Scope",
+    "outside",
 ]
 
 _T = TypeVar("_T")
@@ -224,7 +226,7 @@ class MeasuredRowFilter(Filter):
     needs_content = True
 
     def __init__(self, *, drop_invalid_rows: bool = True) -> None:
-        self.drop_invalid_rows = drop_invalid_rows
+        self.drop_invalid_rows = check_flag("drop_invalid_rows", drop_invalid_rows)
 
     @abstractmethod
     def measure(self, block: Block, rows: Rows) -> Sequence[Any]:
@@ -247,3 +249,19 @@ class MeasuredRowFilter(Filter):
                     yield Drop(row, *found)
             elif self.drop_invalid_rows:
                 yield Drop(row, "no_content" if block.payload(row) is None else "unreadable", None)
+
+
+def outside(*measures: tuple[str, float | None, Limits]) -> tuple[str, float] | None:
+    """The verdict on a row of which each measure has limits: of the first that is outside of them.
+
+    Args:
+        measures: what the reason starts with, the measure (None is not judged), and its limits.
+
+    Returns:
+        Reason and deciding value, or None where all measures are inside.
+    """
+    for prefix, value, limits in measures:
+        reason = None if value is None else limits.reason(value)
+        if value is not None and reason is not None:
+            return prefix + reason, float(value)
+    return None

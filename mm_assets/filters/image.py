@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from mm_assets.filters.base import Block, MeasuredRowFilter, Rows
-from mm_assets.filters.parameters import bounds, check_flag, check_number, check_whole, some_limit
+from mm_assets.filters.base import Block, MeasuredRowFilter, Rows, outside
+from mm_assets.filters.parameters import Limits, check_limits, check_number, check_whole, some_limit
 from mm_assets.media.images import ImageInfo, probe_image
 from mm_assets.media.sharpness import sharpness
 
@@ -42,10 +42,8 @@ class AspectRatioFilter(MeasuredRowFilter):
     modality = "image"
 
     def __init__(self, *, min: float | None = 1.0, max: float | None = 2.0, drop_invalid_rows: bool = True) -> None:
-        super().__init__(drop_invalid_rows=check_flag("drop_invalid_rows", drop_invalid_rows))
-        low = None if min is None else check_number("min", min)
-        high = None if max is None else check_number("max", max)
-        self.min, self.max = bounds("", low, high)
+        super().__init__(drop_invalid_rows=drop_invalid_rows)
+        self.limits = check_limits("", min, max)
 
     def measure(self, block: Block, rows: Rows) -> Sequence[ImageInfo | None]:
         """Headers."""
@@ -53,12 +51,7 @@ class AspectRatioFilter(MeasuredRowFilter):
 
     def verdict(self, value: ImageInfo) -> tuple[str, float] | None:
         """``below_min`` or ``above_max`` with the ratio."""
-        ratio = value.width / value.height
-        if self.min is not None and ratio < self.min:
-            return "below_min", ratio
-        if self.max is not None and ratio > self.max:
-            return "above_max", ratio
-        return None
+        return outside(("", value.width / value.height, self.limits))
 
 
 class ImageSizeFilter(MeasuredRowFilter):
@@ -83,17 +76,10 @@ class ImageSizeFilter(MeasuredRowFilter):
         max_height: int | None = None,
         drop_invalid_rows: bool = True,
     ) -> None:
-        super().__init__(drop_invalid_rows=check_flag("drop_invalid_rows", drop_invalid_rows))
-        given = {
-            "min_width": min_width,
-            "max_width": max_width,
-            "min_height": min_height,
-            "max_height": max_height,
-        }
-        some_limit(*given.values(), parameters=tuple(given))
-        limits = {name: None if limit is None else check_whole(name, limit) for name, limit in given.items()}
-        self.min_width, self.max_width = bounds("_width", limits["min_width"], limits["max_width"])
-        self.min_height, self.max_height = bounds("_height", limits["min_height"], limits["max_height"])
+        super().__init__(drop_invalid_rows=drop_invalid_rows)
+        some_limit(min_width=min_width, max_width=max_width, min_height=min_height, max_height=max_height)
+        self.width = check_limits("_width", min_width, max_width, check=check_whole)
+        self.height = check_limits("_height", min_height, max_height, check=check_whole)
 
     def measure(self, block: Block, rows: Rows) -> Sequence[ImageInfo | None]:
         """Headers."""
@@ -101,16 +87,7 @@ class ImageSizeFilter(MeasuredRowFilter):
 
     def verdict(self, value: ImageInfo) -> tuple[str, float] | None:
         """``width_below_min``, ``width_above_max`` and likewise for height, with the side that offends, in pixels."""
-        sides = (
-            ("width", value.width, self.min_width, self.max_width),
-            ("height", value.height, self.min_height, self.max_height),
-        )
-        for name, pixels, low, high in sides:
-            if low is not None and pixels < low:
-                return f"{name}_below_min", float(pixels)
-            if high is not None and pixels > high:
-                return f"{name}_above_max", float(pixels)
-        return None
+        return outside(("width_", value.width, self.width), ("height_", value.height, self.height))
 
 
 class BlurFilter(MeasuredRowFilter):
@@ -128,8 +105,8 @@ class BlurFilter(MeasuredRowFilter):
     def __init__(
         self, *, min: float = 100.0, min_side: int | None = DEFAULT_MIN_SIDE, drop_invalid_rows: bool = True
     ) -> None:
-        super().__init__(drop_invalid_rows=check_flag("drop_invalid_rows", drop_invalid_rows))
-        self.min = check_number("min", min)
+        super().__init__(drop_invalid_rows=drop_invalid_rows)
+        self.limits = Limits(check_number("min", min))
         self.min_side = None if min_side is None else check_whole("min_side", min_side, least=1)
 
     def measure(self, block: Block, rows: Rows) -> Sequence[float | None]:
@@ -138,4 +115,4 @@ class BlurFilter(MeasuredRowFilter):
 
     def verdict(self, value: float) -> tuple[str, float] | None:
         """``below_min`` with the score."""
-        return ("below_min", value) if value < self.min else None
+        return outside(("", value, self.limits))

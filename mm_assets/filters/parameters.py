@@ -7,23 +7,25 @@ adds the file and the place in it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from mm_assets.errors import ConfigError
 
 __all__ = [
-    "bounds",
+    "Limits",
     "check_choice",
     "check_flag",
+    "check_limits",
     "check_names",
     "check_number",
     "check_whole",
     "some_limit",
     "wrong",
 ]
-
-_N = TypeVar("_N", int, float)
 
 
 def wrong(parameter: str, detail: str) -> ConfigError:
@@ -68,23 +70,53 @@ def check_names(parameter: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def bounds(name: str, low: _N | None, high: _N | None) -> tuple[_N | None, _N | None]:
-    """Two checked limits of one measure, both inclusive; None sets no limit.
+class Limits(NamedTuple):
+    """A closed interval of a measure; None sets no limit.
+
+    Attributes:
+        least: the smallest value that is kept.
+        most: the largest.
+    """
+
+    least: float | None = None
+    most: float | None = None
+
+    def reason(self, value: float) -> str | None:
+        """Why a value is not kept, ``below_min`` or ``above_max``, or None."""
+        if self.least is not None and value < self.least:
+            return "below_min"
+        return "above_max" if self.most is not None and value > self.most else None
+
+    def reasons(self, values: npt.NDArray[Any]) -> Iterator[tuple[int, str]]:
+        """The index of each value that is not kept, and why."""
+        if self.least is not None:
+            yield from ((index, "below_min") for index in np.flatnonzero(values < self.least).tolist())
+        if self.most is not None:
+            yield from ((index, "above_max") for index in np.flatnonzero(values > self.most).tolist())
+
+
+def check_limits(
+    name: str, least: object, most: object, *, check: Callable[[str, object], float] = check_number
+) -> Limits:
+    """Two limits of one measure, both inclusive; None sets no limit.
 
     Args:
         name: suffix of the parameters' names: ``_width`` for ``min_width`` and ``max_width``, empty for min and max.
-        low: the lower limit.
-        high: the upper limit.
+        least: the lower limit.
+        most: the upper limit.
+        check: checks each that is given.
 
     Raises:
-        ConfigError: nothing could lie between them.
+        ConfigError: a limit is wrong, or nothing could lie between them.
     """
+    low = None if least is None else check(f"min{name}", least)
+    high = None if most is None else check(f"max{name}", most)
     if low is not None and high is not None and low > high:
         raise wrong(f"min{name}", f"is {low:g}, above max{name}, which is {high:g}")
-    return low, high
+    return Limits(low, high)
 
 
-def some_limit(*limits: Any, parameters: Sequence[str]) -> None:
+def some_limit(**limits: object) -> None:
     """Refuses a filter that has no limit at all and so would keep everything."""
-    if all(limit is None for limit in limits):
-        raise wrong(parameters[0], f"is missing: give at least one of {', '.join(parameters)}")
+    if all(limit is None for limit in limits.values()):
+        raise wrong(next(iter(limits)), f"is missing: give at least one of {', '.join(limits)}")

@@ -15,7 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.filters.base import Block, Filter
-from mm_assets.filters.parameters import bounds, check_choice, check_flag, check_number, check_whole, some_limit
+from mm_assets.filters.parameters import (
+    Limits,
+    check_choice,
+    check_flag,
+    check_limits,
+    check_number,
+    check_whole,
+    some_limit,
+)
 from mm_assets.rows.schema import Drop
 
 __all__ = [
@@ -85,35 +93,23 @@ class TextLengthFilter(Filter):
         scope: str = "row",
         drop_invalid_rows: bool = True,
     ) -> None:
-        given = {"min_chars": min_chars, "max_chars": max_chars, "min_words": min_words, "max_words": max_words}
-        some_limit(*given.values(), parameters=tuple(given))
-        limits = {name: None if limit is None else check_whole(name, limit) for name, limit in given.items()}
-        self.chars = bounds("_chars", limits["min_chars"], limits["max_chars"])
-        self.words = bounds("_words", limits["min_words"], limits["max_words"])
+        some_limit(min_chars=min_chars, max_chars=max_chars, min_words=min_words, max_words=max_words)
+        self.chars = check_limits("_chars", min_chars, max_chars, check=check_whole)
+        self.words = check_limits("_words", min_words, max_words, check=check_whole)
         self.scope = "sample" if check_choice("scope", scope, ("row", "sample")) == "sample" else "row"
         self.drop_invalid_rows = check_flag("drop_invalid_rows", drop_invalid_rows)
 
     def judge(self, block: Block) -> Iterable[Drop]:
         """``chars_below_min``, ``chars_above_max`` and likewise for words, with the count; ``no_content``."""
-        drops: list[Drop] = []
         if self.scope == "row" and self.drop_invalid_rows:
             rows = block.rows_of("text")
             missing = block.column("text_content").take(pa.array(rows)).is_null().to_numpy()
-            drops += [Drop(int(row), "no_content", None) for row in rows[missing]]
-        measures = (("chars", count_characters, self.chars), ("words", count_words, self.words))
-        for name, count, (low, high) in measures:
-            if low is None and high is None:
-                continue
-            rows, counts = self._count(block, count)
-            if low is not None:
-                drops += [
-                    Drop(int(rows[i]), f"{name}_below_min", float(counts[i])) for i in np.flatnonzero(counts < low)
-                ]
-            if high is not None:
-                drops += [
-                    Drop(int(rows[i]), f"{name}_above_max", float(counts[i])) for i in np.flatnonzero(counts > high)
-                ]
-        return drops
+            yield from (Drop(int(row), "no_content", None) for row in rows[missing])
+        for name, count, limits in (("chars", count_characters, self.chars), ("words", count_words, self.words)):
+            if limits != Limits():
+                rows, counts = self._count(block, count)
+                for index, reason in limits.reasons(counts):
+                    yield Drop(int(rows[index]), f"{name}_{reason}", float(counts[index]))
 
     def _count(self, block: Block, count: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Rows to name in a drop, and the count that decides each."""
@@ -137,18 +133,13 @@ class ImageToTextRatioFilter(Filter):
     scope = "sample"
 
     def __init__(self, *, min: float = 0.0, max: float | None = None) -> None:
-        low, high = check_number("min", min), None if max is None else check_number("max", max)
-        some_limit(low or None, high, parameters=("min", "max"))
-        bounds("", low, high)
-        self.min, self.max = low, high
+        self.limits = check_limits("", check_number("min", min), max)
+        some_limit(min=min or None, max=max)
 
     def judge(self, block: Block) -> Iterable[Drop]:
         """``below_min`` or ``above_max`` with the ratio."""
         images, words = images_and_words(block)
         ratios = images / np.maximum(words, 1)
         starts = block.sample_starts
-        for sample in np.flatnonzero(ratios < self.min):
-            yield Drop(int(starts[sample]), "below_min", float(ratios[sample]))
-        if self.max is not None:
-            for sample in np.flatnonzero(ratios > self.max):
-                yield Drop(int(starts[sample]), "above_max", float(ratios[sample]))
+        for sample, reason in self.limits.reasons(ratios):
+            yield Drop(int(starts[sample]), reason, float(ratios[sample]))

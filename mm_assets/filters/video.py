@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mm_assets.filters.base import Block, MeasuredRowFilter, Rows
-from mm_assets.filters.parameters import bounds, check_flag, check_number, check_whole, some_limit
+from mm_assets.filters.base import Block, MeasuredRowFilter, Rows, outside
+from mm_assets.filters.parameters import Limits, check_flag, check_limits, check_whole, some_limit
 from mm_assets.media.video import VideoInfo, probe_video
 
 __all__ = ["VideoDurationFilter", "frames_a_second", "video_infos"]
@@ -58,50 +58,38 @@ class VideoDurationFilter(MeasuredRowFilter):
         require_audio: bool = False,
         drop_invalid_rows: bool = True,
     ) -> None:
-        super().__init__(drop_invalid_rows=check_flag("drop_invalid_rows", drop_invalid_rows))
+        super().__init__(drop_invalid_rows=drop_invalid_rows)
         self.require_audio = check_flag("require_audio", require_audio)
-        numbers = {
-            "min_seconds": min_seconds,
-            "max_seconds": max_seconds,
-            "min_frame_rate": min_frame_rate,
-            "max_frame_rate": max_frame_rate,
-        }
-        sides = {"min_width": min_width, "min_height": min_height}
         some_limit(
-            *numbers.values(), *sides.values(), require_audio or None, parameters=(*numbers, *sides, "require_audio")
+            min_seconds=min_seconds,
+            max_seconds=max_seconds,
+            min_frame_rate=min_frame_rate,
+            max_frame_rate=max_frame_rate,
+            min_width=min_width,
+            min_height=min_height,
+            require_audio=require_audio or None,
         )
-        given = {name: None if limit is None else check_number(name, limit) for name, limit in numbers.items()}
-        self.min_seconds, self.max_seconds = bounds("_seconds", given["min_seconds"], given["max_seconds"])
-        rates = bounds("_frame_rate", given["min_frame_rate"], given["max_frame_rate"])
-        self.min_frame_rate, self.max_frame_rate = rates
-        pixels = {name: None if limit is None else check_whole(name, limit) for name, limit in sides.items()}
-        self.min_width, self.min_height = pixels["min_width"], pixels["min_height"]
+        self.seconds = check_limits("_seconds", min_seconds, max_seconds)
+        self.frame_rate = check_limits("_frame_rate", min_frame_rate, max_frame_rate)
+        self.width = check_limits("_width", min_width, None, check=check_whole)
+        self.height = check_limits("_height", min_height, None, check=check_whole)
 
     def measure(self, block: Block, rows: Rows) -> Sequence[VideoInfo | None]:
         """Headers; None also for those without what a limit needs."""
         return [info if info is not None and self._tells(info) else None for info in video_infos(block, rows)]
 
     def _tells(self, info: VideoInfo) -> bool:
-        no_duration = info.duration_seconds is None and _any_limit(self.min_seconds, self.max_seconds)
-        no_rate = info.frame_rate is None and _any_limit(self.min_frame_rate, self.max_frame_rate)
-        no_size = 0 in (info.width, info.height) and _any_limit(self.min_width, self.min_height)
+        no_duration = info.duration_seconds is None and self.seconds != Limits()
+        no_rate = info.frame_rate is None and self.frame_rate != Limits()
+        no_size = 0 in (info.width, info.height) and (self.width, self.height) != (Limits(), Limits())
         return not (no_duration or (info.has_video and (no_rate or no_size)))
 
     def verdict(self, value: VideoInfo) -> tuple[str, float | None] | None:
         """``below_min`` and ``above_max`` with the seconds, then ``frame_rate_...``, ``width_...``, ``no_audio``."""
-        measures = (
-            ("", value.duration_seconds, self.min_seconds, self.max_seconds),
-            ("frame_rate_", frames_a_second(value) or 0.0, self.min_frame_rate, self.max_frame_rate),
-            ("width_", float(value.width), self.min_width, None),
-            ("height_", float(value.height), self.min_height, None),
+        found = outside(
+            ("", value.duration_seconds, self.seconds),
+            ("frame_rate_", frames_a_second(value) or 0.0, self.frame_rate),
+            ("width_", value.width, self.width),
+            ("height_", value.height, self.height),
         )
-        for name, found, low, high in measures:
-            if found is not None and low is not None and found < low:
-                return f"{name}below_min", found
-            if found is not None and high is not None and found > high:
-                return f"{name}above_max", found
-        return ("no_audio", None) if self.require_audio and not value.has_audio else None
-
-
-def _any_limit(*limits: float | None) -> bool:
-    return any(limit is not None for limit in limits)
+        return ("no_audio", None) if found is None and self.require_audio and not value.has_audio else found
