@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.rows.schema import MULTIMODAL_SCHEMA, REJECTS_SCHEMA, DatasetSchema
+from mm_assets.rows.schema import MULTIMODAL_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
+from mm_assets.rows.user_columns import UNFIT, Converter, converter
 
-__all__ = ["MemberIndex", "Rejects", "RowColumns", "RowStream", "content_views", "views"]
+__all__ = ["MemberIndex", "Rejects", "RowBuilder", "RowColumns", "RowStream", "content_views", "views"]
 
 MemberIndex = Callable[[], Iterator[pa.RecordBatch]]
 """Reads the member index of a partition's containers from its start, shard by shard."""
@@ -117,7 +118,7 @@ class Rejects:
     def __init__(self) -> None:
         self._pending: list[tuple[str, str | None, str | None, str, str, str]] = []
         self._batches: list[pa.RecordBatch] = []
-        self.reasons: Counter[str] = Counter()
+        self.count = 0
 
     def add(
         self,
@@ -131,13 +132,13 @@ class Rejects:
     ) -> None:
         """Adds one entry."""
         self._pending.append((shard, sample_id, member, stage, reason, detail))
-        self.reasons[reason] += 1
+        self.count += 1
         if len(self._pending) >= FLUSH_REJECTS:
             self._flush()
 
     def _flush(self) -> None:
-        columns = list(zip(*self._pending, strict=True))
-        arrays = [pa.array(list(c), f.type) for c, f in zip(columns, REJECTS_SCHEMA, strict=True)]
+        columns = zip(*self._pending, strict=True)
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, REJECTS_SCHEMA, strict=True)]
         self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=REJECTS_SCHEMA))
         self._pending = []
 
@@ -162,7 +163,10 @@ class RowStream:
         self._done = False
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        yield from self._batches
+        for batch in self._batches:
+            self.counts["rows"] += batch.num_rows
+            yield batch
+        self.counts["rejects"] = self._rejects.count
         self._done = True
 
     def rejects(self) -> pa.Table:
@@ -174,6 +178,26 @@ class RowStream:
         if not self._done:
             raise RuntimeError("the rows have not been read to their end yet")
         return self._rejects.table()
+
+
+class RowBuilder:
+    """What every maker of rows has: the rows so far, what did not become one, and the numbers of both."""
+
+    def __init__(self, layout: MemberRules, schema: DatasetSchema, batch_bytes: int) -> None:
+        self.layout = layout
+        self.columns = RowColumns(schema, batch_bytes)
+        self.rejects = Rejects()
+        self.counts: Counter[str] = Counter(dict.fromkeys(("members", "samples", "rows", "rejects"), 0))
+        self.user = [(column, converter(column.type)) for column in schema.user_columns if column.source]
+
+    def fill(self, column: UserColumn, fit: Converter, value: object) -> None:
+        """Fills a user column of the last row, unless the value is null or does not fit."""
+        if value is not None:
+            fitted = fit(value)
+            if fitted is UNFIT:
+                self.counts["null_casts"] += 1
+            else:
+                self.columns.set_user(column.name, fitted)
 
 
 def views(column: pa.ChunkedArray) -> list[memoryview | None]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.errors import MissingColumnError, SourceError
 from mm_assets.media.content_types import content_type_of_name
-from mm_assets.rows.columns import MemberIndex, Rejects, RowColumns, RowStream
+from mm_assets.rows.columns import MemberIndex, RowBuilder, RowStream
 from mm_assets.rows.schema import (
     METADATA_POSITION,
     MODALITIES,
@@ -32,11 +31,11 @@ from mm_assets.rows.schema import (
     UserColumn,
 )
 from mm_assets.rows.source_ref import SourceRef, is_allowed_reference, is_reference, parse_source_ref, source_ref_of
-from mm_assets.rows.user_columns import UNFIT, columns_of, converter
+from mm_assets.rows.user_columns import columns_of
 from mm_assets.sources.base import Source
 from mm_assets.sources.member import split_member_name
-from mm_assets.sources.samples import MODALITY_OF_EXTENSION
-from mm_assets.sources.text_members import BadTextError, parse_object
+from mm_assets.sources.samples import modality_of
+from mm_assets.sources.text_members import BadTextError, decode_text, parse_object
 from mm_assets.storage.files import SourceFile
 
 __all__ = ["ListingRows"]
@@ -86,9 +85,7 @@ def _as_json_knows(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _json_line(line: bytes) -> Line:
     try:
-        return parse_object(line.decode("utf-8-sig")).value
-    except UnicodeDecodeError as error:
-        return BadTextError("not_utf8", f"the line is not UTF-8 at byte {error.start}")
+        return parse_object(decode_text(line)).value
     except BadTextError as error:
         return error
 
@@ -129,28 +126,19 @@ class ListingRows:
         filled on the row that has the value. `index` is not read, since a list has no members, and `grouped` changes
         nothing, since the list names its samples. A required column that is in no row raises `SourceError`.
         """
-        builder = _ListingBuilder(self.file, self.folders, layout, schema, batch_bytes)
+        builder = _ListingBuilder(self.file, self.folders[0], layout, schema, batch_bytes)
         return RowStream(builder.batches(), builder.rejects, builder.counts)
 
 
-class _ListingBuilder:
+class _ListingBuilder(RowBuilder):
     def __init__(
-        self,
-        source: SourceFile,
-        folders: tuple[str],
-        layout: MemberRules,
-        schema: DatasetSchema,
-        batch_bytes: int,
+        self, source: SourceFile, folder: str, layout: MemberRules, schema: DatasetSchema, batch_bytes: int
     ) -> None:
+        super().__init__(layout, schema, batch_bytes)
         self.source = source
-        self.layout = layout
-        (self.folder,) = folders
-        self.allowed = (*folders, *layout.prefixes)
+        self.folder = folder
+        self.allowed = (folder, *layout.prefixes)
         self.modalities = MODALITIES.union(layout.extensions.values())
-        self.columns = RowColumns(schema, batch_bytes)
-        self.rejects = Rejects()
-        self.counts: Counter[str] = Counter(dict.fromkeys(("members", "samples", "rows", "rejects"), 0))
-        self.user = [(c, converter(c.type)) for c in schema.user_columns if c.source]
         self.known = _OWN.union(c.source for c, _ in self.user)
         self.missing = {c.source for c, _ in self.user if c.required}
         self.seen: set[str] = set()
@@ -159,21 +147,14 @@ class _ListingBuilder:
         for sample_id, group in groupby(self._checked(), key=lambda entry: entry[1]["sample_id"]):
             self._sample(sample_id, list(group))
             if self.columns.full:
-                yield from self._take()
-        yield from self._take()
-        self.counts["rejects"] = self.rejects.reasons.total()
+                yield from self.columns.take()
+        yield from self.columns.take()
         if self.missing and self.counts["rows"]:
             detail = f"no row has the column {min(self.missing)!r}, which is required"
             raise MissingColumnError(self.source.url, detail)
 
-    def _take(self) -> Iterator[pa.RecordBatch]:
-        for batch in self.columns.take():
-            self.counts["rows"] += batch.num_rows
-            yield batch
-
     def _reject(self, number: int, reason: str, detail: str, row: Mapping[str, Any] | None = None) -> None:
-        sample_id = row.get("sample_id") if row is not None else None
-        path = row.get("path") if row is not None else None
+        sample_id, path = (row.get("sample_id"), row.get("path")) if row is not None else (None, None)
         self.rejects.add(
             self.source.url,
             reason=reason,
@@ -246,14 +227,7 @@ class _ListingBuilder:
     def _fill(self, row: Mapping[str, Any]) -> None:
         self.counts["unknown_keys"] += len(row.keys() - self.known)
         for column, fit in self.user:
-            value = row.get(column.source)
-            if value is None:
-                continue
-            fitted = fit(value)
-            if fitted is UNFIT:
-                self.counts["null_casts"] += 1
-            else:
-                self.columns.set_user(column.name, fitted)
+            self.fill(column, fit, row.get(column.source))
 
     def _metadata(self, row: Mapping[str, Any]) -> str | None:
         value = row.get("metadata_json")
@@ -292,7 +266,7 @@ class _ListingBuilder:
 
     def _modality(self, ref: SourceRef) -> str:
         extension = split_member_name(ref.member or ref.path or "")[2]
-        modality = self.layout.extensions.get(extension) or MODALITY_OF_EXTENSION.get(extension, "binary")
+        modality = modality_of(extension, self.layout.extensions)
         return "binary" if modality == "text" else modality  # its text is not in the list, and nothing reads it
 
     def _ref(self, row: Mapping[str, Any]) -> SourceRef:
@@ -311,4 +285,4 @@ class _ListingBuilder:
         target = ref.path if is_reference(ref.path) else posixpath.join(self.folder, ref.path)
         if not is_allowed_reference(target, self.allowed):
             raise BadTextError("outside", f"{ref.path!a} is outside the list's folder and the allowed prefixes")
-        return SourceRef(target, ref.member, ref.byte_offset, ref.byte_size, ref.frame_index)
+        return replace(ref, path=target)

@@ -6,8 +6,8 @@ neighbours. JSON and text members are read in windows of bounded size; of a shar
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,16 +15,17 @@ import pyarrow as pa
 
 from mm_assets.errors import MissingColumnError
 from mm_assets.media.content_types import content_type_of_name
-from mm_assets.rows.columns import MemberIndex, Rejects, RowColumns, RowStream
+from mm_assets.rows.columns import MemberIndex, RowBuilder, RowStream
 from mm_assets.rows.interleaved import interleaved_items, is_interleaved
 from mm_assets.rows.schema import METADATA_POSITION, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import SourceRefWriter, build_source_ref
-from mm_assets.rows.user_columns import UNFIT, columns_of, converter, structural_keys
+from mm_assets.rows.user_columns import Converter, columns_of, structural_keys
 from mm_assets.sources.base import Source
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import (
     Sample,
     ShardMembers,
+    is_metadata,
     metadata_member,
     modality_of,
     shard_labels,
@@ -89,7 +90,7 @@ class _Shard:
     unreferenced: list[tuple[str | None, Member]] = field(default_factory=list)  # with the sample that has them
 
 
-class _Builder:
+class _Builder(RowBuilder):
     """Builds the rows of one partition."""
 
     def __init__(
@@ -101,31 +102,20 @@ class _Builder:
         grouped: bool,
         batch_bytes: int,
     ) -> None:
+        super().__init__(layout, schema, batch_bytes)
         self.sources = {source.file.url: source for source in sources}
-        self.layout = layout
-        self.columns = RowColumns(schema, batch_bytes)
-        self.rejects = Rejects()
-        self.counts: Counter[str] = Counter(dict.fromkeys(("members", "samples", "rows", "rejects"), 0))
         self.labels = shard_labels(list(self.sources)) if grouped else {}
         self.first_of: dict[str, str] = {}  # key of the first sample of each id
-        user = [(c, converter(c.type)) for c in schema.user_columns if c.source]
-        self.sample_columns = [(c, fit) for c, fit in user if c.rows == "metadata"]
-        self.item_columns = {rows: [(c, fit) for c, fit in user if c.rows == rows] for rows in ("image", "text")}
-        self.known_keys = structural_keys(layout).union(c.source for c, _ in user)
-        self.required = {c.source for c, _ in user if c.required}
+        self.user_of = {rows: [u for u in self.user if u[0].rows == rows] for rows in ("metadata", "image", "text")}
+        self.known_keys = structural_keys(layout).union(c.source for c, _ in self.user)
+        self.required = {c.source for c, _ in self.user if c.required}
 
     # -- a shard
 
     def batches(self, index: MemberIndex) -> Iterator[pa.RecordBatch]:
         for members in split_by_shard(index(), list(self.sources)):
             yield from self._shard(self.sources[members.shard], members)
-        yield from self._take()
-        self.counts["rejects"] = self.rejects.reasons.total()
-
-    def _take(self) -> Iterator[pa.RecordBatch]:
-        for batch in self.columns.take():
-            self.counts["rows"] += batch.num_rows
-            yield batch
+        yield from self.columns.take()
 
     def _shard(self, source: Source, members: ShardMembers) -> Iterator[pa.RecordBatch]:
         shard = _Shard(members, SourceRefWriter(members.shard))
@@ -140,16 +130,15 @@ class _Builder:
             first = members.find(member.member, "")
             where = "" if first is None or first.byte_offset is None else f" at byte {first.byte_offset}"
             self._reject_member(member, "repeated_member", f"an earlier member has this name{where}")
-        texts = TextMembers(source, members, is_text=self._is_text, max_bytes=self.layout.max_text_bytes)
-        try:
+        with closing(
+            TextMembers(source, members, is_text=self._is_text, max_bytes=self.layout.max_text_bytes)
+        ) as texts:
             samples, set_aside = self._without_claimed(members, texts)
             for window in texts.windows(samples):
                 for sample, found in window:
                     self._sample(shard, sample, found)
                     if self.columns.full:
-                        yield from self._take()
-        finally:
-            texts.close()
+                        yield from self.columns.take()
         for sample_id, member in (*shard.unreferenced, *((None, member) for member in set_aside)):
             if member.ordinal not in shard.claimed:
                 detail = "an interleaved sample's lists do not name it"
@@ -161,9 +150,7 @@ class _Builder:
             raise MissingColumnError(members.shard, detail)
 
     def _is_text(self, member: Member) -> bool:
-        if member.extension == "json" and not member.role:
-            return True
-        return modality_of(member, self.layout.extensions) == "text"
+        return is_metadata(member) or modality_of(member.extension, self.layout.extensions) == "text"
 
     def _without_claimed(self, shard: ShardMembers, texts: TextMembers) -> tuple[list[Sample], list[Member]]:
         """Sets aside the members that have no JSON of their own and that another sample's tokens name.
@@ -179,11 +166,10 @@ class _Builder:
         for window in texts.windows([s for s in every if s.key not in orphans]):
             for sample, found in window:
                 json_member = metadata_member(sample.members)
-                text = found.get(json_member.ordinal) if json_member is not None else None
-                if json_member is None or not isinstance(text, str):
+                if json_member is None:
                     continue
                 try:
-                    value = parse_object(text).value
+                    value = _parse(found[json_member.ordinal]).value
                 except BadTextError:
                     continue  # named in the rejects later, with its sample
                 if not is_interleaved(value, self.layout):
@@ -208,11 +194,8 @@ class _Builder:
         parsed: ParsedObject | None = None
         problem: BadTextError | None = None
         if json_member is not None:
-            text = texts[json_member.ordinal]
             try:
-                if isinstance(text, BadTextError):
-                    raise text
-                parsed = parse_object(text)
+                parsed = _parse(texts[json_member.ordinal])
                 _check_lists(parsed.value, self.layout)
             except BadTextError as error:
                 parsed, problem = None, error
@@ -225,19 +208,17 @@ class _Builder:
         self.first_of[sample_id] = sample.key
         if json_member is not None and problem is not None:
             self._reject_member(json_member, problem.reason, problem.detail, sample_id=sample_id)
-            json_member = None
         if json_member is None or parsed is None:
             self._paired(shard, sample_id, sample, texts, None, None)
             return
         self.counts["repaired_texts"] += parsed.num_repaired
         self.counts["nonstandard_numbers"] += parsed.num_nonstandard
         self.counts["unknown_keys"] += len(parsed.value.keys() - self.known_keys)
-        if self.required:
-            shard.present.update(self.required & parsed.value.keys())
+        shard.present.update(self.required & parsed.value.keys())
         if is_interleaved(parsed.value, self.layout):
-            self._interleaved(shard, sample_id, sample, parsed.value, json_member, parsed.text)
+            self._interleaved(shard, sample_id, sample, json_member, parsed)
         else:
-            self._paired(shard, sample_id, sample, texts, json_member, parsed.value, parsed.text)
+            self._paired(shard, sample_id, sample, texts, json_member, parsed)
 
     def _sample_id(self, sample: Sample, parsed: ParsedObject | None) -> str:
         field = self.layout.sample_id_field
@@ -252,37 +233,23 @@ class _Builder:
         return sample.key if label is None else f"{label}/{sample.key}"
 
     def _metadata_row(
-        self,
-        shard: _Shard,
-        sample_id: str,
-        json_member: Member | None,
-        value: Mapping[str, Any] | None,
-        text: str | None,
+        self, shard: _Shard, sample_id: str, json_member: Member | None, parsed: ParsedObject | None
     ) -> str | None:
         ref = None if json_member is None else _ref(shard, json_member)
+        value = {} if parsed is None else parsed.value
         self.counts["samples"] += 1
-        if self.required:
-            self.counts["missing_values"] += len(self.required.difference(value or ()))
+        self.counts["missing_values"] += len(self.required - value.keys())
         self.columns.append(
             sample_id,
             METADATA_POSITION,
             "metadata",
             content_type=None if json_member is None else "application/json",
             source_ref=ref,
-            metadata_json=text,
+            metadata_json=None if parsed is None else parsed.text,
         )
-        if value is not None:
-            for column, fit in self.sample_columns:
-                found = value.get(column.source)
-                if found is not None:
-                    self._set_user(column.name, fit(found))
+        for column, fit in self.user_of["metadata"]:
+            self.fill(column, fit, value.get(column.source))
         return ref
-
-    def _set_user(self, name: str, value: object) -> None:
-        if value is UNFIT:
-            self.counts["null_casts"] += 1
-        else:
-            self.columns.set_user(name, value)
 
     def _reject_member(
         self, member: Member, reason: str, detail: str, *, sample_id: str | None = None, stage: str = "rows"
@@ -294,9 +261,10 @@ class _Builder:
     # -- the two kinds of samples
 
     def _interleaved(
-        self, shard: _Shard, sample_id: str, sample: Sample, value: Mapping[str, Any], json_member: Member, text: str
+        self, shard: _Shard, sample_id: str, sample: Sample, json_member: Member, parsed: ParsedObject
     ) -> None:
-        ref = self._metadata_row(shard, sample_id, json_member, value, text)
+        ref = self._metadata_row(shard, sample_id, json_member, parsed)
+        value = parsed.value
         found = interleaved_items(value, sample, json_member, shard.members, self.layout)
         for reason, detail in found.problems:
             # The member itself is referenced: it is the entry that is not, so `member` stays null.
@@ -332,19 +300,19 @@ class _Builder:
                     source_ref=source_ref,
                     error=item.error,
                 )
-            for column_name, fit, values, by_position in per_item[item.modality]:
+            for column, fit, values, by_position in per_item[item.modality]:
                 at = item.position if by_position else item.number
-                if at < len(values) and values[at] is not None:
-                    self._set_user(column_name, fit(values[at]))
+                if at < len(values):
+                    self.fill(column, fit, values[at])
         shard.claimed |= used
         shard.unreferenced += [(sample_id, m) for m in sample.members if m.ordinal not in used]
 
     def _per_item(
         self, rows: str, value: Mapping[str, Any], num_items: int, list_field: str
-    ) -> list[tuple[str, Callable[[object], object], list[Any], bool]]:
+    ) -> list[tuple[UserColumn, Converter, list[Any], bool]]:
         """Columns whose lists go item by item: one value for each entry that is not null, or for each position."""
-        columns: list[tuple[str, Callable[[object], object], list[Any], bool]] = []
-        for column, fit in self.item_columns[rows]:
+        columns: list[tuple[UserColumn, Converter, list[Any], bool]] = []
+        for column, fit in self.user_of[rows]:
             values = value.get(column.source)
             if values is None:
                 continue
@@ -354,7 +322,7 @@ class _Builder:
             entries = value.get(list_field)
             by_position = len(values) != num_items and isinstance(entries, list) and len(values) == len(entries)
             self.counts["unequal_fields"] += len(values) != num_items and not by_position
-            columns.append((column.name, fit, values, by_position))
+            columns.append((column, fit, values, by_position))
         return columns
 
     def _paired(
@@ -364,14 +332,13 @@ class _Builder:
         sample: Sample,
         texts: Texts,
         json_member: Member | None,
-        value: Mapping[str, Any] | None,
-        json_text: str | None = None,
+        parsed: ParsedObject | None,
     ) -> None:
         content: list[tuple[Member, str, str | None]] = []
         for member in sample.members:
-            if member.extension == "json" and not member.role and member is metadata_member(sample.members):
+            if member is metadata_member(sample.members):
                 continue  # the metadata, or rejected already
-            modality = modality_of(member, self.layout.extensions)
+            modality = modality_of(member.extension, self.layout.extensions)
             text: str | None = None
             if modality == "text":
                 found = texts[member.ordinal]
@@ -382,7 +349,7 @@ class _Builder:
             content.append((member, modality, text))
         if not content and json_member is None:
             return  # every member is in the rejects
-        self._metadata_row(shard, sample_id, json_member, value, json_text)
+        self._metadata_row(shard, sample_id, json_member, parsed)
         for position, (member, modality, text) in enumerate(content):
             self.columns.append(
                 sample_id,
@@ -416,25 +383,23 @@ def _skipped(member: Member) -> tuple[str, str]:
 
 
 def _objects(source: Source, members: ShardMembers, layout: MemberRules) -> Iterable[dict[str, Any]]:
+    """The JSON of each sample, {} of one without; a sample that is only JSON that cannot be parsed has none."""
     ordinals = {json_member.ordinal for s in members.samples if (json_member := metadata_member(s.members)) is not None}
-    texts = TextMembers(source, members, is_text=lambda m: m.ordinal in ordinals, max_bytes=layout.max_text_bytes)
-    try:
+    with closing(
+        TextMembers(source, members, is_text=lambda m: m.ordinal in ordinals, max_bytes=layout.max_text_bytes)
+    ) as texts:
         for window in texts.windows(members.samples):
             for sample, found in window:
-                value = _parsed(found)
-                # A sample whose JSON is damaged, which becomes a reject, is still counted by its other members.
-                if value is not None or len(sample.members) > len(found):
-                    yield value or {}
-    finally:
-        texts.close()
+                try:
+                    yield next((_parse(text).value for text in found.values()), {})
+                except BadTextError:
+                    # A sample whose JSON is damaged, which becomes a reject, is still counted by its other members.
+                    if len(sample.members) > len(found):
+                        yield {}
 
 
-def _parsed(found: Mapping[int, str | BadTextError]) -> dict[str, Any] | None:
-    """The JSON of a sample, or None where it has none that can be parsed."""
-    for text in found.values():
-        if isinstance(text, str):
-            try:
-                return parse_object(text).value
-            except BadTextError:
-                return None
-    return None
+def _parse(text: str | BadTextError) -> ParsedObject:
+    """The JSON of a sample; raises `BadTextError` if it could not be read or parsed."""
+    if isinstance(text, BadTextError):
+        raise text
+    return parse_object(text)

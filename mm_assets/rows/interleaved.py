@@ -156,7 +156,7 @@ def _image_items(
         text = _token_text(token, layout)
         item = Item(position, "image", number)
         if member is not None:
-            kind = modality_of(member, layout.extensions)
+            kind = modality_of(member.extension, layout.extensions)
             if kind not in ("image", "binary"):
                 error = f"image token {_shown(token)} names member {member.member!r}, which is {kind} and no image"
                 items.append(item._replace(error=error))

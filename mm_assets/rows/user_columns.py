@@ -14,10 +14,12 @@ from mm_assets.errors import MissingColumnError
 from mm_assets.rows.schema import RESERVED_COLUMNS, MemberRules, UserColumn
 from mm_assets.sources.text_members import dump_json
 
-__all__ = ["UNFIT", "column_name", "columns_of", "converter", "structural_keys"]
+__all__ = ["UNFIT", "Converter", "column_name", "columns_of", "converter", "structural_keys"]
 
 MAX_COLUMNS = 512  # JSON whose keys are data would give a column for each; further keys stay in `metadata_json`
 MAX_NAME = 256  # characters of a column's name
+
+Converter = Callable[[object], object]
 
 UNFIT = object()
 """The result of a converter for a value that does not fit."""
@@ -45,19 +47,6 @@ def column_name(key: str, taken: Iterable[str]) -> str | None:
     return name
 
 
-class _Kind:
-    """The narrowest column type that every value seen so far fits."""
-
-    def __init__(self) -> None:
-        self.type: str | None = None
-
-    def see(self, value: object) -> None:
-        kind = _kind_of(value)
-        if kind is None or self.type == kind:
-            return
-        self.type = kind if self.type is None else _widest(self.type, kind)
-
-
 def _scalar_kind(value: object) -> str:
     if isinstance(value, bool):
         return "bool"
@@ -69,23 +58,25 @@ def _scalar_kind(value: object) -> str:
 
 
 def _kind_of(value: object) -> str | None:
+    """The type of a JSON value; None of null, and ``list<>`` of a list without items that are not null."""
     if value is None:
         return None
     if not isinstance(value, list):
         return _scalar_kind(value)
     inner: str | None = None
     for item in value:
-        if item is not None:
-            kind = _scalar_kind(item)
-            inner = kind if inner is None else _widest(inner, kind)
-            if inner == "json":
-                return "json"
+        inner = _widest(inner, None if item is None else _scalar_kind(item))
+        if inner == "json":
+            return "json"
     return "list<>" if inner is None else f"list<{inner}>"
 
 
-def _widest(one: str, other: str) -> str:
-    if one == other:
+def _widest(one: str | None, other: str | None) -> str | None:
+    """The narrowest type that the values of both fit."""
+    if one == other or other is None:
         return one
+    if one is None:
+        return other
     if one.startswith("list<") and other.startswith("list<"):
         if "list<>" in (one, other):  # a list without items fits any list
             return other if one == "list<>" else one
@@ -110,26 +101,22 @@ def columns_of(
     """
     asked = layout.user_columns
     excluded = structural_keys(layout).union(skip) if asked is None else set()
-    kinds: dict[str, _Kind] = {key: _Kind() for key in asked or ()}
-    per_item: dict[tuple[str, str], _Kind] = {}
-    for key in layout.per_image_fields:
-        per_item[key, "image"] = _Kind()
-    for key in layout.per_text_fields:
-        per_item[key, "text"] = _Kind()
+    kinds: dict[str, str | None] = dict.fromkeys(asked or ())
+    per_item: dict[tuple[str, str], str | None] = dict.fromkeys(
+        [*((key, "image") for key in layout.per_image_fields), *((key, "text") for key in layout.per_text_fields)]
+    )
     seen: set[str] = set()
     num_objects = 0
     for found in objects:
         num_objects += 1
         for key, value in found.items():
-            if asked is None and key not in excluded and (key in kinds or len(kinds) < MAX_COLUMNS):
-                kinds.setdefault(key, _Kind()).see(value)
-            elif key in kinds:
+            if key in kinds or (asked is None and key not in excluded and len(kinds) < MAX_COLUMNS):
                 seen.add(key)
-                kinds[key].see(value)
-        for (key, _), kind in per_item.items():
+                kinds[key] = _widest(kinds.get(key), _kind_of(value))
+        for key, rows in per_item:
             values = found.get(key)
             for item in values if isinstance(values, list) else ():
-                kind.see(item)
+                per_item[key, rows] = _widest(per_item[key, rows], _kind_of(item))
     missing = [key for key in asked or () if key not in seen]
     if missing and num_objects:
         detail = f"none of {num_objects} samples has the key {missing[0]!r}, which samples.user_columns asks for"
@@ -143,31 +130,17 @@ def columns_of(
         if name is None:
             continue  # no column can have such a name; the value stays in `metadata_json` and is counted there
         taken.append(name)
-        type_name = "json" if kind.type in (None, "list<>") else str(kind.type)
+        type_name = "json" if kind is None or kind == "list<>" else kind
         required = asked is not None and rows == "metadata"
         columns.append(UserColumn(name=name, source=key, type=type_name, rows=rows, required=required))
     return tuple(columns)
 
 
-def _bool(value: object) -> object:
-    return value if isinstance(value, bool) else UNFIT
-
-
-def _int(value: object) -> object:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value in _INT64 else UNFIT
-
-
 def _double(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return UNFIT
     try:
-        return float(value)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else UNFIT
     except OverflowError:
         return UNFIT
-
-
-def _string(value: object) -> object:
-    return value if isinstance(value, str) else UNFIT
 
 
 def _json(value: object) -> object:
@@ -177,25 +150,22 @@ def _json(value: object) -> object:
         return UNFIT  # parsed, but nested too deep to be written; or a Parquet value that JSON does not know
 
 
-_SCALAR_CONVERTERS: dict[str, Callable[[object], object]] = {
-    "bool": _bool,
-    "int64": _int,
+_SCALAR_CONVERTERS: dict[str, Converter] = {
+    "bool": lambda value: value if _scalar_kind(value) == "bool" else UNFIT,
+    "int64": lambda value: value if _scalar_kind(value) == "int64" else UNFIT,
     "double": _double,
-    "string": _string,
+    "string": lambda value: value if isinstance(value, str) else UNFIT,
     "json": _json,
 }
 
 
-def converter(type_name: str) -> Callable[[object], object]:
-    """A function that makes a JSON value fit a column's type; null stays null, a value that does not fit is `UNFIT`."""
+def converter(type_name: str) -> Converter:
+    """A function that makes a JSON value that is not null fit a column's type; `UNFIT` where it does not."""
     if not type_name.startswith("list<"):
-        scalar = _SCALAR_CONVERTERS[type_name]
-        return lambda value: None if value is None else scalar(value)
+        return _SCALAR_CONVERTERS[type_name]
     inner = _SCALAR_CONVERTERS[type_name[5:-1]]
 
     def convert(value: object) -> object:
-        if value is None:
-            return None
         if not isinstance(value, list):
             return UNFIT
         items = [None if item is None else inner(item) for item in value]

@@ -19,6 +19,7 @@ __all__ = [
     "MODALITY_OF_EXTENSION",
     "Sample",
     "ShardMembers",
+    "is_metadata",
     "metadata_member",
     "modality_of",
     "shard_labels",
@@ -56,14 +57,19 @@ class Sample:
     members: tuple[Member, ...]
 
 
-def modality_of(member: Member, extensions: Mapping[str, str]) -> str:
-    """Row modality of a member by its extension: `extensions` first, then the built-in table, then "binary"."""
-    return extensions.get(member.extension) or MODALITY_OF_EXTENSION.get(member.extension, "binary")
+def modality_of(extension: str, extensions: Mapping[str, str]) -> str:
+    """Row modality of a member's extension: by `extensions` first, then by the built-in table, else "binary"."""
+    return extensions.get(extension) or MODALITY_OF_EXTENSION.get(extension, "binary")
+
+
+def is_metadata(member: Member) -> bool:
+    """Whether a member is called ``<key>.json``; the first of a sample holds its metadata."""
+    return member.extension == "json" and not member.role
 
 
 def metadata_member(members: Iterable[Member]) -> Member | None:
     """The member that holds the sample's metadata: the first called ``<key>.json``."""
-    return next((m for m in members if m.extension == "json" and not m.role), None)
+    return next(filter(is_metadata, members), None)
 
 
 class ShardMembers:
