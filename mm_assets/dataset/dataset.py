@@ -22,8 +22,7 @@ from mm_assets.dataset.files import PackedFiles
 from mm_assets.dataset.manifest import Manifest
 from mm_assets.dataset.open_files import DatasetIds, OpenFiles
 from mm_assets.dataset.prefetch import arrays_of
-from mm_assets.dataset.raw import RawBatch, RawReader
-from mm_assets.dataset.reader import SampleReader
+from mm_assets.dataset.reader import RawBatch, RawReader, SampleReader
 from mm_assets.dataset.writer import DatasetWriter, create, spec_of
 from mm_assets.fields import ArraySpec, Field
 from mm_assets.fields.base import Out

@@ -60,13 +60,16 @@ class MappedFile:
     """A local file, mapped. Views are slices of the mapping: no copy.
 
     The kernel is advised to expect random reads, and reads nothing around a page that is touched. So callers that read
-    payloads have them fetched first (`fetch`, or by `view_many`), and tables announce how they will be read
-    (`expect`, `page_in`). Pages that are in memory are only probed.
+    payloads have them fetched first (by `pages` or `view_many`), and tables announce how they will be read (`expect`,
+    `page_in`). Pages that are in memory are only probed.
 
     The file must not be truncated while it is mapped: the operating system answers a read past its new end with SIGBUS.
 
     Args:
         path: the file; an empty one is fine.
+
+    Attributes:
+        pages: probes and requests for its pages.
 
     Raises:
         OSError: there is no such file, or it may not be read.
@@ -94,7 +97,7 @@ class MappedFile:
             raise
         self._fd = fd
         self._close_fd = weakref.finalize(self, os.close, fd)  # readers are dropped unclosed while others read
-        self._page_cache = PageCache(fd)
+        self.pages = PageCache(fd)
         self._view = memoryview(self._map if self._map is not None else b"")
 
     def reopened(self) -> bool:
@@ -127,8 +130,7 @@ class MappedFile:
             views = [view[offset : offset + size] for offset, size in ranges]
         except ValueError:
             raise ValueError(f"{self.name} is closed") from None
-        if CAN_ADVISE:
-            self._page_cache.fetch_ranges(ranges)
+        self.pages.fetch_ranges(ranges)
         return views
 
     def read(self, offset: int, size: int) -> memoryview:
@@ -145,37 +147,6 @@ class MappedFile:
             raise TruncatedError(self.name, detail, found=offset + len(data), expected=offset + size)
         return memoryview(data)
 
-    def fetch(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
-        """Pages in the ranges [start, end) of a batch, if a few that are probed are not resident."""
-        if CAN_ADVISE:
-            self._page_cache.fetch(starts, ends)
-
-    def may_skip(self, count: int) -> bool:
-        """Whether a batch of `count` ranges need not be fetched, because nothing was missed for long."""
-        return not CAN_ADVISE or self._page_cache.may_skip(count)
-
-    def pick(self) -> int:
-        """A number that differs each time and chooses which part of a batch is probed."""
-        return self._page_cache.pick()
-
-    def is_still_resident(self, count: int, position: int) -> bool:
-        """Whether a batch of `count` ranges need not be fetched, by one of its positions."""
-        return not CAN_ADVISE or self._page_cache.is_still_resident(count, position)
-
-    def is_resident(self, position: int) -> bool:
-        """Whether the byte at a position is in memory; False where that is unknown."""
-        return not CAN_ADVISE or self._page_cache.is_resident(position)
-
-    def request(self, start: int, end: int) -> None:
-        """Requests the pages of a range [start, end), whether they are resident or not."""
-        if CAN_ADVISE:
-            self._page_cache.request(start, end)
-
-    def fetch_one(self, offset: int, size: int) -> None:
-        """Pages in one range, if it is more than the page that its first touch reads."""
-        if CAN_ADVISE and size > mmap.PAGESIZE:
-            self._page_cache.fetch_one(offset, offset + size)
-
     def expect(self, offset: int, size: int) -> None:
         """Advises the kernel that a range is read in order or repeatedly: it may read ahead and around."""
         if CAN_ADVISE and size and self._map is not None and not self._map.closed:
@@ -184,10 +155,10 @@ class MappedFile:
 
     def page_in(self, offset: int, size: int) -> bool:
         """Pages in a small range whole; returns False and does nothing where it is too large for that."""
-        if size > WHOLE_LIMIT or not CAN_ADVISE:
-            return not CAN_ADVISE
+        if size > WHOLE_LIMIT:
+            return False
         self.expect(offset, size)
-        self._page_cache.fetch_all(offset, offset + size)
+        self.pages.fetch_all(offset, offset + size)
         return True
 
     def drop(self, offset: int, size: int) -> None:
@@ -199,7 +170,7 @@ class MappedFile:
 
     def close(self) -> None:
         """Closes the file. The mapping itself lives as long as views that were returned; closing twice is fine."""
-        self._page_cache.forget()
+        self.pages.forget()
         self._close_fd()
         self._view.release()
         if self._map is not None:
@@ -336,7 +307,7 @@ class Table:
             self._is_paged_in = True
         else:
             starts = indices.astype(np.uint64) * np.uint64(self.itemsize) + np.uint64(self.ptr)
-            source.fetch(starts, starts + np.uint64(self.itemsize))
+            source.pages.fetch(starts, starts + np.uint64(self.itemsize))
 
     def span(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Rows [start, stop), (stop - start,) of `dtype`; nothing is cached unless the table is in reach."""
@@ -396,8 +367,8 @@ def gather(tables: Iterable[Table], indices: npt.NDArray[np.int64]) -> list[npt.
 
 def view_block(source: ByteSource, offset: int, size: int) -> memoryview:
     """The bytes of one range, all of which the caller will read."""
-    if isinstance(source, MappedFile):
-        source.fetch_one(offset, size)
+    if isinstance(source, MappedFile) and size > mmap.PAGESIZE:  # else the first touch reads all of it
+        source.pages.fetch_one(offset, offset + size)
     return source.view(offset, size)
 
 

@@ -1,8 +1,8 @@
 """Raw reads of many samples: the data of payloads as views into the mapping, without any other work per sample.
 
-Only `dataset.raw` imports this module. The bounds of a batch are found and checked in NumPy, and cached once a file is
-read often enough. One look-up covers all files of a dataset. A few positions are probed for residency, and pages that
-are not in memory are requested from the kernel before they are touched. For a remote file the same calls make one
+Only `dataset.reader` imports this module. The bounds of a batch are found and checked in NumPy, and cached once a file
+is read often enough. One look-up covers all files of a dataset. A few positions are probed for residency, and pages
+that are not in memory are requested from the kernel before they are touched. For a remote file the same calls make one
 request.
 """
 
@@ -85,12 +85,12 @@ def read_raw(reader: PackedReader, indices: Indices, names: Sequence[str]) -> Ra
         source.view(0, 0)  # raises where it is closed, also where nothing is read
     if source is None or reader.verifies or not len(checked) or not numbers:
         return {name: column.datas for name, column in reader.read_columns(checked, names).items()}
-    cached = cache.bounds(reader, numbers, len(checked))
+    cached = cache.bounds(reader, names, len(checked))
     if cached is None:
         bounds = reader.data_bounds(checked, numbers)
     else:
         bounds = Bounds(*zip(*(one.take(checked) for one in cached), strict=True))
-    if not source.may_skip(len(checked) * len(numbers)):
+    if not source.pages.may_skip(len(checked) * len(numbers)):
         reader.fetch_data(numbers, bounds)
     if cached is not None and type(names) is tuple:  # one that does not change
         columns = list(zip(names, cached, strict=True))
@@ -185,14 +185,14 @@ class _Recent(NamedTuple):
         probed = self.probed
         if not probed:
             return True
-        count = len(indices) * len(probed)
-        if self.source.may_skip(count):
+        count, pages = len(indices) * len(probed), self.source.pages
+        if pages.may_skip(count):
             return True
         if not count:
             return False
-        pick = self.source.pick()
+        pick = pages.pick()
         column = probed[pick % len(probed)]
-        return self.source.is_still_resident(count, column.start(int(indices[pick // len(probed) % len(indices)])))
+        return pages.is_still_resident(count, column.start(int(indices[pick // len(probed) % len(indices)])))
 
 
 class RawCache:
@@ -200,56 +200,29 @@ class RawCache:
 
     def __init__(self) -> None:
         self.recent: _Recent | None = None
-        self._bounds: dict[int, CachedBounds | None] = {}  # by modality; None: not cacheable
-        self._num_read: dict[int, int] = {}  # samples, by modality, until its bounds are cached
-        self._lock = threading.Lock()  # held while bounds are made
+        self._columns = _Columns(MAX_FILE_BOUNDS)
+        self._num_read: dict[str, int] = {}  # samples, by modality, until its bounds are cached
 
-    def bounds(self, reader: PackedReader, numbers: Sequence[int], count: int) -> list[CachedBounds] | None:
+    def bounds(self, reader: PackedReader, names: Sequence[str], count: int) -> list[CachedBounds] | None:
         """The bounds of these modalities, of which `count` samples are looked up; None where some are not cached.
 
         A batch's calls into NumPy take longer than its look-ups, once the data has pushed them out of the processor's
         cache: two for each modality are several times as quick as all those that checking takes.
         """
         found = []
-        for number in numbers:
-            bounds = self._bounds.get(number) or self._cache(reader, number, count)
+        for name in names:
+            bounds = self._columns.get(name) or self._cache(reader, name, count)
             if bounds is None:
                 return None
             found.append(bounds)
         return found
 
-    def _cache(self, reader: PackedReader, number: int, count: int) -> CachedBounds | None:
+    def _cache(self, reader: PackedReader, name: str, count: int) -> CachedBounds | None:
         """The bounds of a modality, cached from now on if enough of them have been looked up."""
-        if number in self._bounds or not reader.has_checksums:
+        if name in self._columns or not reader.has_checksums:
             return None
-        self._num_read[number] = num_read = self._num_read.get(number, 0) + count
-        if _READS_PER_CACHE * num_read < len(reader) or not self._lock.acquire(blocking=False):
-            return None  # in a forked child the lock may stay locked: then it reads without the cache
-        try:
-            if number not in self._bounds:
-                self._bounds[number] = self._make(reader, number)
-            return self._bounds[number]
-        finally:
-            self._lock.release()
-
-    def _make(self, reader: PackedReader, number: int) -> CachedBounds | None:
-        size = CachedBounds.nbytes(len(reader))
-        release = BUDGET.take(self, size) if size <= MAX_FILE_BOUNDS else None
-        if release is None:
-            return None
-        bounds = _all_bounds(reader, number)
-        if bounds is None:
-            release()
-            return None
-        return CachedBounds([bounds], len(reader))
-
-
-def _all_bounds(reader: PackedReader, number: int) -> Bounds | None:
-    """Where the data of all samples of a mapped file is, of one modality; None where the file is damaged."""
-    try:
-        return reader.data_bounds(np.arange(len(reader)), [number])
-    except CorruptError:
-        return None  # which is the error of a read of that sample
+        self._num_read[name] = num_read = self._num_read.get(name, 0) + count
+        return self._columns.make(name, [reader]) if _READS_PER_CACHE * num_read >= len(reader) else None
 
 
 # --- several files ----------------------------------------------------------------------------------------------------
@@ -282,8 +255,7 @@ class MultiFile:
         self._sources = sources
         self._views = [source.whole for source in sources]
         self._ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
-        self._columns: dict[str, CachedBounds | None] = {}  # None: not cacheable
-        self._lock = threading.Lock()  # held while a column is made
+        self._columns = _Columns(MAX_DATASET_BOUNDS)
         self._residency = Residency()
 
     def read(self, positions: npt.NDArray[np.int64], names: Sequence[str]) -> RawBatch | None:
@@ -298,7 +270,7 @@ class MultiFile:
         """
         columns = []
         for name in names:
-            column = self._columns.get(name) or self._cache(name)
+            column = self._columns.get(name) or self._columns.make(name, self._readers)
             if column is None:
                 return None
             columns.append((name, column))
@@ -311,35 +283,6 @@ class MultiFile:
         except ValueError:
             return None  # a file was closed, or mapped again
 
-    def _cache(self, name: str) -> CachedBounds | None:
-        """The bounds of a modality, cached from now on if the budget allows it and nothing is damaged."""
-        if name in self._columns or not self._lock.acquire(blocking=False):
-            return self._columns.get(
-                name
-            )  # in a forked child the lock may stay locked: then it reads without the cache
-        try:
-            if name not in self._columns:
-                count = int(self._ends[-1])
-                size = CachedBounds.nbytes(count)
-                release = BUDGET.take(self, size) if size <= MAX_DATASET_BOUNDS else None
-                if release is None:
-                    return None  # the budget may allow it later
-                try:
-                    self._columns[name] = CachedBounds(self._bounds(name), count)
-                except _NotCacheableError:
-                    release()
-                    self._columns[name] = None
-            return self._columns[name]
-        finally:
-            self._lock.release()
-
-    def _bounds(self, name: str) -> Iterator[Bounds]:
-        for reader in self._readers:
-            bounds = _all_bounds(reader, reader.number_of(name))
-            if bounds is None:
-                raise _NotCacheableError
-            yield bounds
-
     def _fetch(
         self, files: npt.NDArray[np.intp], positions: npt.NDArray[np.int64], columns: Sequence[CachedBounds]
     ) -> None:
@@ -347,7 +290,7 @@ class MultiFile:
         residency, sources = self._residency, self._sources
         for column in columns:
             for k in residency.probes(len(positions)):
-                if not sources[files[k]].is_resident(column.start(int(positions[k]))):
+                if not sources[files[k]].pages.is_resident(column.start(int(positions[k]))):
                     residency.missed()
                     self._request(files, positions, columns)
                     return
@@ -365,14 +308,39 @@ class MultiFile:
         numbers = first // _FILE
         first, last = (first - numbers * _FILE) * PAGE, (last - numbers * _FILE) * PAGE
         for number, start, end in zip(numbers.tolist(), first.tolist(), last.tolist(), strict=True):
-            self._sources[number].request(start, end)
-
-
-class _NotCacheableError(Exception):
-    """A file's bounds cannot be cached because it is damaged."""
+            self._sources[number].pages.request(start, end)
 
 
 # --- cached bounds ----------------------------------------------------------------------------------------------------
+
+
+class _Columns(dict[str, "CachedBounds | None"]):
+    """Cached bounds by modality, each made by one thread while others read without it; None: not cacheable."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit  # bytes of one modality
+        self._lock = threading.Lock()  # held while bounds are made
+
+    def make(self, name: str, readers: Sequence[PackedReader]) -> CachedBounds | None:
+        """The bounds of a modality in all files, cached from now on if the budget allows it and nothing is damaged."""
+        if name in self or not self._lock.acquire(blocking=False):
+            return self.get(name)  # in a forked child the lock may stay locked: then it reads without the cache
+        try:
+            count = sum(map(len, readers))
+            size = CachedBounds.nbytes(count)
+            if name not in self and size > self._limit:
+                self[name] = None
+            elif name not in self and (release := BUDGET.take(self, size)) is not None:
+                bounds = (reader.data_bounds(np.arange(len(reader)), [reader.number_of(name)]) for reader in readers)
+                try:
+                    self[name] = CachedBounds(bounds, count)
+                except CorruptError:  # which is the error of a read of that sample
+                    release()
+                    self[name] = None
+            return self.get(name)  # or none: the budget may allow it later
+        finally:
+            self._lock.release()
 
 
 class CachedBounds:

@@ -216,7 +216,7 @@ class MstrReader(PackedReader):
             if source is not None and not stream.is_paged_in:
                 stream.is_paged_in = source.page_in(stream.data_ptr, stream.data_end - stream.data_ptr)
                 if not stream.is_paged_in:
-                    source.fetch(bounds.starts[m], bounds.ends[m])
+                    source.pages.fetch(bounds.starts[m], bounds.ends[m])
 
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
         """Which samples have a modality: (N,) bool."""

@@ -216,7 +216,7 @@ class MultReader(PackedReader):
         """Has the data of a batch of a mapped file paged in where it is not."""
         # The payloads of a sample are neighbours, so a batch is probed, and requested, as a whole.
         if self.mapped is not None:
-            self.mapped.fetch(np.asarray(bounds.starts), np.asarray(bounds.ends))
+            self.mapped.pages.fetch(np.asarray(bounds.starts), np.asarray(bounds.ends))
 
     def _plan(self, numbers: Sequence[int]) -> _Plan:
         key = tuple(numbers)

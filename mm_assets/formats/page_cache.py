@@ -94,7 +94,9 @@ class PageCache(Residency):
         self._fd = -1
 
     def is_resident(self, position: int) -> bool:
-        """Whether the byte at a position is in memory; False where that is unknown."""
+        """Whether the byte at a position is in memory; False where that is unknown, True where no page is requested."""
+        if not CAN_ADVISE:
+            return True
         if not self._can_tell or _NOWAIT is None:
             return False
         try:

@@ -4,7 +4,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from mm_assets.errors import CorruptError
 from mm_assets.fields import BytesField, TextField
 from mm_assets.formats import byte_source as source
 from mm_assets.formats import fast_path
+from mm_assets.formats.batch import Bounds
 from mm_assets.formats.page_cache import CAN_ADVISE, PAGE, PageCache
-from mm_assets.formats.reader import PackedReader
 
 FIELDS = {"blob": BytesField(), "text": TextField()}
 SIZES = (5, 0, 1, 9, 0, 3)  # samples of each file
@@ -163,13 +163,13 @@ def test_damage_stays_that_of_its_file(folder: Path, tmp_path: Path) -> None:
 def test_threads_cache_bounds_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that read first at the same moment cache the bounds once, and read right meanwhile."""
     monkeypatch.setattr("mm_assets.formats.fast_path.BUDGET", budget := fast_path._Budget(1 << 20))
-    bounds = fast_path._all_bounds
+    make = fast_path.CachedBounds.__init__
 
-    def slow(reader: PackedReader, number: int) -> object:
-        time.sleep(0.01)
-        return bounds(reader, number)
+    def slow(self: fast_path.CachedBounds, bounds: Iterable[Bounds], num_samples: int) -> None:
+        time.sleep(0.02)
+        make(self, bounds, num_samples)
 
-    monkeypatch.setattr(fast_path, "_all_bounds", slow)
+    monkeypatch.setattr(fast_path.CachedBounds, "__init__", slow)
     begin = threading.Barrier(8)
 
     def read(data: mm_assets.Dataset) -> dict[str, list[bytes | None]]:

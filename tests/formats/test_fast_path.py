@@ -26,7 +26,6 @@ from mm_assets.formats import (
     fast_path,
     open_reader,
 )
-from mm_assets.formats.byte_source import MappedFile
 from mm_assets.formats.fast_path import read_raw, scan_raw
 from mm_assets.formats.page_cache import CAN_ADVISE, PageCache
 
@@ -275,7 +274,7 @@ def test_batches_stay_the_same(tmp_path: Path, form: str, room: int, monkeypatch
 
 def test_the_short_way_is_the_long_way(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once positions are cached, and nothing is probed, every kind of indices is taken and refused as before."""
-    monkeypatch.setattr(MappedFile, "may_skip", lambda *_: True)
+    monkeypatch.setattr(PageCache, "may_skip", lambda *_: True)
     path = write(WRITERS[form], tmp_path / "x", SAMPLES)
     everything = np.arange(len(SAMPLES))
     kinds = [everything, everything[::-1], -1 - everything, everything.astype(np.uint8), everything.tolist(), []]
@@ -348,9 +347,8 @@ def test_probes_do_not_keep_step_with_batches(tmp_path: Path, form: str, monkeyp
         looked.clear()
         for k in range(20_000):
             read_raw(reader, halves[k % 2], names)
-        wanted_at = {
-            int(start) for name in names for start in fast_path._all_bounds(reader, reader.number_of(name)).starts[0]
-        }
+        bounds = reader.data_bounds(np.arange(16), [reader.number_of(name) for name in names])
+        wanted_at = {int(start) for starts in bounds.starts for start in starts}
         assert looked >= wanted_at
 
 

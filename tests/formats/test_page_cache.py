@@ -175,6 +175,7 @@ def test_without_advice(tmp_path: Path, writer: type, monkeypatch: pytest.Monkey
         for k in range(5):
             file.write(str(k), {"x": Payload(bytes(8), bytes([k]) * 20_000)})
     monkeypatch.setattr(source_module, "CAN_ADVISE", False)
+    monkeypatch.setattr(readahead, "CAN_ADVISE", False)
     with open_reader(tmp_path / "x") as reader:
         assert [bytes(view) for view in read_raw(reader, [4, 1], ["x"])["x"]] == [b"\x04" * 20_000, b"\x01" * 20_000]
         assert sum(len(block["x"]) for block in scan_raw(reader, ["x"])) == 5
