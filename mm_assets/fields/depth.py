@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import MediaError, optional_import
+from mm_assets.errors import FormatError, MediaError, optional_import
 from mm_assets.fields.base import ArraySpec, Encoded, Field, as_bytes_view, corrupt, describe, stored_array, truncated
-from mm_assets.fields.image_decode import PILLOW_ERRORS
+from mm_assets.fields.image import DEFAULT_MAX_PIXELS
+from mm_assets.fields.image_decode import open_with_pillow
 from mm_assets.fields.ndarray import array_of_npy, is_npy
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
@@ -31,7 +32,6 @@ _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<u2"), 2: np.dtype("<f4")}
 _DTYPE_NUMBERS = {dtype.name: number for number, dtype in _DTYPES.items()}
 _ENCODINGS = ("keep", "png", "raw", "zstd")
 
-DEFAULT_MAX_PIXELS = 178_956_970  # as ImageField has it
 _ZSTD_LEVEL = 3  # zstd's own default; a fixed one, since the bytes of a file depend on it
 # (tag, default): bits a sample; photometric, of which 0 would turn near into far; compression; a tile's sides
 _TIFF_TAGS = ((258, 1), (262, None), (259, 1), (322, 0), (323, 0))
@@ -64,6 +64,7 @@ class DepthField(Field):
         [("height", "<u4"), ("width", "<u4"), ("codec", "u1"), ("dtype", "u1"), ("_pad", "u1", (6,))]
     )
     decodes_in_parallel: ClassVar[bool] = True  # the decoders release the interpreter lock
+    keeps_bytes: ClassVar[bool] = False  # files are, with the encoding "keep", but .npy bytes become their array
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
 
     encoding: str = "keep"
@@ -158,10 +159,10 @@ class DepthField(Field):
 
     def _dtype_of_tiff(self, data: bytes) -> np.dtype[Any] | None:
         try:
-            with _open_with_pillow(data, "tiff") as image:
+            with open_with_pillow(data, "tiff") as image:
                 return _tiff_dtype(image)
-        except PILLOW_ERRORS as error:
-            raise self._wrong_content(f"tiff bytes that cannot be read ({error})", "a TIFF") from error
+        except FormatError as error:
+            raise self._wrong_content(f"tiff bytes that cannot be read ({error.detail})", "a TIFF") from error
 
     def _check_map(self, value: object) -> npt.NDArray[Any]:
         if isinstance(value, Buffer):
@@ -270,15 +271,6 @@ def _decompress(data: memoryview, num_bytes: int) -> memoryview:
         raise corrupt(f"map cannot be decompressed: {error}") from error
 
 
-def _open_with_pillow(data: Buffer, codec: str) -> Image.Image:
-    # The plugin itself rather than Image.open: no other format can be smuggled in, and the size limit is the field's
-    # instead of a global of Pillow's that only warns.
-    from PIL import PngImagePlugin, TiffImagePlugin
-
-    stream = io.BytesIO(data)
-    return PngImagePlugin.PngImageFile(stream) if codec == "png" else TiffImagePlugin.TiffImageFile(stream)
-
-
 def _tiff_dtype(image: Image.Image) -> np.dtype[Any] | None:
     """The dtype of a TIFF that Pillow reads exactly, by its tags; None for any other."""
     from PIL import TiffImagePlugin
@@ -303,22 +295,15 @@ def _number_of(value: object) -> int:
 
 def _decode_file(data: Buffer, codec: str, size: tuple[int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """(height, width) of `dtype`; `CorruptError` if the bytes are damaged or of another size or dtype."""
-    from PIL.Image import DecompressionBombError
-
     modes = ("I;16", "I;16B", "I") if dtype.kind == "u" else ("F",)  # some releases of Pillow open a PNG as "I"
-    try:
-        with _open_with_pillow(data, codec) as image:
-            if (image.height, image.width) != size:
-                found = (image.height, image.width)
-                raise corrupt(f"{codec} is not of the size in its record", found=found, expected=size)
-            if image.mode not in modes or (codec == "tiff" and _tiff_dtype(image) != dtype):
-                raise corrupt(f"{codec} is not of the dtype in its record", found=image.mode, expected=dtype.name)
-            image.load()
-            values = np.asarray(image)
-    except (*PILLOW_ERRORS, DecompressionBombError) as error:
-        if isinstance(error, ValueError) and type(error).__module__.startswith("mm_assets"):
-            raise
-        raise corrupt(f"{codec} cannot be decoded: {type(error).__name__}: {error}") from error
+    with open_with_pillow(data, codec) as image:
+        if (image.height, image.width) != size:
+            found = (image.height, image.width)
+            raise corrupt(f"{codec} is not of the size in its record", found=found, expected=size)
+        if image.mode not in modes or (codec == "tiff" and _tiff_dtype(image) != dtype):
+            raise corrupt(f"{codec} is not of the dtype in its record", found=image.mode, expected=dtype.name)
+        image.load()
+        values = np.asarray(image)
     if values.shape != size:  # a TIFF that turns itself while it is loaded
         raise corrupt(f"{codec} is not of the size in its record", found=values.shape, expected=size)
     if values.dtype.kind == "i" and (int(values.min()) < 0 or int(values.max()) > 65_535):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from mm_assets.errors import FormatError
 from mm_assets.fields.base import corrupt
 from mm_assets.media.content_types import Buffer
 
@@ -27,12 +29,12 @@ __all__ = [
     "CODEC_NAMES",
     "INVERSE_ORIENTATION",
     "MODES",
-    "PILLOW_ERRORS",
     "SCALES",
     "UPRIGHT",
     "Room",
     "decode_pixels",
     "new_pixels",
+    "open_with_pillow",
     "orient",
     "scaled",
     "with_channels",
@@ -56,7 +58,7 @@ Room = Callable[[tuple[int, int, int]], npt.NDArray[np.uint8]]
 # The errors that Pillow's plugins are known to raise on damaged bytes. They do not promise a set: a plugin that indexes
 # past a list or asserts shows damage as much as one that raises OSError. `Warning` is for callers who turn warnings
 # into errors.
-PILLOW_ERRORS = (
+_PILLOW_ERRORS = (
     OSError,
     ValueError,
     SyntaxError,
@@ -136,9 +138,9 @@ def _decode_jpeg(
         )
     except MemoryError as error:
         raise corrupt("JPEG needs more memory than there is", found=size) from error
-    except ValueError as error:
-        if type(error) is not ValueError:
-            raise  # our own verdict, which is a ValueError too
+    except FormatError:
+        raise
+    except ValueError:
         return None
     # libjpeg chose the scale itself, the smallest that gives at least these sides: pixels of another shape would be
     # there in disorder.
@@ -146,23 +148,14 @@ def _decode_jpeg(
 
 
 def _decode_with_pillow(data: Buffer, codec: str, size: tuple[int, int], channels: int) -> npt.NDArray[np.uint8]:
-    from PIL.Image import DecompressionBombError
-
-    try:
-        image = _open_with_pillow(data, codec)
-        with image:
-            turned = image.getexif().get(0x0112, UPRIGHT) if codec == "tiff" else UPRIGHT
-            expected = size if turned < 5 else size[::-1]  # Pillow turns TIFFs upright while it loads them
-            if (image.height, image.width) != expected:
-                raise corrupt(
-                    f"{codec} is not of the size in its record", found=(image.height, image.width), expected=expected
-                )
-            image.load()
-            pixels = _pixels_of(image, channels)
-    except (*PILLOW_ERRORS, DecompressionBombError) as error:
-        if isinstance(error, ValueError) and type(error).__module__.startswith("mm_assets"):
-            raise
-        raise corrupt(f"{codec} cannot be decoded: {type(error).__name__}: {error}") from error
+    with open_with_pillow(data, codec) as image:
+        turned = image.getexif().get(0x0112, UPRIGHT) if codec == "tiff" else UPRIGHT
+        expected = size if turned < 5 else size[::-1]  # Pillow turns TIFFs upright while it loads them
+        if (image.height, image.width) != expected:
+            found = (image.height, image.width)
+            raise corrupt(f"{codec} is not of the size in its record", found=found, expected=expected)
+        image.load()
+        pixels = _pixels_of(image, channels)
     if 1 < turned <= 8:
         pixels = np.ascontiguousarray(orient(pixels, INVERSE_ORIENTATION[turned]))
     if pixels.shape != (*size, channels):
@@ -170,17 +163,17 @@ def _decode_with_pillow(data: Buffer, codec: str, size: tuple[int, int], channel
     return pixels
 
 
-def _open_with_pillow(data: Buffer, codec: str) -> Image.Image:
+@contextmanager
+def open_with_pillow(data: Buffer, codec: str) -> Iterator[Image.Image]:
+    """An image file, opened by the one plugin of its codec.
+
+    Raises:
+        CorruptError: damage that Pillow finds while the file is open.
+    """
     # The plugin itself rather than Image.open: no other format can be smuggled in, and the size limit is the field's
     # instead of a global of Pillow's that only warns.
-    from PIL import (
-        BmpImagePlugin,
-        GifImagePlugin,
-        JpegImagePlugin,
-        PngImagePlugin,
-        TiffImagePlugin,
-        WebPImagePlugin,
-    )
+    from PIL import BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
+    from PIL.Image import DecompressionBombError
 
     plugins: dict[str, Callable[[io.BytesIO], Image.Image]] = {
         "jpeg": JpegImagePlugin.JpegImageFile,
@@ -190,7 +183,13 @@ def _open_with_pillow(data: Buffer, codec: str) -> Image.Image:
         "gif": GifImagePlugin.GifImageFile,
         "bmp": BmpImagePlugin.BmpImageFile,
     }
-    return plugins[codec](io.BytesIO(data))
+    try:
+        with plugins[codec](io.BytesIO(data)) as image:
+            yield image
+    except FormatError:
+        raise
+    except (*_PILLOW_ERRORS, DecompressionBombError) as error:
+        raise corrupt(f"{codec} cannot be decoded: {type(error).__name__}: {error}") from error
 
 
 def _pixels_of(image: Image.Image, channels: int) -> npt.NDArray[np.uint8]:

@@ -205,14 +205,7 @@ def _sample(pixels: npt.NDArray[np.uint8], shown: Box, target: npt.NDArray[np.ui
     cv2.warpAffine(pixels, matrix, (width, height), dst=target, flags=how, borderMode=cv2.BORDER_REPLICATE)
 
 
-class _Scratch(threading.local):
-    """Memory of one thread, by use."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[str, npt.NDArray[np.uint8]] = {}
-
-
-_scratch = _Scratch()
+_scratch = threading.local()  # arrays by their use
 
 
 def scratch(use: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -223,8 +216,8 @@ def scratch(use: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     size = math.prod(shape)
     if size > MAX_SCRATCH_BYTES:
         return np.empty(shape, dtype=np.uint8)
-    block = _scratch.blocks.get(use)
+    block: npt.NDArray[np.uint8] | None = getattr(_scratch, use, None)
     if block is None or len(block) < size:
         block = np.empty(min(1 << (size - 1).bit_length(), MAX_SCRATCH_BYTES), dtype=np.uint8)
-        _scratch.blocks[use] = block
+        setattr(_scratch, use, block)
     return block[:size].reshape(shape)
