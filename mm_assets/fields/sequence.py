@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
 from mm_assets.fields.base import (
@@ -35,8 +34,7 @@ class SequenceField(Field):
 
     Value: an iterable of (position, value), positions increasing, from 0, at most 2**31 - 1. Positions may have gaps:
     in an interleaved document, texts and images are two sequences that share one count. Decodes to a list of
-    (position, value). `decode_item` reads one without the others; `item_payload` gives its payload undecoded,
-    `item_payloads` those of all.
+    (position, value). `decode_item` reads one without the others; `item_payloads` gives all of them undecoded.
 
     Attributes:
         inner: the field of each value; not itself a sequence.
@@ -107,17 +105,17 @@ class SequenceField(Field):
         for position, item in pairs:
             positions.append(position)
             items.append(item)
-        layout = _Layout(len(items), self.inner.metadata_type.itemsize)
-        offsets = layout.items_start + np.cumsum([0, *(len(item.data) for item in items)], dtype="<u8")
+        size = self.inner.metadata_type.itemsize
+        offsets_start, _, items_start = _starts(len(items), size)
+        offsets = items_start + np.cumsum([0, *(len(item.data) for item in items)], dtype="<u8")
         self._expect_data_size(int(offsets[-1]))
         parts: list[bytes | memoryview] = [
-            np.array(positions, dtype="<i4").tobytes().ljust(layout.offsets_start, b"\0"),
+            np.array(positions, dtype="<i4").tobytes().ljust(offsets_start, b"\0"),
             offsets.tobytes(),
             *(item.metadata for item in items),
             *(item.data for item in items),
         ]
-        record = self._pack_record(layout.num_items, self.inner.TYPE_ID, layout.metadata_size)
-        return Encoded(record, b"".join(parts))
+        return Encoded(self._pack_record(len(items), self.inner.TYPE_ID, size), b"".join(parts))
 
     def check(self, value: Iterable[tuple[int, Any]]) -> None:
         """Check each item as its field does."""
@@ -145,7 +143,7 @@ class SequenceField(Field):
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> list[tuple[int, Any]]:
         """Give the list of (position, value)."""
         items = self._open(metadata, data)
-        return [self._decode_item(items, index) for index in range(items.layout.num_items)]
+        return [self._decode_item(items, index) for index in range(len(items))]
 
     def decode_item(self, metadata: Buffer | np.void, data: Buffer, k: int) -> tuple[int, Any]:
         """Give (position, value) of item `k`, counted from 0 (from the end where negative), reading no other.
@@ -155,86 +153,65 @@ class SequenceField(Field):
             FormatError: the payload is damaged.
         """
         items = self._open(metadata, data)
-        return self._decode_item(items, items.index(k))
-
-    def item_payload(self, metadata: Buffer | np.void, data: Buffer, k: int) -> tuple[int, memoryview, memoryview]:
-        """Give (position, metadata record, data) of item `k`, not decoded and not copied; errors as `decode_item`."""
-        items = self._open(metadata, data)
-        index = items.index(k)
-        return (items.position(index), *items.payload(index))
+        if not -len(items) <= k < len(items):
+            raise IndexError(f"item {k} of a sequence of {len(items)}")
+        return self._decode_item(items, k % len(items))
 
     def item_payloads(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[tuple[int, memoryview, memoryview]]:
-        """Give (position, metadata record, data) of each item in order, not decoded and not copied.
-
-        The tables are checked once for all items; `item_payload` checks them at each call.
-        """
+        """Give (position, metadata record, data) of each item in order, not decoded and not copied."""
         items = self._open(metadata, data)
-        for index in range(items.layout.num_items):
-            yield (items.position(index), *items.payload(index))
+        yield from map(items.payload, range(len(items)))
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
         """Give each item's position and data."""
         for position, _, content in self.item_payloads(metadata, data):
             yield Item("", position, content)
 
-    def positions(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.int32]:
-        """Give the positions of all items, (num_items,) int32, increasing."""
-        return self._open(metadata, data).positions
-
     def _open(self, metadata: Buffer | np.void, data: Buffer) -> _Items:
         num_items, type_id, metadata_size = self._unpack_record(metadata)
         expected = (self.inner.TYPE_ID, self.inner.metadata_type.itemsize)
         if (type_id, metadata_size) != expected:
             raise corrupt("items are not of the field's type", found=(type_id, metadata_size), expected=expected)
-        return _Items(_Layout(num_items, metadata_size), as_bytes_view(data))
+        return _Items(num_items, metadata_size, as_bytes_view(data))
 
     def _decode_item(self, items: _Items, index: int) -> tuple[int, Any]:
-        return items.position(index), self._within(f"item {index}", self.inner.decode, *items.payload(index))
+        position, metadata, data = items.payload(index)
+        return position, self._within(f"item {index}", self.inner.decode, metadata, data)
 
 
-class _Layout:
-    """Where the parts of the data start: positions, offsets, records, items."""
-
-    __slots__ = ("items_start", "metadata_size", "num_items", "offsets_start", "records_start")
-
-    def __init__(self, num_items: int, metadata_size: int) -> None:
-        self.num_items = num_items
-        self.metadata_size = metadata_size
-        self.offsets_start = (4 * num_items + 7) & ~7
-        self.records_start = self.offsets_start + 8 * (num_items + 1)
-        self.items_start = self.records_start + num_items * metadata_size
+def _starts(num_items: int, metadata_size: int) -> tuple[int, int, int]:
+    """Where the offsets, the records and the items begin; the positions are before them."""
+    offsets_start = (4 * num_items + 7) & ~7
+    records_start = offsets_start + 8 * (num_items + 1)
+    return offsets_start, records_start, records_start + num_items * metadata_size
 
 
 class _Items:
     """The parts of a payload, checked: positions increase, items lie one after the other and end with the data."""
 
-    __slots__ = ("layout", "offsets", "positions", "view")
+    __slots__ = ("_metadata_size", "_offsets", "_positions", "_records_start", "_view")
 
-    def __init__(self, layout: _Layout, view: memoryview) -> None:
-        if layout.items_start > len(view):
-            raise truncated("sequence is shorter than its tables", found=len(view), expected=layout.items_start)
-        self.layout = layout
-        self.view = view
-        positions = stored_array(view, "<i4", (layout.num_items,))
-        self.positions: npt.NDArray[np.int32] = positions.astype(np.int32)
-        self.offsets = stored_array(view, "<u8", (layout.num_items + 1,), offset=layout.offsets_start)
-        if int(self.offsets[0]) != layout.items_start or int(self.offsets[-1]) != len(view):
-            found = (int(self.offsets[0]), int(self.offsets[-1]))
-            raise corrupt("items do not fill the data", found=found, expected=(layout.items_start, len(view)))
-        if (self.offsets[1:] < self.offsets[:-1]).any():
+    def __init__(self, num_items: int, metadata_size: int, view: memoryview) -> None:
+        offsets_start, self._records_start, items_start = _starts(num_items, metadata_size)
+        if items_start > len(view):
+            raise truncated("sequence is shorter than its tables", found=len(view), expected=items_start)
+        self._metadata_size, self._view = metadata_size, view
+        positions = self._positions = stored_array(view, "<i4", (num_items,))
+        offsets = self._offsets = stored_array(view, "<u8", (num_items + 1,), offset=offsets_start)
+        if int(offsets[0]) != items_start or int(offsets[-1]) != len(view):
+            found = (int(offsets[0]), int(offsets[-1]))
+            raise corrupt("items do not fill the data", found=found, expected=(items_start, len(view)))
+        if (offsets[1:] < offsets[:-1]).any():
             raise corrupt("items are out of order", found="decreasing offsets", expected="increasing ones")
         if (positions < 0).any() or (positions[1:] <= positions[:-1]).any():
             raise corrupt("positions are out of order", found="a negative or repeated one", expected="increasing ones")
 
-    def index(self, k: int) -> int:
-        if not -self.layout.num_items <= k < self.layout.num_items:
-            raise IndexError(f"item {k} of a sequence of {self.layout.num_items}")
-        return k % self.layout.num_items
+    def __len__(self) -> int:
+        return len(self._positions)
 
-    def position(self, index: int) -> int:
-        return int(self.positions[index])
-
-    def payload(self, index: int) -> tuple[memoryview, memoryview]:
-        record = self.layout.records_start + index * self.layout.metadata_size
-        start, end = int(self.offsets[index]), int(self.offsets[index + 1])
-        return self.view[record : record + self.layout.metadata_size], self.view[start:end]
+    def payload(self, index: int) -> tuple[int, memoryview, memoryview]:
+        """Position, metadata record and data of an item."""
+        record = self._records_start + index * self._metadata_size
+        start, end = int(self._offsets[index]), int(self._offsets[index + 1])
+        metadata = self._view[record : record + self._metadata_size]
+        return int(self._positions[index]), metadata, self._view[start:end]

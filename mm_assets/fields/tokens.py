@@ -212,11 +212,6 @@ class TokensField(Field):
         """Give (num_tokens,) ids; a read-only view where `decoded` is how they are stored."""
         return self._stored(metadata, data).astype(self.decoded, copy=False)
 
-    def num_tokens(self, metadata: Buffer | np.void) -> tuple[int, int]:
-        """Give (ids that are stored, ids that were removed when it was encoded), from the record alone."""
-        num_tokens, num_cut, _ = self._unpack_record(metadata)
-        return num_tokens, num_cut
-
     def _stored(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
         """The ids as they are stored, checked, truncated to `max_tokens`."""
         num_tokens, _, width = self._unpack_record(metadata)

@@ -233,8 +233,7 @@ def packed_contents(path: str, subtitles: Mapping[object, bytes]) -> dict[str, C
                     continue
                 items = [(made, payload.metadata, payload.data)]
                 if isinstance(made, SequenceField):
-                    count = len(made.positions(payload.metadata, payload.data))
-                    parts = [made.item_payload(payload.metadata, payload.data, k) for k in range(count)]
+                    parts = made.item_payloads(payload.metadata, payload.data)
                     items = [(made.inner, metadata, data) for _, metadata, data in parts]
                 for inner, metadata, data in items:
                     if isinstance(inner, NDArrayField):

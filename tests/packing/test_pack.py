@@ -177,7 +177,7 @@ def test_interleaved_keeps_positions_and_bytes(tmp_path: Path) -> None:
         assert value(reader, plan, 0, "text") == [(0, "one"), (2, "zwei…")]
         assert value(reader, plan, 1, "text") == [(0, "")]
         field, payload = plan.fields()["image"], reader.read_payload(0, "image")
-        position, _, data = field.item_payload(payload.metadata, payload.data, 0)
+        [(position, _, data)] = field.item_payloads(payload.metadata, payload.data)
         assert (position, bytes(data)) == (1, image)
         assert reader.read_payload(1, "image") is None
         assert bytes(reader.read_payload(0, "metadata").data) == b'{"x":  1.50}'
