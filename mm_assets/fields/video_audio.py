@@ -296,7 +296,6 @@ class SyncedVideoAudioField(Field):
         times, segments = np.zeros(count, dtype=np.float64), np.zeros((count, 2), dtype=np.int64)
         if frames is not None:
             fill_frames(record, video, index, chosen, frames, max_pixels=self.max_pixels)
-            frames[len(chosen) :] = 0
         times[: len(chosen)] = timing.frame_times(chosen)
         segments[: len(chosen)] = timing.audio_segments(chosen)
         indices = np.full(count, -1, dtype=np.int64)
@@ -337,7 +336,6 @@ class SyncedVideoAudioField(Field):
         chosen = self._chosen(record)
         count = len(chosen)
         fill_frames(record, video, index, chosen, target["video"], max_pixels=self.max_pixels)
-        target["video"][count:] = 0
         target["video_mask"][...] = np.arange(len(target["video_mask"])) < count
         target["frame_times"][:count] = record.timing.frame_times(chosen)
         target["frame_times"][count:] = 0

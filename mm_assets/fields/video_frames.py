@@ -27,14 +27,12 @@ def encode_frames(source: Source, plan: Plan, *, size: tuple[int, int] | None, q
     """
     import simplejpeg
 
-    if 8 * (plan.num_frames + 1) > MAX_DATA:
+    offsets = [8 * (plan.num_frames + 1)]
+    if offsets[0] > MAX_DATA:
         raise ValueError(f"found {plan.num_frames} frames, whose index alone exceeds {MAX_DATA} bytes")
-    offsets = np.zeros(plan.num_frames + 1, dtype="<u8")
-    at = offsets.nbytes
-    offsets[0] = at
     files: list[bytes] = []
     last: npt.NDArray[np.uint8] | None = None
-    for number, pixels in enumerate(source.frames(plan.positions(range(plan.num_frames)))):
+    for pixels in source.frames(plan.positions()):
         if pixels is not last:
             if pixels.shape[:2] != plan.size:
                 raise MediaError("<video>", f"found a frame of {pixels.shape[:2]}, expected {plan.size}")
@@ -44,11 +42,10 @@ def encode_frames(source: Source, plan: Plan, *, size: tuple[int, int] | None, q
             )
             last = pixels
         files.append(jpeg)
-        at += len(jpeg)
-        offsets[number + 1] = at
-        if at > MAX_DATA:
-            raise ValueError(f"found frames of {at} bytes as JPEG, expected at most {MAX_DATA}")
-    return offsets.tobytes() + b"".join(files)
+        offsets.append(offsets[-1] + len(jpeg))
+        if offsets[-1] > MAX_DATA:
+            raise ValueError(f"found frames of {offsets[-1]} bytes as JPEG, expected at most {MAX_DATA}")
+    return np.array(offsets, dtype="<u8").tobytes() + b"".join(files)
 
 
 def index_of(record: Record, video: memoryview, *, max_pixels: int) -> FrameIndex | None:
@@ -83,7 +80,7 @@ def fill_frames(
     *,
     max_pixels: int,
 ) -> None:
-    """Decode chosen frames, in any order, into the first rows of `target`, stretched to its size.
+    """Decode chosen frames, in any order, into the first rows of `target`, stretched to its size; the others are zero.
 
     `video` is the file that `index` is of, or without it the frame index and its JPEGs. `indices` are (K,) frames of
     the clip, `target` (K or more, H, W, 3).
@@ -91,6 +88,7 @@ def fill_frames(
     Raises:
         CorruptError: the payload is damaged.
     """
+    target[len(indices) :] = 0
     if not len(indices):
         return
     if index is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -126,9 +126,9 @@ class Plan:
     audio_offset: int = 0
     truncated: bool = False
 
-    def positions(self, indices: Iterable[int]) -> npt.NDArray[np.int64]:
-        """Position in `index` of what frames of the clip show."""
-        frames = np.fromiter(indices, dtype=np.int64)
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Position in `index` of what each frame of the clip shows."""
+        frames = np.arange(self.num_frames, dtype=np.int64)
         if self.index is None or self.frame_rate is None:
             return frames[:0]
         return self.index.shown_at(frames, self.frame_rate, Fraction(self.start_us, 1_000_000))
@@ -159,6 +159,9 @@ def source_of(
         raise ValueError("found neither a video nor a sound stream, expected one of them")
     is_inside = index is not None and sound is not None and audio is None
     start = _seconds(value.start_seconds, "start_seconds", low=0)
+    duration = None
+    if value.duration_seconds is not None:
+        duration = _seconds(value.duration_seconds, "duration_seconds", low=Fraction(1, 1_000_000))
     return Source(
         video=video,
         audio=audio,
@@ -167,9 +170,7 @@ def source_of(
         sound=sound,
         sound_delay=sound.start - index.start if is_inside and sound and index else Fraction(0),
         start=Fraction(round(start * 1_000_000), 1_000_000),
-        duration=None
-        if value.duration_seconds is None
-        else _seconds(value.duration_seconds, "duration_seconds", low=Fraction(1, 1_000_000)),
+        duration=duration,
         audio_offset=offset,
         max_pixels=max_pixels,
     )
