@@ -6,14 +6,15 @@ other records than are stored, is not decoded, and the error says why.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mm_assets.dataset.decoding import change_settings
 from mm_assets.dataset.files import Reader
 from mm_assets.dataset.open_files import OpenFiles
 from mm_assets.errors import ConfigError, MissingExtraError, SchemaMismatchError
 from mm_assets.fields import FIELD_TYPES, Field, field_from_config
+from mm_assets.fields.base import describe
 from mm_assets.formats import ModalitySpec
 
 __all__ = ["DatasetFields"]
@@ -136,5 +137,47 @@ class DatasetFields:
         fields = dict(self.given)
         for name, changes in settings.items():
             self.check_name(name)
-            fields[name] = change_settings(self.field(name), changes, where=self._path, key=name)
+            fields[name] = _change_settings(self.field(name), changes, where=self._path, key=name)
         return fields
+
+
+def _change_settings(field: Field, settings: Mapping[str, Any], *, where: str, key: str) -> Field:
+    """The same field with some settings changed.
+
+    Args:
+        field: any; not changed itself.
+        settings: values by name, as the field's configuration has them. Where a setting is itself a field, such as
+            ``inner`` of a sequence, a mapping of that field's settings.
+        where: the dataset, for messages.
+        key: the modality, for messages.
+
+    Raises:
+        ConfigError: an unknown setting, a wrong value, or one that makes it a field of other payloads.
+    """
+    if not isinstance(settings, Mapping):
+        raise ConfigError(where, key, f"found {describe(settings)}, expected a mapping of settings")
+    plain: dict[str, Any] = {}
+    fields: dict[str, Field] = {}
+    for name, value in settings.items():
+        current = getattr(field, name, None) if isinstance(name, str) else None
+        if isinstance(current, Field):
+            fields[name] = _change_settings(current, value, where=where, key=f"{key}.{name}")
+        else:
+            plain[name] = value
+    try:
+        changed = type(field).from_config({**field.config, **plain}) if plain else field
+        changed = dataclasses.replace(changed, **fields)
+    except ConfigError as error:
+        raise ConfigError(where, f"{key}.{error.key}", error.detail) from error
+    if changed.metadata_type != field.metadata_type:
+        detail = (
+            f"found {', '.join(map(str, settings))}: {type(field).__name__} would read another record than is there"
+        )
+        raise ConfigError(where, key, detail)
+    before, after = (getattr(one, "tokenizer", None) for one in (field, changed))
+    if before is not None and after is not None and before.sha256 != after.sha256:
+        found = f"found {after.name} ({after.sha256[:8]}…)"
+        raise ConfigError(
+            where, f"{key}.tokenizer", f"{found}; the ids stored are of {before.name} ({before.sha256[:8]}…)"
+        )
+    return changed

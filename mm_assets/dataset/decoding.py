@@ -6,18 +6,17 @@ first damaged row. No thread writes into an array after the call that was given 
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.dataset.workers import WorkerPool
-from mm_assets.errors import ConfigError, CorruptError, FormatError
+from mm_assets.dataset.workers import WorkerPool, end
+from mm_assets.errors import CorruptError, FormatError
 from mm_assets.fields import ArraySpec, Field
 from mm_assets.fields.base import PAYLOAD, Out, describe
 from mm_assets.formats import Column
@@ -29,14 +28,10 @@ __all__ = [
     "Place",
     "batch_layout",
     "batch_target",
-    "change_settings",
     "decode_batches",
     "decode_values",
     "locate",
 ]
-
-# Rows cost differently: a thread that had cheap ones takes the next run. More runs would only cost more overhead.
-_RUNS_PER_THREAD = 4
 
 # No payload is larger, and no sensible value: a layout comes from the file, and rows of it are allocated for absent
 # values too, which have no bytes.
@@ -63,22 +58,6 @@ class Batch(NamedTuple):
 
     values: Any
     present: npt.NDArray[np.bool_]
-
-
-# --- threads ----------------------------------------------------------------------------------------------------------
-
-
-def _runs(count: int, threads: int) -> list[tuple[int, int]]:
-    """Runs [start, stop) of rows for threads to take."""
-    size = max(1, math.ceil(count / (threads * _RUNS_PER_THREAD)))
-    return [(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-def _end(futures: Sequence[Future[Any]]) -> None:
-    """Cancels the runs that have not begun and waits for the others."""
-    for future in futures:
-        future.cancel()
-    wait(futures)
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -174,12 +153,9 @@ def decode_batches(
     found: dict[str, Batch] = {}
     try:
         for name, field in fields.items():
-            if threads > 1 and field.decodes_in_parallel and len(rows[name].datas) > 1:
-                tasks = [
-                    partial(field.decode_batch, *rows[name].run(start, stop), _slice(targets[name], start, stop))
-                    for start, stop in _runs(len(rows[name].datas), threads)
-                ]
-                started[name] = pool.start(threads, tasks)
+            count = len(rows[name].datas)
+            if threads > 1 and field.decodes_in_parallel and count > 1:
+                started[name] = pool.start_runs(threads, count, partial(_decode_run, field, rows[name], targets[name]))
         # Fields that threads do not help are decoded here while they work; in this order without threads too, so that
         # of several damaged modalities the same one is reported.
         for name in sorted(fields, key=lambda name: fields[name].decodes_in_parallel):
@@ -195,8 +171,14 @@ def decode_batches(
             values = [value for part in parts for value in part[0]] if target is None else target
             found[name] = Batch(values, present)
     finally:
-        _end([future for futures in started.values() for future in futures])
+        end([future for futures in started.values() for future in futures])
     return {name: found[name] for name in fields}
+
+
+def _decode_run(
+    field: Field, rows: Column, target: Arrays | None, start: int, stop: int
+) -> tuple[Any, npt.NDArray[np.bool_]]:
+    return field.decode_batch(*rows.run(start, stop), _slice(target, start, stop))
 
 
 def _first_damaged(field: Field, name: str, rows: Column, error: FormatError, place: Place) -> FormatError:
@@ -228,14 +210,7 @@ def decode_values(field: Field, name: str, rows: Column, *, pool: WorkerPool, th
                 raise locate(error, name, place(row)) from error
         return values
 
-    count = len(rows.datas)
-    if threads < 2 or count < 2 or not field.decodes_in_parallel:
-        return decode(0, count)
-    futures = pool.start(threads, [partial(decode, *run) for run in _runs(count, threads)])
-    try:
-        return [value for future in futures for value in future.result()]
-    finally:
-        _end(futures)
+    return pool.map_runs(threads if field.decodes_in_parallel else 0, len(rows.datas), decode)
 
 
 def locate(error: FormatError, name: str, place: tuple[str, int | None]) -> FormatError:
@@ -244,48 +219,3 @@ def locate(error: FormatError, name: str, place: tuple[str, int | None]) -> Form
         return error
     path, sample = place
     return type(error)(path, error.detail, sample=sample, modality=name, found=error.found, expected=error.expected)
-
-
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
-def change_settings(field: Field, settings: Mapping[str, Any], *, where: str, key: str) -> Field:
-    """The same field with some settings changed.
-
-    Args:
-        field: any; not changed itself.
-        settings: values by name, as the field's configuration has them. Where a setting is itself a field, such as
-            ``inner`` of a sequence, a mapping of that field's settings.
-        where: the dataset, for messages.
-        key: the modality, for messages.
-
-    Raises:
-        ConfigError: an unknown setting, a wrong value, or one that makes it a field of other payloads.
-    """
-    if not isinstance(settings, Mapping):
-        raise ConfigError(where, key, f"found {describe(settings)}, expected a mapping of settings")
-    plain: dict[str, Any] = {}
-    fields: dict[str, Field] = {}
-    for name, value in settings.items():
-        current = getattr(field, name, None) if isinstance(name, str) else None
-        if isinstance(current, Field):
-            fields[name] = change_settings(current, value, where=where, key=f"{key}.{name}")
-        else:
-            plain[name] = value
-    try:
-        changed = type(field).from_config({**field.config, **plain}) if plain else field
-        changed = dataclasses.replace(changed, **fields)
-    except ConfigError as error:
-        raise ConfigError(where, f"{key}.{error.key}", error.detail) from error
-    if changed.metadata_type != field.metadata_type:
-        detail = (
-            f"found {', '.join(map(str, settings))}: {type(field).__name__} would read another record than is there"
-        )
-        raise ConfigError(where, key, detail)
-    before, after = (getattr(one, "tokenizer", None) for one in (field, changed))
-    if before is not None and after is not None and before.sha256 != after.sha256:
-        found = f"found {after.name} ({after.sha256[:8]}…)"
-        raise ConfigError(
-            where, f"{key}.tokenizer", f"{found}; the ids stored are of {before.name} ({before.sha256[:8]}…)"
-        )
-    return changed

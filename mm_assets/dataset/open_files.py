@@ -9,32 +9,32 @@ files.
 
 from __future__ import annotations
 
-import operator
 import threading
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.dataset.files import MAX_OPEN, NUM_REQUESTS, PackedFiles, Reader
 from mm_assets.dataset.id_index import IdLookup, RowLookup
-from mm_assets.dataset.workers import WorkerPool
+from mm_assets.dataset.workers import WorkerPool, end
 from mm_assets.errors import FormatError, SchemaMismatchError, SourceError
-from mm_assets.formats import FileDamage, VerifyReport
-from mm_assets.formats.batch import Indices
+from mm_assets.formats import FileDamage, SampleIds, VerifyReport
+from mm_assets.formats.batch import Indices, check_index, check_indices
 from mm_assets.storage.forking import renew_in_children
 
 if TYPE_CHECKING:
     from mm_assets.formats.fast_path import MultiFile
 
-__all__ = ["DatasetIds", "OpenFiles", "check_indices"]
+__all__ = ["DatasetIds", "OpenFiles"]
 
 T = TypeVar("T")
 
@@ -130,21 +130,27 @@ class OpenFiles:
     Args:
         files: the files.
         selection: positions of the selected samples, in their order; (n,) int64, checked by the caller. None: all.
+        shared: the open files of others on the same files.
 
     Attributes:
         files: the files.
+        name: of the dataset, for messages.
         selection: the selection, read-only.
         starts: position of the first sample of each file.
         num_samples: selected samples.
     """
 
-    def __init__(self, files: PackedFiles, selection: npt.NDArray[np.int64] | None = None) -> None:
-        self._join(_SharedFiles(files), selection)
-
-    def _join(self, shared: _SharedFiles, selection: npt.NDArray[np.int64] | None) -> None:
-        self._shared = shared
+    def __init__(
+        self,
+        files: PackedFiles,
+        selection: npt.NDArray[np.int64] | None = None,
+        *,
+        shared: _SharedFiles | None = None,
+    ) -> None:
+        self._shared = shared = shared or _SharedFiles(files)
         self._closed = False
-        self.files = shared.files
+        self.files = files
+        self.name = files.name
         self.starts = shared.starts
         self.num_stored = sum(file.num_samples for file in self.files.entries)
         self._starts = np.array(self.starts, dtype=np.int64)
@@ -159,10 +165,8 @@ class OpenFiles:
         with shared.lock:
             shared.users.add(self)
 
-    @property
-    def name(self) -> str:
-        """The dataset's, for messages."""
-        return self.files.name
+    def __reduce__(self) -> tuple[object, ...]:
+        return OpenFiles, (self.files, self.selection)
 
     def share(self, selection: npt.NDArray[np.int64] | None = None) -> OpenFiles:
         """Another one on the same open files, closed separately; None selects the same samples.
@@ -172,9 +176,8 @@ class OpenFiles:
         """
         with self._shared.lock:
             self._check_open()
-            other = OpenFiles.__new__(OpenFiles)
-            other._join(self._shared, self.selection if selection is None else selection)
-        return other
+            selection = self.selection if selection is None else selection
+            return OpenFiles(self.files, selection, shared=self._shared)
 
     def __len__(self) -> int:
         """Files."""
@@ -184,8 +187,7 @@ class OpenFiles:
         return (self[number] for number in range(len(self)))
 
     def __getitem__(self, number: int) -> Reader:
-        with self._shared.lock:
-            self._check_open()
+        self._check_open()
         return self._shared.get(number)
 
     def sole(self) -> Reader | None:
@@ -201,8 +203,7 @@ class OpenFiles:
     @property
     def multi_file(self) -> MultiFile | None:
         """All files for raw reads by one look-up, once a view made that; `ValueError` if the dataset is closed."""
-        if self._closed:
-            self._check_open()
+        self._check_open()
         return self._shared.multi_file
 
     @property
@@ -231,12 +232,9 @@ class OpenFiles:
         if self._closed:
             raise ValueError(f"{self.name} is closed")
 
-    def place(self, i: int) -> tuple[Reader, int]:
+    def place(self, i: SupportsIndex) -> tuple[Reader, int]:
         """The file of a sample's index, and its index there; negative counts from the end; `IndexError` outside."""
-        index = operator.index(i)
-        if not -self.num_samples <= index < self.num_samples:
-            raise IndexError(f"{self.name}: sample {index} of {self.num_samples}")
-        index %= self.num_samples
+        index = check_index(i, self.num_samples, self.name)
         return self.locate(index if self.selection is None else int(self.selection[index]))
 
     def locate(self, position: int) -> tuple[Reader, int]:
@@ -245,7 +243,7 @@ class OpenFiles:
         return self[number], position - self.starts[number]
 
     def positions(self, indices: Indices) -> npt.NDArray[np.int64]:
-        """The positions of samples: (n,) int64.
+        """The positions of samples: (n,) int64, an array of their own.
 
         Args:
             indices: repeats are fine, negative ones count from the end.
@@ -255,7 +253,7 @@ class OpenFiles:
             TypeError: not integers in one dimension.
         """
         rows = check_indices(indices, self.num_samples, self.name)
-        return rows if self.selection is None else self.selection[rows]
+        return np.array(rows) if self.selection is None else self.selection[rows]
 
     def split(
         self, positions: npt.NDArray[np.int64]
@@ -303,9 +301,7 @@ class OpenFiles:
             for (where, _), future in zip(tasks, futures, strict=True):
                 yield where, future.result()
         finally:
-            for future in futures:
-                future.cancel()
-            wait(futures)  # after an error no task continues
+            end(futures)  # after an error no task continues
 
     def pieces(self) -> Iterator[tuple[Reader, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """All samples file by file: reader, their indices here, their indices in it."""
@@ -358,18 +354,15 @@ class OpenFiles:
                     files.check_alike(first, reader)
                     report = reader.verify()
             except (FormatError, SchemaMismatchError, SourceError, OSError) as error:
-                damage.append(FileDamage(sample=None, sample_id=None, modality=None, message=str(error)))
+                damage.append(FileDamage(message=str(error)))
                 continue
             num_payloads += report.num_payloads
             for one in report.damage:
                 sample = None if one.sample is None else start + one.sample
-                message = f"{file.location}: {one.message}"
-                damage.append(
-                    FileDamage(sample=sample, sample_id=one.sample_id, modality=one.modality, message=message)
-                )
+                damage.append(replace(one, sample=sample, message=f"{file.location}: {one.message}"))
             if file.sha256 is not None and (found := files.digest(number)) != file.sha256:
                 message = f"{file.location}: SHA-256 is not the manifest's (found {found}, expected {file.sha256})"
-                damage.append(FileDamage(sample=None, sample_id=None, modality=None, message=message))
+                damage.append(FileDamage(message=message))
         return VerifyReport(
             path=self.name, num_samples=self.num_samples, num_payloads=num_payloads, damage=tuple(damage)
         )
@@ -391,54 +384,19 @@ class OpenFiles:
         shared.requests.close()  # not under the lock, which its threads take
 
 
-def check_indices(indices: Indices, count: int, name: str) -> npt.NDArray[np.int64]:
-    """Indices as given, checked and counted from the start: (n,) int64.
-
-    Args:
-        indices: repeats are fine, negative ones count from the end.
-        count: samples that there are.
-        name: the dataset, for messages.
-
-    Raises:
-        IndexError: no such sample.
-        TypeError: not integers in one dimension.
-    """
-    # NumPy would read a range number by number.
-    if isinstance(indices, range):
-        indices = np.arange(indices.start, indices.stop, indices.step)
-    array = np.asarray(indices)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        found = f"{array.dtype} of {array.ndim} dimensions"
-        raise TypeError(f"{name}: sample indices: {found}, expected integers of one")
-    # Compared before the cast: a large uint64 must not wrap.
-    wrong = np.flatnonzero((array >= count) | (array < -count))
-    if len(wrong):
-        raise IndexError(f"{name}: sample {array[wrong[0]]} of {count}")
-    checked = array.astype(np.int64)
-    checked[checked < 0] += count
-    return checked
-
-
-class DatasetIds(Sequence[str]):
+class DatasetIds(SampleIds):
     """The ids of all samples, in order; files are opened as their ids are asked for."""
 
     def __init__(self, files: OpenFiles) -> None:
+        super().__init__(files.name, files.num_samples)
         self._files = files
 
-    def __len__(self) -> int:
-        return self._files.num_samples
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return self._take(self._files.positions(range(*index.indices(len(self)))))
-        reader, local = self._files.place(index)
+    def _get(self, i: int) -> str:
+        reader, local = self._files.place(i)
         return reader.sample_ids[local]
+
+    def _get_many(self, indices: range) -> list[str]:
+        return self._take(self._files.positions(indices))
 
     def _take(self, positions: npt.NDArray[np.int64]) -> list[str]:
         found = [""] * len(positions)
@@ -454,9 +412,6 @@ class DatasetIds(Sequence[str]):
             return (sample_id for reader in self._files for sample_id in reader.sample_ids)
         blocks = (selection[start : start + _BLOCK] for start in range(0, len(selection), _BLOCK))
         return (sample_id for block in blocks for sample_id in self._take(block))
-
-    def __contains__(self, value: object) -> bool:
-        return isinstance(value, str) and self.find(value) is not None
 
     def find(self, sample_id: str) -> int | None:
         """The index of the first sample of that id, or None."""

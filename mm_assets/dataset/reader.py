@@ -32,7 +32,7 @@ from mm_assets.errors import FormatError
 from mm_assets.fields import ArraySpec
 from mm_assets.fields.base import Out
 from mm_assets.formats import Column, Payload
-from mm_assets.formats.batch import Indices
+from mm_assets.formats.batch import Indices, spans
 from mm_assets.formats.fast_path import MultiFile, RawBatch, read_raw, scan_raw
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class SampleReader:
         fields = {name: None if name in as_stored else self._fields.field(name) for name in names}
         workers = count_threads(threads)
         positions = self._files.positions(indices)
-        blocks = (positions[start : start + BLOCK_ROWS] for start in range(0, len(positions), BLOCK_ROWS))
+        blocks = (positions[start:stop] for start, stop in spans(len(positions), BLOCK_ROWS))
         return make_table(
             fields,
             blocks,
@@ -319,8 +319,8 @@ class RawReader:
             for reader in self._files:
                 yield from scan_raw(reader, names)
             return
-        for start in range(0, self._files.num_samples, _SCAN_ROWS):
-            yield self.read(np.arange(start, min(start + _SCAN_ROWS, self._files.num_samples)), names)
+        for start, stop in spans(self._files.num_samples, _SCAN_ROWS):
+            yield self.read(np.arange(start, stop), names)
 
 
 def _read_file(reader: Reader, indices: npt.NDArray[np.int64], *, names: tuple[str, ...]) -> RawBatch:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, TypeVar
 
+from mm_assets.formats.batch import spans
 from mm_assets.storage.forking import renew_in_children
 
-__all__ = ["MAX_THREADS", "WorkerPool", "count_threads"]
+__all__ = ["MAX_THREADS", "WorkerPool", "count_threads", "end"]
 
 MAX_THREADS = 256  # far beyond where decoding gains; a mistyped number must not start thousands
+
+# Rows cost differently: a thread that had cheap ones takes the next run. More runs would only cost more overhead.
+_RUNS_PER_THREAD = 4
 
 T = TypeVar("T")
 
@@ -25,6 +30,13 @@ def count_threads(threads: int | None) -> int:
     if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
         raise ValueError(f"threads: found {threads!r}, expected None or an integer from 0 to {MAX_THREADS}")
     return threads
+
+
+def end(futures: Sequence[Future[Any]]) -> None:
+    """Cancel the tasks that have not begun, and wait for the others."""
+    for future in futures:
+        future.cancel()
+    wait(futures)
 
 
 class WorkerPool:
@@ -54,6 +66,21 @@ class WorkerPool:
                 self._executor = ThreadPoolExecutor(threads, thread_name_prefix="mm_assets-worker")
                 self._made_for = wanted
             return [self._executor.submit(task) for task in tasks]
+
+    def start_runs(self, threads: int, count: int, task: Callable[[int, int], T]) -> list[Future[T]]:
+        """Submit a task of rows [start, stop) for each of a few runs per thread."""
+        size = max(1, -(-count // (threads * _RUNS_PER_THREAD)))
+        return self.start(threads, [partial(task, *run) for run in spans(count, size)])
+
+    def map_runs(self, threads: int, count: int, task: Callable[[int, int], list[T]]) -> list[T]:
+        """The lists that a task makes of runs of rows as one; in the calling thread where others would not help."""
+        if threads < 2 or count < 2:
+            return task(0, count)
+        futures = self.start_runs(threads, count, task)
+        try:
+            return [item for future in futures for item in future.result()]
+        finally:
+            end(futures)
 
     def close(self) -> None:
         """Finish what was started, and join the threads; fine twice."""

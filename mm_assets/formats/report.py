@@ -34,9 +34,9 @@ class FileDamage:
         message: what is wrong, what was found and what was expected.
     """
 
-    sample: int | None
-    sample_id: str | None
-    modality: str | None
+    sample: int | None = None
+    sample_id: str | None = None
+    modality: str | None = None
     message: str
 
 

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,8 +31,6 @@ Transform = Callable[..., Any]
 
 # Samples, spread over the epoch, that are tried in place of a batch whose samples are all damaged, before giving up.
 MAX_STAND_INS = 16
-
-_RUNS_PER_THREAD = 4  # a thread whose values were cheap takes the next run
 
 
 class BatchSource(Protocol):
@@ -234,12 +231,7 @@ class BatchMaker:
                     found.append(transform(values[row], **self._random(name, index)))
             return found
 
-        if not threads or len(values) < 2:
-            made = run(0, len(values))
-        else:
-            size = -(-len(values) // (_RUNS_PER_THREAD * threads))
-            runs = [partial(run, start, min(start + size, len(values))) for start in range(0, len(values), size)]
-            made = [value for future in self._pool.start(threads, runs) for value in future.result()]
+        made = self._pool.map_runs(threads, len(values), run)
         return Batch(made, np.fromiter((value is not None for value in made), np.bool_, len(made)))
 
     def _random(self, name: str, index: int) -> dict[str, Any]:
