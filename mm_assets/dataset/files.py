@@ -11,11 +11,10 @@ import hashlib
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mm_assets.dataset.manifest import FORMATS, PACKED_NAME, Manifest, parse_manifest
+from mm_assets.dataset.manifest import FORMATS, PACKED_NAME, Manifest, PackedFile, parse_manifest
 from mm_assets.errors import ConfigError, CorruptError, SchemaMismatchError, SourceError, TruncatedError
 from mm_assets.fields import complete_config
 from mm_assets.formats import ByteSource, MappedFile, ModalitySpec, MstrReader, MultReader, open_reader
@@ -24,7 +23,7 @@ from mm_assets.formats.byte_source import drop_pages
 if TYPE_CHECKING:
     from mm_assets.storage.disk_cache import BlockCache
 
-__all__ = ["MAX_OPEN", "NUM_REQUESTS", "PackedFile", "PackedFiles", "Reader"]
+__all__ = ["MAX_OPEN", "NUM_REQUESTS", "PackedFiles", "Reader"]
 
 
 def _most_files() -> int:
@@ -47,25 +46,6 @@ _HASH_BLOCK = 16 << 20  # bytes of a file held while its digest is computed
 _MANIFEST = "manifest.json"  # a folder that has one is opened by it
 
 Reader = MultReader | MstrReader
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedFile:
-    """One file of a dataset.
-
-    Attributes:
-        location: path or URL.
-        num_samples: samples in it.
-        size: bytes, or None where only the file itself knows it.
-        sha256: digest of the content, hexadecimal, or None likewise.
-        partition: the shard's key in the manifest, or None without one.
-    """
-
-    location: str
-    num_samples: int
-    size: int | None = None
-    sha256: str | None = None
-    partition: str | None = None
 
 
 class PackedFiles:
@@ -179,16 +159,7 @@ class PackedFiles:
             source.close()
         name = location.replace(os.sep, "/")
         self.manifest = parse_manifest(content, name=name, form=self._format or FORMATS[0])
-        return tuple(
-            PackedFile(
-                location=file.location,
-                num_samples=file.num_samples,
-                size=file.size,
-                sha256=file.sha256,
-                partition=file.partition,
-            )
-            for file in self.manifest.files
-        )
+        return self.manifest.files
 
     def _open_all(self, locations: Sequence[str]) -> tuple[PackedFile, ...]:
         """Files without a list of what they hold: each is opened now, and the first ones stay open."""

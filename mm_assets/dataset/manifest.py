@@ -14,7 +14,7 @@ from typing import Any
 
 from mm_assets.errors import CorruptError, UnsupportedVersionError
 
-__all__ = ["FORMATS", "PACKED_NAME", "Manifest", "ManifestFile", "make_manifest", "packed_name", "parse_manifest"]
+__all__ = ["FORMATS", "PACKED_NAME", "Manifest", "PackedFile", "make_manifest", "packed_name", "parse_manifest"]
 
 FORMATS = ("mult", "mstr")
 """The packed formats, as manifests and file names call them."""
@@ -27,22 +27,22 @@ _FOLDER = "manifests"  # of earlier versions, below the folder that their paths 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestFile:
-    """One shard's packed file.
+class PackedFile:
+    """One file of a dataset; what only a manifest knows is None without one.
 
     Attributes:
         location: path or URL.
-        partition: the shard's key.
         num_samples: samples in it.
         size: bytes.
         sha256: digest of the content, hexadecimal.
+        partition: the shard's key.
     """
 
     location: str
-    partition: str
     num_samples: int
-    size: int
-    sha256: str
+    size: int | None = None
+    sha256: str | None = None
+    partition: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Manifest:
     name: str
     dataset: str
     schema: Mapping[str, Any]
-    files: tuple[ManifestFile, ...]
+    files: tuple[PackedFile, ...]
 
 
 def packed_name(partition: str, *, sha256: str, form: str) -> str:
@@ -135,7 +135,7 @@ def _typed(mapping: Mapping[str, Any], key: str, kind: type, name: str, where: s
     return value
 
 
-def _file(shard: object, index: int, base: str, name: str, form: str) -> ManifestFile:
+def _file(shard: object, index: int, base: str, name: str, form: str) -> PackedFile:
     where = f"shards[{index}]"
     if not isinstance(shard, dict):
         raise CorruptError(name, where, found=type(shard).__name__, expected="an object")
@@ -147,7 +147,7 @@ def _file(shard: object, index: int, base: str, name: str, form: str) -> Manifes
     parts = path.split("/")
     if not path or ".." in parts or "" in parts or ":" in parts[0] or "\\" in path or "\0" in path:
         raise CorruptError(name, f"{where}: path", found=repr(path), expected="a path below the dataset's folder")
-    return ManifestFile(
+    return PackedFile(
         location=f"{base}/{path}" if base or name.startswith("/") else path,
         partition=_typed(shard, "partition", str, name, f"shards[{index}]"),
         num_samples=_typed(shard, "num_samples", int, name, f"shards[{index}]"),

@@ -6,7 +6,8 @@ decoded values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,47 +99,33 @@ def steps(
             columns[name] = _column(value, times, method, outside, max_gap_seconds)
         except ValueError as error:
             raise ValueError(f"modality {name!r}: {error}") from error
-    return ({name: column[k] for name, column in columns.items()} for k in range(len(times)))
+    return ({name: column(k) for name, column in columns.items()} for k in range(len(times)))
 
 
-class _Same:
-    """A column whose every row is one value."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __getitem__(self, _: int) -> Any:
-        return self.value
-
-
-class _Frames:
-    """A column of frames shown; -1 stands for none."""
-
-    def __init__(self, clip: Clip, rows: npt.NDArray[np.int64]) -> None:
-        self.clip = clip
-        self.rows = rows
-
-    def __getitem__(self, k: int) -> FrameAt | None:
-        row = int(self.rows[k])
-        if row < 0 or self.clip.frames is None:
-            return None
-        return FrameAt(int(self.clip.frame_indices[row]), float(self.clip.frame_times[row]), self.clip.frames[row])
-
-
-def _column(value: Any, times: npt.NDArray[np.float64], method: str, outside: str, max_gap: float | None) -> Any:
-    """What a value holds at each time, by index."""
+def _column(
+    value: Any, times: npt.NDArray[np.float64], method: str, outside: str, max_gap: float | None
+) -> Callable[[int], Any]:
+    """What a value holds at each time, by the number of the time."""
     if isinstance(value, TimeSeries):
         if method == "interpolate" and value.values.dtype.kind != "b":
-            return value.interpolate(times, outside=outside, max_gap_seconds=max_gap)
-        return value.nearest(times, max_distance_seconds=max_gap)[1]
+            return value.interpolate(times, outside=outside, max_gap_seconds=max_gap).__getitem__
+        return value.nearest(times, max_distance_seconds=max_gap)[1].__getitem__
     if isinstance(value, Clip):
-        return _Frames(value, _rows_shown(value, times, outside))
+        return partial(_frame, value, _rows_shown(value, times, outside).tolist())
     if isinstance(value, MIDI):
         onsets, ends = value.notes.onset_seconds, value.notes.end_seconds
-        return [value.notes.select((onsets <= time) & (time < ends)) for time in times]
+        return [value.notes.select((onsets <= time) & (time < ends)) for time in times].__getitem__
     if isinstance(value, list) and value and all(isinstance(segment, TimedSegment) for segment in value):
-        return [[segment for segment in value if _covers(segment, time)] for time in times.tolist()]
-    return _Same(value)
+        return [[segment for segment in value if _covers(segment, time)] for time in times.tolist()].__getitem__
+    return lambda _: value
+
+
+def _frame(clip: Clip, rows: list[int], k: int) -> FrameAt | None:
+    """The frame in a row of the clip; -1 stands for none."""
+    row = rows[k]
+    if row < 0 or clip.frames is None:
+        return None
+    return FrameAt(int(clip.frame_indices[row]), float(clip.frame_times[row]), clip.frames[row])
 
 
 def _covers(segment: TimedSegment, seconds: float) -> bool:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from mm_assets.errors import ConfigError, EncodeError
 from mm_assets.fields import Field
-from mm_assets.formats import ModalitySpec, MstrWriter, MultWriter, Payload, WriteSummary
+from mm_assets.formats import ModalitySpec, Payload, WriteSummary
+from mm_assets.formats.convert import WRITERS
+from mm_assets.formats.writer import PackedWriter
 
 __all__ = ["DatasetWriter", "create", "spec_of"]
-
-_WRITERS: Mapping[str, type[MultWriter | MstrWriter]] = {".mult": MultWriter, ".mstr": MstrWriter}
 
 
 def create(
@@ -38,7 +37,16 @@ def create(
         ConfigError: another extension, or a field that is none.
         EncodeError: a name, a count or the provenance cannot be written.
     """
-    return DatasetWriter(path, fields, num_samples=num_samples, provenance=provenance, fsync=fsync)
+    target = Path(path)
+    kind = WRITERS.get(target.suffix)
+    if kind is None:
+        detail = f"found {target.name!r}, expected a name that ends in {' or '.join(WRITERS)}"
+        raise ConfigError("arguments", "path", detail)
+    for name, field in fields.items():
+        if not isinstance(field, Field):
+            raise ConfigError("arguments", f"fields[{name!r}]", f"found {type(field).__name__}, expected a Field")
+    specs = [spec_of(name, field) for name, field in fields.items()]
+    return DatasetWriter(kind(target, specs, num_samples=num_samples, provenance=provenance, fsync=fsync), fields)
 
 
 def spec_of(name: str, field: Field) -> ModalitySpec:
@@ -53,36 +61,23 @@ def spec_of(name: str, field: Field) -> ModalitySpec:
 
 
 class DatasetWriter:
-    """Writes samples of values into one packed file; see `create`.
+    """Writes samples of values into one packed file; made by `create`.
 
     As a context manager it closes on success and aborts on an exception; the target is untouched until `close`.
+
+    Args:
+        writer: takes the payloads.
+        fields: of its modalities, by name.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        fields: Mapping[str, Field],
-        *,
-        num_samples: int | None = None,
-        provenance: Mapping[str, object] | None = None,
-        fsync: bool = True,
-    ) -> None:
-        self.path = Path(path)
+    def __init__(self, writer: PackedWriter, fields: Mapping[str, Field]) -> None:
+        self.path = writer.path
         self.fields: Mapping[str, Field] = dict(fields)
-        kind = _WRITERS.get(self.path.suffix)
-        if kind is None:
-            detail = f"found {self.path.name!r}, expected a name that ends in {' or '.join(_WRITERS)}"
-            raise ConfigError("arguments", "path", detail)
-        for name, field in self.fields.items():
-            if not isinstance(field, Field):
-                raise ConfigError("arguments", f"fields[{name!r}]", f"found {type(field).__name__}, expected a Field")
-        specs = [spec_of(name, field) for name, field in self.fields.items()]
-        self._num_samples = 0
-        self._writer = kind(self.path, specs, num_samples=num_samples, provenance=provenance, fsync=fsync)
+        self._writer = writer
 
     def __len__(self) -> int:
         """Samples written so far."""
-        return self._num_samples
+        return self._writer.num_samples
 
     def write(self, sample_id: str, sample: Mapping[str, Any]) -> None:
         """Append one sample.
@@ -107,7 +102,7 @@ class DatasetWriter:
             except EncodeError as error:
                 where = f"{self.path}, sample {len(self)} ({sample_id!r}), modality {name!r}"
                 raise EncodeError(f"{where}: {error}") from error
-        self._append(sample_id, payloads)
+        self._writer.write(sample_id, payloads)
 
     def write_payloads(self, sample_id: str, payloads: Mapping[str, tuple[Any, Any] | None]) -> None:
         """Append one sample of payloads that are encoded already: (metadata, data) by modality name.
@@ -116,11 +111,7 @@ class DatasetWriter:
             EncodeError: an unknown name, a record of the wrong size, or a limit of the format.
             OSError: the disk did not take this sample or one of those before it; the writer is closed.
         """
-        self._append(sample_id, {name: value and Payload(*value) for name, value in payloads.items()})
-
-    def _append(self, sample_id: str, payloads: Mapping[str, Payload | None]) -> None:
-        self._writer.write(sample_id, payloads)
-        self._num_samples += 1
+        self._writer.write(sample_id, {name: value and Payload(*value) for name, value in payloads.items()})
 
     def close(self) -> WriteSummary:
         """Finish the file and put it in its place.
@@ -137,9 +128,7 @@ class DatasetWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import mm_assets
 from mm_assets import Dataset, MultimodalCollator, MultimodalLoader
-from mm_assets.dataset.manifest import Manifest, ManifestFile
+from mm_assets.dataset.manifest import Manifest, PackedFile
 from mm_assets.errors import ConfigError, LoaderError
 from mm_assets.fields import ImageField, NDArrayField, ScalarField, TextField, TokensField
 from mm_assets.formats import convert
@@ -501,7 +501,7 @@ def test_a_manifest_identifies_the_dataset(data: Dataset) -> None:
         selection: Any = None
 
         def __init__(self, digest: str) -> None:
-            file = ManifestFile(location="x", partition="p", num_samples=COUNT, size=1, sha256=digest)
+            file = PackedFile(location="x", partition="p", num_samples=COUNT, size=1, sha256=digest)
             self.manifest = Manifest(name="m", dataset="d", schema={}, files=(file,))
 
         def __len__(self) -> int:
