@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mm_assets.formats.sample_ids import hash_ids
 
-__all__ = ["IdLookup", "RowLookup", "hash_texts"]
+__all__ = ["IdLookup", "RowLookup", "hash_texts", "mix_bits"]
 
 _BLOCK = 1 << 15  # ids hashed together
 
@@ -37,6 +37,16 @@ def hash_texts(texts: SampleIds, count: int) -> npt.NDArray[np.uint64]:
         hashes[start : start + len(block)] = hash_ids(offsets, partial(_slice, data))
         start += len(block)
     return hashes
+
+
+def mix_bits(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014), in place, a bijection: every bit moves every bit."""
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
 
 
 def _slice(data: bytes, start: int, stop: int) -> bytes:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.dataset.files import Reader
-from mm_assets.dataset.id_index import hash_texts
+from mm_assets.dataset.id_index import hash_texts, mix_bits
 from mm_assets.dataset.open_files import OpenFiles
 from mm_assets.errors import ConfigError, optional_import
 from mm_assets.fields import Field
@@ -47,7 +47,7 @@ def split_rows(
     number = operator.index(seed)
     if not 0 <= number < 2**64:
         raise ConfigError("arguments", "seed", f"found {number}, expected an integer from 0 to 2**64 - 1")
-    points = _mix(hash_texts(sample_ids, count) ^ _mix(np.array([number], np.uint64) + np.uint64(_STEP)))
+    points = mix_bits(hash_texts(sample_ids, count) ^ mix_bits(np.array([number], np.uint64) + np.uint64(_STEP)))
     # A bound of 2**64 has no uint64, and no point reaches it.
     parts = np.searchsorted(np.array([bound for bound in bounds if bound < 2**64], np.uint64), points, side="right")
     return {name: np.flatnonzero(parts == part) for part, name in enumerate(fractions)}
@@ -74,13 +74,6 @@ def _bounds(fractions: Mapping[str, float]) -> list[int]:
 
 
 _STEP = 0x9E3779B97F4A7C15
-
-
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finalizer, a bijection: every bit of a hash affects the order of the points."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 # --- SQL --------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from mm_assets.dataset.prefetch import BufferPool, arrays_of
 from mm_assets.dataset.workers import WorkerPool
 from mm_assets.errors import ConfigError, FormatError, LoaderError, optional_import
 from mm_assets.fields import ArraySpec
-from mm_assets.loading.collate import MultimodalCollator, Ragged, as_tensors
+from mm_assets.loading.collate import MultimodalCollator, as_tensors, map_batch, rows_of
 from mm_assets.loading.order import EpochOrder, derive_key
 from mm_assets.loading.plan import Step
 
@@ -218,7 +218,7 @@ class BatchMaker:
         self, name: str, transform: Transform, column: Batch, indices: npt.NDArray[np.int64], threads: int
     ) -> Batch:
         """Each value that is present transformed; None makes it absent."""
-        values, present = rows_of(column), column.present.tolist()
+        values, present = rows_of(column.values, column.present), column.present.tolist()
 
         def run(start: int, stop: int) -> list[Any]:
             found: list[Any] = []
@@ -250,7 +250,7 @@ class BatchMaker:
             if self._collator.return_tensors == "pt":
                 extra = as_tensors(extra)
         else:
-            rows = {name: rows_of(column) for name, column in columns.items()}
+            rows = {name: rows_of(column.values, column.present) for name, column in columns.items()}
             batch = self._collator(
                 [{name: values[row] for name, values in rows.items()} for row in range(len(indices))]
             )
@@ -258,17 +258,7 @@ class BatchMaker:
                 return batch
         for name, value in extra.items():
             batch.setdefault(name, value)
-        return _pinned(batch) if self._pin_memory else batch
-
-
-def rows_of(column: Batch) -> list[Any]:
-    """The values of a column one by one, None where absent; rows of arrays are views."""
-    count = len(column.present)
-    if isinstance(column.values, Mapping):
-        rows: list[Any] = [{part: array[row] for part, array in column.values.items()} for row in range(count)]
-    else:
-        rows = list(column.values)
-    return [value if ok else None for value, ok in zip(rows, column.present.tolist(), strict=True)]
+        return map_batch(batch, _pinned) if self._pin_memory else batch
 
 
 def _takes_rng(transform: Transform) -> bool:
@@ -317,11 +307,7 @@ def _pinned_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[
 
 
 def _pinned(value: Any) -> Any:
-    """Tensors in pinned memory; those elsewhere are copied."""
-    if isinstance(value, dict):
-        return {name: _pinned(item) for name, item in value.items()}
-    if isinstance(value, Ragged):
-        return Ragged(_pinned(value.values), _pinned(value.offsets))
+    """A tensor in pinned memory, copied if it is elsewhere; any other value unchanged."""
     if hasattr(value, "is_pinned"):
         return value if value.is_pinned() else value.pin_memory()
     return value

@@ -18,7 +18,7 @@ from mm_assets.errors import CollateError, ConfigError, optional_import
 from mm_assets.fields.base import describe
 from mm_assets.loading.rules import Rule, parse_rules
 
-__all__ = ["MultimodalCollator", "Ragged", "as_tensors"]
+__all__ = ["MultimodalCollator", "Ragged", "as_tensors", "map_batch", "rows_of"]
 
 Array = npt.NDArray[Any]
 Lengths = dict[str, Array]
@@ -173,8 +173,7 @@ class _Column:
             values, path = _part(values, path[0], rule, None), path[1:]
         if isinstance(values, np.ndarray | Mapping) and not path:
             return cls(None, values, present)
-        rows = [value if ok else None for value, ok in zip(values, present.tolist(), strict=True)]
-        return cls._of_rows(rows, path, rule)
+        return cls._of_rows(rows_of(values, present), path, rule)
 
     @classmethod
     def _of_rows(cls, rows: list[Any], path: tuple[str, ...], rule: Rule) -> _Column:
@@ -189,13 +188,15 @@ class _Column:
     def rows(self) -> list[Any]:
         """The values one by one, None where absent."""
         if self._rows is None:
-            count = len(self.present)
-            if isinstance(self.whole, Mapping):
-                every = [{key: array[row] for key, array in self.whole.items()} for row in range(count)]
-            else:
-                every = list(self.whole)
-            self._rows = [value if ok else None for value, ok in zip(every, self.present.tolist(), strict=True)]
+            self._rows = rows_of(self.whole, self.present)
         return self._rows
+
+
+def rows_of(values: Any, present: npt.NDArray[np.bool_]) -> list[Any]:
+    """The values of a column one by one, None where absent; rows of arrays are views."""
+    if isinstance(values, Mapping):
+        values = [{part: array[row] for part, array in values.items()} for row in range(len(present))]
+    return [value if ok else None for value, ok in zip(values, present.tolist(), strict=True)]
 
 
 def _part(value: Any, key: str, rule: Rule, row: int | None) -> Any:
@@ -332,12 +333,22 @@ def _torch() -> Any:
     return torch
 
 
-def as_tensors(value: Any) -> Any:
-    """The arrays in a batch as torch tensors over the same memory; other values, lists too, unchanged."""
+def map_batch(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """A batch, or an entry of it, with every array or list in it converted."""
     if isinstance(value, dict):
-        return {name: as_tensors(item) for name, item in value.items()}
+        return {name: map_batch(item, convert) for name, item in value.items()}
     if isinstance(value, Ragged):
-        return Ragged(as_tensors(value.values), as_tensors(value.offsets))
+        return Ragged(convert(value.values), convert(value.offsets))
+    return convert(value)
+
+
+def as_tensors(batch: dict[str, Any]) -> dict[str, Any]:
+    """The arrays in a batch as torch tensors over the same memory; other values, lists too, unchanged."""
+    tensors: dict[str, Any] = map_batch(batch, _as_tensor)
+    return tensors
+
+
+def _as_tensor(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         # torch does not support read-only memory (a tensor that writes through to a mapped file would end the process),
         # negative strides, or foreign byte order.

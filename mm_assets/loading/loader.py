@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict, replace
+from functools import cached_property, partial
 from itertools import count
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from mm_assets.loading.batches import BatchMaker, BatchSource, Collate, DamagedS
 from mm_assets.loading.collate import MultimodalCollator
 from mm_assets.loading.order import SHUFFLES, EpochOrder
 from mm_assets.loading.plan import EpochPlan, find_rank
+from mm_assets.loading.rules import check_integer
 from mm_assets.loading.state import LoaderState, fingerprint
 
 __all__ = ["BatchIterator", "MultimodalLoader"]
@@ -126,8 +128,8 @@ class MultimodalLoader:
             self._threads = count_threads(num_workers)
         except ValueError as error:
             raise ConfigError("arguments", "num_workers", str(error)) from error
-        _check_number("batch_size", batch_size, 1)
-        _check_number("prefetch_batches", prefetch_batches, 1)
+        check_integer("batch_size", batch_size, 1)
+        check_integer("prefetch_batches", prefetch_batches, 1)
         if on_damaged not in ("raise", "skip"):
             raise ConfigError("arguments", "on_damaged", f"found {on_damaged!r}, expected raise or skip")
         self._prefetch = prefetch_batches
@@ -156,7 +158,6 @@ class MultimodalLoader:
             even_batches=even_batches,
         )
         self._delivered = 0
-        self._fingerprint: str | None = None
         self._current: weakref.ref[BatchIterator] | None = None
 
     # --- the epoch ----------------------------------------------------------------------------------------------------
@@ -210,8 +211,8 @@ class MultimodalLoader:
 
         It is the same on every rank that has received as many batches.
         """
-        state = LoaderState.of(self._plan.order, delivered=self._delivered, fingerprint=self._dataset_fingerprint())
-        return state.to_json()
+        state = LoaderState.of(self._plan.order, delivered=self._delivered, fingerprint=self._fingerprint)
+        return asdict(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position from `state_dict`, also one of other ranks and another batch size.
@@ -225,13 +226,12 @@ class MultimodalLoader:
     def check_state(self, state: Mapping[str, Any]) -> LoaderState:
         """Parse a state; `LoaderError` if it is not one of this dataset and this order."""
         found = LoaderState.from_json(state)
-        found.check(self._plan.order, fingerprint=self._dataset_fingerprint())
+        found.check(self._plan.order, fingerprint=self._fingerprint)
         return found
 
-    def _dataset_fingerprint(self) -> str:
-        if self._fingerprint is None:
-            self._fingerprint = fingerprint(self.reader)
-        return self._fingerprint
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.reader)
 
     # --- what iterations use ------------------------------------------------------------------------------------------
 
@@ -279,16 +279,10 @@ class MultimodalLoader:
         self._move(replace(self._plan.order, epoch=self.epoch + 1), 0)
 
 
-class BatchIterator(Iterator[Any]):
-    """The batches of the rest of an epoch; made by iterating over a loader.
+class Iteration(Iterator[Any]):
+    """The batches of the rest of an epoch; a loader has one at a time."""
 
-    Its threads start with the first batch, and end with the last one, with an error, with `close`, or when no reference
-    to it is left, such as after a ``break``.
-    """
-
-    def __init__(self, loader: MultimodalLoader) -> None:
-        self._loader = loader
-        self._ahead: Prefetch[Made] | None = None
+    def __init__(self) -> None:
         self._closed = False
         self._superseded = False
 
@@ -304,20 +298,15 @@ class BatchIterator(Iterator[Any]):
             raise LoaderError("this iteration has ended: the loader was iterated over again, or moved")
         if self._closed:
             raise StopIteration
-        if self._ahead is None:
-            self._ahead = self._loader._start()
-        done = False
         try:
-            made = next(self._ahead, None)
-            done = made is not None
-        finally:
-            if not done:
-                self.close()
-        if made is None:
-            self._loader._finish()
-            raise StopIteration
-        self._loader._deliver(made)
-        return made.batch
+            return self._make()
+        except BaseException:
+            self.close()
+            raise
+
+    @abstractmethod
+    def _make(self) -> Any:
+        """The next batch, of which the loader takes note; `StopIteration` at the end."""
 
     def supersede(self) -> None:
         """End it because another one begins; its next batch is an error, rather than one of the other's."""
@@ -327,14 +316,44 @@ class BatchIterator(Iterator[Any]):
     def close(self) -> None:
         """End the reading ahead and wait for its threads; the loader keeps its position. Fine twice."""
         self._closed = True
-        if self._ahead is not None:
-            self._ahead.close()
+        self._end()
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Ends the reading ahead."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class BatchIterator(Iteration):
+    """The batches of the rest of an epoch; made by iterating over a loader.
+
+    Its threads start with the first batch, and end with the last one, with an error, with `close`, or when no reference
+    to it is left, such as after a ``break``.
+    """
+
+    def __init__(self, loader: MultimodalLoader) -> None:
+        super().__init__()
+        self._loader = loader
+        self._ahead: Prefetch[Made] | None = None
+
+    def _make(self) -> Any:
+        if self._ahead is None:
+            self._ahead = self._loader._start()
+        made = next(self._ahead, None)
+        if made is None:
+            self._loader._finish()
+            raise StopIteration
+        self._loader._deliver(made)
+        return made.batch
+
+    def _end(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
 
 
 def _choose_names(reader: BatchSource, modalities: Sequence[str] | None, collator: Collate) -> tuple[str, ...]:
@@ -357,8 +376,3 @@ def _choose_names(reader: BatchSource, modalities: Sequence[str] | None, collato
                 detail = "is a name that every batch has: give the output another by a collator's rule with a source"
                 raise ConfigError("arguments", output, detail)
     return names
-
-
-def _check_number(name: str, value: int, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ConfigError("arguments", name, f"found {value!r}, expected an integer from {low}")

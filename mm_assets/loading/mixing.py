@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import accumulate
 from math import isfinite
-from typing import Any, Self
+from typing import Any
 
 from mm_assets.errors import ConfigError, LoaderError
 from mm_assets.loading.batches import BatchSource
-from mm_assets.loading.loader import BatchIterator, MultimodalLoader
+from mm_assets.loading.loader import BatchIterator, Iteration, MultimodalLoader
 from mm_assets.loading.order import hash_float
+from mm_assets.loading.rules import check_integer
 
 __all__ = ["MixedIterator", "MixedLoader", "mix"]
 
@@ -98,8 +99,7 @@ class MixedLoader:
             raise ConfigError("arguments", "loaders", "found one loader under two names: its place would be both's")
         if num_batches is None:
             num_batches = sum(map(len, loaders.values()))
-        if isinstance(num_batches, bool) or not isinstance(num_batches, int) or num_batches < 1:
-            raise ConfigError("arguments", "num_batches", f"found {num_batches!r}, expected an integer from 1")
+        check_integer("num_batches", num_batches, 1)
         self._loaders = dict(loaders)
         self._names = tuple(loaders)
         self._weights = tuple(float(weights[name]) for name in self._names)
@@ -185,33 +185,20 @@ class MixedLoader:
         self._epoch, self._step = state["epoch"], state["step"]
 
 
-class MixedIterator(Iterator[Any]):
+class MixedIterator(Iteration):
     """The batches of the rest of an iteration over a `MixedLoader`; else as `BatchIterator`."""
 
     def __init__(self, loader: MixedLoader, loaders: Mapping[str, MultimodalLoader]) -> None:
+        super().__init__()
         self._loader = loader
         self._loaders = loaders
         self._iterators: dict[str, BatchIterator] = {}
-        self._closed = False
-        self._superseded = False
 
-    def __next__(self) -> Any:
-        """The next batch; raises as `BatchIterator` does."""
-        if self._superseded:
-            raise LoaderError("this iteration has ended: the loader was iterated over again, or moved")
-        if self._closed:
-            raise StopIteration
+    def _make(self) -> Any:
         name = self._loader._draw()
         if name is None:
-            self.close()
             raise StopIteration
-        done = False
-        try:
-            batch = self._next(name)
-            done = True
-        finally:
-            if not done:
-                self.close()
+        batch = self._next(name)
         self._loader._deliver()
         if isinstance(batch, dict):
             batch.setdefault("source", name)
@@ -229,19 +216,6 @@ class MixedIterator(Iterator[Any]):
         # One empty epoch may be the rest of a state; two mean that the source has no batches.
         raise LoaderError(f"source {name!r} has no batches")
 
-    def supersede(self) -> None:
-        """End it because another one begins; its next batch is an error."""
-        self._superseded = not self._closed
-        self.close()
-
-    def close(self) -> None:
-        """End the reading ahead and wait for its threads; the loader keeps its position. Fine twice."""
-        self._closed = True
+    def _end(self) -> None:
         for iterator in self._iterators.values():
             iterator.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -14,6 +14,7 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from mm_assets.dataset.id_index import mix_bits
 from mm_assets.errors import ConfigError
 
 __all__ = ["MAX_SAMPLES", "SHUFFLES", "EpochOrder", "derive_key", "hash_float", "permute"]
@@ -41,18 +42,8 @@ Positions = npt.NDArray[np.int64]
 # --- keys and hashes --------------------------------------------------------------------------------------------------
 
 
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014), in place: every bit of the input moves every bit."""
-    values ^= values >> _U64(30)
-    values *= _U64(0xBF58476D1CE4E5B9)
-    values ^= values >> _U64(27)
-    values *= _U64(0x94D049BB133111EB)
-    values ^= values >> _U64(31)
-    return values
-
-
 def _mix_one(value: int) -> int:
-    """`_mix` of one number, without an array's overhead."""
+    """`mix_bits` of one number, without an array's overhead."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
@@ -95,7 +86,7 @@ def permute(positions: npt.NDArray[np.integer], size: int, key: int) -> Position
         (n,) int64: different positions have different images.
     """
     if size <= MAX_SORTED:
-        hashes = _mix(np.arange(size, dtype=_U64) * _U64(_GOLDEN) + _U64(key & _MASK))
+        hashes = mix_bits(np.arange(size, dtype=_U64) * _U64(_GOLDEN) + _U64(key & _MASK))
         images: Positions = np.argsort(hashes, kind="stable").astype(np.int64)[positions]
         return images
     found = positions.astype(_U64)
@@ -125,7 +116,7 @@ def _feistel(values: npt.NDArray[np.uint64], base: int, other: int, keys: list[i
 
 def _add_hash(target: npt.NDArray[np.uint64], source: npt.NDArray[np.uint64], base: int, key: int) -> None:
     """Adds a keyed hash of `source` to `target`, modulo `base`, which is below 2**32."""
-    hashes = _mix(source + _U64(key))
+    hashes = mix_bits(source + _U64(key))
     hashes >>= _U64(32)
     hashes *= _U64(base)
     hashes >>= _U64(32)  # 0..base-1, by multiplication rather than division

@@ -13,7 +13,7 @@ import numpy as np
 
 from mm_assets.errors import ConfigError
 
-__all__ = ["Rule", "parse_rules"]
+__all__ = ["Rule", "check_integer", "parse_rules"]
 
 TYPES = ("stack", "pad", "ragged", "list")
 KEYS = ("type", "stack", "pad_value", "max_length", "pad_to_multiple_of", "dtype", "source")
@@ -41,6 +41,12 @@ class Rule:
     max_length: tuple[int | None, ...] = ()
     multiple: int = 1
     dtype: np.dtype[Any] | None = None
+
+
+def check_integer(key: str, value: object, least: int) -> None:
+    """Refuse, with `ConfigError`, an argument that is not an integer from `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError("arguments", key, f"found {value!r}, expected an integer from {least}")
 
 
 def parse_rules(configs: Mapping[str, Mapping[str, Any]]) -> list[Rule]:
@@ -72,8 +78,7 @@ def _rule(name: str, config: Mapping[str, Any]) -> Rule:
     if not isinstance(source, str) or not all(source.split(".")):
         raise ConfigError("arguments", f"{name}.source", f"found {source!r}, expected modality or modality.part")
     multiple = config.get("pad_to_multiple_of", 1)
-    if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
-        raise ConfigError("arguments", f"{name}.pad_to_multiple_of", f"found {multiple!r}, expected an integer from 1")
+    check_integer(f"{name}.pad_to_multiple_of", multiple, 1)
     # A name that the caller gave no source may have dots itself: it is a modality's, as the dataset has it.
     return Rule(
         name=name,
@@ -125,6 +130,6 @@ def _max_length(name: str, value: Any) -> tuple[int | None, ...]:
     if not isinstance(limits, Sequence) or isinstance(limits, str) or not limits:
         raise ConfigError("arguments", f"{name}.max_length", f"found {value!r}, expected an integer or a list of them")
     for limit in limits:
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-            raise ConfigError("arguments", f"{name}.max_length", f"found {limit!r}, expected an integer from 0")
+        if limit is not None:
+            check_integer(f"{name}.max_length", limit, 0)
     return tuple(limits)

@@ -50,10 +50,6 @@ class LoaderState:
         """The state of a loader."""
         return cls(fingerprint=fingerprint, delivered=delivered, **asdict(order))
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a checkpoint."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
         """A state from a checkpoint.
