@@ -185,7 +185,7 @@ def measure_stage(shard: str, root: str) -> dict[str, Any]:
     """Makes and materializes the rows twice, without writing them; the second time everything is imported and warm."""
     from mm_assets.pipeline.register import register
     from mm_assets.rows.from_members import MemberRows
-    from mm_assets.rows.materialize import materialize
+    from mm_assets.rows.materialize import MaterializeStream
     from mm_assets.sources.base import index_members
     from mm_assets.sources.tar import TarSource
     from mm_assets.storage.files import SourceFile
@@ -201,7 +201,9 @@ def measure_stage(shard: str, root: str) -> dict[str, Any]:
             rows = MemberRows([TarSource(source)]).rows(
                 partial(iter, members), layout=spec.samples, schema=schema, batch_bytes=spec.batch_bytes
             )
-            stream = materialize(rows, open_file=lambda _: source, allowed=lambda _: True, batch_bytes=spec.batch_bytes)
+            stream = MaterializeStream(
+                rows, open_file=lambda _: source, allowed=lambda _: True, batch_bytes=spec.batch_bytes
+            )
             for _ in stream:
                 pass
             seconds = time.perf_counter() - began

@@ -34,7 +34,7 @@ from mm_assets.pipeline.chain import (
 )
 from mm_assets.pipeline.run import Run, StageResult
 from mm_assets.pipeline.store import DatasetStore
-from mm_assets.rows.materialize import MaterializeStream, materialize
+from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import read_batches, sample_groups
 from mm_assets.rows.source_ref import is_allowed_reference
 from mm_assets.sources.base import index_members
@@ -137,12 +137,12 @@ def _materialize(run: Run, batches: Iterator[pa.RecordBatch]) -> MaterializeStre
     spec = run.spec
     shards = {file.url for file in run.files}
     allowed = (*spec.samples.prefixes, *(folder for source in run.row_sources for folder in source.folders))
-    return materialize(
+    return MaterializeStream(
         batches,
         open_file=run.open_file,
         open_container=run.open_container,
         allowed=lambda url: url in shards or is_allowed_reference(url, allowed),
-        on_error="fail" if spec.on_materialize_error == "fail" else "keep",
+        fail_on_error=spec.on_materialize_error == "fail",
         batch_bytes=spec.batch_bytes,
         max_content_bytes=spec.max_content_bytes,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,7 @@ from mm_assets.errors import ShardReadError, SourceError
 from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.storage.files import SourceFile
 
-__all__ = ["ContentColumn", "ReadPool"]
-
+__all__ = ["ContentColumn"]
 
 REMOTE_REQUESTS = 16  # files of an object store that are asked for at a time
 MIN_PARALLEL = 1 << 20  # bytes below which a second thread costs more than it saves
@@ -38,44 +38,18 @@ class _Range(NamedTuple):
     member: str | None  # of an archive
 
 
-class ReadPool:
-    """Reads ranges of several files into one buffer; `threads` are parallel reads of local files."""
-
-    def __init__(self, pool: ThreadPoolExecutor, threads: int) -> None:
-        self._pool = pool
-        self._threads = threads
-
-    def read(self, ranges: Sequence[_Range], target: memoryview) -> dict[int, SourceError]:
-        """Reads every range to its position; returns the errors by row.
-
-        Raises:
-            ShardReadError: the storage failed at a member of an archive.
-        """
-        by_file: dict[int, list[_Range]] = {}
-        for wanted in ranges:
-            by_file.setdefault(id(wanted.source), []).append(wanted)
-        tasks: list[list[_Range]] = []
-        for group in by_file.values():
-            group.sort(key=lambda wanted: wanted.offset)
-            tasks += self._split(group) if group[0].source.is_local else [group]
-        if len(tasks) == 1:
-            return _read(tasks[0], target)
-        errors: dict[int, SourceError] = {}
-        for found in self._pool.map(_read, tasks, [target] * len(tasks)):
-            errors.update(found)
-        return errors
-
-    def _split(self, group: list[_Range]) -> list[list[_Range]]:
-        total = sum(wanted.size for wanted in group)
-        parts = min(self._threads, len(group), total // MIN_PARALLEL)
-        if parts < 2:
-            return [group]
-        tasks: list[list[_Range]] = [[] for _ in range(parts)]
-        done = 0
-        for wanted in group:
-            tasks[min(done * parts // total, parts - 1)].append(wanted)
-            done += wanted.size
-        return [task for task in tasks if task]
+def _split(group: list[_Range], threads: int) -> list[list[_Range]]:
+    """The ranges of one file, in as many parts of about equal size as are worth a thread."""
+    total = sum(wanted.size for wanted in group)
+    parts = min(threads, len(group), total // MIN_PARALLEL)
+    if parts < 2:
+        return [group]
+    tasks: list[list[_Range]] = [[] for _ in range(parts)]
+    done = 0
+    for wanted in group:
+        tasks[min(done * parts // total, parts - 1)].append(wanted)
+        done += wanted.size
+    return [task for task in tasks if task]
 
 
 def _read(ranges: Sequence[_Range], target: memoryview) -> dict[int, SourceError]:
@@ -101,23 +75,26 @@ class ContentColumn:
 
     Args:
         batch: the rows.
-        reader: reads ranges.
+        pool: reads ranges.
+        threads: parallel reads of local files.
         limit: bytes of content of one piece of the batch; a larger item is a piece of its own.
         ahead: about how many bytes are to come.
-        tell: formats the error of a row.
+        tell: the text of a row's error.
     """
 
     def __init__(
         self,
         batch: pa.RecordBatch,
-        reader: ReadPool,
+        pool: ThreadPoolExecutor,
         *,
+        threads: int,
         limit: int,
         ahead: int,
-        tell: Callable[[int, SourceError], str],
+        tell: Callable[[int, Exception], str],
     ) -> None:
         self._batch = batch
-        self._reader = reader
+        self._pool = pool
+        self._threads = threads
         self._limit = limit
         self._tell = tell
         self.num_filled = 0
@@ -170,9 +147,9 @@ class ContentColumn:
         self._sizes[row] = size
         self._fresh.add(row)
 
-    def fail(self, row: int, error: str) -> None:
+    def fail(self, row: int, error: Exception) -> None:
         """Gives a row an error."""
-        self._errors[row] = error
+        self._errors[row] = self._tell(row, error)
 
     def fill(self) -> None:
         """Reads the ranges that are waiting.
@@ -183,14 +160,27 @@ class ContentColumn:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        errors = self._reader.read(pending, self._view)
+        errors = self._read(pending)
         for wanted in pending:
             self.bytes_read += wanted.size
             if wanted.row in errors:
                 # Its place stays empty, under a null: the rows after it have their positions already.
                 self._view[wanted.position : wanted.position + wanted.size] = bytes(wanted.size)
                 self._fresh.discard(wanted.row)
-                self._errors[wanted.row] = self._tell(wanted.row, errors[wanted.row])
+                self.fail(wanted.row, errors[wanted.row])
+
+    def _read(self, ranges: Sequence[_Range]) -> dict[int, SourceError]:
+        """Reads every range to its position, files side by side; returns the errors by row."""
+        tasks: list[list[_Range]] = []
+        for _, in_file in groupby(sorted(ranges, key=lambda r: (id(r.source), r.offset)), key=lambda r: id(r.source)):
+            group = list(in_file)
+            tasks += _split(group, self._threads) if group[0].source.is_local else [group]
+        if len(tasks) == 1:
+            return _read(tasks[0], self._view)
+        errors: dict[int, SourceError] = {}
+        for found in self._pool.map(_read, tasks, repeat(self._view)):
+            errors.update(found)
+        return errors
 
     def take(self, stop: int, ahead: int = 0) -> pa.RecordBatch:
         """The rows up to `stop`, with their content, errors and content types.

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +21,7 @@ import pyarrow.compute as pc
 
 from mm_assets.errors import ConfigError, MediaError, ShardReadError, SourceError
 from mm_assets.media.content_types import Buffer, sniff_content_type
-from mm_assets.rows.content_column import REMOTE_REQUESTS, ContentColumn, ReadPool
-from mm_assets.rows.parquet import sample_groups
-from mm_assets.rows.schema import DROPPED_SCHEMA, MATERIALIZE
+from mm_assets.rows.content_column import REMOTE_REQUESTS, ContentColumn
 from mm_assets.rows.source_ref import SourceRef, parse_source_ref, with_parsed_source_ref_columns
 from mm_assets.sources.base import Source, open_container
 from mm_assets.sources.extract import MemberExtract, Shelf
@@ -32,133 +31,12 @@ from mm_assets.storage.urls import is_local
 if TYPE_CHECKING:
     from mm_assets.media.tiff import TiffFrames
 
-__all__ = ["MaterializeStream", "OnError", "materialize"]
+__all__ = ["MaterializeStream"]
 
-OnError = Literal["keep", "drop_row", "drop_sample", "fail"]
-
-REASON = "materialize_error"
 MAX_ERROR = 1000  # characters of an error on a row
 _FRAME_OVERHEAD = 2048  # tags and tables that a frame of a TIFF repeats
-_COUNTS = ("rows", "media_rows", "materialized", "errors", "frames", "content_bytes", "bytes_read", "dropped_rows")
+_COUNTS = ("rows", "media_rows", "materialized", "errors", "frames", "content_bytes", "bytes_read")
 _WITHOUT_CONTENT = ("metadata", "text")
-
-
-def materialize(
-    batches: Iterable[pa.RecordBatch],
-    *,
-    open_file: Callable[[str], SourceFile],
-    allowed: Callable[[str], bool],
-    open_container: Callable[[SourceFile], Source] = open_container,
-    on_error: OnError = "keep",
-    batch_bytes: int = 16 << 20,
-    threads: int = 2,
-    max_content_bytes: int = 1 << 30,
-) -> MaterializeStream:
-    """Fetches the content of every media row that has none and no error yet.
-
-    Media rows are those of any modality but metadata and text. A row's locator is read by range (offset and size), by
-    one pass over its shard (a member without range), or whole (a path alone); with `frame_index` a TIFF gives that
-    frame as a TIFF of its own, anything else is given unchanged. `content_type` is then determined by the
-    bytes, where they determine it.
-
-    Args:
-        batches: rows with the reserved columns, in order.
-        open_file: opens a file, which it owns; it may return the same one again, and may close local ones when another
-            is requested: they are then opened again.
-        allowed: whether a `source_ref` may point to this path or URL; others are never opened.
-        open_container: opens a file as the container of the requested members.
-        on_error: "keep" leaves the error on its row, "drop_row" leaves the row out, "drop_sample" its whole sample,
-            "fail" raises. Errors that rows came with count too.
-        batch_bytes: content of one yielded batch; a larger item is a batch of its own.
-        threads: parallel reads of local files.
-        max_content_bytes: a larger item is an error.
-
-    Returns:
-        The rows, which are made while they are read; `ShardReadError` is raised then if the storage of an archive
-        fails.
-
-    Raises:
-        ConfigError: a policy or number is not one of those allowed.
-    """
-    if on_error not in get_args(OnError):
-        raise ConfigError("arguments", "on_error", f"is {on_error!r}, allowed are {', '.join(get_args(OnError))}")
-    for name, number in (("batch_bytes", batch_bytes), ("threads", threads), ("max_content_bytes", max_content_bytes)):
-        if number < 1:
-            raise ConfigError("arguments", name, f"is {number}, expected at least 1")
-    fetcher = _Fetcher(
-        open_file,
-        open_container,
-        allowed,
-        batch_bytes=batch_bytes,
-        threads=threads,
-        max_content_bytes=max_content_bytes,
-    )
-    return MaterializeStream(batches, fetcher, on_error)
-
-
-class MaterializeStream:
-    """Materialized rows of one partition; iterate once.
-
-    Attributes:
-        counts: ``rows`` yielded, ``media_rows`` among those that came in, ``materialized`` and ``errors`` of these,
-            ``frames`` taken out of TIFFs, ``content_bytes`` yielded, ``bytes_read`` by range or whole,
-            ``dropped_rows``. Complete once iterated.
-    """
-
-    def __init__(self, batches: Iterable[pa.RecordBatch], fetcher: _Fetcher, on_error: OnError) -> None:
-        self._batches = batches
-        self._fetcher = fetcher
-        self._on_error = on_error
-        self._dropped: list[pa.RecordBatch] = []
-        self._started = False
-        self.counts: dict[str, int] = fetcher.counts
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        if self._started:
-            raise RuntimeError("a stream of materialized rows can be iterated once")
-        self._started = True
-        filled = self._fetcher.run(self._batches)
-        if self._on_error == "drop_sample":
-            groups = sample_groups(filled, batch_bytes=self._fetcher.batch_bytes)
-            filled = (batch for group in groups for batch in self._without_failed_samples(group))
-        for batch in filled:
-            if self._on_error == "drop_row":
-                batch = self._without(batch, batch.column("materialize_error").is_valid())
-            elif self._on_error == "fail":
-                _raise_first_error(batch)
-            if batch.num_rows:
-                self.counts["rows"] += batch.num_rows
-                self.counts["content_bytes"] += pc.sum(pc.binary_length(batch.column("binary_content"))).as_py() or 0
-                yield batch
-
-    def _without_failed_samples(self, group: pa.Table) -> Iterator[pa.RecordBatch]:
-        failed = group.column("sample_id").filter(group.column("materialize_error").is_valid()).unique()
-        for batch in group.to_batches():
-            yield self._without(batch, pc.is_in(batch.column("sample_id"), value_set=failed)) if len(failed) else batch
-
-    def _without(self, batch: pa.RecordBatch, drop: Any) -> pa.RecordBatch:
-        count = pc.sum(drop).as_py() or 0
-        if not count:
-            return batch
-        self.counts["dropped_rows"] += count
-        lost = batch.select(["sample_id", "position", "modality"]).filter(drop)
-        why = batch.column("materialize_error").filter(drop)
-        told = [pa.repeat(MATERIALIZE, count), pa.repeat(REASON, count), pa.nulls(count, pa.float64()), why]
-        self._dropped.append(pa.RecordBatch.from_arrays([*lost.columns, *told], schema=DROPPED_SCHEMA))
-        return batch.filter(pc.invert(drop))
-
-    def dropped(self) -> pa.Table:
-        """The rows that the policy left out so far, with `DROPPED_SCHEMA`."""
-        return pa.Table.from_batches(self._dropped, schema=DROPPED_SCHEMA)
-
-
-def _raise_first_error(batch: pa.RecordBatch) -> None:
-    errors = batch.column("materialize_error")
-    if errors.null_count == len(errors):
-        return
-    row = int(np.flatnonzero(errors.is_valid().to_numpy(zero_copy_only=False))[0])
-    sample, position = batch.column("sample_id")[row].as_py(), batch.column("position")[row].as_py()
-    raise SourceError(f"sample {sample!r}, position {position}", errors[row].as_py())
 
 
 def _one_line(text: str) -> str:
@@ -183,12 +61,10 @@ def _tell(ref: SourceRef | None, error: Exception | str) -> str:
 
 
 class _Work(NamedTuple):
-    """The work for one row."""
+    """A row that has content, or gets it."""
 
     row: int
-    ref: SourceRef | None
-    problem: str  # with its locator, where `ref` is None
-    kept: memoryview | None  # content that it already has
+    source: SourceRef | SourceError | memoryview  # where its content is, what is wrong with its locator, or its content
 
 
 @dataclass(slots=True, kw_only=True)
@@ -204,7 +80,7 @@ class _Batch:
 
 
 @dataclass(slots=True)
-class _Item:
+class _SharedItem:
     """The bytes that rows share, or that frames are taken out of; they outlive a batch."""
 
     key: Hashable = None
@@ -212,91 +88,140 @@ class _Item:
     frames: TiffFrames | None = None  # if it is a TIFF and a frame of it was asked for
 
 
-class _Fetcher:
-    """Turns batches without content into batches with content."""
+class MaterializeStream:
+    """The rows of one partition with the content of every media row that has none and no error yet; iterate once.
+
+    Media rows are those of any modality but metadata and text. A row's locator is read by range (offset and size), by
+    one pass over its shard (a member without range), or whole (a path alone); with `frame_index` a TIFF gives that
+    frame as a TIFF of its own, anything else is given unchanged. `content_type` is then determined by the
+    bytes, where they determine it. Batches are split where their content fills one.
+
+    Args:
+        batches: rows with the reserved columns, in order.
+        open_file: opens a file, which it owns; it may return the same one again, and may close local ones when another
+            is requested: they are then opened again.
+        allowed: whether a `source_ref` may point to this path or URL; others are never opened.
+        open_container: opens a file as the container of the requested members.
+        fail_on_error: raise the first error of a row instead of leaving it on the row; errors that rows came with
+            count too.
+        batch_bytes: content of one yielded batch; a larger item is a batch of its own.
+        threads: parallel reads of local files.
+        max_content_bytes: a larger item is an error.
+
+    Attributes:
+        counts: ``rows`` yielded, ``media_rows`` among those that came in, ``materialized`` and ``errors`` of these,
+            ``frames`` taken out of TIFFs, ``content_bytes`` yielded, ``bytes_read`` by range or whole. Complete once
+            iterated.
+
+    Raises:
+        ConfigError: a number is not positive.
+        ShardReadError: while iterating, the storage of an archive failed.
+        SourceError: while iterating with `fail_on_error`, the content of a row could not be read.
+    """
 
     def __init__(
         self,
-        open_file: Callable[[str], SourceFile],
-        open_container: Callable[[SourceFile], Source],
-        allowed: Callable[[str], bool],
+        batches: Iterable[pa.RecordBatch],
         *,
-        batch_bytes: int,
-        threads: int,
-        max_content_bytes: int,
+        open_file: Callable[[str], SourceFile],
+        allowed: Callable[[str], bool],
+        open_container: Callable[[SourceFile], Source] = open_container,
+        fail_on_error: bool = False,
+        batch_bytes: int = 16 << 20,
+        threads: int = 2,
+        max_content_bytes: int = 1 << 30,
     ) -> None:
+        numbers = {"batch_bytes": batch_bytes, "threads": threads, "max_content_bytes": max_content_bytes}
+        for name, number in numbers.items():
+            if number < 1:
+                raise ConfigError("arguments", name, f"is {number}, expected at least 1")
+        self._batches = batches
         self._open_file = open_file
-        self._open_container = open_container
         self._allowed = allowed
-        self.batch_bytes = batch_bytes
+        self._open_container = open_container
+        self._fail_on_error = fail_on_error
+        self._batch_bytes = batch_bytes
         self._threads = threads
         self._max_content_bytes = max_content_bytes
+        self._started = False
         self.counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
         self._extracts: dict[str, MemberExtract | SourceError] = {}
         self._shelf = Shelf(batch_bytes // 4)
-        self._item = _Item()
-        self._item_buffer = bytearray()
+        self._item = _SharedItem()
 
-    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same rows in the same order, split where their content fills a batch."""
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._started:
+            raise RuntimeError("a stream of materialized rows can be iterated once")
+        self._started = True
         with ThreadPoolExecutor(max(self._threads, REMOTE_REQUESTS), thread_name_prefix="materialize") as pool:
             try:
-                for batch, last in _with_last(batches):
-                    if batch.num_rows:
-                        yield from self._batch(batch, pool, last)
+                for batch, following in pairwise(chain(self._batches, [None])):
+                    if batch is not None and batch.num_rows:
+                        for filled in self._batch(batch, pool, following is None):
+                            self._check(filled)
+                            yield filled
             finally:
                 for extract in self._extracts.values():
                     if isinstance(extract, MemberExtract):
                         extract.close()
                 self._shelf.close()
 
+    def _check(self, batch: pa.RecordBatch) -> None:
+        """Counts the rows of a batch, and raises its first error where that is the policy."""
+        failed = pc.indices_nonzero(batch.column("materialize_error").is_valid())
+        if self._fail_on_error and len(failed):
+            first = batch.slice(failed[0].as_py(), 1).to_pylist()[0]
+            raise SourceError(
+                f"sample {first['sample_id']!r}, position {first['position']}", first["materialize_error"]
+            )
+        self.counts["rows"] += batch.num_rows
+        self.counts["content_bytes"] += pc.sum(pc.binary_length(batch.column("binary_content"))).as_py() or 0
+
     def _batch(self, rows: pa.RecordBatch, pool: ThreadPoolExecutor, last: bool) -> Iterator[pa.RecordBatch]:
         work = self._find_work(rows)
-        refs = {item.row: item.ref for item in work if item.ref is not None}
-        if not any(item.kept is None for item in work):
+        refs = {row: source for row, source in work if isinstance(source, SourceRef)}
+        if all(isinstance(source, memoryview) for _, source in work):
             yield rows
             return
         ahead = self._bytes_ahead(work)
         out = ContentColumn(
             rows,
-            ReadPool(pool, self._threads),
-            limit=self.batch_bytes,
+            pool,
+            threads=self._threads,
+            limit=self._batch_bytes,
             ahead=ahead[0],
             tell=lambda row, error: _tell(refs.get(row), error),
         )
         uses = Counter(_key(ref) for ref in refs.values())
         shared = {key for key, count in uses.items() if count > 1}
         batch = _Batch(work=work, out=out, pool=pool, uses=uses, shared=shared)
-        self._begin_extracts(batch, last)
-        for number, (row, ref, problem, kept) in enumerate(work):
-            if kept is not None:
-                if not out.fits(len(kept)):
+        self._begin_extracts(batch, refs.values(), last)
+        for number, (row, source) in enumerate(work):
+            if isinstance(source, memoryview):
+                if not out.fits(len(source)):
                     yield out.take(row, ahead[number])
-                out.keep(row, kept)
+                out.keep(row, source)
                 continue
             try:
-                if ref is None:
-                    raise SourceError("source_ref", problem)
-                place = self._place(ref, batch, number)
-                content = self._content(ref, batch) if place is None else None
+                if isinstance(source, SourceError):
+                    raise source
+                place = self._place(source, batch, number)
+                content = self._content(source, batch) if place is None else b""
             except ShardReadError:
                 raise
             except (SourceError, MediaError) as error:
-                out.fail(row, _tell(ref, error))
+                out.fail(row, error)
                 continue
-            if content is not None:
-                if not out.fits(len(content)):
-                    yield out.take(row, ahead[number])
+            if not out.fits(len(content) if place is None else place[2]):
+                yield out.take(row, ahead[number])
+            if place is None:
                 out.put(row, content)
-            elif place is not None:
-                source, offset, size = place
-                if not out.fits(size):
-                    yield out.take(row, ahead[number])
-                out.reserve(row, source, offset, size, member=ref.member)
-                if ref.strategy == "direct_read" and source.is_local:
+            else:
+                out.reserve(row, *place, member=source.member)
+                if source.strategy == "direct_read" and place[0].is_local:
                     out.fill()
-            if ref.strategy == "direct_read" and is_local(ref.path or ""):
-                batch.files.pop(ref.path or "", None)  # in a folder of many files no two rows share one
+            if source.strategy == "direct_read" and is_local(source.path or ""):
+                batch.files.pop(source.path or "", None)  # in a folder of many files no two rows share one
         yield out.take(rows.num_rows)
         self.counts["materialized"] += out.num_filled
         self.counts["errors"] += out.num_failed
@@ -307,28 +232,22 @@ class _Fetcher:
     def _find_work(self, batch: pa.RecordBatch) -> list[_Work]:
         """The rows that get content or have some, in order."""
         media = pc.invert(pc.is_in(batch.column("modality"), value_set=pa.array(_WITHOUT_CONTENT)))
-        present = batch.column("binary_content").is_valid()
-        failed = batch.column("materialize_error").is_valid()
+        content = batch.column("binary_content")
+        present, failed = content.is_valid(), batch.column("materialize_error").is_valid()
         self.counts["media_rows"] += media.true_count
         self.counts["errors"] += pc.and_(media, failed).true_count
         self.counts["materialized"] += pc.and_(media, present).true_count
         todo = pc.and_not(pc.and_not(media, failed), present)
-        rows = pc.indices_nonzero(todo).to_pylist()
-        work = [
-            _Work(row, ref, problem, None)
-            for row, (ref, problem) in zip(rows, _locators(batch.column("source_ref").filter(todo)), strict=True)
-        ]
-        if present.true_count:
-            content = batch.column("binary_content")
-            for row in pc.indices_nonzero(present).to_pylist():
-                work.append(_Work(row, None, "", memoryview(content[row].as_buffer()).cast("B")))
-            work.sort(key=lambda item: item.row)
-        return work
+        locators = _locators(batch.column("source_ref").filter(todo))
+        work = list(map(_Work, pc.indices_nonzero(todo).to_pylist(), locators))
+        for row in pc.indices_nonzero(present).to_pylist():
+            work.append(_Work(row, memoryview(content[row].as_buffer()).cast("B")))
+        return sorted(work, key=lambda item: item.row)
 
-    def _begin_extracts(self, batch: _Batch, last: bool) -> None:
+    def _begin_extracts(self, batch: _Batch, refs: Iterable[SourceRef], last: bool) -> None:
         """Announces to each shard without ranges the members that this batch needs."""
         needed: dict[str, set[str]] = {}
-        for ref in (item.ref for item in batch.work if item.ref is not None):
+        for ref in refs:
             if ref.strategy == "tar_extract" and ref.path is not None and ref.member is not None:
                 needed.setdefault(ref.path, set()).add(ref.member)
         for path, names in needed.items():
@@ -352,18 +271,17 @@ class _Fetcher:
         """About how much content there is from each row on; an item of unknown size counts as a whole batch."""
         planned = np.zeros(len(work), np.int64)
         before: Hashable = None
-        for number, (_, ref, _, kept) in enumerate(work):
-            if kept is not None:
-                planned[number] = len(kept)
-            if ref is None:
-                continue
-            size = self.batch_bytes if ref.byte_size is None else min(ref.byte_size, self.batch_bytes)
-            key = _key(ref)
-            if ref.frame_index is not None:
-                size = _FRAME_OVERHEAD + (0 if key == before else size)
-            planned[number] = size
-            before = key
-        ahead: list[int] = np.minimum(planned[::-1].cumsum()[::-1], self.batch_bytes).tolist()
+        for number, (_, source) in enumerate(work):
+            if isinstance(source, memoryview):
+                planned[number] = len(source)
+            elif isinstance(source, SourceRef):
+                size = self._batch_bytes if source.byte_size is None else min(source.byte_size, self._batch_bytes)
+                key = _key(source)
+                if source.frame_index is not None:
+                    size = _FRAME_OVERHEAD + (0 if key == before else size)
+                planned[number] = size
+                before = key
+        ahead: list[int] = np.minimum(planned[::-1].cumsum()[::-1], self._batch_bytes).tolist()
         return ahead
 
     # -- fetching
@@ -392,8 +310,8 @@ class _Fetcher:
     def _open_ahead(self, batch: _Batch, number: int) -> None:
         """Opens the next remote files of rows that are whole files, concurrently: each is a request."""
         paths: list[str] = []
-        for item in batch.work[number : number + REMOTE_REQUESTS]:
-            path = None if item.ref is None or item.ref.strategy != "direct_read" else item.ref.path
+        for _, ref in batch.work[number : number + REMOTE_REQUESTS]:
+            path = ref.path if isinstance(ref, SourceRef) and ref.strategy == "direct_read" else None
             if path is not None and path not in batch.files and path not in paths and not is_local(path):
                 paths.append(path)
         batch.files.update(zip(paths, batch.pool.map(self._open, paths), strict=True))
@@ -450,7 +368,7 @@ class _Fetcher:
         before = self._item
         if batch.uses[before.key] > 0 and not isinstance(before.content, SourceError):
             self._shelf.put(before.key, before.content)
-        self._item = before = _Item()  # gone before the next one comes
+        self._item = before = _SharedItem()  # released before the next one is read
         key = _key(ref)
         content: Buffer | SourceError | None = self._shelf.get(key)
         if content is None:
@@ -462,7 +380,7 @@ class _Fetcher:
                 content = error
         elif batch.uses[key] <= 1:
             self._shelf.drop(key)
-        self._item = _Item(key, content)
+        self._item = _SharedItem(key, content)
 
     def _extract(self, ref: SourceRef) -> bytes:
         extract = self._extracts.get(ref.path or "")
@@ -477,13 +395,10 @@ class _Fetcher:
         return content
 
     def _read(self, ref: SourceRef, batch: _Batch) -> memoryview:
-        """One item, in a buffer that is reused for all items of this kind."""
+        """The whole bytes of one item."""
         source = self._file(ref.path or "", batch)
         size = source.size if ref.byte_size is None else ref.byte_size
-        if not size <= len(self._item_buffer) <= max(size, self.batch_bytes):
-            self._item_buffer = bytearray()  # gone before the next one comes
-            self._item_buffer = bytearray(size)
-        view = memoryview(self._item_buffer)[:size]
+        view = memoryview(bytearray(size))
         try:
             source.read_into([(ref.byte_offset or 0, size)], view, [0])
         except SourceError as error:
@@ -499,38 +414,22 @@ def _key(ref: SourceRef) -> Hashable:
     return ref.path, ref.member if ref.byte_offset is None else None, ref.byte_offset, ref.byte_size
 
 
-def _locators(texts: Any) -> list[tuple[SourceRef | None, str]]:
-    """The locator of each row, or None and what is wrong with it."""
+def _locators(texts: Any) -> Iterator[SourceRef | SourceError]:
+    """The locator of each row, or what is wrong with it."""
     try:
         parsed = with_parsed_source_ref_columns(pa.table({"source_ref": texts}), prefix="")
-    except SourceError:
-        return [_parse(text) for text in texts.to_pylist()]  # one of them is invalid: find out which
-    names = ("path", "member", "byte_offset", "byte_size", "frame_index")
-    columns = [parsed.column(name).to_pylist() for name in names]
-    return [_checked(SourceRef(*parts)) for parts in zip(*columns, strict=True)]
+    except SourceError:  # one of them is invalid: find out which
+        found: Iterable[SourceRef | SourceError] = map(_parse, texts.to_pylist())
+    else:
+        names = ("path", "member", "byte_offset", "byte_size", "frame_index")
+        found = map(SourceRef, *(parsed.column(name).to_pylist() for name in names))
+    for ref in found:
+        missing = isinstance(ref, SourceRef) and ref.path is None
+        yield SourceError("source_ref", "is missing or has no path, a media row needs one") if missing else ref
 
 
-def _parse(text: str | None) -> tuple[SourceRef | None, str]:
+def _parse(text: str | None) -> SourceRef | SourceError:
     try:
-        return _checked(parse_source_ref(text))
+        return parse_source_ref(text)
     except SourceError as error:
-        return None, error.detail
-
-
-def _checked(ref: SourceRef) -> tuple[SourceRef | None, str]:
-    if not ref.path:
-        return None, "is missing or has no path, a media row needs one"
-    if ref.byte_offset is not None and ref.byte_size is None:
-        return None, "byte_offset is given without byte_size"
-    return ref, ""
-
-
-def _with_last(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """Each batch, with whether it is the last."""
-    before: pa.RecordBatch | None = None
-    for batch in batches:
-        if before is not None:
-            yield before, False
-        before = batch
-    if before is not None:
-        yield before, True
+        return error

@@ -7,10 +7,11 @@ Columns that may not be null are `required` in the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 from mm_assets.errors import EncodeError, SchemaMismatchError, SourceError
 from mm_assets.storage.store import Store
 
-__all__ = ["ParquetSink", "TableFile", "open_table", "read_batches", "row_bytes", "sample_groups"]
+__all__ = ["ParquetSink", "open_table", "read_batches", "row_bytes", "sample_groups"]
 
 ROW_GROUP_BYTES = 32 << 20  # written and read as one: small enough to hold, large enough to scan
 MAX_ROW_GROUP_ROWS = 1 << 20  # rows of text are small, but a reader needs to skip within a table
@@ -31,15 +32,6 @@ READ_BUFFER = 1 << 20  # bytes of a local column chunk that are read at a time; 
 _MEDIA_BATCH = 64  # values between two checks of the page size: pages of media stay near their 1 MiB
 _TEXT_BATCH = 1024
 _LONG_TEXT = frozenset({"text_content", "metadata_json", "source_ref", "member", "detail"})  # values rarely repeat
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableFile:
-    """Size of the file that a `ParquetSink` wrote."""
-
-    num_rows: int
-    num_bytes: int
-    num_row_groups: int
 
 
 def row_bytes(batch: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
@@ -106,7 +98,6 @@ class ParquetSink:
         schema: names, types and nullability of all batches.
         compression: codec of all columns that hold no media: zstd, snappy, lz4, gzip or none.
         row_group_bytes: bytes of values of one row group.
-        metadata: key-value pairs for the file's footer.
 
     Raises:
         EncodeError: `row_group_bytes` is not positive.
@@ -119,7 +110,6 @@ class ParquetSink:
         *,
         compression: str = "zstd",
         row_group_bytes: int = ROW_GROUP_BYTES,
-        metadata: Mapping[str, str] | None = None,
     ) -> None:
         if row_group_bytes < 1:
             raise EncodeError(f"{path}: row_group_bytes is {row_group_bytes}, expected at least 1")
@@ -130,8 +120,6 @@ class ParquetSink:
         self._held_bytes = 0
         self._held_rows = 0
         self._num_rows = 0
-        self._num_row_groups = 0
-        self._result: TableFile | None = None
         media = {f.name for f in schema if _is_media(f.type)}
         plain = [f for f in schema if f.name not in media]
         self._required = [i for i, f in enumerate(schema) if not f.nullable]
@@ -145,22 +133,19 @@ class ParquetSink:
             write_batch_size=_MEDIA_BATCH if media else _TEXT_BATCH,
             use_compliant_nested_type=True,
         )
-        if metadata:
-            self._writer.add_key_value_metadata(dict(metadata))
 
     def __enter__(self) -> ParquetSink:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
-            self.close()
-            return
-        self._held.clear()
+            self._flush()
         self._writer.close()
-        self._path.unlink(missing_ok=True)
+        if kind is not None:
+            self._path.unlink(missing_ok=True)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Adds rows; they are in the file once `close` has returned.
+        """Adds rows; they are in the file after the `with` block.
 
         Raises:
             SchemaMismatchError: the batch has other columns, or a null where none may be.
@@ -209,19 +194,6 @@ class ParquetSink:
             return
         self._writer.write_table(pa.Table.from_batches(self._held, self._schema), row_group_size=self._held_rows)
         self._held, self._held_bytes, self._held_rows = [], 0, 0
-        self._num_row_groups += 1
-
-    def close(self) -> TableFile:
-        """Ends the file and returns its size; calling it again only returns that again."""
-        if self._result is None:
-            self._flush()
-            self._writer.close()
-            self._result = TableFile(
-                num_rows=self._num_rows,
-                num_bytes=self._path.stat().st_size,
-                num_row_groups=self._num_row_groups,
-            )
-        return self._result
 
 
 def open_table(store: Store, name: str) -> pq.ParquetFile:
@@ -269,29 +241,19 @@ def read_batches(
     missing = [c for c in columns or () if c not in parquet_file.schema_arrow.names]
     if missing:
         raise SchemaMismatchError(f"{name}: no column {missing[0]!r}, there are {parquet_file.schema_arrow.names}")
-    return _read_batches(parquet_file, batch_bytes, columns, name)
-
-
-def _read_batches(
-    parquet_file: pq.ParquetFile, batch_bytes: int, columns: Sequence[str] | None, name: str
-) -> Iterator[pa.RecordBatch]:
     for group in range(parquet_file.num_row_groups):
         described = parquet_file.metadata.row_group(group)
         # Uncompressed bytes as stated in the file; a wrong figure costs memory or speed, not correctness.
         mean = max(described.total_byte_size // max(described.num_rows, 1), 1)
         rows = min(max(batch_bytes // mean, 1), MAX_BATCH_ROWS)
-        batches = parquet_file.iter_batches(
-            batch_size=rows, row_groups=[group], columns=None if columns is None else list(columns), use_threads=False
-        )
-        while True:
-            try:
-                batch = next(batches, None)
-            except (pa.ArrowException, OSError) as error:
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                raise SourceError(name, f"row group {group} cannot be read: {reason}") from error
-            if batch is None:
-                break
-            yield from _cut(batch, batch_bytes)
+        try:
+            for batch in parquet_file.iter_batches(
+                batch_size=rows, row_groups=[group], columns=columns and list(columns), use_threads=False
+            ):
+                yield from _cut(batch, batch_bytes)
+        except (pa.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise SourceError(name, f"row group {group} cannot be read: {reason}") from error
 
 
 def _cut(batch: pa.RecordBatch, batch_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -316,57 +278,47 @@ def sample_groups(batches: Iterable[pa.RecordBatch], *, batch_bytes: int = 16 <<
     Raises:
         SchemaMismatchError: there is no column `sample_id`.
     """
-    ready = _Pieces()  # whole samples
-    newest = _Pieces()  # the sample that the next batch may continue
-    newest_id: str | None = None
+    held: list[_Run] = []
+    held_bytes = 0
+    for _, sample in groupby(_runs(batches), key=attrgetter("sample_id")):
+        runs = list(sample)
+        size = sum(run.num_bytes for run in runs)
+        if held_bytes and held_bytes + size > batch_bytes:
+            yield _table(held)
+            held, held_bytes = [], 0
+        held += runs
+        held_bytes += size
+    if held:
+        yield _table(held)
+
+
+class _Run(NamedTuple):
+    """Consecutive rows of one sample in one batch."""
+
+    sample_id: str
+    batch: pa.RecordBatch
+    start: int
+    stop: int
+    num_bytes: int
+
+
+def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[_Run]:
     for batch in batches:
         if "sample_id" not in batch.schema.names:
             raise SchemaMismatchError(f"rows have no column 'sample_id', there are {batch.schema.names}")
-        if not batch.num_rows:
-            continue
-        ids = batch.column("sample_id")
-        starts = _run_starts(ids)
-        sizes = np.add.reduceat(row_bytes(batch), starts).tolist()
-        for start, stop, size in zip(starts, [*starts[1:], batch.num_rows], sizes, strict=True):
-            if start > 0 or ids[0].as_py() != newest_id:
-                if ready.num_bytes and ready.num_bytes + newest.num_bytes > batch_bytes:
-                    yield ready.take()
-                ready.join(newest)
-            newest.add(batch, start, stop, size)
-        newest_id = ids[batch.num_rows - 1].as_py()
-    if ready.num_bytes and ready.num_bytes + newest.num_bytes > batch_bytes:
-        yield ready.take()
-    ready.join(newest)
-    if ready.parts:
-        yield ready.take()
+        if batch.num_rows:
+            ids = batch.column("sample_id")
+            changes = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1))
+            starts = [0, *(np.flatnonzero(changes.to_numpy(zero_copy_only=False)) + 1).tolist()]
+            sizes = np.add.reduceat(row_bytes(batch), starts).tolist()
+            for start, stop, size in zip(starts, [*starts[1:], batch.num_rows], sizes, strict=True):
+                yield _Run(ids[start].as_py(), batch, start, stop, size)
 
 
-class _Pieces:
-    """Consecutive rows, as ranges of the batches that they are in."""
-
-    def __init__(self) -> None:
-        self.parts: list[tuple[pa.RecordBatch, int, int]] = []
-        self.num_bytes = 0
-
-    def add(self, batch: pa.RecordBatch, start: int, stop: int, num_bytes: int) -> None:
-        if self.parts and self.parts[-1][0] is batch:
-            start = self.parts.pop()[1]
-        self.parts.append((batch, start, stop))
-        self.num_bytes += num_bytes
-
-    def join(self, following: _Pieces) -> None:
-        for batch, start, stop in following.parts:
-            self.add(batch, start, stop, 0)
-        self.num_bytes += following.num_bytes
-        following.parts, following.num_bytes = [], 0
-
-    def take(self) -> pa.Table:
-        table = pa.Table.from_batches([batch.slice(start, stop - start) for batch, start, stop in self.parts])
-        self.parts, self.num_bytes = [], 0
-        return table
-
-
-def _run_starts(ids: Any) -> list[int]:
-    """The first row of each run of equal values of an array that is not empty."""
-    changes = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1))
-    return [0, *(np.flatnonzero(changes.to_numpy(zero_copy_only=False)) + 1).tolist()]
+def _table(runs: Iterable[_Run]) -> pa.Table:
+    """The rows of consecutive runs, one slice of each batch."""
+    slices = []
+    for _, in_batch in groupby(runs, key=lambda run: id(run.batch)):
+        rows = list(in_batch)
+        slices.append(rows[0].batch.slice(rows[0].start, rows[-1].stop - rows[0].start))
+    return pa.Table.from_batches(slices)

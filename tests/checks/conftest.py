@@ -25,7 +25,7 @@ from mm_assets.packing.presets import choose_plan
 from mm_assets.pipeline.chain import CHAIN
 from mm_assets.rows.columns import RowStream
 from mm_assets.rows.from_members import MemberRows
-from mm_assets.rows.materialize import materialize
+from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import ParquetSink, read_batches, sample_groups
 from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules
 from mm_assets.sources.base import index_members
@@ -212,7 +212,7 @@ def build(
         _publish(store, "rejects", REJECTS_SCHEMA, stream.rejects().to_batches())
 
         def fetch(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-            return materialize(batches, open_file=lambda _: source, allowed=lambda url: url == source.url)
+            return MaterializeStream(batches, open_file=lambda _: source, allowed=lambda url: url == source.url)
 
         rows = read_batches(pq.ParquetFile(made.path("rows")), batch_bytes=BATCH)
         _publish(store, "materialized_rows", schema.row_schema(), fetch(rows) if mode == "read" else rows)

@@ -8,7 +8,7 @@ import pytest
 from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.rows.from_members import MemberRows
-from mm_assets.rows.materialize import materialize
+from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import sample_groups
 from mm_assets.rows.schema import DatasetSchema, MemberRules
 from mm_assets.sources.base import index_members
@@ -40,7 +40,7 @@ def test_a_real_shard_gives_the_same_rows_in_both_modes(demo_shards: Path, shard
             )
 
             def fill(batches):
-                return materialize(batches, open_file=lambda _: source, allowed=lambda _: True, batch_bytes=BATCH)
+                return MaterializeStream(batches, open_file=lambda _: source, allowed=lambda _: True, batch_bytes=BATCH)
 
             stream = FilterStream(
                 sample_groups(rows if late else fill(rows), batch_bytes=BATCH),

@@ -23,9 +23,9 @@ from PIL import Image
 from mm_assets.errors import ConfigError, ShardReadError, SourceError
 from mm_assets.media.tiff import TiffFrames
 from mm_assets.rows.from_members import MemberRows
-from mm_assets.rows.materialize import MaterializeStream, materialize
+from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import ParquetSink
-from mm_assets.rows.schema import DROPPED_SCHEMA, DatasetSchema, MemberRules, UserColumn
+from mm_assets.rows.schema import DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import build_source_ref, parse_source_ref
 from mm_assets.sources.base import index_members
 from mm_assets.sources.extract import MemberExtract, Shelf
@@ -130,7 +130,7 @@ def run(
     """Materializes rows, cut into input batches at `cuts`; the rows that came out, their batches, the stream."""
     edges = sorted({0, len(rows), *(min(c, len(rows)) for c in cuts)})
     batches = [batch_of(rows[a:b]) for a, b in itertools.pairwise(edges)]
-    stream = materialize(iter(batches), open_file=opener, **{"allowed": lambda _: True, **options})
+    stream = MaterializeStream(iter(batches), open_file=opener, **{"allowed": lambda _: True, **options})
     out = list(stream)
     for batch in out:
         batch.validate(full=True)
@@ -203,7 +203,6 @@ def test_ranges_of_a_shard(tmp_path: Path, opener: Opener) -> None:
         "frames": 0,
         "content_bytes": sum(map(len, members.values())),
         "bytes_read": sum(map(len, members.values())),
-        "dropped_rows": 0,
     }
 
 
@@ -392,7 +391,7 @@ def test_memory_is_bounded(tmp_path: Path, opener: Opener) -> None:
     base = pa.total_allocated_bytes()
     peak = 0
     total = 0
-    for batch in materialize([batch_of(rows)], open_file=opener, allowed=lambda _: True, batch_bytes=batch_bytes):
+    for batch in MaterializeStream([batch_of(rows)], open_file=opener, allowed=lambda _: True, batch_bytes=batch_bytes):
         peak = max(peak, pa.total_allocated_bytes() - base)
         total += batch.num_rows
     assert total == len(rows)
@@ -485,9 +484,11 @@ def test_a_read_that_fails_costs_one_row(tmp_path: Path, opener: Opener) -> None
     assert "frame 1" in found[7]["materialize_error"]
 
 
-@pytest.mark.parametrize("policy", ["keep", "drop_row", "drop_sample", "fail"])
+@pytest.mark.parametrize("fail_on_error", [False, True])
 @pytest.mark.parametrize("how", ["range", "frame", "sparse", "compressed", "first bytes"])
-def test_a_storage_failure_is_not_an_error_of_a_row(tmp_path: Path, opener: Opener, how: str, policy: Any) -> None:
+def test_a_storage_failure_is_not_an_error_of_a_row(
+    tmp_path: Path, opener: Opener, how: str, fail_on_error: bool
+) -> None:
     """A shard that cannot be read now may be read later: that raises, whatever the policy, and loses no row."""
     members = {"0.jpg": content(0, 100), "1.jpg": content(1, 5000), "2.tiff": make_tiff(2)}
     shard = tmp_path / "a.tar"
@@ -498,7 +499,7 @@ def test_a_storage_failure_is_not_an_error_of_a_row(tmp_path: Path, opener: Open
     rows = [row(n, 0, ref_of(shard, n, spans[n] if ranged else None)) for n in ("0.jpg", "1.jpg")]
     rows += [row("t", k, ref_of(shard, "2.tiff", spans["2.tiff"] if ranged else None, k)) for k in range(2)]
     with pytest.raises(ShardReadError, match=r"a\.tar.*the disk says no"):
-        run(rows, opener, on_error=policy)
+        run(rows, opener, fail_on_error=fail_on_error)
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -576,7 +577,7 @@ def names_of(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("batch_bytes", [1, 150, 1 << 20])
 @pytest.mark.parametrize("cuts", [(), (4, 5, 6)])
 def test_policies(tmp_path: Path, opener: Opener, cuts: tuple[int, ...], batch_bytes: int) -> None:
-    """Keep leaves errors on rows; drop_row and drop_sample leave rows out and list them, with any batch boundaries."""
+    """Errors are left on their rows, or the first is raised, with any batch boundaries."""
     rows = mixed_rows(tmp_path)
     kept, _, stream = run(rows, opener, cuts=cuts, batch_bytes=batch_bytes)
     assert names_of(kept) == names_of(rows)
@@ -584,37 +585,25 @@ def test_policies(tmp_path: Path, opener: Opener, cuts: tuple[int, ...], batch_b
         ("b", 1),
         ("d", 1),
     ]
-    assert stream.dropped().equals(DROPPED_SCHEMA.empty_table())
     assert stream.counts["errors"] == 2
 
-    by_row, _, stream = run(rows, opener, cuts=cuts, batch_bytes=batch_bytes, on_error="drop_row")
-    assert names_of(by_row) == [n for n in names_of(rows) if n not in (("b", 1), ("d", 1))]
-    assert names_of(stream.dropped().to_pylist()) == [("b", 1), ("d", 1)]
-    assert stream.dropped().schema.equals(DROPPED_SCHEMA)
-    assert (stream.counts["rows"], stream.counts["dropped_rows"]) == (10, 2)
-
-    by_sample, _, stream = run(rows, opener, cuts=cuts, batch_bytes=batch_bytes, on_error="drop_sample")
-    assert names_of(by_sample) == [n for n in names_of(rows) if n[0] in "ac"]
-    assert names_of(stream.dropped().to_pylist()) == [n for n in names_of(rows) if n[0] in "bd"]
-    assert {(r["filter"], r["reason"]) for r in stream.dropped().to_pylist()} == {("materialize", "materialize_error")}
-
     with pytest.raises(SourceError, match=r"sample 'b', position 1: .*gone\.jpg.*No such file"):
-        run(rows, opener, cuts=cuts, batch_bytes=batch_bytes, on_error="fail")
+        run(rows, opener, cuts=cuts, batch_bytes=batch_bytes, fail_on_error=True)
     with pytest.raises(SourceError, match="sample 'd', position 1: its token names no member"):
-        run(rows[-3:], opener, on_error="fail")
+        run(rows[-3:], opener, fail_on_error=True)
 
 
 def test_wrong_arguments() -> None:
-    """A policy or number that does not exist is refused at once."""
-    for options in ({"on_error": "ignore"}, {"batch_bytes": 0}, {"threads": 0}, {"max_content_bytes": 0}):
+    """A number that is not positive is refused at once."""
+    for options in ({"batch_bytes": 0}, {"threads": 0}, {"max_content_bytes": 0}):
         with pytest.raises(ConfigError, match=next(iter(options))):
-            materialize([], open_file=SourceFile, allowed=lambda _: True, **options)
+            MaterializeStream([], open_file=SourceFile, allowed=lambda _: True, **options)
 
 
 def test_a_stream_is_iterated_once(tmp_path: Path, opener: Opener) -> None:
     """A second iteration is an error, not an empty table."""
     (tmp_path / "x.jpg").write_bytes(b"x")
-    stream = materialize(
+    stream = MaterializeStream(
         [batch_of([row("a", 0, ref_of(tmp_path / "x.jpg"))])], open_file=opener, allowed=lambda _: True
     )
     assert len(list(stream)) == 1
@@ -795,7 +784,7 @@ def check_shard(path: Path) -> int:
         )
         source.reads.clear()
         source.streams = 0
-        stream = materialize(
+        stream = MaterializeStream(
             rows, open_file=lambda _: source, allowed=lambda url: url == source.url, batch_bytes=1 << 20
         )
         compared = 0
