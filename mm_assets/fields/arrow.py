@@ -27,17 +27,13 @@ def tensor_type(layout: ArraySpec | Mapping[str, ArraySpec]) -> pa.DataType:
 
     if not isinstance(layout, ArraySpec):
         return pa.struct([(name, tensor_type(one)) for name, one in layout.items()])
-    kind = pa.from_numpy_dtype(layout.dtype) if layout.dtype.kind != "c" else _complex_type(layout.dtype)
+    if layout.dtype.kind == "c":  # Arrow has no complex numbers: a list of the real and the imaginary part
+        kind = pa.list_(pa.from_numpy_dtype(f"f{layout.dtype.itemsize // 2}"), 2)
+    else:
+        kind = pa.from_numpy_dtype(layout.dtype)
     for extent in reversed(layout.shape):
         kind = pa.list_(kind, extent)
     return kind
-
-
-def _complex_type(dtype: np.dtype[Any]) -> pa.DataType:
-    """Arrow has no complex numbers: a list of the real and the imaginary part."""
-    import pyarrow as pa
-
-    return pa.list_(pa.from_numpy_dtype(f"f{dtype.itemsize // 2}"), 2)
 
 
 def list_type(element: ArraySpec) -> pa.DataType:

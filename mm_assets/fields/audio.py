@@ -115,7 +115,7 @@ class AudioField(Field):
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: Audio | tuple[npt.NDArray[Any], int] | npt.NDArray[Any] | Buffer) -> Encoded:
-        """Take samples, or an audio file's bytes."""
+        """Encode samples, or an audio file's bytes."""
         if isinstance(value, Buffer):
             data = bytes(value)
             info = self._probe(data)
@@ -129,7 +129,7 @@ class AudioField(Field):
                 samples = _decode_file(data, info.codec, (info.num_frames, info.channels), rate, dtype)
             except ValueError as error:  # a FormatError is one: the bytes are the caller's here
                 raise self._wrong_value(
-                    f"{info.codec} bytes that cannot be decoded ({error})", "a sound file"
+                    f"{info.codec} bytes that cannot be decoded ({error})", "an audio file"
                 ) from error
         else:
             samples, rate = self._check_samples(value)
@@ -164,19 +164,19 @@ class AudioField(Field):
         try:
             info = probe_audio(data)
         except MediaError as error:
-            raise self._wrong_content(f"bytes that are not a sound file ({error.reason})", "a sound file") from error
+            raise self._wrong_content(f"bytes that are not an audio file ({error.reason})", "an audio file") from error
         self._check_extent(info.num_frames, info.channels, info.sample_rate)
         return info
 
     def _check_extent(self, num_frames: int, num_channels: int, sample_rate: int) -> None:
         if num_frames > self.max_frames:
-            raise self._wrong_content(f"{num_frames} samples a channel", f"at most {self.max_frames} (max_frames)")
+            raise self._wrong_content(f"{num_frames} samples per channel", f"at most {self.max_frames} (max_frames)")
         if not 1 <= num_channels <= MAX_CHANNELS:
             raise self._wrong_content(f"{num_channels} channels", f"1 to {MAX_CHANNELS}")
         if self.sample_rate is not None and sample_rate != self.sample_rate:
-            raise self._wrong_content(f"a sound of {sample_rate} Hz", f"{self.sample_rate} Hz (nothing is resampled)")
+            raise self._wrong_content(f"audio of {sample_rate} Hz", f"{self.sample_rate} Hz (nothing is resampled)")
         if not 1 <= sample_rate <= MAX_RATE:
-            raise self._wrong_content(f"a sound of {sample_rate} Hz", f"1 to {MAX_RATE} Hz")
+            raise self._wrong_content(f"audio of {sample_rate} Hz", f"1 to {MAX_RATE} Hz")
 
     def _check_samples(self, value: object) -> tuple[npt.NDArray[Any], int]:
         if isinstance(value, Audio):
@@ -186,7 +186,7 @@ class AudioField(Field):
         elif isinstance(value, np.ndarray) and self.sample_rate is not None:
             samples, rate = value, self.sample_rate
         else:
-            expected = "Audio, (samples, sample_rate) or a sound file's bytes; bare samples where sample_rate is set"
+            expected = "Audio, (samples, sample_rate) or an audio file's bytes; bare samples where sample_rate is set"
             raise self._wrong_value(value, expected)
         if isinstance(rate, bool) or not isinstance(rate, int | np.integer):
             raise self._wrong_content(f"sample rate {describe(rate)}", "Hz, an integer")
@@ -197,7 +197,7 @@ class AudioField(Field):
             raise self._wrong_value(samples, "shape (num_frames,) or (num_frames, num_channels)")
         self._check_extent(samples.shape[0], samples.shape[1], int(rate))
         if samples.dtype.kind == "f" and not np.isfinite(samples).all():
-            raise self._wrong_content("samples that are infinite or NaN", "finite ones")
+            raise self._wrong_content("samples that are infinite or NaN", "finite samples")
         return samples, int(rate)
 
     def _to_int16(self, samples: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
@@ -224,22 +224,22 @@ class AudioField(Field):
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> Audio:
-        """Give `Audio`; samples may be a read-only view of the payload."""
+        """Return `Audio`; samples may be a read-only view of the payload."""
         rate, num_channels, codec, num_frames = self._unpack_record(metadata)
         if codec not in _CODEC_NAMES:
-            raise corrupt("sound is of an unknown codec", found=codec, expected=f"one of {_CODEC_NAMES}")
+            raise corrupt("audio is of an unknown codec", found=codec, expected=f"one of {_CODEC_NAMES}")
         if num_frames > self.max_frames:
             raise corrupt(
-                "sound is too long", found=num_frames, expected=f"at most {self.max_frames} samples a channel"
+                "audio is too long", found=num_frames, expected=f"at most {self.max_frames} samples per channel"
             )
         if not 1 <= num_channels <= MAX_CHANNELS:
             raise corrupt(
-                "sound has an impossible number of channels", found=num_channels, expected=f"1 to {MAX_CHANNELS}"
+                "audio has an impossible number of channels", found=num_channels, expected=f"1 to {MAX_CHANNELS}"
             )
         if not 1 <= rate <= MAX_RATE:
-            raise corrupt("sound has an impossible rate", found=rate, expected=f"1 to {MAX_RATE} Hz")
+            raise corrupt("audio has an impossible rate", found=rate, expected=f"1 to {MAX_RATE} Hz")
         if self.sample_rate not in (None, rate):
-            raise corrupt("sound is not of the field's rate", found=rate, expected=self.sample_rate)
+            raise corrupt("audio is not of the field's rate", found=rate, expected=self.sample_rate)
         view = as_bytes_view(data)
         shape = (num_frames, num_channels)
         raw = _RAW_DTYPES.get(codec)
@@ -247,12 +247,12 @@ class AudioField(Field):
             return Audio(_decode_file(view, _CODEC_NAMES[codec], shape, rate, np.dtype(self.decoded)), rate)
         expected = num_frames * num_channels * raw.itemsize
         if len(view) != expected:
-            raise truncated("sound is not as long as its record says", found=len(view), expected=expected)
+            raise truncated("audio is not as long as its record says", found=len(view), expected=expected)
         samples = stored_array(view, raw, shape)
         if self.decoded == "float32":
             return Audio(_to_float(samples), rate)
         if raw.kind == "f" and not np.isfinite(samples).all():
-            raise corrupt("sound has samples that are infinite or NaN", found="NaN", expected="finite samples")
+            raise corrupt("audio has samples that are infinite or NaN", found="NaN", expected="finite samples")
         return Audio(_to_int16(samples), rate)
 
     def facts(self, metadata: Buffer, data: Buffer) -> Iterator[MediaLength]:
@@ -297,12 +297,12 @@ def _decode_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dt
         with soundfile.SoundFile(io.BytesIO(data)) as sound:
             found = (sound.frames, sound.channels, sound.samplerate)
             if found != (*shape, rate):
-                raise corrupt("sound is not as its record says", found=found, expected=(*shape, rate))
+                raise corrupt("audio is not as its record says", found=found, expected=(*shape, rate))
             # Short PCM is read unchanged: libsndfile would not scale floats to it, and it rounds 24 bits down.
             is_short = dtype.kind == "i" and sound.subtype in _SHORT_SUBTYPES
             samples = sound.read(dtype="int16" if is_short else "float32", always_2d=True)
     except (soundfile.SoundFileError, OSError, TypeError, RuntimeError, MemoryError) as error:
-        raise corrupt(f"sound cannot be decoded: {error}") from error
+        raise corrupt(f"audio cannot be decoded: {error}") from error
     if samples.shape != shape:
-        raise truncated("sound ends early", found=samples.shape, expected=shape)
+        raise truncated("audio ends early", found=samples.shape, expected=shape)
     return _to_int16(samples) if dtype.kind == "i" else np.asarray(samples)

@@ -33,14 +33,14 @@ _DTYPE_NUMBERS = {dtype.name: number for number, dtype in _DTYPES.items()}
 _ENCODINGS = ("keep", "png", "raw", "zstd")
 
 _ZSTD_LEVEL = 3  # zstd's own default; a fixed one, since the bytes of a file depend on it
-# (tag, default): bits a sample; photometric, of which 0 would turn near into far; compression; a tile's sides
+# (tag, default): bits per sample; photometric, of which 0 would turn near into far; compression; a tile's sides
 _TIFF_TAGS = ((258, 1), (262, None), (259, 1), (322, 0), (323, 0))
 _MAX_TILE_PIXELS = 2**26  # a tile is decoded whole, however small the image is
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthField(Field):
-    """A depth map, or any other map of one number a pixel, such as disparity.
+    """A depth map, or any other map of one number per pixel, such as disparity.
 
     Value: (H, W) uint16 or float32; the bytes of a 16-bit grey PNG, or of a TIFF of one page and one channel, uint16
     or float32; or the bytes of such an array as ``.npy``. Decodes to (H, W) in the dtype it had, bit for bit (NaN and
@@ -105,7 +105,7 @@ class DepthField(Field):
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: npt.NDArray[Any] | Buffer) -> Encoded:
-        """Take a map, or a file's bytes."""
+        """Encode a map, or a file's bytes."""
         if not isinstance(value, Buffer) or is_npy(value):
             return self._encode_map(self._check_map(value))
         data = bytes(value)
@@ -149,11 +149,11 @@ class DepthField(Field):
         if info.codec == "tiff":
             if info.orientation != 1:
                 raise self._wrong_content(f"tiff of orientation {info.orientation}", "one that is stored upright")
-            told = self._dtype_of_tiff(data)
-            if told is None:
+            tiff_dtype = self._dtype_of_tiff(data)
+            if tiff_dtype is None:
                 found = f"{words}, of another kind of numbers, compressed big-endian floats, or huge tiles"
                 raise self._wrong_content(found, expected)
-            dtype = told
+            dtype = tiff_dtype
         self._check_dtype(dtype)
         return info.codec, dtype, size
 
@@ -217,7 +217,7 @@ class DepthField(Field):
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
-        """Give (H, W); what is stored raw is a read-only view of the payload."""
+        """Return (H, W); what is stored raw is a read-only view of the payload."""
         values = self._stored(metadata, data)
         return values if self.decoded == "stored" else self._metres(values, np.empty(values.shape, np.float32))
 

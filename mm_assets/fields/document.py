@@ -173,18 +173,18 @@ class DocumentField(Field):
             self._compare_sizes(layout.page_sizes, pages)
         return layout
 
-    def _compare_sizes(self, told: Numbers, pages: list[Buffer]) -> None:
+    def _compare_sizes(self, expected: Numbers, pages: list[Buffer]) -> None:
         """Boxes in pixels of an image of another size would silently be in the wrong places."""
         for index, page in enumerate(pages):
             size = self._page_size(page, index)
-            if tuple(told[index].tolist()) != size:
-                width, height = told[index].tolist()
+            if tuple(expected[index].tolist()) != size:
+                width, height = expected[index].tolist()
                 found = f"a layout for {width} x {height} pixels and an image of {size[0]} x {size[1]} on page {index}"
                 turned = "; set apply_orientation of image to turn it" if size == (height, width) else ""
                 raise self._wrong_content(found, f"the same size, or another box_scale{turned}")
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
-        """Give each page's image file, and the layout as it is stored."""
+        """Return each page's image file, and the layout as it is stored."""
         opened = self._open(metadata, data)
         if opened.has_images:
             for index, position in enumerate(opened.positions()):
@@ -195,7 +195,7 @@ class DocumentField(Field):
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: Document) -> Encoded:
-        """Take a `Document`."""
+        """Encode a `Document`."""
         sizes = self._check_pages(value)
         layout, num_outside = self._place(value.layout, sizes)
         pages = [self._within(f"page {k}", self.image.encode, page) for k, page in enumerate(value.pages or ())]
@@ -299,7 +299,7 @@ class DocumentField(Field):
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> Document:
-        """Give pages and layout."""
+        """Return pages and layout."""
         opened = self._open(metadata, data)
         layout = self._layout_of(opened)
         if not opened.has_images:
@@ -317,7 +317,7 @@ class DocumentField(Field):
         return Document([self._decode_image(opened, index) for index in range(len(positions))], layout, positions)
 
     def decode_page(self, metadata: Buffer | np.void, data: Buffer, k: int) -> npt.NDArray[np.uint8]:
-        """Give page `k`, (H, W, C) uint8, counted from 0 (from the end where negative), decoding nothing else.
+        """Return page `k`, (H, W, C) uint8, counted from 0 (from the end where negative), decoding nothing else.
 
         Raises:
             IndexError: there is no image of such a page.
@@ -330,7 +330,7 @@ class DocumentField(Field):
         return self._decode_image(opened, k % count)
 
     def decode_layout(self, metadata: Buffer | np.void, data: Buffer) -> PageLayout | None:
-        """Give the layout, decoding no page; None where the document has none; errors as `decode`."""
+        """Return the layout, decoding no page; None where the document has none; errors as `decode`."""
         return self._layout_of(self._open(metadata, data))
 
     def facts(self, metadata: Buffer, data: Buffer) -> Iterator[Boxes]:

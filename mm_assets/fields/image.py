@@ -55,7 +55,7 @@ class ImageField(Field):
 
     Attributes:
         encoding: ``keep`` stores encoded bytes as they are, and arrays as PNG, without loss. ``jpeg``, ``png`` and
-            ``webp`` encode whatever comes, also bytes that are of that codec already.
+            ``webp`` encode every value, also bytes that have that codec already.
         quality: of JPEG and WebP, 1 to 100.
         subsampling: of JPEG, a text. ``444`` keeps the colour of every pixel. ``420`` keeps one of four, as most
             photographs have it already: two thirds of the bytes, decoded in three fifths of the time. Grey has none.
@@ -143,7 +143,7 @@ class ImageField(Field):
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: npt.NDArray[np.uint8] | Buffer) -> Encoded:
-        """Take pixels, or an image file's bytes."""
+        """Encode pixels, or an image file's bytes."""
         if isinstance(value, Buffer):
             data, info = bytes(value), self._probe(value)
             if self.encoding == "keep":
@@ -222,7 +222,7 @@ class ImageField(Field):
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.uint8]:
-        """Give (H, W, C) uint8."""
+        """Return (H, W, C) uint8."""
         return self._decode(metadata, data, None)
 
     def _decode_into(self, metadata: Buffer, data: Buffer, target: npt.NDArray[Any]) -> None:

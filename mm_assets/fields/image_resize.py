@@ -112,8 +112,8 @@ def resample(
         shown: the rectangle, in pixels of the image.
         target: (h, w, C) uint8, every element of which is written.
         scale: how many pixels of the image one of `pixels` covers, each way.
-        quick: where it shrinks, sample bilinearly instead of computing areas, at as many places a pixel as it takes not
-            to alias much.
+        quick: where it shrinks, sample bilinearly instead of computing areas, at several places per pixel where one
+            would alias.
     """
     cv2 = _opencv()
     height, width, channels = target.shape

@@ -227,7 +227,7 @@ class ImageTextPairField(Field):
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: ImageText | tuple[Any, ...] | Mapping[str, Any]) -> Encoded:
-        """Take an image with its text and score."""
+        """Encode an image with its text and score."""
         pair = self._pair_of(value)
         score = self._score_of(pair.clip_score)
         text = self._text_of(pair.text)
@@ -298,7 +298,7 @@ class ImageTextPairField(Field):
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> ImageTextPair:
-        """Give `ImageTextPair`."""
+        """Return `ImageTextPair`."""
         pair = _Pair(self, metadata, data)
         rows = {name: np.empty(self.max_tokens, dtype=np.int64) for name in ("input_ids", "attention_mask")}
         self._tokens_field._decode_into(pair.token_record, pair.tokens, rows)
@@ -313,17 +313,17 @@ class ImageTextPairField(Field):
         target["clip_score"][...] = pair.clip_score
 
     def tokens(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.int64]:
-        """Give (num_tokens,) int64, at most `max_tokens`, without reading the image; errors as `decode`."""
+        """Return (num_tokens,) int64, at most `max_tokens`, without reading the image; errors as `decode`."""
         pair = _Pair(self, metadata, data)
         ids: npt.NDArray[np.int64] = self._tokens_field.decode(pair.token_record, pair.tokens)
         return ids
 
     def text(self, metadata: Buffer | np.void, data: Buffer) -> str | None:
-        """Give the text where it is stored, without reading the image; errors as `decode`."""
+        """Return the text where it is stored, without reading the image; errors as `decode`."""
         return _Pair(self, metadata, data).text()
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
-        """Give the image, the text (its ids where the text itself is not stored), and the score as JSON text."""
+        """Return the image, the text (its ids where the text itself is not stored), and the score as JSON text."""
         pair = _Pair(self, metadata, data)
         yield Item("image", 0, pair.image)
         if pair.text_kind != _NO_TEXT:

@@ -88,7 +88,7 @@ class MIDIField(Field):
         self._expect_int("max_duration_seconds", 1, MAX_DURATION_SECONDS)
 
     def encode(self, value: MIDI | Buffer) -> Encoded:
-        """Take a file's bytes, or a `MIDI`."""
+        """Encode a file's bytes, or a `MIDI`."""
         if isinstance(value, MIDI) and isinstance(value.data, bytes) and isinstance(value.notes, NoteTable):
             data = value.data
         elif isinstance(value, Buffer):
@@ -108,7 +108,7 @@ class MIDIField(Field):
         return Encoded(self._pack_record(*_facts(file)), data)
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> MIDI:
-        """Give `MIDI`; nothing in it is a view of the payload."""
+        """Return `MIDI`; nothing in it is a view of the payload."""
         expected = self._unpack_record(metadata)
         if expected[0] > self.max_notes:
             limit = f"at most {self.max_notes} (max_notes)"

@@ -30,7 +30,7 @@ from mm_assets.media.content_types import Buffer
 
 __all__ = ["REAL_CODES", "NDArrayField", "array_of_npy", "dtype_name", "is_npy"]
 
-MAX_DIMENSIONS = 8  # the record's room
+MAX_DIMENSIONS = 8  # as many as the record holds
 
 # What a record may name; extended precision differs between machines and is not among them.
 REAL_CODES = ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
@@ -117,7 +117,7 @@ class NDArrayField(Field):
         return array
 
     def encode(self, value: npt.NDArray[Any] | Buffer) -> Encoded:
-        """Take an array, or ``.npy`` bytes."""
+        """Encode an array, or ``.npy`` bytes."""
         if isinstance(value, Buffer):
             value = self._within("", array_of_npy, value)
         if not isinstance(value, np.ndarray):
@@ -135,7 +135,7 @@ class NDArrayField(Field):
         return Encoded(self._pack_record(code, value.ndim, *shape), data)
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
-        """Give a read-only view of the payload."""
+        """Return a read-only view of the payload."""
         code, num_dimensions, *extents = self._unpack_record(metadata)
         dtype = _DTYPES.get(code.rstrip(b"\0"))
         if dtype is None:

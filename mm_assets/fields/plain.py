@@ -33,18 +33,18 @@ class BytesField(Field):
     keeps_bytes: ClassVar[bool] = True
 
     def encode(self, value: Buffer) -> Encoded:
-        """Take bytes."""
+        """Encode bytes."""
         self.check(value)
         data = bytes(value)
         return Encoded(self._pack_record(len(data)), data)
 
     def check(self, value: Buffer) -> None:
-        """Take any bytes."""
+        """Accept any bytes."""
         if not isinstance(value, Buffer):
             raise self._wrong_value(value, "bytes")
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> bytes:
-        """Give bytes."""
+        """Return bytes."""
         (num_bytes,) = self._unpack_record(metadata)
         view = as_bytes_view(data)
         if len(view) != num_bytes:
@@ -75,7 +75,7 @@ class TextField(Field):
         return cell
 
     def encode(self, value: str | Buffer) -> Encoded:
-        """Take text or its UTF-8 bytes."""
+        """Encode text or its UTF-8 bytes."""
         try:
             if isinstance(value, str):
                 text, data = value, value.encode("utf-8")
@@ -90,14 +90,14 @@ class TextField(Field):
         return Encoded(self._pack_record(len(text)), data)
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> str:
-        """Give text."""
+        """Return text."""
         (num_code_points,) = self._unpack_record(metadata)
         return self._text(num_code_points, data)
 
     def decode_batch(
         self, records: npt.NDArray[np.uint8], datas: Sequence[Buffer | None], out: Out | None = None
     ) -> tuple[Any, npt.NDArray[np.bool_]]:
-        """Give a list of str; see `Field.decode_batch`. The records are unpacked together: texts are short."""
+        """Return a list of str; see `Field.decode_batch`. The records are unpacked together: texts are short."""
         if type(self) is not TextField:
             return super().decode_batch(records, datas, out)  # a subclass that overrides `decode`
         present = self._check_batch(records, datas)
@@ -155,7 +155,7 @@ class JSONField(Field):
         return pa.array([None if data is None else str(as_bytes_view(data), "utf-8") for data in datas], pa.string())
 
     def encode(self, value: JSON | RawJSON | Buffer) -> Encoded:
-        """Take a value, or JSON text as bytes or `RawJSON`."""
+        """Encode a value, or JSON text as bytes or `RawJSON`."""
         try:
             if isinstance(value, RawJSON | Buffer):
                 data = value.text.encode("utf-8") if isinstance(value, RawJSON) else bytes(value)
@@ -196,7 +196,7 @@ class JSONField(Field):
                 raise self._wrong_value(item, "dict, list, str, int, float, bool or None")
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> JSON:
-        """Give the value."""
+        """Return the value."""
         (kind,) = self._unpack_record(metadata)
         try:
             value = json_of_utf8(data)

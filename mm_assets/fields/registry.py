@@ -196,6 +196,6 @@ def _within_limits(cls: type[Field], config: Mapping[str, JSON]) -> dict[str, JS
 def _refuse_tokenizers(config: Mapping[str, JSON]) -> None:
     for key, value in config.items():
         if key == "tokenizer" and isinstance(value, Mapping) and value.keys() & {"file", "json"}:
-            raise ConfigError("arguments", key, "brings a tokenizer, expected its name and SHA-256 in a packed file")
+            raise ConfigError("arguments", key, "contains a tokenizer, expected its name and SHA-256 in a packed file")
         if isinstance(value, Mapping):
             _refuse_tokenizers(value)

@@ -80,7 +80,7 @@ class ScalarField(Field):
         return parse_json(plain if plain in ("true", "false") else cell, "a number")
 
     def encode(self, value: float | np.number[Any] | np.bool_) -> Encoded:
-        """Take a number."""
+        """Encode a number."""
         if self.dtype == "bool":
             if not isinstance(value, bool | np.bool_):
                 raise self._wrong_value(value, "a bool")
@@ -108,7 +108,7 @@ class ScalarField(Field):
         return rounded
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> int | float | bool:
-        """Give Python's number."""
+        """Return Python's number."""
         (value,) = self._unpack_record(metadata)
         if len(as_bytes_view(data)):
             raise corrupt("a number has no data", found=f"{len(as_bytes_view(data))} bytes", expected="none")

@@ -90,14 +90,14 @@ class SequenceField(Field):
         return cls(field_from_config(inner.get("type"), inner.get("config")))
 
     def encode(self, value: Iterable[tuple[int, Any]]) -> Encoded:
-        """Take (position, value) pairs in order of position."""
+        """Encode (position, value) pairs in order of position."""
         return self._join(
             (position, self._within(f"item at position {position}", self.inner.encode, item))
             for position, item in self._pairs(value)
         )
 
     def encode_items(self, items: Iterable[tuple[int, Encoded]]) -> Encoded:
-        """Take (position, payload) pairs in order of position."""
+        """Join (position, payload) pairs in order of position."""
         return self._join(self._pairs(items))
 
     def _join(self, pairs: Iterable[tuple[int, Encoded]]) -> Encoded:
@@ -141,12 +141,12 @@ class SequenceField(Field):
             yield last, item
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> list[tuple[int, Any]]:
-        """Give the list of (position, value)."""
+        """Return the list of (position, value)."""
         items = self._open(metadata, data)
         return [self._decode_item(items, index) for index in range(len(items))]
 
     def decode_item(self, metadata: Buffer | np.void, data: Buffer, k: int) -> tuple[int, Any]:
-        """Give (position, value) of item `k`, counted from 0 (from the end where negative), reading no other.
+        """Return (position, value) of item `k`, counted from 0 (from the end where negative), reading no other.
 
         Raises:
             IndexError: there is no such item.
@@ -158,12 +158,12 @@ class SequenceField(Field):
         return self._decode_item(items, k % len(items))
 
     def item_payloads(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[tuple[int, memoryview, memoryview]]:
-        """Give (position, metadata record, data) of each item in order, not decoded and not copied."""
+        """Return (position, metadata record, data) of each item in order, not decoded and not copied."""
         items = self._open(metadata, data)
         yield from map(items.payload, range(len(items)))
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
-        """Give each item's position and data."""
+        """Return each item's position and data."""
         for position, _, content in self.item_payloads(metadata, data):
             yield Item("", position, content)
 

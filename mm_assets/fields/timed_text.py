@@ -50,7 +50,7 @@ class TimedTextField(Field):
 
     Attributes:
         sort: put segments in order of their starts; otherwise others are refused. Equal starts stay as they are.
-        strip_tags: take the markup out of subtitle files.
+        strip_tags: remove the markup of subtitle files.
         untimed: what to do with an item that has no start and no end, such as a word that an aligner did not find:
             ``error`` refuses the value, ``drop`` leaves it out.
         max_segments: that are encoded or decoded at most.
@@ -77,7 +77,7 @@ class TimedTextField(Field):
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: Sequence[Any] | Mapping[str, Any] | str | Buffer) -> Encoded:
-        """Take segments, or the content of a file of them."""
+        """Encode segments, or the content of a file of them."""
         segments = self._segments_of(value)
         texts = [self._utf8_of(segment.text, index) for index, segment in enumerate(segments)]
         offsets = np.cumsum([0, *map(len, texts)], dtype="<u8")
@@ -178,14 +178,14 @@ class TimedTextField(Field):
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> list[TimedSegment]:
-        """Give the segments in order of their starts."""
+        """Return the segments in order of their starts."""
         times, offsets, texts = self._open(metadata, data)
         # Each by its own bytes: an offset within a character is damage.
         strings = [decode_utf8(texts[start:end]) for start, end in pairwise(offsets)]
         return [TimedSegment(start, end, text) for (start, end), text in zip(times.tolist(), strings, strict=True)]
 
     def times(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.float64]:
-        """Give (num_segments, 2) float64, start and end in seconds: a read-only view that reads no text.
+        """Return (num_segments, 2) float64, start and end in seconds: a read-only view that reads no text.
 
         Raises:
             FormatError: the payload is damaged.
@@ -209,7 +209,7 @@ class TimedTextField(Field):
         times = stored_array(view, "<f8", (2, num_segments)).T
         starts, ends = times[:, 0], times[:, 1]
         if not (np.isfinite(times).all() and (starts >= 0).all() and (ends >= starts).all()):
-            raise corrupt("a time is impossible", found="a negative, endless or inverted one", expected="start <= end")
+            raise corrupt("a time is impossible", found="a negative, infinite or inverted one", expected="start <= end")
         if (starts[1:] < starts[:-1]).any():
             raise corrupt("segments are out of order", found="a decreasing start", expected="increasing ones")
         extent = (float(starts[0]), float(ends.max())) if num_segments else (0.0, 0.0)

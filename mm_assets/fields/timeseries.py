@@ -129,7 +129,7 @@ class TimeSeriesField(Field):
         return self._series(arrays["timestamps"], arrays["values"], is_text=is_text)
 
     def encode(self, value: TimeSeries | tuple[npt.NDArray[Any], npt.NDArray[Any]] | Buffer) -> Encoded:
-        """Take a series, (timestamps, values), or a CSV's bytes."""
+        """Encode a series, (timestamps, values), or a CSV's bytes."""
         series = self._series_of(value)
         timestamps, values = series.timestamps, series.values
         self._check_extent(values.shape)
@@ -210,7 +210,7 @@ class TimeSeriesField(Field):
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> TimeSeries:
-        """Give `TimeSeries`, read-only views of the payload."""
+        """Return `TimeSeries`, read-only views of the payload."""
         timestamps, values, start, end = self._stored(metadata, data)
         bounds = (timestamps[0], timestamps[-1]) if len(timestamps) else (0.0, 0.0)
         if bounds != (start, end):
@@ -223,7 +223,7 @@ class TimeSeriesField(Field):
             raise corrupt(f"series is damaged: {error}") from error
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
-        """Give the two arrays' bytes."""
+        """Return the two arrays' bytes."""
         view, split = as_bytes_view(data), self._stored(metadata, data)[0].nbytes
         yield Item("timestamps", 0, view[:split])
         yield Item("values", 0, view[split:])

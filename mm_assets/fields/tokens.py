@@ -152,7 +152,7 @@ class TokensField(Field):
     # --- encode -------------------------------------------------------------------------------------------------------
 
     def encode(self, value: str | Buffer | npt.NDArray[Any] | Sequence[int]) -> Encoded:
-        """Take ids, or a text where a tokenizer is loaded."""
+        """Encode ids, or a text where a tokenizer is loaded."""
         ids = self._ids_of(value)
         kept = self._cut(ids)
         if len(kept) > _MAX_TOKENS:
@@ -192,7 +192,7 @@ class TokensField(Field):
         try:
             return np.array(ids, dtype=np.int64)
         except OverflowError as error:
-            raise self._wrong_content("an id past 64 bits", f"0 to {self._vocab - 1} (vocab_size)") from error
+            raise self._wrong_content("an id of more than 64 bits", f"0 to {self._vocab - 1} (vocab_size)") from error
 
     def _cut(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The ids that stay, at most `max_tokens`."""
@@ -209,7 +209,7 @@ class TokensField(Field):
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:
-        """Give (num_tokens,) ids; a read-only view where `decoded` is how they are stored."""
+        """Return (num_tokens,) ids; a read-only view where `decoded` is how they are stored."""
         return self._stored(metadata, data).astype(self.decoded, copy=False)
 
     def _stored(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[Any]:

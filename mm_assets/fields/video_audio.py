@@ -148,7 +148,7 @@ class SyncedVideoAudioField(Field):
         return VideoFile(**contents)
 
     def encode(self, value: VideoAudio | VideoFile | Buffer) -> Encoded:
-        """Take arrays, files, or a file's bytes."""
+        """Encode arrays, files, or a file's bytes."""
         source = self._source(value)
         plan = self._plan(source)
         if self._is_kept(source):
@@ -181,7 +181,7 @@ class SyncedVideoAudioField(Field):
         try:
             return source_of(value, frame_rate=self._rate, max_pixels=self.max_pixels)
         except ValueError as error:
-            raise self._wrong_content(f"a clip that cannot be read ({error})", "video, sound or both") from error
+            raise self._wrong_content(f"a clip that cannot be read ({error})", "video, audio or both") from error
 
     def _plan(self, source: Source) -> Plan:
         try:
@@ -199,7 +199,7 @@ class SyncedVideoAudioField(Field):
             size = decoded_size(plan)
             if size > self.max_decoded_bytes:
                 expected = f"at most {self.max_decoded_bytes} (max_decoded_bytes)"
-                raise self._wrong_content(f"sound of {size} bytes decoded", expected)
+                raise self._wrong_content(f"audio of {size} bytes decoded", expected)
         return plan
 
     @property
@@ -246,7 +246,7 @@ class SyncedVideoAudioField(Field):
                 audio_codec = int(np.frombuffer(metadata, dtype=encoder.metadata_type)["codec"][0])
         except EncodeError as error:
             raise self._wrong_content(
-                f"sound that does not fit ({error})", f"what {self.audio_encoding} holds"
+                f"audio that does not fit ({error})", f"what {self.audio_encoding} holds"
             ) from error
         except ValueError as error:
             raise self._wrong_content(f"a clip that cannot be stored ({error})", "an undamaged one") from error
@@ -255,7 +255,7 @@ class SyncedVideoAudioField(Field):
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
-        """Give the bytes stored for each content; audio from a video file belongs to ``video``."""
+        """Return the bytes stored for each content; audio from a video file belongs to ``video``."""
         record, video, audio = self._open(metadata, data)
         if record.parts == VIDEO_PART:
             yield Item("video", 0, data)
@@ -274,11 +274,11 @@ class SyncedVideoAudioField(Field):
             yield ClipLengths(timing.video_seconds, timing.audio_seconds, frame)
 
     def timing(self, metadata: Buffer | np.void) -> Timing:
-        """Give counts, rates and offset of the decoded clip, without reading the data; errors as `decode`."""
+        """Return counts, rates and offset of the decoded clip, without reading the data; errors as `decode`."""
         return self._timing(self._record_of(metadata))
 
     def audio_segments(self, metadata: Buffer | np.void, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Give (K, 2) int64, start and stop of each frame's samples, without looking at the data.
+        """Return (K, 2) int64, start and stop of each frame's samples, without looking at the data.
 
         Raises:
             IndexError: a frame that the clip does not have.
@@ -287,7 +287,7 @@ class SyncedVideoAudioField(Field):
         return self.timing(metadata).audio_segments(indices)
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> Clip:
-        """Give a `Clip` of all frames, or of `target_frames`, and all audio."""
+        """Return a `Clip` of all frames, or of `target_frames`, and all audio."""
         record, video, audio = self._open(metadata, data)
         timing, index = self._timing(record), index_of(record, video, max_pixels=self.max_pixels)
         chosen = self._chosen(record)
@@ -313,7 +313,7 @@ class SyncedVideoAudioField(Field):
     def decode_frames(
         self, metadata: Buffer | np.void, data: Buffer, indices: Sequence[int] | npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint8]:
-        """Give (K, H, W, 3) uint8, chosen frames in any order, without decoding more than they need.
+        """Return (K, H, W, 3) uint8, chosen frames in any order, without decoding more than they need.
 
         Raises:
             IndexError: a frame that the clip does not have.
@@ -327,7 +327,7 @@ class SyncedVideoAudioField(Field):
         return frames
 
     def decode_audio(self, metadata: Buffer | np.void, data: Buffer) -> Audio | None:
-        """Give the audio without decoding a frame; None where the clip has none; errors as `decode`."""
+        """Return the audio without decoding a frame; None where the clip has none; errors as `decode`."""
         return self._sound(*self._open(metadata, data))
 
     def _decode_into(self, metadata: Buffer, data: Buffer, target: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -93,7 +93,7 @@ class Record(NamedTuple):
         if self.video_codec not in (NONE, JPEG, FILE):
             raise corrupt("video is of an unknown codec", found=self.video_codec, expected="0, 1 or 2")
         if self.audio_codec not in (NONE, *SAMPLES, IN_VIDEO, OWN_FILE):
-            raise corrupt("sound is of an unknown codec", found=self.audio_codec, expected="0, 1, 2, 4, 16 or 17")
+            raise corrupt("audio is of an unknown codec", found=self.audio_codec, expected="0, 1, 2, 4, 16 or 17")
         if not 1 <= self.parts <= VIDEO_PART | AUDIO_PART:
             raise corrupt("clip is made of unknown parts", found=self.parts, expected="1, 2 or 3")
         is_of_audio = self.parts == AUDIO_PART
@@ -115,7 +115,7 @@ class Record(NamedTuple):
         ):
             found = f"{self.num_channels} channels at {self.sample_rate} Hz"
             expected = f"1 to {MAX_SOUND_CHANNELS} at 1 to {MAX_SOUND_RATE} Hz"
-            raise corrupt("sound has an impossible format", found=found, expected=expected)
+            raise corrupt("audio has an impossible format", found=found, expected=expected)
         counts = (self.num_audio_samples, self.audio_start_samples, self.start_us)
         if max(*counts, abs(self.audio_offset_samples)) > _MAX_COUNT:
-            raise corrupt("a time is beyond all measure", found=max(counts), expected=f"at most {_MAX_COUNT}")
+            raise corrupt("a time or count is too large", found=max(counts), expected=f"at most {_MAX_COUNT}")

@@ -41,7 +41,7 @@ def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_de
         source = Source(audio=audio if record.audio_codec == OWN_FILE else video)
         sound = index_sound(source.audio)
         if sound is None:
-            raise corrupt("clip has no sound where its record says so", found="a file without sound")
+            raise corrupt("clip has no audio where its record says so", found="a file without audio")
         plan = Plan(
             sound=sound,
             sample_rate=record.sample_rate,
@@ -51,7 +51,7 @@ def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_de
         )
         end, total = plan.audio_start + plan.num_audio_samples, sound.num_samples
         if end > resampled_length(total, sound.sample_rate, plan.sample_rate):
-            raise corrupt("sound is shorter than its record says", found=f"{total} samples", expected=end)
+            raise corrupt("audio is shorter than its record says", found=f"{total} samples", expected=end)
         _check_size(decoded_size(plan), max_decoded_bytes)
         return Audio(clip_sound(source, plan), record.sample_rate)
     except MediaError as error:
@@ -59,7 +59,7 @@ def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_de
 
 
 def brought_to(sound: Audio, rate: int, channels: int, *, max_decoded_bytes: int) -> Audio:
-    """Sound at another rate and number of channels than it is stored with; itself where it has them.
+    """Audio at another rate and number of channels than it is stored with; itself where it has them.
 
     Raises:
         CorruptError: nothing makes so many channels of it, or it would be larger than the limit.
@@ -68,7 +68,7 @@ def brought_to(sound: Audio, rate: int, channels: int, *, max_decoded_bytes: int
     if (stored, given) == (channels, rate):
         return sound
     if not mixes(stored, channels):
-        raise corrupt("sound cannot be mixed to the field's channels", found=stored, expected=channels)
+        raise corrupt("audio cannot be mixed to the field's channels", found=stored, expected=channels)
     _check_size(4 * resampled_length(len(sound.samples), given, rate) * max(channels, stored), max_decoded_bytes)
     return Audio(resample(mix(sound.samples, channels), given, rate), rate)
 
@@ -87,4 +87,4 @@ def timing_at(timing: Timing, rate: int) -> Timing:
 
 def _check_size(size: int, limit: int) -> None:
     if size > limit:
-        raise corrupt("sound is too large", found=f"{size} bytes", expected=f"at most {limit} (max_decoded_bytes)")
+        raise corrupt("audio is too large", found=f"{size} bytes", expected=f"at most {limit} (max_decoded_bytes)")

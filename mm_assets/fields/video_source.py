@@ -57,7 +57,7 @@ class Source:
         sound_delay: seconds by which the first sample comes after the first frame.
         start: seconds into the video at which the clip begins.
         duration: seconds of the clip at most, None for all.
-        audio_offset: seconds by which the audio comes late.
+        audio_offset: delay of the audio in seconds.
         max_pixels: of a frame.
     """
 
@@ -154,9 +154,9 @@ def source_of(
     index, height, width = found or (None, 0, 0)
     sound = index_sound(audio if audio is not None else video or b"")
     if audio is not None and sound is None:
-        raise ValueError("found an audio file without sound, expected some")
+        raise ValueError("found an audio file without audio, expected some")
     if index is None and sound is None:
-        raise ValueError("found neither a video nor a sound stream, expected one of them")
+        raise ValueError("found neither a video nor an audio stream, expected one of them")
     is_inside = index is not None and sound is not None and audio is None
     start = _seconds(value.start_seconds, "start_seconds", low=0)
     duration = None
@@ -293,7 +293,7 @@ def plan_of(
         truncated, is_cut = num_frames < wanted, num_frames < available
         most = most_frames(source.index)
         if num_frames > most:
-            raise ValueError(f"found {num_frames} frames of {rate} a second, expected at most {most} for such a file")
+            raise ValueError(f"found {num_frames} frames at {rate} per second, expected at most {most} for such a file")
     plan = Plan(
         num_frames=num_frames,
         frame_rate=rate,
@@ -307,7 +307,7 @@ def plan_of(
     hz = sample_rate or source.sound.sample_rate
     count = channels or source.sound.channels
     if not mixes(source.sound.channels, count):
-        raise ValueError(f"found sound of {source.sound.channels} channels, expected ones that mix to {count}")
+        raise ValueError(f"found audio of {source.sound.channels} channels, expected ones that mix to {count}")
     total = resampled_length(source.sound.num_samples, source.sound.sample_rate, hz)
     own_offset = source.audio_offset - source.sound_delay
     if rate is not None:

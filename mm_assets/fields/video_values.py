@@ -112,7 +112,7 @@ class Clip(ArrayValue):
             ValueError: the clip has no audio.
         """
         if self.audio is None:
-            raise ValueError("found a clip without sound, expected one with")
+            raise ValueError("found a clip without audio, expected one with audio")
         start, stop = self.timing.audio_segments([index])[0]
         samples: npt.NDArray[np.float32] = self.audio.samples[start:stop]
         return samples

@@ -167,7 +167,7 @@ def test_missing_sound_or_video_is_one_absent_part(field):
     assert silent.frames.shape == (3, *SIZE, 3)
     assert silent.audio is None
     assert silent.audio_segments.tolist() == [[0, 0]] * 3
-    with pytest.raises(ValueError, match="without sound"):
+    with pytest.raises(ValueError, match="without audio"):
         silent.audio_of_frame(0)
     for value in (VideoFile(audio=wav_file(SHORTS, RATE)), clip_file(codec="", container="mov", samples=SHORTS)):
         blind = coded(field, value)
