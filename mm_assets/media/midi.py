@@ -1,12 +1,12 @@
 """Notes, tempo and beats of a Standard MIDI File, with times in seconds.
 
-Times are counted in integers and become float64 seconds by one division, so each is the nearest float64 to the true
-time, after an hour as after a second. Any input gives an answer or a `MediaError`.
+Times are counted in integers and become float64 seconds by one division, so each is the nearest float64 to the exact
+time. Any input gives an answer or a `MediaError`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -26,20 +26,18 @@ __all__ = [
     "MIDIFile",
     "NoteTable",
     "TempoMap",
-    "beats",
     "parse_midi",
-    "tempo_map",
 ]
 
-# With the longest time and the finest division (32,767 ticks) a time is below 2**53 units, which float64 holds exactly.
+# With the finest division (32,767 ticks), times up to this are below 2**53 units, which float64 represents exactly.
 MAX_DURATION_SECONDS = 259_200
 
-DEFAULT_MAX_BYTES = 8 * 2**20  # long symphonies take one; larger files hold system-exclusive data, or are hostile
+DEFAULT_MAX_BYTES = 8 * 2**20  # a long symphony takes 1 MiB; larger files hold system-exclusive data, or are hostile
 DEFAULT_MAX_NOTES = 1_000_000
 DEFAULT_MAX_DURATION_SECONDS = 86_400
 DEFAULT_MAX_BEATS = 1_000_000
 
-_DEFAULT_TEMPO = 500_000  # microseconds per quarter note without a tempo in the file: 120 per minute
+_DEFAULT_TEMPO = 500_000  # microseconds per quarter note until the file sets a tempo: 120 per minute
 _MICROSECONDS = 1_000_000
 _PEDAL_DOWN = 64  # controller values from this on are "down"
 
@@ -56,7 +54,7 @@ class NoteTable:
         pitch: (N,) uint8, 0..127, 60 is middle C.
         velocity: (N,) uint8, 1..127.
         channel: (N,) uint8, 0..15; 9 is percussion in General MIDI.
-        program: (N,) uint8, 0..127, the instrument of the channel when the note starts.
+        program: (N,) uint8, 0..127, the channel's instrument when the note starts.
         track: (N,) uint16, from 0.
     """
 
@@ -84,15 +82,7 @@ class NoteTable:
 
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
         """All arrays, in the order of the attributes."""
-        return (
-            self.onset_seconds,
-            self.duration_seconds,
-            self.pitch,
-            self.velocity,
-            self.channel,
-            self.program,
-            self.track,
-        )
+        return tuple(getattr(self, field.name) for field in fields(self))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NoteTable):
@@ -104,11 +94,11 @@ class NoteTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TempoMap:
-    """The tempo changes; the first entry is at tick 0.
+    """The tempo changes.
 
     Attributes:
-        ticks: (n,) int64, increasing.
-        seconds: (n,) float64, the time of each.
+        ticks: (n,) int64, increasing from 0.
+        seconds: (n,) float64, the time of each change.
         microseconds_per_beat: (n,) int64, length of a quarter note from there on.
     """
 
@@ -119,13 +109,13 @@ class TempoMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beats:
-    """The beats from the start up to the end of the last track.
+    """The beats up to the end of the last track.
 
-    A beat is the time signature's own unit: 6/8 has six. A change of signature starts a measure.
+    A beat is the time signature's unit: 6/8 has six. A change of signature starts a measure.
 
     Attributes:
         seconds: (B,) float64, increasing.
-        number: (B,) int64, place in the measure, 1 is the downbeat.
+        number: (B,) int64, position in the measure, 1 is the downbeat.
         measure: (B,) int64, from 0.
     """
 
@@ -135,13 +125,13 @@ class Beats:
 
 
 def _concatenated(parts: list[Any], dtype: str) -> npt.NDArray[Any]:
-    """Buffers of one type, one after the other."""
+    """The concatenation of buffers of one type."""
     arrays = [np.frombuffer(part, dtype=dtype) for part in parts if len(part)]
     return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
 
 
 class _Timed:
-    """Events of tracks that share a time, in order of time, and at one tick of the tracks."""
+    """Events of tracks that share a timeline, by tick, and at one tick in track order."""
 
     def __init__(self, parts: list[Events]) -> None:
         ticks = _concatenated([part.ticks for part in parts], "q")
@@ -151,14 +141,15 @@ class _Timed:
         self.values: _Ints = _concatenated([part.values for part in parts], "i")[order].astype(np.int64)
 
     def last_of_each_tick(self) -> npt.NDArray[np.bool_]:
-        """(n,) bool: of several at one tick, the last one holds."""
+        """(n,) bool: of several events at one tick, the last one applies."""
         return np.append(self.ticks[1:] != self.ticks[:-1], True)[: len(self.ticks)]
 
 
 class _Clock:
-    """Ticks to seconds, for tracks that share a time: `units` of a tick are whole, and a second has `per_second`.
+    """Ticks to seconds, for tracks that share a timeline: a tick is a whole number of units.
 
     Attributes:
+        per_second: units of a second.
         ticks: (n,) int64, where a tick's length changes; the first is 0.
         lengths: (n,) int64, units of a tick from there on.
         starts: (n,) int64, units up to there.
@@ -175,10 +166,9 @@ class _Clock:
         else:
             tempos = _Timed([track.tempos for track in tracks])
             chosen = tempos.last_of_each_tick()
-            has_first = len(tempos.ticks) > 0 and tempos.ticks[0] == 0
-            start = 0 if has_first else 1  # the default holds up to the first tempo
-            self.ticks = np.append(np.zeros(start, np.int64), tempos.ticks[chosen])
-            self.lengths = np.append(np.full(start, _DEFAULT_TEMPO, np.int64), tempos.values[chosen])
+            self.ticks, self.lengths = tempos.ticks[chosen], tempos.values[chosen]
+            if not len(self.ticks) or self.ticks[0] > 0:  # the default applies up to the first tempo
+                self.ticks, self.lengths = np.insert(self.ticks, 0, 0), np.insert(self.lengths, 0, _DEFAULT_TEMPO)
             self.per_second = division * _MICROSECONDS
         spans = np.diff(self.ticks, append=self.end)
         # In floating point first: the product of hostile ticks and tempos does not fit an int64.
@@ -191,25 +181,25 @@ class _Clock:
             raise MediaError(name, f"is {seconds:.6g} seconds long, expected at most {max_seconds}")
 
     def units(self, ticks: _Ints) -> _Ints:
-        """Of ticks from 0 to the end."""
+        """Units up to ticks from 0 to `end`."""
         index = np.searchsorted(self.ticks, ticks, side="right") - 1
         return np.asarray(self.starts[index] + (ticks - self.ticks[index]) * self.lengths[index], dtype=np.int64)
 
     def seconds(self, ticks: _Ints) -> npt.NDArray[np.float64]:
-        """Of ticks from 0 to the end."""
+        """Seconds up to ticks from 0 to `end`."""
         return np.asarray(self.units(ticks) / self.per_second, dtype=np.float64)
 
 
 class MIDIFile:
-    """A Standard MIDI File, read; `parse_midi` makes it.
+    """A Standard MIDI File, as `parse_midi` returns it.
 
-    In formats 0 and 1 all tracks share one time: tempo and time signature count in any track, at one tick the last in
-    the order of tracks. In format 2 each track is a piece of its own, with its own tempo, and starts at 0.
+    In formats 0 and 1 all tracks share one timeline: a tempo or time signature in any track applies to all; of several
+    at one tick, the last in track order applies. In format 2 each track has its own timeline, and starts at 0.
 
     Attributes:
         format: 0, 1 or 2.
         num_tracks: tracks.
-        division: as in the file: below 0x8000 ticks per quarter note; else SMPTE, minus the frames per second (24,
+        division: as in the file: below 0x8000 ticks per quarter note; else SMPTE, the negated frames per second (24,
             25, 29 for 30000/1001, 30) in the upper byte and ticks per frame in the lower.
         num_notes: notes.
         duration_seconds: where the last track ends.
@@ -222,24 +212,24 @@ class MIDIFile:
         self.num_notes = sum(len(track.onset) for track in score.tracks)
         self._name = name
         is_apart = score.format == 2 and score.tracks
-        self._groups = [[track] for track in score.tracks] if is_apart else [score.tracks]  # those that share a time
+        self._groups = [[track] for track in score.tracks] if is_apart else [score.tracks]  # each shares a timeline
         self._clocks = [_Clock(score.division, group, max_seconds, name) for group in self._groups]
         self.duration_seconds = max(clock.end_units / clock.per_second for clock in self._clocks)
 
     @property
     def ticks_per_beat(self) -> int | None:
-        """Ticks of a quarter note; None in a file that counts SMPTE frames."""
+        """Ticks per quarter note; None in a file that counts SMPTE frames."""
         return None if self.division & 0x8000 else self.division
 
     def notes(self, *, sustain: bool = False) -> NoteTable:
         """The notes with their times.
 
-        A note's program is the last that its track has set for its channel; where it has set none, the last that any
+        A note's program is the last that its track has set for its channel; if it has set none, the last that any
         track has set by then; else 0.
 
         Args:
-            sustain: let the sustain pedal hold notes: a note that is released while its channel's pedal is down ends
-                when the pedal comes up, or where its pitch starts again on its channel, or at the end of the tracks.
+            sustain: a note that is released while its channel's sustain pedal is down ends when the pedal comes up,
+                when its pitch starts again on its channel, or at the end of the tracks.
         """
         tables: list[NoteTable] = []
         first = 0
@@ -249,7 +239,7 @@ class MIDIFile:
             first += len(group)
         columns = zip(*(table.columns() for table in tables), strict=True)
         table = NoteTable(*(np.concatenate(parts) for parts in columns))
-        # Stable: notes alike in all of these stay in the file's order.
+        # Stable: notes that are equal in all of these stay in the file's order.
         return table.select(np.lexsort((table.track, table.channel, table.pitch, table.onset_seconds)))
 
     def tempo_map(self, *, track: int = 0) -> TempoMap:
@@ -270,8 +260,8 @@ class MIDIFile:
         clock, group = self._beat_clock(track)
         changes = _Timed([part.signatures for part in group])
         chosen = changes.last_of_each_tick() & (changes.ticks < clock.end)
-        found = (changes.ticks[chosen], changes.keys[chosen], changes.values[chosen])
-        signatures = list(zip(*(column.tolist() for column in found), strict=True))
+        columns = (changes.ticks[chosen], changes.keys[chosen], changes.values[chosen])
+        signatures = list(zip(*(column.tolist() for column in columns), strict=True))
         if not signatures or signatures[0][0] > 0:
             signatures.insert(0, (0, 4, 4))
         stops = [start for start, _, _ in signatures[1:]] + [clock.end]
@@ -304,7 +294,7 @@ class MIDIFile:
 
 
 def _beat_times(clock: _Clock, start: int, count: int, quarters: int, denominator: int) -> list[float]:
-    """Seconds of beats 0..count-1 from tick `start` on, each by one division of Python's unbounded integers."""
+    """Seconds of beats 0..count-1 from tick `start` on, each by one division of unbounded integers."""
     at = [(start * denominator + k * quarters) // denominator for k in range(count)]
     segments = np.searchsorted(clock.ticks, np.array(at, np.int64), side="right") - 1
     times = []
@@ -316,7 +306,7 @@ def _beat_times(clock: _Clock, start: int, count: int, quarters: int, denominato
 
 
 def _notes_of(group: list[Track], clock: _Clock, first: int, *, sustain: bool) -> NoteTable:
-    """The notes of tracks that share a time, track by track; `first` is the number of the first track."""
+    """The notes of tracks that share a timeline, track by track; `first` is the number of the first track."""
     onset = _concatenated([track.onset for track in group], "q")
     release = _concatenated([track.release for track in group], "q")
     pitch = _concatenated([track.pitch for track in group], "B")
@@ -364,8 +354,8 @@ def _sustained(
     is_held = np.append(is_down, False)[np.searchsorted(ticks, release, side="right") - 1]
     lifts = np.append(ticks[~is_down], end)
     lift = lifts[np.minimum(np.searchsorted(lifts, release, side="right"), len(lifts) - 1)]
-    # Pitch above tick in one number (a tick is below 2**53) finds the next onset of a pitch by one search. A note that
-    # is struck and released at one tick finds itself, and is not held.
+    # Pitch and tick (below 2**53) in one number, so that one search finds the next onset of a pitch. A note that starts
+    # and ends at one tick finds itself, and is not held.
     shifted = pitch.astype(np.int64) << 54
     onsets = np.append(np.sort(shifted | onset), np.iinfo(np.int64).max)
     following = onsets[np.searchsorted(onsets, shifted | release, side="left")]
@@ -381,7 +371,7 @@ def parse_midi(
     max_notes: int = DEFAULT_MAX_NOTES,
     max_duration_seconds: int = DEFAULT_MAX_DURATION_SECONDS,
 ) -> MIDIFile:
-    """Read a Standard MIDI File, as `mm_assets.media.smf.read_tracks` says.
+    """Read a Standard MIDI File, as described in `mm_assets.media.smf.read_tracks`.
 
     Args:
         data: the file.
@@ -395,13 +385,3 @@ def parse_midi(
     """
     score = read_tracks(data, name=name, max_bytes=max_bytes, max_notes=max_notes)
     return MIDIFile(score, max_seconds=min(max_duration_seconds, MAX_DURATION_SECONDS), name=name)
-
-
-def tempo_map(data: Buffer, *, track: int = 0) -> TempoMap:
-    """The tempo changes of a MIDI file; errors as `parse_midi` and `MIDIFile.tempo_map`."""
-    return parse_midi(data).tempo_map(track=track)
-
-
-def beats(data: Buffer, *, track: int = 0, max_beats: int = DEFAULT_MAX_BEATS) -> Beats:
-    """The beats of a MIDI file, for alignment with audio; errors as `parse_midi` and `MIDIFile.beats`."""
-    return parse_midi(data).beats(track=track, max_beats=max_beats)

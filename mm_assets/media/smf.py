@@ -1,13 +1,12 @@
 """The bytes of Standard MIDI Files: chunks and events to flat arrays of ticks; `media.midi` gives them seconds.
 
-Every length is checked against the existing bytes; any input gives an answer or a `MediaError`, in linear time and
-memory: about seven bytes for each of the file's, and about twenty for notes, whose number is limited.
+Every length is checked against the existing bytes. Any input gives an answer or a `MediaError` in linear time and
+memory: about seven bytes per byte of the file, and about twenty per byte of notes, whose number is limited.
 
-Why not a library: mido, which the tests compare with, reads a number of any length in quadratic time (a megabyte that
-never ends takes more than a minute), keeps eighty times the file in objects, refuses the chunks that the standard says
-to skip, gives negative times in files that count SMPTE frames, and sums times in floating point. symusic is 50 times
-faster, but it gives float32 seconds, refuses SMPTE frames, silently drops notes without an end, and answers a division
-of 0 with NaN; it is alpha software and depends on a download manager.
+Why not a library: mido, which the tests compare with, takes quadratic time for a number that does not end (more than a
+minute per megabyte), needs eighty times the file's size, refuses the chunks that the standard says to skip, gives
+negative times in files that count SMPTE frames, and sums times in floating point. symusic gives float32 seconds,
+refuses SMPTE frames, silently drops notes without an end, and turns a division of 0 into NaN.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import chain
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
@@ -49,7 +49,7 @@ class Events:
     values: array[int] = field(default_factory=lambda: array("i"))
 
     def add(self, tick: int, key: int, value: int) -> None:
-        """Append one."""
+        """Append an event."""
         self.ticks.append(tick)
         self.keys.append(key)
         self.values.append(value)
@@ -66,7 +66,7 @@ class Track:
         pitch: uint8, 0..127.
         velocity: uint8, 1..127.
         channel: uint8, 0..15.
-        program: int16, the channel's when the note starts; -1 where the track has set none.
+        program: int16, the channel's when the note starts; -1 if the track has set none.
         tempos: microseconds per quarter note.
         signatures: numerator and denominator.
         programs: the channels' programs.
@@ -92,7 +92,7 @@ class Score:
 
     Attributes:
         format: 0, 1 or 2.
-        division: as in the file: below 0x8000 ticks per quarter note, at least 1; else SMPTE, minus a key of
+        division: as in the file: below 0x8000 ticks per quarter note, at least 1; else SMPTE, a negated key of
             `SMPTE_RATES` in the upper byte and ticks per frame, at least 1, in the lower.
         tracks: as many as the header says.
     """
@@ -106,8 +106,8 @@ def read_tracks(data: Buffer, *, name: str, max_bytes: int, max_notes: int) -> S
     """Read a Standard MIDI File of format 0, 1 or 2.
 
     A note starts at a note-on and ends at the first note-off (or note-on of velocity 0) of its pitch and channel in
-    its track that no earlier note has taken; without one, at the track's end. A note-off without a note says nothing.
-    Chunks other than tracks are skipped, as is what follows the last track or a track's end mark.
+    its track that does not end an earlier note; without one, at the track's end. Other note-offs are ignored. Chunks
+    other than tracks are skipped, as is what follows the last track or a track's end-of-track event.
 
     Args:
         data: the file.
@@ -178,7 +178,7 @@ class _TrackReader:
         raise self.fail("a number without an end", "a variable-length number of at most four bytes")
 
     def piece(self) -> bytes:
-        """Bytes after their number."""
+        """Bytes that follow their number."""
         size = self.number()
         if size > self.stop - self.position:
             raise self.fail(f"an event of {size} bytes", f"at most {self.stop - self.position}, the rest of the track")
@@ -190,7 +190,7 @@ class _TrackReader:
         content, stop = self.content, self.stop
         tick = 0
         status = 0  # the running status; 0 where there is none
-        sounding: dict[int, deque[int]] = {}  # notes without an end, by channel and pitch, first in first out
+        sounding: dict[int, deque[int]] = {}  # notes that have not ended, by channel and pitch, first in first out
         programs = [-1] * 16
         while self.position < stop:
             tick += self.number()
@@ -201,8 +201,7 @@ class _TrackReader:
                 self.position += 1
                 if self._is_end(track, tick, byte):
                     break
-                # System events cancel running status. Many files continue it after a meta event, which
-                # has only one meaning.
+                # System events cancel running status, but many files continue it after a meta event.
                 status = status if byte == _META else 0
                 continue
             if byte >= 0x80:
@@ -235,9 +234,8 @@ class _TrackReader:
                 track.programs.add(tick, channel, values[0])
             elif kind == _CONTROL and values[0] == _SUSTAIN:
                 track.pedals.add(tick, channel, values[1])
-        for waiting in sounding.values():
-            for index in waiting:
-                track.release[index] = tick
+        for index in chain.from_iterable(sounding.values()):
+            track.release[index] = tick
         track.end = tick
         return track
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import EncodeError, FormatError, MediaError
 from mm_assets.fields import MIDI, MIDIField, NoteTable
-from mm_assets.media.midi import beats, parse_midi, tempo_map
+from mm_assets.media.midi import parse_midi
 from mm_assets.testing import FieldSuite, damaged
 
 
@@ -196,9 +196,9 @@ def test_format_2_tracks_are_pieces_of_their_own():
     assert notes_of(smf(*tracks, form=2)).onset_seconds.tolist() == [0.5, 1.0]
     assert notes_of(smf(*tracks, form=2)).track.tolist() == [1, 0]
     assert notes_of(smf(*tracks, form=1)).onset_seconds.tolist() == [1.0, 1.0]
-    assert tempo_map(smf(*tracks, form=2), track=1).microseconds_per_beat.tolist() == [500_000]
+    assert parse_midi(smf(*tracks, form=2)).tempo_map(track=1).microseconds_per_beat.tolist() == [500_000]
     with pytest.raises(MediaError, match="track 2"):
-        beats(smf(*tracks, form=2), track=2)
+        parse_midi(smf(*tracks, form=2)).beats(track=2)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_smpte_divisions_count_frames(rate, seconds):
     assert found.onset_seconds[0] == float(1234 * seconds / 40)
     assert found.duration_seconds[0] == float(seconds)
     with pytest.raises(MediaError, match="SMPTE"):
-        beats(data)
+        parse_midi(data).beats()
 
 
 def test_programs_of_a_track_and_of_the_file():
@@ -384,25 +384,25 @@ def test_an_hour_of_odd_tempos_is_exact():
 def test_beats_follow_tempo_and_time_signature():
     """Beats are the signature's unit, numbered within measures, and a change of signature starts a measure."""
     data = smf(track((0, signature(3, 2)), (0, tempo(500_000)), (960, tempo(250_000)), (480, signature(6, 3)), end=960))
-    found = beats(data)
+    found = parse_midi(data).beats()
     assert found.seconds.tolist() == [0.0, 0.5, 1.0, 1.25, 1.375, 1.5, 1.625]
     assert found.number.tolist() == [1, 2, 3, 1, 2, 3, 4]
     assert found.measure.tolist() == [0, 0, 0, 1, 1, 1, 1]
-    assert tempo_map(data).seconds.tolist() == [0.0, 1.0]
+    assert parse_midi(data).tempo_map().seconds.tolist() == [0.0, 1.0]
     with pytest.raises(MediaError, match="7 beats"):
-        beats(data, max_beats=6)
+        parse_midi(data).beats(max_beats=6)
 
 
 def test_beats_need_not_fall_on_ticks():
     """A sixteenth at 10 ticks a quarter is two and a half ticks, and its time is exact."""
-    found = beats(smf(track((0, signature(5, 4)), end=20), division=10))
+    found = parse_midi(smf(track((0, signature(5, 4)), end=20), division=10)).beats()
     assert found.seconds.tolist() == [k / 8 for k in range(8)]
 
 
 def test_default_signature_holds_up_to_the_first():
     """Before the first time signature there are four quarters a measure; no file has beats past its end."""
-    assert beats(smf(track((480 * 5, signature(2, 2)), end=0))).number.tolist() == [1, 2, 3, 4, 1]
-    assert len(beats(EMPTY).seconds) == 0
+    assert parse_midi(smf(track((480 * 5, signature(2, 2)), end=0))).beats().number.tolist() == [1, 2, 3, 4, 1]
+    assert len(parse_midi(EMPTY).beats().seconds) == 0
 
 
 @given(st.binary(max_size=60))
@@ -442,7 +442,7 @@ def test_real_pieces(shared_data, members_of):
         encoded = MIDIField().encode(data)
         assert encoded.data == data
         assert rows_of(MIDIField().decode(*encoded).notes) == reference_notes(data), name
-        found = beats(data)
+        found = parse_midi(data).beats()
         assert (np.diff(found.seconds) > 0).all()
     assert count == 8
 
