@@ -1,7 +1,7 @@
-"""Tokenizers: text becomes ids. One over bytes is built in, any other comes as a Hugging Face ``tokenizers`` JSON.
+"""Tokenizers turn text into ids. One for bytes is built in; others are Hugging Face ``tokenizers`` JSON files.
 
-A tokenizer is identified by its name and the SHA-256 of its content, never by a path: ids packed with one are read
-without it, and text packed later needs the same one, or the error names the digest.
+A tokenizer is identified by its name and the SHA-256 of its content, never by a path. Packed ids are read without it;
+packing more text needs the same tokenizer, else the error names its digest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 from mm_assets.errors import ConfigError, EncodeError, optional_import
 
@@ -22,7 +22,7 @@ __all__ = ["ByteTokenizer", "JSONTokenizer", "Tokenizer", "TokenizerRef", "token
 
 MAX_JSON_SIZE = 256 << 20  # bytes; the largest vocabularies in use take 30 MB
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "<|padding|>")  # what tokenizers call it, where no id is set
+_PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "<|padding|>")  # usual names of the padding token
 
 
 @runtime_checkable
@@ -31,11 +31,11 @@ class Tokenizer(Protocol):
 
     Attributes:
         name: for people and messages.
-        sha256: 64 lower-case hex digits that identify it: equal digests, equal ids.
+        sha256: 64 lower-case hex digits; tokenizers with equal digests give equal ids.
         vocab_size: every id is below it.
-        pad_id: id of the padding, or None where it has none.
-        num_start_ids: special ids that it puts before every text.
-        num_end_ids: special ids that it puts after every text.
+        pad_id: id of the padding, or None if there is none.
+        num_start_ids: number of special ids before every text.
+        num_end_ids: number of special ids after every text.
     """
 
     @property
@@ -65,47 +65,34 @@ class Tokenizer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class ByteTokenizer:
-    """UTF-8 bytes as ids: 0 fills, 1 begins a text, 2 ends it, 3 + b is the byte b. It needs no file and no training.
+    """UTF-8 bytes as ids: 0 is padding, 1 begins a text, 2 ends it, 3 + b is the byte b."""
 
-    Attributes:
-        name: ``bytes``.
-        sha256: of the rule above.
-        vocab_size: 259.
-        pad_id: 0.
-        num_start_ids: 1.
-        num_end_ids: 1.
-    """
+    __slots__ = ()
 
-    PAD_ID: ClassVar[int] = 0
-    BOS_ID: ClassVar[int] = 1
-    EOS_ID: ClassVar[int] = 2
-    FIRST_BYTE_ID: ClassVar[int] = 3
+    PAD_ID = 0
+    BOS_ID = 1
+    EOS_ID = 2
+    FIRST_BYTE_ID = 3
 
-    name: str = field(default="bytes", init=False)
-    sha256: str = field(
-        default=hashlib.sha256(b"UTF-8 bytes: pad 0, begin 1, end 2, byte b is 3 + b").hexdigest(), init=False
-    )
-    vocab_size: int = field(default=FIRST_BYTE_ID + 256, init=False)
-    pad_id: int | None = field(default=PAD_ID, init=False)
-    num_start_ids: int = field(default=1, init=False)
-    num_end_ids: int = field(default=1, init=False)
+    name = "bytes"
+    sha256 = hashlib.sha256(b"UTF-8 bytes: pad 0, begin 1, end 2, byte b is 3 + b").hexdigest()
+    vocab_size = FIRST_BYTE_ID + 256
+    pad_id = PAD_ID
+    num_start_ids = 1
+    num_end_ids = 1
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, between the ids that begin and end it.
+        """Ids of a text, between those that begin and end it.
 
         Raises:
             EncodeError: a lone surrogate, which has no UTF-8 form.
         """
-        try:
-            data = text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise _no_text(error) from error
+        data = _utf8(text)
         return [self.BOS_ID, *(byte + self.FIRST_BYTE_ID for byte in data), self.EOS_ID]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; special ones are left out. A character that was split becomes U+FFFD.
+        """The text of ids without the special ones. A truncated character becomes U+FFFD.
 
         Raises:
             ValueError: an id outside the vocabulary.
@@ -121,15 +108,15 @@ class ByteTokenizer:
 class JSONTokenizer:
     """A tokenizer of the Hugging Face ``tokenizers`` library, from the content of its ``tokenizer.json``.
 
-    Truncation and padding that the JSON asks for are switched off: the field that uses it has settings for both.
+    The JSON's truncation and padding are switched off: the field that uses the tokenizer has settings for both.
 
     Args:
-        source: the JSON, as text or bytes (its digest is theirs) or as a mapping (its digest is that of its compact
-            form, keys in their order).
-        name: for people; the default is ``tokenizers``.
+        source: the JSON as text or bytes, which determine its digest, or as a mapping, whose compact form does, with
+            keys in their order.
+        name: for people.
 
     Raises:
-        ConfigError: no JSON of a tokenizer.
+        ConfigError: not the JSON of a tokenizer.
         MissingExtraError: the extra ``text`` is not installed.
     """
 
@@ -142,22 +129,21 @@ class JSONTokenizer:
             data = source.encode("utf-8") if isinstance(source, str) else source
             self._json = data.decode("utf-8")
         except UnicodeError as error:
-            raise ConfigError("arguments", "tokenizer", f"found bytes that are not UTF-8 ({error})") from error
+            raise _refused(f"bytes that are not UTF-8 ({error})", "a tokenizer.json") from error
         with optional_import("tokenizers", "a tokenizer from a JSON file"):
             import tokenizers
         try:
             tokenizer = tokenizers.Tokenizer.from_str(self._json)
         except Exception as error:
-            if type(error) not in (Exception, ValueError):  # tokenizers raises Exception itself, no class of its own
+            if type(error) not in (Exception, ValueError):  # the library raises plain Exceptions
                 raise
-            detail = f"found JSON that makes no tokenizer ({error}), expected a tokenizer.json"
-            raise ConfigError("arguments", "tokenizer", detail) from error
+            raise _refused(f"JSON that is not a tokenizer's ({error})", "a tokenizer.json") from error
         padding = tokenizer.padding
         tokenizer.no_padding()
         tokenizer.no_truncation()
         vocab = tokenizer.get_vocab(with_added_tokens=True)
         if not vocab:
-            raise ConfigError("arguments", "tokenizer", "found an empty vocabulary, expected a trained tokenizer")
+            raise _refused("an empty vocabulary", "a trained tokenizer")
         self._tokenizer = tokenizer
         self.name = name
         self.sha256 = hashlib.sha256(data).hexdigest()
@@ -173,21 +159,20 @@ class JSONTokenizer:
         """Read a ``tokenizer.json``.
 
         Raises:
-            ConfigError: no such file, no regular one, one of more than 256 MiB, or no tokenizer.
+            ConfigError: there is no such file, it is not a regular one or has more than 256 MiB, or no tokenizer.
             MissingExtraError: the extra ``text`` is not installed.
         """
         where = os.fspath(path)
         try:
-            with open(where, "rb", opener=_open_at_once) as file:
+            # Opening a pipe without a writer would block for ever.
+            with open(where, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
                 status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_JSON_SIZE:
-                    detail = f"found {where!r}, expected a regular file of up to {MAX_JSON_SIZE} bytes"
-                    raise ConfigError("arguments", "tokenizer.file", detail)
-                data = file.read(MAX_JSON_SIZE)
+                fits = stat.S_ISREG(status.st_mode) and status.st_size <= MAX_JSON_SIZE
+                data = file.read(MAX_JSON_SIZE) if fits else b""
         except (OSError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
             raise ConfigError("arguments", "tokenizer.file", f"{where!r} cannot be read: {error}") from error
+        if not fits:
+            raise _refused(repr(where), f"a regular file of up to {MAX_JSON_SIZE} bytes", "tokenizer.file")
         return cls(data, name=name)
 
     def encode(self, text: str) -> list[int]:
@@ -196,36 +181,33 @@ class JSONTokenizer:
         Raises:
             EncodeError: a lone surrogate, which has no UTF-8 form.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise _no_text(error) from error
+        _utf8(text)
         return list(self._tokenizer.encode(text).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special ones left out."""
+        """The text of ids without the special ones."""
         return str(self._tokenizer.decode([int(i) for i in ids]))
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(JSONTokenizer, name=self.name), (self._json,)
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would block for ever before it is read
-
-
-def _no_text(error: UnicodeEncodeError) -> EncodeError:
-    return EncodeError(f"tokenizer: found a text without UTF-8 form ({error.reason}), expected no lone surrogates")
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        found = f"a text without UTF-8 form ({error.reason})"
+        raise EncodeError(f"tokenizer: found {found}, expected no lone surrogates") from error
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerRef:
-    """A tokenizer by its identity, with the tokenizer itself where it is at hand.
+    """The identity of a tokenizer, with the tokenizer itself if it is available.
 
     Attributes:
-        name: for people; not part of the identity's strength, but of its equality.
-        sha256: 64 lower-case hex digits.
-        tokenizer: None where only the identity is known, such as in a packed file's schema.
+        name: the tokenizer's name.
+        sha256: its digest, 64 lower-case hex digits.
+        tokenizer: None if only the identity is known, as from a packed file's schema.
     """
 
     name: str
@@ -234,17 +216,17 @@ class TokenizerRef:
 
     @property
     def config(self) -> dict[str, str]:
-        """The identity as JSON: what a packed file's schema holds."""
+        """The identity as JSON, as in a packed file's schema."""
         return {"name": self.name, "sha256": self.sha256}
 
     def encode(self, text: str) -> Sequence[int]:
         """Ids of a text.
 
         Raises:
-            EncodeError: the tokenizer is not at hand, or the text has no ids.
+            EncodeError: the tokenizer is not available, or the text has no ids.
         """
         if self.tokenizer is None:
-            found = f"text, and only the identity of tokenizer {self.name!r}"
+            found = f"text, and only the identity of the tokenizer {self.name!r}"
             raise EncodeError(f"tokenizer: found {found}, expected the tokenizer with SHA-256 {self.sha256}")
         return self.tokenizer.encode(text)
 
@@ -255,10 +237,10 @@ def tokenizer_ref(setting: object) -> TokenizerRef:
     Args:
         setting: ``"bytes"``; ``{"file": path}`` or ``{"json": text or object}``, both with an optional ``name`` and an
             expected ``sha256``; ``{"name": …, "sha256": …}``, an identity without its tokenizer; a `Tokenizer`; or a
-            reference already.
+            `TokenizerRef`.
 
     Raises:
-        ConfigError: anything else, a file that cannot be read, or one with another digest.
+        ConfigError: any other setting, a file that cannot be read, or one with another digest.
         MissingExtraError: the extra ``text`` is needed and not installed.
     """
     if isinstance(setting, TokenizerRef):
@@ -271,36 +253,35 @@ def tokenizer_ref(setting: object) -> TokenizerRef:
         _check_identity(setting.name, setting.sha256)
         return TokenizerRef(setting.name, setting.sha256, setting)
     expected = '"bytes", {"file": path}, {"json": …}, {"name": …, "sha256": …} or a Tokenizer'
-    raise ConfigError("arguments", "tokenizer", f"found {setting!r:.80}, expected {expected}")
+    raise _refused(f"{setting!r:.80}", expected)
 
 
 def _ref_of_mapping(setting: Mapping[str, Any]) -> TokenizerRef:
     keys = set(setting)
     sources = keys & {"file", "json"}
     if not keys <= {"file", "json", "name", "sha256"} or len(sources) > 1 or (not sources and "sha256" not in keys):
-        found = sorted(map(str, keys))
-        raise ConfigError("arguments", "tokenizer", f"found keys {found}, expected file or json, or name and sha256")
+        raise _refused(f"keys {sorted(map(str, keys))}", "file or json, or name and sha256")
     name, digest = setting.get("name", "tokenizers"), setting.get("sha256")
-    _check_identity(name, digest if digest is not None or not sources else "0" * 64)
+    _check_identity(name, "0" * 64 if digest is None and sources else digest)
     if not sources:
-        built_in = ByteTokenizer()
-        is_built_in = (name, digest) == (built_in.name, built_in.sha256)
-        return TokenizerRef(name, str(digest), built_in if is_built_in else None)
-    if "file" in sources:
-        if not isinstance(setting["file"], str | os.PathLike):
-            raise ConfigError("arguments", "tokenizer.file", f"found {setting['file']!r:.80}, expected a path")
-        tokenizer = JSONTokenizer.from_file(setting["file"], name=name)
-    else:
-        if not isinstance(setting["json"], str | Mapping):
-            raise ConfigError("arguments", "tokenizer.json", f"found {setting['json']!r:.80}, expected JSON")
-        tokenizer = JSONTokenizer(setting["json"], name=name)
+        built_in = ByteTokenizer() if (name, digest) == (ByteTokenizer.name, ByteTokenizer.sha256) else None
+        return TokenizerRef(name, str(digest), built_in)
+    (key,) = sources
+    source = setting[key]
+    if not isinstance(source, (str | os.PathLike) if key == "file" else (str | Mapping)):
+        raise _refused(f"{source!r:.80}", "a path" if key == "file" else "JSON", f"tokenizer.{key}")
+    tokenizer = JSONTokenizer.from_file(source, name=name) if key == "file" else JSONTokenizer(source, name=name)
     if digest not in (None, tokenizer.sha256):
-        raise ConfigError("arguments", "tokenizer.sha256", f"found {tokenizer.sha256}, expected {digest}")
+        raise _refused(tokenizer.sha256, f"{digest}", "tokenizer.sha256")
     return TokenizerRef(name, tokenizer.sha256, tokenizer)
 
 
 def _check_identity(name: object, digest: object) -> None:
     if not isinstance(name, str) or not name:
-        raise ConfigError("arguments", "tokenizer.name", f"found {name!r:.80}, expected a name")
+        raise _refused(f"{name!r:.80}", "a name", "tokenizer.name")
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
-        raise ConfigError("arguments", "tokenizer.sha256", f"found {digest!r:.80}, expected 64 lower-case hex digits")
+        raise _refused(f"{digest!r:.80}", "64 lower-case hex digits", "tokenizer.sha256")
+
+
+def _refused(found: str, expected: str, key: str = "tokenizer") -> ConfigError:
+    return ConfigError("arguments", key, f"found {found}, expected {expected}")
