@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mm_assets.errors import MediaError
-from mm_assets.media.content_types import Buffer
 
 __all__ = ["check_sample_tables"]
 
@@ -44,15 +43,14 @@ class _Track:
     runs: list[memoryview] = field(default_factory=list)  # of chunks: first, samples in each, description
 
 
-def check_sample_tables(data: Buffer, name: str) -> None:
-    """Compare the counts of each table with the bytes there are.
+def check_sample_tables(view: memoryview) -> None:
+    """Compare the counts of each table with the existing bytes.
 
     Raises:
-        MediaError: a table counts more entries than it holds, or the file more samples than it has bytes; or it is
-            encrypted, or its header compressed.
+        MediaError: a table counts more entries than it holds, or the file more samples than it has bytes; or the file
+            is encrypted, or its header compressed.
     """
-    view = memoryview(data).cast("B")
-    tables = _Tables(view, name)
+    tables = _Tables(view)
     pending = [(0, len(view))]
     seen = 0
     while pending:
@@ -60,7 +58,7 @@ def check_sample_tables(data: Buffer, name: str) -> None:
         while at + _BOX.size <= end:
             seen += 1
             if seen > _MAX_BOXES:
-                raise MediaError(name, f"found more than {_MAX_BOXES} boxes, expected an MP4 of fewer")
+                raise MediaError("<video>", f"found more than {_MAX_BOXES} boxes, expected an MP4 of fewer")
             size, kind = _BOX.unpack_from(view, at)
             body = at + _BOX.size
             if size == 1 and at + 16 <= end:
@@ -95,8 +93,8 @@ def _children(view: memoryview, kind: bytes, body: int, stop: int) -> int | None
 class _Tables:
     """The claims of all tables of a file together."""
 
-    def __init__(self, view: memoryview, name: str) -> None:
-        self.view, self.name = view, name
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
         self.tracks = [_Track()]
         self.fragments = 0
         self.samples = 0  # without bytes in a table
@@ -111,12 +109,12 @@ class _Tables:
         """Note a box that holds none, and check it alone."""
         view, track, size = self.view, self.tracks[-1], stop - body
         if kind in _REFUSED:
-            raise MediaError(self.name, f"found {_REFUSED[kind]}, expected a file without")
+            raise MediaError("<video>", f"found {_REFUSED[kind]}, expected a file without")
         if kind in (b"stsd", b"iprp"):
             # FFmpeg parses their content like a track's: a table there can only be hostile.
             hidden = _TABLE.search(view[body:stop])
             if hidden is not None:
-                raise MediaError(self.name, f"found a {hidden[0].decode()} within {kind.decode()}, expected none there")
+                raise MediaError("<video>", f"found a {hidden[0].decode()} within {kind.decode()}, expected none there")
         elif kind in (b"stsz", b"stz2") and size >= 12:
             each, count = _PAIR.unpack_from(view, body + 4)
             bits = max(each & 0xFF, 4) if kind == b"stz2" else 32
@@ -170,11 +168,11 @@ class _Tables:
         }
         for what, (count, most) in claims.items():
             if count > most:
-                raise MediaError(self.name, f"found {count} {what}, expected at most {most} in {room} bytes")
+                raise MediaError("<video>", f"found {count} {what}, expected at most {most} in {room} bytes")
 
     def _need(self, kind: bytes, count: int, room: int) -> None:
         if count > room:
-            raise MediaError(self.name, f"found a table {kind.decode()} of {count} entries, expected at most {room}")
+            raise MediaError("<video>", f"found a table {kind.decode()} of {count} entries, expected at most {room}")
 
 
 def _in_chunks(track: _Track) -> int:

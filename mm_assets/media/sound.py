@@ -56,18 +56,18 @@ class SoundIndex:
     channels: int
 
 
-def index_sound(data: Buffer, *, name: str = "<video>") -> SoundIndex | None:
+def index_sound(data: Buffer) -> SoundIndex | None:
     """Extent of the file's audio; None where there is none. Only its first packets are decoded.
 
     Raises:
         MediaError: the file is damaged, or its packets are so far apart that more than 99.9 % of it is silence.
         MissingExtraError: PyAV is not installed.
     """
-    with open_media(data, name=name) as (container, _):
+    with open_media(data) as (container, _):
         stream = audio_stream_of(container)
         if stream is None:
             return None
-        time_base = time_base_of(stream.time_base, name)
+        time_base = time_base_of(stream.time_base)
         start: Fraction | None = None
         end: int | None = None
         rate, channels, usual, claimed_total = stream.codec_context.sample_rate, 0, 1024, 0
@@ -75,7 +75,7 @@ def index_sound(data: Buffer, *, name: str = "<video>") -> SoundIndex | None:
             if start is None:
                 for frame in packet.decode():
                     if frame.pts is not None and frame.samples:
-                        start = seconds_of(frame.pts, frame.time_base or time_base, name)
+                        start = seconds_of(frame.pts, frame.time_base or time_base)
                         rate, channels, usual = frame.sample_rate, frame.layout.nb_channels, frame.samples
                         break
             if packet.size and packet.pts is not None:
@@ -84,28 +84,25 @@ def index_sound(data: Buffer, *, name: str = "<video>") -> SoundIndex | None:
                 claimed = int(packet.duration * time_base * max(rate, 1)) + 1 if packet.duration else usual
                 claimed_total += min(claimed, max(_LONG_PACKET, 4 * usual, _SAMPLES_PER_BYTE * packet.size))
         if start is None or end is None:
-            raise MediaError(name, "found an audio stream without samples, expected at least one")
+            raise MediaError("<video>", "found an audio stream without samples, expected at least one")
         if not 1 <= rate <= MAX_SOUND_RATE or not 1 <= channels <= MAX_SOUND_CHANNELS:
-            raise MediaError(name, f"found audio of {channels} channels at {rate} Hz")
+            raise MediaError("<video>", f"found audio of {channels} channels at {rate} Hz")
         # One tick is the most that a container's rounding takes; a sample or two do not make audio longer.
-        length = max(seconds_of(end, time_base, name) - start, Fraction(0))
+        length = max(seconds_of(end, time_base) - start, Fraction(0))
         num_samples = round(length * rate)
         if num_samples > _MAX_SILENCE * claimed_total:
             expected = f"at most {_MAX_SILENCE} times the {claimed_total} that its packets can hold"
-            raise MediaError(name, f"found audio of {num_samples} samples, expected {expected}")
+            raise MediaError("<video>", f"found audio of {num_samples} samples, expected {expected}")
         return SoundIndex(start=start, num_samples=num_samples, sample_rate=rate, channels=channels)
 
 
-def read_sound(
-    data: Buffer, index: SoundIndex, *, stop: int | None = None, name: str = "<video>"
-) -> npt.NDArray[np.float32]:
+def read_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> npt.NDArray[np.float32]:
     """Decode the audio, each packet at its presentation time: silence where the file has none.
 
     Args:
         data: the file's bytes.
         index: of the same bytes.
         stop: sample to stop before, at the file's own rate; None for all.
-        name: its name in error messages.
 
     Returns:
         (min(stop, num_samples), channels) float32 in [-1, 1]; values that a lossy codec overshoots are clipped.
@@ -116,43 +113,45 @@ def read_sound(
     """
     count = index.num_samples if stop is None else min(stop, index.num_samples)
     sound = np.zeros((count, index.channels), dtype=np.float32)
-    with open_media(data, name=name) as (container, _):
+    with open_media(data) as (container, _):
         stream = audio_stream_of(container)
         if stream is None:
-            raise MediaError(name, "found no audio stream, expected the one that was indexed")
-        tick = time_base_of(stream.time_base, name)
+            raise MediaError("<video>", "found no audio stream, expected the one that was indexed")
+        tick = time_base_of(stream.time_base)
         # Times are rounded to ticks, so audio continues without a gap until it is off by more than rounding explains.
         tolerance = max(2 * tick, Fraction(1, 200)) * index.sample_rate
         at = 0
         for frame in container.decode(stream):
             if (frame.sample_rate, frame.layout.nb_channels) != (index.sample_rate, index.channels):
                 found = f"{frame.layout.nb_channels} channels at {frame.sample_rate} Hz"
-                raise MediaError(name, f"found {found} midway, expected {index.channels} at {index.sample_rate} Hz")
+                raise MediaError(
+                    "<video>", f"found {found} midway, expected {index.channels} at {index.sample_rate} Hz"
+                )
             if frame.pts is not None:
-                due = (seconds_of(frame.pts, frame.time_base or tick, name) - index.start) * index.sample_rate
+                due = (seconds_of(frame.pts, frame.time_base or tick) - index.start) * index.sample_rate
                 if abs(due - at) > tolerance:
                     at = round(due)
             if at >= count:
                 break
-            samples = _samples_of(frame, name)
+            samples = _samples_of(frame)
             first, last = max(at, 0), min(at + len(samples), count)
             if first < last:
                 sound[first:last] = samples[first - at : last - at]
             at += len(samples)
     if not np.isfinite(sound).all():
-        raise MediaError(name, "found samples that are infinite or NaN, expected finite ones")
+        raise MediaError("<video>", "found samples that are infinite or NaN, expected finite ones")
     np.clip(sound, -1.0, 1.0, out=sound)
     return sound
 
 
-def _samples_of(frame: AudioFrame, name: str) -> npt.NDArray[np.float32]:
+def _samples_of(frame: AudioFrame) -> npt.NDArray[np.float32]:
     """(samples, channels) float32 of a frame of any layout."""
     raw: npt.NDArray[Any] = frame.to_ndarray()
     packed = raw.T if frame.format.is_planar else raw.reshape(-1, frame.layout.nb_channels)
     kind = frame.format.packed.name
     scales = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "flt": 1.0, "dbl": 1.0}
     if kind not in scales:
-        raise MediaError(name, f"found samples of format {kind}, expected one of {', '.join(scales)}")
+        raise MediaError("<video>", f"found samples of format {kind}, expected one of {', '.join(scales)}")
     values: npt.NDArray[Any] = packed.astype(np.float64 if kind in ("s32", "dbl") else np.float32)
     scaled: npt.NDArray[np.float32] = ((values - (128 if kind == "u8" else 0)) / scales[kind]).astype(np.float32)
     return scaled

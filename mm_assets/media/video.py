@@ -1,13 +1,12 @@
-"""Video files by PyAV: what they hold, when each frame is shown, and the frames themselves.
+"""Video files, read by PyAV: facts about them, the presentation times of their frames, and the frames themselves.
 
-The demuxer is chosen from the first bytes, out of a list without playlists: bytes never make this module open a file
-or an address. Limits are given to the decoders before they see a byte. Whatever bytes arrive, a function answers or
-raises `MediaError`; without the packages of the extra ``video`` it raises `MissingExtraError`.
+The first bytes determine the demuxer. No playlist format is among them, so that bytes never make this module open a
+file or an address. Decoders get their limits before they read a byte. Any input gives an answer or a `MediaError`;
+without the packages of the extra ``video`` every function raises `MissingExtraError`.
 """
 
 from __future__ import annotations
 
-import io
 import re
 from array import array
 from collections.abc import Iterator, Sequence
@@ -42,12 +41,12 @@ __all__ = [
     "time_base_of",
 ]
 
-DEFAULT_MAX_PIXELS = 8192 * 8192  # of one frame: 8K is half of it
-_MAX_TICKS = 2**53  # a presentation time beyond it is hostile: sums and products of times stay within 64 bits
+DEFAULT_MAX_PIXELS = 8192 * 8192  # of one frame: twice as many as 8K
+_MAX_TICKS = 2**53  # a later presentation time is hostile: sums and products of times stay within 64 bits
 _MAX_STREAMS = 64
-_NEAR = 8  # frames: as near a keyframe ahead is reached sooner by decoding on than by a seek
+_NEAR = 8  # frames: decoding up to a keyframe this near is faster than a seek
 
-_DEMUXERS = {  # MIME type to FFmpeg's name; playlists, manifests and image sequences are none of them
+_DEMUXERS = {  # MIME type to FFmpeg's name; no playlists, manifests or image sequences
     "video/mp4": "mov",
     "video/quicktime": "mov",
     "video/3gpp": "mov",
@@ -67,11 +66,11 @@ _DEMUXERS = {  # MIME type to FFmpeg's name; playlists, manifests and image sequ
     "audio/aac": "aac",
     "audio/aiff": "aiff",
 }
-_MAX_SAMPLES = str(2**20)  # per channel, of what one packet decodes to
+_MAX_SAMPLES = str(2**20)  # per channel, that one packet decodes to
 _ID3_HEADER = 10  # bytes
-_ASF_INDEX = bytes.fromhex("90080033b1e5cf1189f400a0c90349cb")  # identifier of an object
-_ASF_COUNT_AT = 52  # bytes into it
-_TS_PACKET = 188  # bytes; each starts with 0x47
+_ASF_INDEX = bytes.fromhex("90080033b1e5cf1189f400a0c90349cb")  # identifier of an ASF index
+_ASF_COUNT_AT = 52  # bytes into the index
+_TS_PACKET = 188  # bytes; each packet starts with 0x47
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +80,12 @@ class VideoInfo:
     Attributes:
         content_type: MIME type.
         container: FFmpeg's name of the demuxer: ``mov``, ``matroska``, ``avi``, and so on.
-        duration_seconds: of the longest stream, from the header; None where it has none.
-        has_video: whether there is a video stream; a cover picture is none.
-        width: columns of a frame as stored; 0 without video, or where only the frames have it.
-        height: rows.
-        frame_rate: frames per second, nominal; None without video or where the header has none.
-        num_frames: from the header; None where it has none.
+        duration_seconds: of the longest stream; None if the header has no duration.
+        has_video: whether there is a video stream; a cover picture is not one.
+        width: columns of a frame as stored; 0 without video, or if only the frames have it.
+        height: rows, likewise.
+        frame_rate: nominal frames per second; None without video, or if the header has no rate.
+        num_frames: None if the header has no count.
         video_codec: FFmpeg's name, such as ``h264``; None without video.
         has_audio: whether there is an audio stream.
         sample_rate: Hz; 0 without audio.
@@ -109,125 +108,106 @@ class VideoInfo:
     audio_codec: str | None
 
 
-class _Reader(io.RawIOBase):
-    """A file over a buffer, of which a read copies only what is asked for."""
+class _Reader:
+    """A buffer as a file for PyAV; unlike `io.BytesIO` it does not copy the buffer."""
 
-    def __init__(self, data: Buffer) -> None:
-        self._view = memoryview(data).cast("B")
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
         self._at = 0
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        end = len(self._view) if size is None or size < 0 else self._at + size
-        piece = bytes(self._view[self._at : end])
+    def read(self, size: int) -> bytes:
+        piece = bytes(self._view[self._at : self._at + size])
         self._at += len(piece)
         return piece
 
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        base = {0: 0, 1: self._at, 2: len(self._view)}[whence]
-        self._at = max(0, base + offset)
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = max(0, offset + (0, self._at, len(self._view))[whence])
         return self._at
 
     def tell(self) -> int:
         return self._at
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
 
 
 def _refuse(url: str, flags: int, options: dict[str, Any]) -> Any:
     raise ValueError(f"the file refers to another one, {url[:80]!r}")
 
 
-def _sniff(data: Buffer, name: str) -> tuple[str, str]:
+def _sniff(view: memoryview) -> tuple[str, str]:
     """MIME type and demuxer of the bytes."""
-    view = memoryview(data).cast("B")
     content_type = sniff_content_type(view)
     if content_type is None and len(view) > 2 * _TS_PACKET:
         starts = (view[0], view[_TS_PACKET], view[2 * _TS_PACKET])
         content_type = "video/mp2t" if starts == (0x47, 0x47, 0x47) else None
     if content_type not in _DEMUXERS:
         found = content_type or "bytes of no known container"
-        raise MediaError(name, f"found {found}, expected a video or audio file of one container")
+        raise MediaError("<video>", f"found {found}, expected a video or audio file of one container")
     return content_type, _DEMUXERS[content_type]
 
 
-def _without_tags(data: Buffer) -> memoryview:
-    """The bytes after ID3 tags, whose compressed texts FFmpeg would expand without a limit."""
-    view = memoryview(data).cast("B")
+def _without_tags(view: memoryview) -> memoryview:
+    """The bytes after ID3 tags: FFmpeg expands their compressed texts without a limit."""
     while bytes(view[:3]) == b"ID3" and len(view) >= _ID3_HEADER:
         size = 0
         for byte in view[6:10]:
             size = size << 7 | (byte & 0x7F)
-        view = view[_ID3_HEADER + size + (_ID3_HEADER if view[5] & 0x10 else 0) :]  # the flag announces a footer
+        view = view[_ID3_HEADER + size + (_ID3_HEADER if view[5] & 0x10 else 0) :]  # the flag: a footer follows
     return view
 
 
-def _check_index(data: Buffer, name: str) -> None:
-    """Compare an ASF index's count with the bytes there are: FFmpeg reads past the end."""
-    view = memoryview(data).cast("B")
+def _check_index(view: memoryview) -> None:
+    """Compare the count of an ASF index with the existing bytes: FFmpeg reads past the end."""
     for match in re.finditer(re.escape(_ASF_INDEX), view):
         at = match.start() + _ASF_COUNT_AT
         if at + 4 <= len(view):
             count, room = int.from_bytes(view[at : at + 4], "little"), (len(view) - at - 4) // 6
             if count > room:
-                raise MediaError(name, f"found an index of {count} entries, expected at most {room}")
+                raise MediaError("<video>", f"found an index of {count} entries, expected at most {room}")
 
 
 @contextmanager
-def open_media(
-    data: Buffer, *, name: str = "<video>", max_pixels: int = DEFAULT_MAX_PIXELS
-) -> Iterator[tuple[InputContainer, str]]:
-    """Open bytes with the demuxer of their type; what FFmpeg raises within is a `MediaError`.
+def open_media(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Iterator[tuple[InputContainer, str]]:
+    """Open bytes with the demuxer of their type; errors of FFmpeg in the block become `MediaError`.
 
     Yields:
         The container and its MIME type.
 
     Raises:
-        MediaError: the bytes are not such a file, or are damaged.
+        MediaError: the bytes are not a video or audio file, or are damaged.
         MissingExtraError: PyAV is not installed.
     """
     with optional_import("av", "reading video files"):
         import av
-    content_type, demuxer = _sniff(data, name)
+    view = memoryview(data).cast("B")
+    content_type, demuxer = _sniff(view)
     if demuxer == "mov":
-        check_sample_tables(data, name)
+        check_sample_tables(view)
     elif demuxer == "asf":
-        _check_index(data, name)
-    options = {
-        "max_pixels": str(max_pixels),
-        "max_samples": _MAX_SAMPLES,
-        "threads": "1",
-    }  # the decoders' own: FFmpeg decodes while it opens
+        _check_index(view)
+    # The decoders' options are needed here too: FFmpeg decodes while it opens a file.
+    options = {"max_pixels": str(max_pixels), "max_samples": _MAX_SAMPLES, "threads": "1"}
     limits = {"max_streams": str(_MAX_STREAMS), "protocol_whitelist": "none"}
     if demuxer == "avi":
-        limits["use_odml"] = "0"  # its indices may name one another, and so have entries without end
+        limits["use_odml"] = "0"  # its indices can refer to each other, and so have entries without end
+    file = _Reader(_without_tags(view))
     try:
         with av.open(
-            _Reader(_without_tags(data)),
-            "r",
-            format=demuxer,
-            options=options,
-            container_options=limits,
-            io_open=_refuse,
+            file, "r", format=demuxer, options=options, container_options=limits, io_open=_refuse
         ) as container:
             yield container, content_type
     except MediaError:
         raise
     except (av.FFmpegError, ValueError, OverflowError, IndexError, MemoryError, EOFError, OSError) as error:
-        # PyAV's own errors and those of Python's kinds that its bindings raise on numbers out of range
-        raise MediaError(name, f"{demuxer} file cannot be read ({type(error).__name__}: {error})") from error
+        # PyAV's own errors, and those that its bindings raise for numbers out of range
+        raise MediaError("<video>", f"{demuxer} file cannot be read ({type(error).__name__}: {error})") from error
 
 
 def _video_stream(container: InputContainer, max_pixels: int = DEFAULT_MAX_PIXELS) -> VideoStream | None:
-    """The first video stream that is not a cover picture, its decoder bounded."""
+    """The first video stream that is not a cover picture, with limits for its decoder."""
     from av.stream import Disposition
 
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic and stream.codec_context is not None:
-            # The options of `open_media` are for FFmpeg's own probe of the file; this is the decoder that PyAV opens.
+            # `open_media` limits FFmpeg's own probe of the file, and this the decoder that PyAV opens.
             stream.codec_context.options = {"max_pixels": str(max_pixels)}
             stream.codec_context.thread_count = 1
             return stream
@@ -235,7 +215,7 @@ def _video_stream(container: InputContainer, max_pixels: int = DEFAULT_MAX_PIXEL
 
 
 def audio_stream_of(container: InputContainer) -> AudioStream | None:
-    """The first audio stream that has a decoder."""
+    """The first audio stream that has a decoder, with limits for it."""
     for stream in container.streams.audio:
         if stream.codec_context is not None:
             stream.codec_context.options = {"max_samples": _MAX_SAMPLES}
@@ -243,21 +223,20 @@ def audio_stream_of(container: InputContainer) -> AudioStream | None:
     return None
 
 
-def probe_video(data: Buffer, *, name: str = "<video>") -> VideoInfo:
-    """Read the header of a video or audio file; no frame is decoded for the caller.
+def probe_video(data: Buffer) -> VideoInfo:
+    """Read the header of a video or audio file.
 
     Args:
-        data: the file's bytes, all of them: some containers have their header at the end.
-        name: its name in error messages.
+        data: the whole file: some containers have their header at the end.
 
     Raises:
         MediaError: the bytes are not a video or audio file, or its header is damaged.
         MissingExtraError: PyAV is not installed.
     """
-    with open_media(data, name=name) as (container, content_type):
+    with open_media(data) as (container, content_type):
         video, sound = _video_stream(container), audio_stream_of(container)
         if video is None and sound is None:
-            raise MediaError(name, "found neither a video nor an audio stream, expected one of them")
+            raise MediaError("<video>", "found neither a video nor an audio stream, expected one of them")
         durations = [
             float(stream.duration * stream.time_base)
             for stream in (video, sound)
@@ -273,7 +252,7 @@ def probe_video(data: Buffer, *, name: str = "<video>") -> VideoInfo:
             has_video=video is not None,
             width=video.codec_context.width if video is not None else 0,
             height=video.codec_context.height if video is not None else 0,
-            frame_rate=rate if rate else None,
+            frame_rate=rate or None,
             num_frames=(video.frames or None) if video is not None else None,
             video_codec=video.codec_context.name if video is not None else None,
             has_audio=sound is not None,
@@ -283,33 +262,28 @@ def probe_video(data: Buffer, *, name: str = "<video>") -> VideoInfo:
         )
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
+def index_frames(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> tuple[FrameIndex, int, int] | None:
+    """The presentation times of all frames, and the frames' height and width; None where there is no video.
 
-
-def index_frames(
-    data: Buffer, *, name: str = "<video>", max_pixels: int = DEFAULT_MAX_PIXELS
-) -> tuple[FrameIndex, int, int] | None:
-    """When each frame is shown, its keyframes, and the frames' height and width; None where there is no video.
-
-    The packets are listed and not decoded, except where a container gives them no presentation times of their own
-    (MPEG program streams, some AVI).
+    Packets are listed, not decoded, unless the container gives them no presentation times (MPEG program streams, some
+    AVI).
 
     Raises:
-        MediaError: the file is damaged or larger than the limit.
+        MediaError: the file is damaged, or its frames have more than `max_pixels`.
         MissingExtraError: PyAV is not installed.
     """
-    with open_media(data, name=name, max_pixels=max_pixels) as (container, content_type):
+    with open_media(data, max_pixels=max_pixels) as (container, content_type):
         stream = _video_stream(container, max_pixels)
         if stream is None:
             return None
         height, width = stream.codec_context.height, stream.codec_context.width
-        if not 1 <= height * width <= max_pixels or min(height, width) < 1:
-            raise MediaError(name, f"found frames of {height} x {width}, expected 1 to {max_pixels} pixels")
-        time_base = time_base_of(stream.time_base, name)
+        if min(height, width) < 1 or height * width > max_pixels:
+            raise MediaError("<video>", f"found frames of {height} x {width}, expected 1 to {max_pixels} pixels")
+        time_base = time_base_of(stream.time_base)
         hints = [rate for rate in (stream.guessed_rate, stream.average_rate, stream.base_rate) if rate]
         pts, keys = array("q"), array("q")  # a file may have as many frames as bytes
         end = None
-        # MPEG program streams give times to some packets only, and FFmpeg's guesses at the others do not hold.
+        # MPEG program streams give times to some packets only, and FFmpeg guesses the others wrongly.
         is_timed = content_type != "video/mpeg"
         for packet in container.demux(stream):
             if packet.size == 0 or packet.is_discard:
@@ -322,45 +296,45 @@ def index_frames(
             pts.append(packet.pts)
             end = max(end or packet.pts, packet.pts + (packet.duration or 0))
     if not is_timed or len(set(pts)) < len(pts):
-        pts, keys, end = _decoded_times(data, name, max_pixels), array("q"), None
-    return _frame_index(pts, keys, end, time_base, hints, name), height, width
+        pts, keys, end = _decoded_times(data, max_pixels), array("q"), None
+    return _frame_index(pts, keys, end, time_base, hints), height, width
 
 
-def seconds_of(ticks: int, time_base: Fraction, name: str) -> Fraction:
-    """Ticks in seconds; a `MediaError` where they are hostile."""
+def seconds_of(ticks: int, time_base: Fraction) -> Fraction:
+    """Ticks in seconds; `MediaError` for hostile ones."""
     if abs(ticks) > _MAX_TICKS:
-        raise MediaError(name, f"found presentation time {ticks}, expected at most {_MAX_TICKS} ticks")
+        raise MediaError("<video>", f"found presentation time {ticks}, expected at most {_MAX_TICKS} ticks")
     return ticks * time_base
 
 
-def time_base_of(time_base: Fraction | None, name: str) -> Fraction:
-    """Seconds of a tick; a `MediaError` where they are hostile."""
+def time_base_of(time_base: Fraction | None) -> Fraction:
+    """Seconds per tick; `MediaError` for hostile ones."""
     if not time_base or not 0 < time_base <= 3600 or max(time_base.as_integer_ratio()) >= 2**31:
-        raise MediaError(name, f"found time base {time_base}, expected a positive fraction of a second")
+        raise MediaError("<video>", f"found time base {time_base}, expected a positive fraction of a second")
     return time_base
 
 
-def _decoded_times(data: Buffer, name: str, max_pixels: int) -> array[int]:
+def _decoded_times(data: Buffer, max_pixels: int) -> array[int]:
     times = array("q")
-    with open_media(data, name=name, max_pixels=max_pixels) as (container, _):
+    with open_media(data, max_pixels=max_pixels) as (container, _):
         for frame in container.decode(_video_stream(container, max_pixels)):
             if frame.pts is None:
-                raise MediaError(name, "found frames without a presentation time, expected one for each")
+                raise MediaError("<video>", "found frames without a presentation time, expected one for each")
             times.append(frame.pts)
     return times
 
 
 def _frame_index(
-    pts: array[int], keys: array[int], end: int | None, time_base: Fraction, hints: Sequence[Fraction], name: str
+    pts: array[int], keys: array[int], end: int | None, time_base: Fraction, hints: Sequence[Fraction]
 ) -> FrameIndex:
     if not pts:
-        raise MediaError(name, "found a video stream without frames, expected at least one")
+        raise MediaError("<video>", "found a video stream without frames, expected at least one")
     if max(abs(min(pts)), abs(max(pts)), abs(end or 0)) > _MAX_TICKS:
-        raise MediaError(name, f"found presentation times beyond {_MAX_TICKS} ticks")
+        raise MediaError("<video>", f"found presentation times beyond {_MAX_TICKS} ticks")
     times = np.unique(np.array(pts, dtype=np.int64))
     rate, is_constant = nominal_rate(times, time_base, hints)
     last = int(times[-1])
-    # A last packet without a duration, or with one that its muxer left at a tick, is shown for one nominal frame.
+    # A last packet without a duration, or with that of a tick, is shown for one nominal frame.
     length = max((end or last) - last, 0) * time_base
     if is_constant or length * rate < Fraction(1, 2):
         length = 1 / rate
@@ -379,30 +353,28 @@ def read_frames(
     index: FrameIndex,
     positions: Sequence[int] | npt.NDArray[np.int64],
     *,
-    name: str = "<video>",
     max_pixels: int = DEFAULT_MAX_PIXELS,
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """Decode chosen frames: for each its group of pictures up to it, and nothing of the others.
+    """Decode the frames at some positions; groups of pictures without any of them are skipped.
 
     Args:
         data: the file's bytes.
         index: of the same bytes.
         positions: in `index.pts`, never decreasing.
-        name: its name in error messages.
         max_pixels: of a frame; FFmpeg refuses more.
 
     Yields:
-        (H, W, 3) uint8 RGB per position; the same array again where a position comes again.
+        (H, W, 3) uint8 RGB per position; the same array again for a repeated position.
 
     Raises:
         MediaError: the file is damaged, or ends before a frame that is in its index.
         MissingExtraError: PyAV is not installed.
     """
-    with open_media(data, name=name, max_pixels=max_pixels) as (container, _):
+    with open_media(data, max_pixels=max_pixels) as (container, _):
         stream = _video_stream(container, max_pixels)
         if stream is None:
-            raise MediaError(name, "found no video stream, expected the one that was indexed")
-        cursor = _Cursor(container, stream, index, name)
+            raise MediaError("<video>", "found no video stream, expected the one that was indexed")
+        cursor = _Cursor(container, stream, index)
         last, pixels = -1, None
         for position in positions:
             if position != last or pixels is None:
@@ -412,16 +384,16 @@ def read_frames(
 
 
 class _Cursor:
-    """Walks forward through a stream's frames, jumping over groups of pictures that were not asked for."""
+    """Moves forward through a stream's frames, and skips groups of pictures by seeking."""
 
-    def __init__(self, container: InputContainer, stream: VideoStream, index: FrameIndex, name: str) -> None:
-        self.container, self.stream, self.index, self.name = container, stream, index, name
+    def __init__(self, container: InputContainer, stream: VideoStream, index: FrameIndex) -> None:
+        self.container, self.stream, self.index = container, stream, index
         self.frames: Iterator[VideoFrame] = container.decode(stream)
         self.held: tuple[int, VideoFrame] | None = None  # the latest frame, with its presentation time
-        self.ahead: tuple[int, VideoFrame] | None = None  # the one after it, where it had to be decoded
+        self.ahead: tuple[int, VideoFrame] | None = None  # the one after it, if it had to be decoded
 
     def frame_at(self, position: int) -> VideoFrame:
-        """The last frame shown at or before that of `position`: a packet may hold a frame that is never shown."""
+        """The last frame shown at or before the time of `position`: a packet's frame may never be shown."""
         wanted = int(self.index.pts[position])
         self._jump(position)
         while self.held is None or self.held[0] < wanted:
@@ -431,7 +403,7 @@ class _Cursor:
                 break
             self.held, self.ahead = self.ahead, None
         if self.held is None:
-            raise MediaError(self.name, f"found no frame for tick {wanted}, expected one")
+            raise MediaError("<video>", f"found no frame for tick {wanted}, expected one")
         return self.held[1]
 
     def _next(self) -> tuple[int, VideoFrame] | None:
@@ -441,7 +413,7 @@ class _Cursor:
         return None
 
     def _jump(self, position: int) -> None:
-        """Seek where a keyframe ahead, at or before the wanted frame, is worth it."""
+        """Seek to the last keyframe at or before the wanted frame, unless decoding up to it is faster."""
         wanted, keys = self.index.pts[position], self.index.keyframe_pts
         k = int(np.searchsorted(keys, wanted, side="right")) - 1
         here = -1 if self.held is None else int(np.searchsorted(self.index.pts, self.held[0]))
@@ -453,7 +425,7 @@ class _Cursor:
             self.ahead = self._next()
             if self.ahead is not None and self.ahead[0] <= wanted:
                 return
-            k -= step  # the container seeks by decoding times: it went too far
+            k -= step  # too far: the container seeks by decoding times
             step *= 2
         self._seek(int(self.index.pts[0]))
 
