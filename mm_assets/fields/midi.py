@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import PAYLOAD, ArrayValue, Encoded, Field, as_bytes_view, corrupt
+from mm_assets.fields.base import ArrayValue, Encoded, Field, as_bytes_view, corrupt
 from mm_assets.fields.facts import Fact, Spans
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.midi import (
@@ -130,7 +130,6 @@ class MIDIField(Field):
     def _parse(self, data: bytes) -> MIDIFile:
         return parse_midi(
             data,
-            name=PAYLOAD,
             max_bytes=self.max_bytes,
             max_notes=self.max_notes,
             max_duration_seconds=self.max_duration_seconds,

@@ -59,23 +59,19 @@ class ImageInfo:
     orientation: int = 1
 
 
-def probe_image(data: Buffer, *, name: str = "<image>") -> ImageInfo:
+def probe_image(data: Buffer) -> ImageInfo:
     """Read an image's header without decoding it.
 
-    The head of a file is enough for JPEG, PNG, BMP and WebP: the size is at the front (in JPEG after EXIF and the
-    like); transparency, orientation and frames count as far as the head shows them. A TIFF needs the bytes up to its
-    first directory, which may be at the end.
-
-    Args:
-        data: the file's bytes.
-        name: what messages call it.
+    The head of a JPEG, PNG, BMP or WebP file is enough: the size is at the front (in JPEG after EXIF and the like);
+    transparency, orientation and frames are those that the head shows. A TIFF needs the bytes up to its first
+    directory, which may be at the end.
 
     Raises:
         MediaError: no JPEG, PNG, GIF, WebP, BMP or TIFF, or a header that is damaged or truncated.
     """
     if id(data) in _PROBED:
         return _PROBED[id(data)][1]
-    head = HeaderReader(data, name)
+    head = HeaderReader(data, "<image>")
     content_type = sniff_content_type(head.view)
     parse = _IMAGE_PARSERS.get(content_type or "")
     if parse is None:

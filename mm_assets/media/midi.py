@@ -157,7 +157,7 @@ class _Clock:
         end_units: units up to there, below 2**53.
     """
 
-    def __init__(self, division: int, tracks: list[Track], max_seconds: int, name: str) -> None:
+    def __init__(self, division: int, tracks: list[Track], max_seconds: int) -> None:
         self.end = max((track.end for track in tracks), default=0)
         if division & 0x8000:  # a tick has one length, whatever the tempo
             numerator, denominator = SMPTE_RATES[256 - (division >> 8)]
@@ -178,7 +178,7 @@ class _Clock:
             self.starts: _Ints = np.append(np.zeros(1, np.int64), units[:-1])
             self.end_units = int(units[-1])
         if seconds > max_seconds + 1 or self.end_units > max_seconds * self.per_second:
-            raise MediaError(name, f"is {seconds:.6g} seconds long, expected at most {max_seconds}")
+            raise MediaError("<midi>", f"is {seconds:.6g} seconds long, expected at most {max_seconds}")
 
     def units(self, ticks: _Ints) -> _Ints:
         """Units up to ticks from 0 to `end`."""
@@ -205,15 +205,14 @@ class MIDIFile:
         duration_seconds: where the last track ends.
     """
 
-    def __init__(self, score: Score, *, max_seconds: int, name: str) -> None:
+    def __init__(self, score: Score, *, max_seconds: int) -> None:
         self.format = score.format
         self.num_tracks = len(score.tracks)
         self.division = score.division
         self.num_notes = sum(len(track.onset) for track in score.tracks)
-        self._name = name
         is_apart = score.format == 2 and score.tracks
         self._groups = [[track] for track in score.tracks] if is_apart else [score.tracks]  # each shares a timeline
-        self._clocks = [_Clock(score.division, group, max_seconds, name) for group in self._groups]
+        self._clocks = [_Clock(score.division, group, max_seconds) for group in self._groups]
         self.duration_seconds = max(clock.end_units / clock.per_second for clock in self._clocks)
 
     @property
@@ -272,7 +271,7 @@ class MIDIFile:
             for (start, _, denominator), stop in zip(signatures, stops, strict=True)
         ]
         if sum(counts) > max_beats:
-            raise MediaError(self._name, f"has {sum(counts)} beats, expected at most {max_beats} (max_beats)")
+            raise MediaError("<midi>", f"has {sum(counts)} beats, expected at most {max_beats} (max_beats)")
         seconds: list[float] = []
         number: list[int] = []
         measure: list[int] = []
@@ -286,10 +285,10 @@ class MIDIFile:
 
     def _beat_clock(self, track: int) -> tuple[_Clock, list[Track]]:
         if self.ticks_per_beat is None:
-            raise MediaError(self._name, "counts SMPTE frames, expected ticks per quarter note: it has no beats")
+            raise MediaError("<midi>", "counts SMPTE frames, expected ticks per quarter note: it has no beats")
         index = track if self.format == 2 else 0
         if not 0 <= index < len(self._groups):
-            raise MediaError(self._name, f"has {len(self._groups)} tracks, expected a track {track}")
+            raise MediaError("<midi>", f"has {len(self._groups)} tracks, expected a track {track}")
         return self._clocks[index], self._groups[index]
 
 
@@ -366,7 +365,6 @@ def _sustained(
 def parse_midi(
     data: Buffer,
     *,
-    name: str = "<midi>",
     max_bytes: int = DEFAULT_MAX_BYTES,
     max_notes: int = DEFAULT_MAX_NOTES,
     max_duration_seconds: int = DEFAULT_MAX_DURATION_SECONDS,
@@ -375,7 +373,6 @@ def parse_midi(
 
     Args:
         data: the file.
-        name: its name in error messages.
         max_bytes: of the file.
         max_notes: of all tracks together.
         max_duration_seconds: of the longest track, at most `MAX_DURATION_SECONDS`.
@@ -383,5 +380,5 @@ def parse_midi(
     Raises:
         MediaError: not a MIDI file, a damaged one, or one past a limit.
     """
-    score = read_tracks(data, name=name, max_bytes=max_bytes, max_notes=max_notes)
-    return MIDIFile(score, max_seconds=min(max_duration_seconds, MAX_DURATION_SECONDS), name=name)
+    score = read_tracks(data, max_bytes=max_bytes, max_notes=max_notes)
+    return MIDIFile(score, max_seconds=min(max_duration_seconds, MAX_DURATION_SECONDS))

@@ -102,7 +102,7 @@ class Score:
     tracks: list[Track]
 
 
-def read_tracks(data: Buffer, *, name: str, max_bytes: int, max_notes: int) -> Score:
+def read_tracks(data: Buffer, *, max_bytes: int, max_notes: int) -> Score:
     """Read a Standard MIDI File of format 0, 1 or 2.
 
     A note starts at a note-on and ends at the first note-off (or note-on of velocity 0) of its pitch and channel in
@@ -111,7 +111,6 @@ def read_tracks(data: Buffer, *, name: str, max_bytes: int, max_notes: int) -> S
 
     Args:
         data: the file.
-        name: its name in error messages.
         max_bytes: of the file, at most 2**28.
         max_notes: of all tracks together.
 
@@ -119,35 +118,39 @@ def read_tracks(data: Buffer, *, name: str, max_bytes: int, max_notes: int) -> S
         MediaError: not a MIDI file, a damaged one, or one past a limit.
     """
     if len(data) > min(max_bytes, MAX_BYTES):
-        raise MediaError(name, f"is {len(data)} bytes long, expected at most {min(max_bytes, MAX_BYTES)} (max_bytes)")
+        raise MediaError(
+            "<midi>", f"is {len(data)} bytes long, expected at most {min(max_bytes, MAX_BYTES)} (max_bytes)"
+        )
     content = bytes(data)
     if content[:4] != b"MThd" or len(content) < 14:
         found = content[:4] if len(content) >= 4 else f"{len(content)} bytes"
-        raise MediaError(name, f"starts with {found!r}, expected a header chunk MThd of a Standard MIDI File")
+        raise MediaError("<midi>", f"starts with {found!r}, expected a header chunk MThd of a Standard MIDI File")
     size, file_format, num_tracks, division = (
         int.from_bytes(content[at : at + width], "big") for at, width in ((4, 4), (8, 2), (10, 2), (12, 2))
     )
     if size < 6 or file_format > 2:
-        raise MediaError(name, f"has a header of {size} bytes and format {file_format}, expected 6 and 0, 1 or 2")
+        raise MediaError("<midi>", f"has a header of {size} bytes and format {file_format}, expected 6 and 0, 1 or 2")
     if file_format == 0 and num_tracks != 1:
-        raise MediaError(name, f"has {num_tracks} tracks, expected 1 in a file of format 0")
+        raise MediaError("<midi>", f"has {num_tracks} tracks, expected 1 in a file of format 0")
     ticks = division & 0xFF if division & 0x8000 else division
     if not ticks or (division & 0x8000 and 256 - (division >> 8) not in SMPTE_RATES):
-        raise MediaError(name, f"has the division {division:#06x}, expected ticks per beat or an SMPTE frame rate")
+        raise MediaError("<midi>", f"has the division {division:#06x}, expected ticks per beat or an SMPTE frame rate")
     if num_tracks > MAX_TRACKS:
-        raise MediaError(name, f"has {num_tracks} tracks, expected at most {MAX_TRACKS}")
+        raise MediaError("<midi>", f"has {num_tracks} tracks, expected at most {MAX_TRACKS}")
     tracks: list[Track] = []
     position = 8 + size
     notes_left = max_notes
     while len(tracks) < num_tracks:
         if position + 8 > len(content):
-            raise MediaError(name, f"ends after {len(tracks)} tracks, expected {num_tracks}")
+            raise MediaError("<midi>", f"ends after {len(tracks)} tracks, expected {num_tracks}")
         kind, size = content[position : position + 4], int.from_bytes(content[position + 4 : position + 8], "big")
         start, position = position + 8, position + 8 + size
         if position > len(content):
-            raise MediaError(name, f"has a chunk of {size} bytes at {start}, expected at most {len(content) - start}")
+            raise MediaError(
+                "<midi>", f"has a chunk of {size} bytes at {start}, expected at most {len(content) - start}"
+            )
         if kind == b"MTrk":
-            reader = _TrackReader(content, start, position, f"track {len(tracks)}", name)
+            reader = _TrackReader(content, start, position, f"track {len(tracks)}")
             tracks.append(reader.read(notes_left))
             notes_left -= len(tracks[-1].onset)
     return Score(file_format, division, tracks)
@@ -156,15 +159,14 @@ def read_tracks(data: Buffer, *, name: str, max_bytes: int, max_notes: int) -> S
 class _TrackReader:
     """Reads the events of one track chunk, content[start:stop]."""
 
-    def __init__(self, content: bytes, start: int, stop: int, track: str, name: str) -> None:
+    def __init__(self, content: bytes, start: int, stop: int, track: str) -> None:
         self.content = content
         self.position = start
         self.stop = stop
         self.track = track
-        self.name = name
 
     def fail(self, found: str, expected: str) -> MediaError:
-        return MediaError(self.name, f"{self.track}, before byte {self.position}: found {found}, expected {expected}")
+        return MediaError("<midi>", f"{self.track}, before byte {self.position}: found {found}, expected {expected}")
 
     def number(self) -> int:
         """A variable-length number, at most four bytes."""

@@ -54,20 +54,19 @@ _WAV_SUBTYPES = {  # (format, bits) -> (libsndfile's name)
 }
 
 
-def probe_audio(data: Buffer, *, name: str = "<audio>", size: int | None = None) -> AudioInfo:
+def probe_audio(data: Buffer, *, size: int | None = None) -> AudioInfo:
     """Read an audio file's header without decoding it.
 
     Args:
         data: the file's bytes. Its head is enough for WAV and for a FLAC with its length; Ogg and MP3 have
             theirs at the end or nowhere, so libsndfile walks the whole file.
-        name: what messages call it.
         size: bytes of the whole file, where `data` is only its head. A WAV that is shorter than in its header has
             the frames that are there.
 
     Raises:
         MediaError: no WAV, FLAC, Ogg or MP3, or a header that is damaged or truncated.
     """
-    head = HeaderReader(data, name)
+    head = HeaderReader(data, "<audio>")
     content_type = sniff_content_type(head.view)
     file_size = head.size if size is None else size
     start = size_of_id3(head.view)

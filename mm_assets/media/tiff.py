@@ -71,14 +71,13 @@ class TiffFrames:
 
     Args:
         data: the whole file; it must stay alive and unchanged.
-        name: its name in error messages.
 
     Raises:
         MediaError: the bytes do not begin with a TIFF header, or end within it.
     """
 
-    def __init__(self, data: Buffer, *, name: str = "<tiff>") -> None:
-        self._head = head = HeaderReader(data, name)
+    def __init__(self, data: Buffer) -> None:
+        self._head = head = HeaderReader(data, "<tiff>")
         self._data = head.view
         # `_next` is the position of the first directory that is not in `_directories`; 0 at the end of the chain.
         self._order, self._is_big, self._num_entries, self._entry, self._pointer, self._next = read_tiff_layout(head)

@@ -354,9 +354,8 @@ FRAME = grey([8], [16])
 )
 def test_what_is_wrong_is_named(make: Callable[[], bytes], frame: int, message: str) -> None:
     """Each kind of damage is a `MediaError` that says what was found and where."""
-    with pytest.raises(MediaError, match=message) as caught:
-        TiffFrames(make(), name="doc.tiff").extract(frame)
-    assert str(caught.value).startswith("doc.tiff: ")
+    with pytest.raises(MediaError, match=message):
+        TiffFrames(make()).extract(frame)
 
 
 def test_a_wrong_type_is_named() -> None:
