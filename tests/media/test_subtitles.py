@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_assets.errors import MediaError
-from mm_assets.media.subtitles import TimedSegment, parse_lrc, parse_srt, parse_subtitles, parse_vtt
+from mm_assets.media.subtitles import TimedSegment, parse_subtitles
 
 SRT = """1
 00:00:01,000 --> 00:00:02,500
@@ -59,41 +59,40 @@ SONG = [TimedSegment(12.0, 20.0, "Chorus"), TimedSegment(20.0, 25.0, "Verse"), T
 )
 def test_srt_is_read_as_real_tools_write_it(content):
     """SRT gives the same segments with a byte order mark, any line ends, and without or with wrong indices."""
-    assert parse_srt(content) == TWO
     assert parse_subtitles(content) == TWO
 
 
 def test_an_srt_text_may_be_empty_have_empty_lines_or_digits():
     """What follows a time line is its text, whatever it looks like, but for empty lines around it."""
     text = "1\n00:00:01,000 --> 00:00:01,000\n\n2\n00:00:02,000 --> 00:00:03,000\n\n42\n\nend\n\n\n"
-    assert parse_srt(text) == [(1.0, 1.0, ""), (2.0, 3.0, "42\n\nend")]
+    assert parse_subtitles(text) == [(1.0, 1.0, ""), (2.0, 3.0, "42\n\nend")]
     odd = "00:00:01,000 --> 00:00:02,000\na\u2028b\x0cc\n"
-    assert parse_srt(odd) == [(1.0, 2.0, "a\u2028b\x0cc")]
+    assert parse_subtitles(odd) == [(1.0, 2.0, "a\u2028b\x0cc")]
 
 
 def test_vtt_is_read():
     """WebVTT gives its cues without identifiers, settings, notes and styles."""
     expected = [(1.0, 2.5, "<v Ann>Hello &amp; <00:00:01.500>bye</v>"), (2.5, 3604.001, "two\nlines")]
-    assert parse_vtt(VTT) == expected
+    assert parse_subtitles(VTT) == expected
     assert parse_subtitles(VTT.replace("\n", "\r\n").encode("utf-8-sig")) == expected
-    assert parse_vtt("WEBVTT") == []
+    assert parse_subtitles("WEBVTT") == []
 
 
 def test_lrc_is_read_in_order_of_time():
     """LRC lines end where the next later one begins, repeats are put in their places, and the offset is applied."""
-    assert parse_lrc(LRC) == SONG
+    assert parse_subtitles(LRC) == SONG
     assert parse_subtitles(LRC.encode("utf-16")) == SONG
-    assert parse_lrc("[00:01.00]a\n[00:01.00]b\n[00:02]c") == [(1.0, 2.0, "a"), (1.0, 2.0, "b"), (2.0, 2.0, "c")]
+    assert parse_subtitles("[00:01.00]a\n[00:01.00]b\n[00:02]c") == [(1.0, 2.0, "a"), (1.0, 2.0, "b"), (2.0, 2.0, "c")]
 
 
 def test_markup_is_kept_or_taken_out():
     """Tags are part of the text unless they are to be stripped."""
-    assert [one.text for one in parse_srt(SRT, strip_tags=True)] == ["Hello there", "two\nlines"]
-    assert [one.text for one in parse_vtt(VTT, strip_tags=True)] == ["Hello & bye", "two\nlines"]
+    assert [one.text for one in parse_subtitles(SRT, strip_tags=True)] == ["Hello there", "two\nlines"]
+    assert [one.text for one in parse_subtitles(VTT, strip_tags=True)] == ["Hello & bye", "two\nlines"]
     enhanced = "[00:01.00]<00:01.00> Hello <00:01.50> you"
-    assert parse_lrc(enhanced) == [(1.0, 1.0, "<00:01.00> Hello <00:01.50> you")]
-    assert parse_lrc(enhanced, strip_tags=True) == [(1.0, 1.0, "Hello you")]
-    assert parse_srt("00:00:01,000 --> 00:00:02,000\n1 < 2 > 0", strip_tags=True)[0].text == "1 < 2 > 0"
+    assert parse_subtitles(enhanced) == [(1.0, 1.0, "<00:01.00> Hello <00:01.50> you")]
+    assert parse_subtitles(enhanced, strip_tags=True) == [(1.0, 1.0, "Hello you")]
+    assert parse_subtitles("00:00:01,000 --> 00:00:02,000\n1 < 2 > 0", strip_tags=True)[0].text == "1 < 2 > 0"
 
 
 @pytest.mark.parametrize("content", ["", " \n", b"\xef\xbb\xbf", "\r\n\r\n"])
@@ -173,5 +172,5 @@ def test_milliseconds_survive_rounding(times):
     stamps = [
         "{:02}:{:02}:{:02},{:03}".format(*(t // 3_600_000, t // 60_000 % 60, t // 1000 % 60, t % 1000)) for t in times
     ]
-    (segment,) = parse_srt(f"{' --> '.join(stamps)}\nx")
+    (segment,) = parse_subtitles(f"{' --> '.join(stamps)}\nx")
     assert [round(time * 1000) for time in segment[:2]] == times
