@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError, optional_import
 from mm_assets.fields.base import (
-    PAYLOAD,
     ArrayValue,
     Encoded,
     Field,
@@ -28,7 +27,7 @@ from mm_assets.fields.base import (
 from mm_assets.fields.facts import Fact, MediaLength
 from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.sounds import AudioInfo, probe_audio, size_of_id3
+from mm_assets.media.sounds import AudioInfo, probe_audio
 
 __all__ = ["Audio", "AudioField"]
 
@@ -276,23 +275,16 @@ def _to_int16(samples: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
     return np.rint(samples * np.float32(32768)).clip(-32768, 32767).astype("<i2")
 
 
-def _with_length(data: memoryview, num_frames: int) -> Buffer:
-    """The file itself, or a copy with the length in its header where that is missing."""
-    start = size_of_id3(data)
-    try:
-        info = flac.read_stream_info(data, start, PAYLOAD)
-    except MediaError as error:
-        raise corrupt(error.reason) from error
-    return data if info.num_frames else flac.with_length(data, start, num_frames)
-
-
 def _decode_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """(num_frames, num_channels) of `dtype`, int16 or float32; `CorruptError` for other audio or damaged bytes."""
     with optional_import("soundfile", "AudioField"):
         import soundfile
 
     if codec == "flac":
-        data = _with_length(as_bytes_view(data), shape[0])
+        try:
+            data = flac.with_known_length(as_bytes_view(data), shape[0])
+        except MediaError as error:
+            raise corrupt(error.reason) from error
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as sound:
             found = (sound.frames, sound.channels, sound.samplerate)

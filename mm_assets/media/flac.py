@@ -1,10 +1,10 @@
-"""FLAC files without a length in their header: an encoder that writes to a pipe cannot seek back to fill it in.
+"""FLAC files without a length in their header, as an encoder writes them that cannot seek back to fill it in.
 
-The header of the last frame has its position in the stream and its size, from which the length follows. libsndfile does
-not read such a file, so it gets a copy with the length. Section numbers are those of RFC 9639.
+The header of the last frame has its position in the stream and its size, which give the length. libsndfile does not
+read such a file, so it gets a copy with the length. Section numbers are those of RFC 9639.
 
-Why not PyAV: demuxing counts the same frames ten times slower, returns a length for truncated files too, where this
-module finds no last frame, and would make an extra of 104 MB a dependency of FLAC.
+Why not PyAV: it is ten times slower, returns a length for truncated files too, and would make an extra of 104 MB a
+dependency of FLAC.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Final
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.header import size_of_id3
 
-__all__ = ["StreamInfo", "count_frames", "read_stream_info", "with_length"]
+__all__ = ["StreamInfo", "count_frames", "read_stream_info", "with_known_length", "with_length"]
 
 _STREAMINFO_SIZE: Final = 34  # section 8.2
 _PACKED_OFFSET: Final = 4 + 4 + 10  # marker, block header, block and frame sizes; then rate, channels, bits, length
 _LENGTH_BITS: Final = 36
 _SEARCHED = 256 << 10  # bytes from the end in which the last frame must start; usual frames have 5 to 40 KB
-_MAX_CANDIDATES = 16  # headers whose CRC-8 fits by chance: one in 2**23 places, so more are hostile
+_MAX_CANDIDATES = 16  # headers whose CRC-8 fits by chance: once in 2**23 positions, so more are hostile
 
 _BLOCK_SIZES = {1: 192, **{code: 144 << code for code in range(2, 6)}, **{code: 1 << code for code in range(8, 16)}}
 _RATES = (0, 88_200, 176_400, 192_000, 8000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000)
@@ -30,14 +31,14 @@ _BITS = {1: 8, 2: 12, 4: 16, 5: 20, 6: 24, 7: 32}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamInfo:
-    """The STREAMINFO block, which opens every FLAC file.
+    """The STREAMINFO block, the first of every FLAC file.
 
     Attributes:
         sample_rate: Hz.
         channels: 1 to 8.
         bits: of one sample, 4 to 32.
-        max_block_size: samples per channel of the largest frame; of all but the last, where they do not vary.
-        num_frames: samples per channel of the whole file; 0 where the encoder did not know.
+        max_block_size: samples per channel of the largest frame; if frames do not vary, of all but the last.
+        num_frames: samples per channel of the whole file; 0 if the encoder did not know.
     """
 
     sample_rate: int
@@ -47,7 +48,7 @@ class StreamInfo:
     num_frames: int
 
 
-def read_stream_info(data: memoryview, start: int, name: str) -> StreamInfo:
+def read_stream_info(data: memoryview, start: int) -> StreamInfo:
     """Read the header of the FLAC stream that begins at `start`.
 
     Raises:
@@ -56,9 +57,9 @@ def read_stream_info(data: memoryview, start: int, name: str) -> StreamInfo:
     end = start + 8 + _STREAMINFO_SIZE
     block = bytes(data[start + 4 : end])
     if len(block) != 4 + _STREAMINFO_SIZE:
-        raise MediaError(name, f"FLAC STREAMINFO is truncated: needs {end} bytes, there are {len(data)}")
+        raise MediaError("<audio>", f"FLAC STREAMINFO is truncated: needs {end} bytes, there are {len(data)}")
     if block[0] & 0x7F != 0 or int.from_bytes(block[1:4], "big") != _STREAMINFO_SIZE:
-        raise MediaError(name, "FLAC does not start with its STREAMINFO block")
+        raise MediaError("<audio>", "FLAC does not start with its STREAMINFO block")
     packed = int.from_bytes(block[14:22], "big")
     return StreamInfo(
         sample_rate=packed >> 44,
@@ -67,6 +68,12 @@ def read_stream_info(data: memoryview, start: int, name: str) -> StreamInfo:
         max_block_size=int.from_bytes(block[6:8], "big"),
         num_frames=packed & (1 << _LENGTH_BITS) - 1,
     )
+
+
+def with_known_length(data: memoryview, num_frames: int) -> Buffer:
+    """The file itself, or, if its header has no length, a copy with this one; `MediaError` for a damaged header."""
+    start = size_of_id3(data)
+    return data if read_stream_info(data, start).num_frames else with_length(data, start, num_frames)
 
 
 def with_length(data: Buffer, start: int, num_frames: int) -> bytes:
@@ -80,13 +87,10 @@ def with_length(data: Buffer, start: int, num_frames: int) -> bytes:
 
 
 def count_frames(data: memoryview, info: StreamInfo) -> int | None:
-    """Samples per channel by the last frame; None where the file does not end with a whole frame of this stream."""
+    """Samples per channel by the last frame; None if the file does not end with a complete frame of this stream."""
     tail = bytes(data[-_SEARCHED:])
     at, candidates = len(tail), 0
-    while candidates < _MAX_CANDIDATES:
-        at = tail.rfind(b"\xff", 0, at)
-        if at < 0:
-            return None
+    while candidates < _MAX_CANDIDATES and (at := tail.rfind(b"\xff", 0, at)) >= 0:
         end = _end_of_frame_header(tail, at, info)
         if end is None:
             continue
@@ -97,7 +101,7 @@ def count_frames(data: memoryview, info: StreamInfo) -> int | None:
 
 
 def _end_of_frame_header(tail: bytes, at: int, info: StreamInfo) -> int | None:
-    """Where the frame at `at` ends, in samples per channel from the start; None if there is no frame (section 9.1)."""
+    """Samples per channel up to the end of the frame at `at`; None if there is no frame (section 9.1)."""
     head = tail[at : at + 16]  # the longest frame header
     if len(head) < 6 or head[1] & 0xFE != 0xF8 or head[3] & 1:
         return None
@@ -127,13 +131,13 @@ def _end_of_frame_header(tail: bytes, at: int, info: StreamInfo) -> int | None:
 
 
 def _coded_number(head: bytes, at: int) -> tuple[int | None, int]:
-    """The number at `at`, in the manner of UTF-8 but up to 36 bits, and where it ends (section 9.1.5)."""
+    """The number at `at`, coded like UTF-8 but with up to 36 bits, and its end (section 9.1.5)."""
     lead = head[at]
     if lead < 0x80:
         return lead, at + 1
     if lead < 0xC0 or lead == 0xFF:
         return None, at
-    num_following = 7 - (lead ^ 0xFF).bit_length()  # ones at the front, less the first
+    num_following = 7 - (lead ^ 0xFF).bit_length()  # leading ones, less the first
     value = lead & (1 << (6 - num_following)) - 1 if num_following < 6 else 0
     following = head[at + 1 : at + 1 + num_following]
     if len(following) != num_following:
@@ -146,7 +150,7 @@ def _coded_number(head: bytes, at: int) -> tuple[int | None, int]:
 
 
 def _crc(data: bytes, width: int) -> int:
-    """Cyclic redundancy check, highest bit first, from zero: the two of FLAC, which the standard library lacks."""
+    """FLAC's cyclic redundancy checks, highest bit first, from zero; the standard library does not have them."""
     table = _CRC_TABLES[width]
     shift, mask, crc = width - 8, (1 << width) - 1, 0
     for byte in data:

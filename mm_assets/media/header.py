@@ -1,4 +1,4 @@
-"""Reads of a media file's header that never go past its end, and the structures of a TIFF."""
+"""Reads of a media file's header that never go past its end, the structures of a TIFF, and the size of an ID3 tag."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
 
-__all__ = ["CHUNK_BE", "CHUNK_LE", "MAX_SEGMENTS", "HeaderReader", "TiffLayout", "read_tiff_layout"]
+__all__ = ["CHUNK_BE", "CHUNK_LE", "MAX_SEGMENTS", "HeaderReader", "TiffLayout", "read_tiff_layout", "size_of_id3"]
 
 MAX_SEGMENTS = 65_536  # segments, chunks, blocks or directories of one header; past it the bytes are hostile
 
@@ -47,6 +47,15 @@ class HeaderReader:
     def take(self, record: struct.Struct, offset: int, what: str) -> tuple[Any, ...]:
         """A record, unpacked; `MediaError` if the file is too short."""
         return record.unpack(self.piece(offset, record.size, what))
+
+
+def size_of_id3(data: memoryview) -> int:
+    """Bytes of the ID3v2 tag at the start, without its footer; 0 if there is no tag."""
+    head = bytes(data[:10])
+    if len(head) < 10 or not head.startswith(b"ID3"):
+        return 0
+    a, b, c, d = head[6:10]
+    return 10 + ((a & 127) << 21 | (b & 127) << 14 | (c & 127) << 7 | d & 127)
 
 
 class TiffLayout(NamedTuple):

@@ -1,8 +1,7 @@
-"""How much of an audio file is silence: its share, and how long both ends are silent.
+"""How much of an audio file is silence: its share, and the silence at both ends.
 
-Audio is divided into windows of equal length, the last one shorter. A window is silent when the level of every channel
-is below a threshold. Audio is decoded in blocks, never whole, so memory does not grow with its length. docs/filters.md
-states the measure, which these functions follow.
+Audio is divided into windows of equal length, except for the last. A window is silent if the level of every channel is
+below a threshold (docs/filters.md). Audio is decoded in blocks, so that memory does not grow with its length.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError, optional_import
 from mm_assets.media import flac
-from mm_assets.media.content_types import Buffer
-from mm_assets.media.sounds import AudioInfo, probe_audio, size_of_id3
+from mm_assets.media.sounds import AudioInfo, probe_audio
 
 __all__ = ["LEVELS", "MAX_SAMPLES", "Silence", "measure_silence"]
 
 LEVELS = ("rms", "peak")
-MAX_SAMPLES = 4 * 3600 * 48_000 * 2  # of all channels: four hours of stereo, as a small file may promise any length
-_BLOCK_SAMPLES = 1 << 17  # of all channels that are decoded at a time: half a megabyte, and one as squares
+MAX_SAMPLES = 4 * 3600 * 48_000 * 2  # of all channels: four hours of stereo, as a small file may claim any length
+_BLOCK_SAMPLES = 1 << 17  # of all channels, decoded at a time: half a megabyte, and one as squares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +29,10 @@ class Silence:
     """The silence in one audio file.
 
     Attributes:
-        share: of the audio that is in silent windows, 0 to 1. Audio without samples is all silence: 1.
+        share: of the audio that is in silent windows, 0 to 1; 1 for audio without samples.
         leading_seconds: length of the silent windows before the first that is not.
-        trailing_seconds: length of the silent windows after the last that is not; of audio that is all silence,
-            both are its whole length.
+        trailing_seconds: length of the silent windows after the last that is not. If all audio is silent, both are
+            its whole length.
     """
 
     share: float
@@ -56,19 +54,17 @@ def measure_silence(data: memoryview, *, threshold_dbfs: float, level: str, wind
     """
     info = probe_audio(data)
     if info.num_frames * info.channels > MAX_SAMPLES:
-        detail = f"has {info.num_frames} samples in each of {info.channels} channels, expected at most {MAX_SAMPLES}"
-        raise MediaError("<audio>", f"{detail} of them all")
+        found = f"{info.num_frames} samples in each of {info.channels} channels"
+        raise MediaError("<audio>", f"has {found}, expected at most {MAX_SAMPLES} in all of them")
     if info.num_frames == 0:
         return Silence(share=1.0, leading_seconds=0.0, trailing_seconds=0.0)
-    # Squares are compared: that needs no roots, and no logarithm of zero.
+    # Squares are compared: no roots, and no logarithm of zero.
     limit = 10.0 ** (threshold_dbfs / 10)
     window = max(1, round(min(info.sample_rate * window_seconds, float(info.num_frames))))
-    silent = leading = trailing = 0  # samples a channel
+    silent = leading = trailing = 0  # samples per channel
     heard = False
     for squares, length in _windows(_blocks(data, info), window, mean=level == "rms"):
-        loud = np.flatnonzero(
-            ~(squares < limit)
-        )  # so that NaN, which is not below any limit, does not count as silence
+        loud = np.flatnonzero(~(squares < limit))  # NaN is not silence
         silent += (len(squares) - len(loud)) * length
         if not len(loud):
             trailing += len(squares) * length
@@ -85,14 +81,15 @@ def measure_silence(data: memoryview, *, threshold_dbfs: float, level: str, wind
 
 
 def _blocks(data: memoryview, info: AudioInfo) -> Iterator[npt.NDArray[np.float32]]:
-    """The samples in pieces of (up to `_BLOCK_SAMPLES` // channels, channels); each is overwritten by the next."""
+    """The samples in blocks of (up to `_BLOCK_SAMPLES` // channels, channels); the next one overwrites each."""
     with optional_import("soundfile", "measuring silence"):
         import soundfile
 
+    file = flac.with_known_length(data, info.num_frames) if info.codec == "flac" else data
     buffer = np.empty((max(1, _BLOCK_SAMPLES // info.channels), info.channels), dtype=np.float32)
     left = info.num_frames
     try:
-        with soundfile.SoundFile(io.BytesIO(_readable(data, info))) as sound:
+        with soundfile.SoundFile(io.BytesIO(file)) as sound:
             found = (sound.channels, sound.samplerate)
             if found != (info.channels, info.sample_rate):
                 raise MediaError("<audio>", f"decodes to {found} channels and Hz, its header says otherwise")
@@ -108,21 +105,12 @@ def _blocks(data: memoryview, info: AudioInfo) -> Iterator[npt.NDArray[np.float3
         raise MediaError("<audio>", f"ends {left} samples before its length of {info.num_frames}")
 
 
-def _readable(data: memoryview, info: AudioInfo) -> Buffer:
-    """The file itself, or, where its header has no length, a copy that has."""
-    if info.codec != "flac":
-        return data
-    start = size_of_id3(data)
-    num_frames = flac.read_stream_info(data, start, "<audio>").num_frames
-    return data if num_frames else flac.with_length(data, start, info.num_frames)
-
-
 def _windows(
     blocks: Iterator[npt.NDArray[np.float32]], window: int, *, mean: bool
 ) -> Iterator[tuple[npt.NDArray[np.float64], int]]:
     """Squared levels of consecutive windows, of the loudest channel: (num_windows,), and the windows' length.
 
-    A window may be longer than a block: its partial sum is carried over, and memory does not grow with it.
+    A window may be longer than a block: its partial result is carried over.
     """
     combine: np.ufunc = np.add if mean else np.maximum
     carried: npt.NDArray[np.float64] | None = None  # (channels,)

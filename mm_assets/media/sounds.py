@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from mm_assets.errors import optional_import
 from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer, sniff_content_type
-from mm_assets.media.header import CHUNK_LE, MAX_SEGMENTS, HeaderReader
+from mm_assets.media.header import CHUNK_LE, MAX_SEGMENTS, HeaderReader, size_of_id3
 
-__all__ = ["AudioInfo", "probe_audio", "size_of_id3"]
+__all__ = ["AudioInfo", "probe_audio"]
 
 _STREAMED_SIZES = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # data sizes that programs write when they cannot seek back
 
@@ -86,15 +86,6 @@ def probe_audio(data: Buffer, *, size: int | None = None) -> AudioInfo:
     return info
 
 
-def size_of_id3(data: Buffer) -> int:
-    """Bytes of the ID3v2 tag at the start, which some programs put before FLAC; 0 where there is none."""
-    head = bytes(memoryview(data).cast("B")[:10])
-    if len(head) < 10 or not head.startswith(b"ID3"):
-        return 0
-    a, b, c, d = head[6:10]
-    return 10 + ((a & 127) << 21 | (b & 127) << 14 | (c & 127) << 7 | d & 127)
-
-
 def _probe_wav(head: HeaderReader, file_size: int) -> AudioInfo:
     pos = 12
     layout: tuple[int, ...] | None = None
@@ -135,7 +126,7 @@ def _probe_wav(head: HeaderReader, file_size: int) -> AudioInfo:
 
 
 def _probe_flac(head: HeaderReader, start: int, file_size: int) -> AudioInfo:
-    info = flac.read_stream_info(head.view, start, head.name)
+    info = flac.read_stream_info(head.view, start)
     num_frames = info.num_frames
     if num_frames == 0:  # the encoder did not know
         counted = flac.count_frames(head.view, info) if head.size == file_size else None

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError, optional_import
 from mm_assets.media.content_types import Buffer, sniff_content_type
+from mm_assets.media.header import size_of_id3
 from mm_assets.media.mp4 import check_sample_tables
 from mm_assets.media.timing import FrameIndex, nominal_rate
 
@@ -67,7 +68,6 @@ _DEMUXERS = {  # MIME type to FFmpeg's name; no playlists, manifests or image se
     "audio/aiff": "aiff",
 }
 _MAX_SAMPLES = str(2**20)  # per channel, that one packet decodes to
-_ID3_HEADER = 10  # bytes
 _ASF_INDEX = bytes.fromhex("90080033b1e5cf1189f400a0c90349cb")  # identifier of an ASF index
 _ASF_COUNT_AT = 52  # bytes into the index
 _TS_PACKET = 188  # bytes; each packet starts with 0x47
@@ -146,11 +146,8 @@ def _sniff(view: memoryview) -> tuple[str, str]:
 
 def _without_tags(view: memoryview) -> memoryview:
     """The bytes after ID3 tags: FFmpeg expands their compressed texts without a limit."""
-    while bytes(view[:3]) == b"ID3" and len(view) >= _ID3_HEADER:
-        size = 0
-        for byte in view[6:10]:
-            size = size << 7 | (byte & 0x7F)
-        view = view[_ID3_HEADER + size + (_ID3_HEADER if view[5] & 0x10 else 0) :]  # the flag: a footer follows
+    while size := size_of_id3(view):
+        view = view[size + (10 if view[5] & 0x10 else 0) :]  # the flag: a footer follows
     return view
 
 
