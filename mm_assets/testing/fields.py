@@ -1,11 +1,12 @@
 """What every field promises, as tests: subclass `FieldSuite` and give it values.
 
-class TestPose(FieldSuite):
-fields = [PoseField(), PoseField(unit="cm")]
-cases = [((1.0, 2.0), (1.0, 2.0))]
-wrong_types = ["a pose"]
-wrong_shapes = [(1.0,)]
-bad_configs = [{"unit": "inch"}]
+Example:
+    class TestPose(FieldSuite):
+        fields = [PoseField(), PoseField(unit="cm")]
+        cases = [((1.0, 2.0), (1.0, 2.0))]
+        wrong_types = ["a pose"]
+        wrong_shapes = [(1.0,)]
+        bad_configs = [{"unit": "inch"}]
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MAX_FLIPPED = 400  # bytes of a payload that are flipped one by one; of a longer
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Deep equality that knows arrays, their dtypes and NaN, and tells 1 from 1.0 and True."""
+    """Deep equality of values with arrays, by dtype and with NaN equal to NaN; 1, 1.0 and True differ."""
     if isinstance(expected, np.ndarray):
         return (
             isinstance(found, np.ndarray)
@@ -76,7 +77,7 @@ class FieldSuite:
         return self.fields[0]
 
     def test_values_come_back(self) -> None:
-        """Each value is accepted by check, encodes to a record of the promised size, and decodes to what it should."""
+        """Each value is accepted by check, encodes to a record of the promised size, and decodes as expected."""
         for value, expected in self.cases:
             self.field.check(value)
             encoded = self.field.encode(value)
@@ -85,7 +86,7 @@ class FieldSuite:
             assert same(self.field.decode(encoded.metadata, encoded.data), expected), expected
 
     def test_the_least_value_comes_back(self) -> None:
-        """The emptiest value that the field takes is a value, not an absence."""
+        """The smallest value that the field takes is a value, not an absent one."""
         value, expected = self.empty or self.cases[0]
         encoded = self.field.encode(value)
         assert same(self.field.decode(encoded.metadata, encoded.data), expected)
@@ -99,26 +100,17 @@ class FieldSuite:
             field.decode(*field.encode(value))
         if self.past_maximum is not None:
             field, value = self.past_maximum
-            with pytest.raises(EncodeError):
-                field.encode(value)
-            with pytest.raises(EncodeError):
-                field.check(value)
+            _refuses(field, value)
 
     def test_wrong_types_are_refused(self) -> None:
         """A value of another type is an EncodeError that names the field, from encode and from check alike."""
         for value in [None, object(), *self.wrong_types]:
-            with pytest.raises(EncodeError, match=type(self.field).__name__):
-                self.field.encode(value)
-            with pytest.raises(EncodeError):
-                self.field.check(value)
+            _refuses(self.field, value, match=type(self.field).__name__)
 
     def test_wrong_extents_are_refused(self) -> None:
         """A value of the right type but wrong extent or content is an EncodeError that says what was expected."""
         for value in self.wrong_shapes:
-            with pytest.raises(EncodeError, match="expected"):
-                self.field.encode(value)
-            with pytest.raises(EncodeError):
-                self.field.check(value)
+            _refuses(self.field, value)
 
     def test_payloads_are_the_same_each_time(self) -> None:
         """Encoding is deterministic: the same value gives the same bytes, also from a copied field."""
@@ -273,6 +265,13 @@ class FieldSuite:
         for value, _ in self.cases:
             if isinstance(value, bytes) and self.field.keeps_bytes:
                 assert bytes(self.field.encode(value).data) == value
+
+
+def _refuses(field: Field, value: Any, *, match: str = "expected") -> None:
+    with pytest.raises(EncodeError, match=match):
+        field.encode(value)
+    with pytest.raises(EncodeError):
+        field.check(value)
 
 
 def damaged(metadata: bytes, data: bytes) -> Iterable[tuple[bytes, bytes]]:
