@@ -8,15 +8,13 @@ to collide cost time and never a wrong answer. The cache depends on the files on
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from itertools import accumulate, islice
-from typing import Any
+from collections.abc import Callable, Iterable
+from itertools import accumulate, chain, islice
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.formats.sample_ids import hash_ids
+from mm_assets.formats.sample_ids import HashIndex, hash_ids
 
 __all__ = ["IdLookup", "RowLookup", "hash_texts", "mix_bits"]
 
@@ -28,15 +26,19 @@ SampleIds = Iterable[str]
 def hash_texts(texts: SampleIds, count: int) -> npt.NDArray[np.uint64]:
     """The 64-bit hash of each text's UTF-8 (its first MiB), (count,): the hash by which packed files look up ids."""
     hashes = np.empty(count, np.uint64)
-    start = 0
-    for block in _blocks(texts):
-        data = "".join(block).encode()
-        # Where every byte is a character, a text's length is that of its bytes.
-        sizes = map(len, block) if data.isascii() else (len(text.encode()) for text in block)
-        offsets = np.fromiter(accumulate(sizes, initial=0), np.uint64, len(block) + 1)
-        hashes[start : start + len(block)] = hash_ids(offsets, partial(_slice, data))
+    start, left = 0, iter(texts)
+    while block := list(islice(left, _BLOCK)):
+        hashes[start : start + len(block)] = _hash_block(block)
         start += len(block)
     return hashes
+
+
+def _hash_block(texts: list[str]) -> npt.NDArray[np.uint64]:
+    data = "".join(texts).encode()
+    # Where every byte is a character, a text's length is that of its bytes.
+    sizes = map(len, texts) if data.isascii() else (len(text.encode()) for text in texts)
+    offsets = np.fromiter(accumulate(sizes, initial=0), np.uint64, len(texts) + 1)
+    return hash_ids(offsets, lambda start, stop: data[start:stop])
 
 
 def mix_bits(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -49,22 +51,12 @@ def mix_bits(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values
 
 
-def _slice(data: bytes, start: int, stop: int) -> bytes:
-    return data[start:stop]
-
-
-def _blocks(texts: SampleIds) -> Iterator[list[str]]:
-    iterator = iter(texts)
-    while block := list(islice(iterator, _BLOCK)):
-        yield block
-
-
 class IdLookup:
     """From ids to positions; built by the first look-up, in one of several threads, and dropped by `forget`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sorted: tuple[npt.NDArray[np.uint64], npt.NDArray[Any]] | None = None
+        self._index: HashIndex | None = None
 
     def candidates(self, sample_id: str, count: int, files: Callable[[], Iterable[SampleIds]]) -> list[int]:
         """Positions of the samples whose id has the hash of `sample_id`, ascending.
@@ -82,26 +74,13 @@ class IdLookup:
         except UnicodeEncodeError:
             return []  # a lone surrogate cannot be in a file
         with self._lock:
-            if self._sorted is None:
-                self._sorted = self._sort(count, files())
-            hashes, order = self._sorted
-        first = int(hashes.searchsorted(wanted))
-        last = first + 1
-        if last < count and hashes[last] == wanted:  # hardly ever: spares a second bisection
-            last = int(hashes.searchsorted(wanted, "right"))
-        found: list[int] = order[first:last].tolist() if first < count and hashes[first] == wanted else []
-        return found
-
-    @staticmethod
-    def _sort(count: int, files: Iterable[SampleIds]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[Any]]:
-        hashes = hash_texts((sample_id for sample_ids in files for sample_id in sample_ids), count)
-        # Stable: of one id twice, the first comes first.
-        order = np.argsort(hashes, kind="stable").astype(np.uint32 if count < 2**32 else np.uint64)
-        return hashes[order], order
+            if self._index is None:
+                self._index = HashIndex(hash_texts(chain.from_iterable(files()), count))
+            return self._index.candidates(wanted)
 
     def forget(self) -> None:
         """Drops what is cached."""
-        self._sorted = None
+        self._index = None
 
 
 class RowLookup:

@@ -28,8 +28,7 @@ class Head:
     trailer: Trailer | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class Places(NamedTuple):
     """Where the payloads of a batch are; every present one lies within the file.
 
     Attributes:
@@ -48,13 +47,9 @@ class Places:
 
     def run(self, start: int, stop: int) -> Places:
         """Rows [start, stop) of the batch."""
-        return Places(
-            present=self.present[start:stop],
-            ptrs=self.ptrs[start:stop],
-            sizes=self.sizes[start:stop],
-            crcs=self.crcs[start:stop],
-            records=None if self.records is None else self.records[start:stop],
-        )
+        rows = slice(start, stop)
+        records = None if self.records is None else self.records[rows]
+        return Places(self.present[rows], self.ptrs[rows], self.sizes[rows], self.crcs[rows], records)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

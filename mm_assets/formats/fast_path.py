@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, pairwise
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -131,19 +132,11 @@ def _scan_payloads(reader: PackedReader, names: Sequence[str]) -> Iterator[RawBa
 def _scan_mapped(
     reader: PackedReader, source: MappedFile, names: Sequence[str], numbers: Sequence[int]
 ) -> Iterator[RawBatch]:
-    before: Bounds | None = None
-    for run in _fetched_runs(reader, numbers):  # one run ahead of what is used
-        if before is not None:
-            yield from _slice_blocks(reader, source, names, before)
-        before = run
-    if before is not None:
-        yield from _slice_blocks(reader, source, names, before)
-
-
-def _slice_blocks(reader: PackedReader, source: MappedFile, names: Sequence[str], bounds: Bounds) -> Iterator[RawBatch]:
     rows = max(1, SCAN_VIEWS // len(names))
-    for start in range(0, len(bounds.starts[0]), rows):
-        yield _slices(reader, source, names, bounds.run(start, start + rows))
+    nothing = Bounds((), (), ())
+    for bounds, _ in pairwise(chain(_fetched_runs(reader, numbers), [nothing])):  # one run ahead of what is used
+        for start, stop in spans(len(bounds.starts[0]), rows):
+            yield _slices(reader, source, names, bounds.run(start, stop))
 
 
 def _fetched_runs(reader: PackedReader, numbers: Sequence[int]) -> Iterator[Bounds]:
@@ -287,14 +280,11 @@ class MultiFile:
         self, files: npt.NDArray[np.intp], positions: npt.NDArray[np.int64], columns: Sequence[CachedBounds]
     ) -> None:
         """Has a batch paged in if one of a few positions that are probed is not resident."""
-        residency, sources = self._residency, self._sources
-        for column in columns:
-            for k in residency.probes(len(positions)):
-                if not sources[files[k]].pages.is_resident(column.start(int(positions[k]))):
-                    residency.missed()
-                    self._request(files, positions, columns)
-                    return
-        residency.found()
+        probed = ((column, k) for column in columns for k in self._residency.probes(len(positions)))
+        if not self._residency.note(
+            self._sources[files[k]].pages.is_resident(column.start(int(positions[k]))) for column, k in probed
+        ):
+            self._request(files, positions, columns)
 
     def _request(
         self, files: npt.NDArray[np.intp], positions: npt.NDArray[np.int64], columns: Sequence[CachedBounds]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from mm_assets.errors import EncodeError
 from mm_assets.formats.mstr_reader import MstrReader, page_checksums
 from mm_assets.formats.mstr_writer import check_payload_size, header_page
-from mm_assets.formats.output import JOINED_WRITE, GrowingFile
+from mm_assets.formats.output import GrowingFile, JoinedFile
 from mm_assets.formats.records import (
     FILL,
     MSTR_ROW_PREFIX,
@@ -23,7 +23,6 @@ from mm_assets.formats.records import (
     PAYLOAD_ALIGNMENT,
     ROW_PREFIX,
     SCHEMA_SECTION,
-    Buffer,
     ModalitySpec,
     Payload,
     align,
@@ -69,9 +68,7 @@ def add_stream(
         file.close()
 
 
-def grow(
-    file: GrowingFile, spec: ModalitySpec, payloads: Iterable[Payload | None], *, joined_write: int = JOINED_WRITE
-) -> WriteSummary:
+def grow(file: GrowingFile, spec: ModalitySpec, payloads: Iterable[Payload | None]) -> WriteSummary:
     """Adds a modality to a file that is locked and stays open; see `add_stream`."""
     reader = MstrReader(file)  # refuses a file that is not whole before anything is written
     tail, end = reader.live()
@@ -81,7 +78,7 @@ def grow(
     if file.size > end:
         file.truncate(end)  # what a failed attempt left
     try:
-        page, num_present = _append(file, reader, tail.entries, end, spec, payloads, joined_write)
+        page, num_present = _append(file, reader, tail.entries, end, spec, payloads)
         file.sync()
     except BaseException:
         # If even this fails, the bytes stay after the end, where no reader reads.
@@ -110,34 +107,6 @@ def _make_pages_equal(file: GrowingFile) -> None:
     file.sync()
 
 
-class _Run:
-    """Consecutive bytes from a position on, gathered into writes of `limit` bytes."""
-
-    def __init__(self, file: GrowingFile, position: int, limit: int) -> None:
-        self._file = file
-        self._start = position
-        self._limit = limit
-        self._gathered = bytearray()
-
-    def tell(self) -> int:
-        return self._start + len(self._gathered)
-
-    def write(self, data: Buffer, /) -> None:
-        if len(self._gathered) + len(data) > self._limit:
-            self.flush()
-        if len(data) > self._limit:
-            self._file.write(data, self._start)
-            self._start += len(data)
-        else:
-            self._gathered += data
-
-    def flush(self) -> None:
-        if self._gathered:
-            self._file.write(self._gathered, self._start)
-            self._start += len(self._gathered)
-            self._gathered.clear()
-
-
 def _append(
     file: GrowingFile,
     reader: MstrReader,
@@ -145,14 +114,15 @@ def _append(
     end: int,
     spec: ModalitySpec,
     payloads: Iterable[Payload | None],
-    joined_write: int,
 ) -> tuple[bytes, int]:
     """Writes everything new after the end; returns the header page that leads to it, and the present rows."""
     stride = MSTR_ROW_PREFIX.itemsize + spec.metadata_size
     metadata_ptr = align(end, PAGE)
     data_ptr = align(metadata_ptr + stride * len(reader), PAGE)
     # The number of rows is known, so table and data are written side by side.
-    rows, data = _Run(file, metadata_ptr, joined_write), _Run(file, data_ptr, joined_write)
+    rows, data = JoinedFile(file), JoinedFile(file)
+    rows.seek(metadata_ptr)
+    data.seek(data_ptr)
     num_present = _write_rows(rows, data, reader, spec, payloads)
     rows.flush()
     data_size = data.tell() - data_ptr
@@ -169,7 +139,7 @@ def _append(
 
 
 def _write_rows(
-    rows: _Run, data: _Run, reader: MstrReader, spec: ModalitySpec, payloads: Iterable[Payload | None]
+    rows: JoinedFile, data: JoinedFile, reader: MstrReader, spec: ModalitySpec, payloads: Iterable[Payload | None]
 ) -> int:
     stride = MSTR_ROW_PREFIX.itemsize + spec.metadata_size
     absent = bytes(stride)

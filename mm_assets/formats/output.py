@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Protocol, Self
+from typing import Protocol, Self
 
 from mm_assets.formats.records import Buffer
 
@@ -46,6 +46,9 @@ class HasDescriptor(Protocol):
     def fileno(self) -> int:
         """The descriptor."""
 
+    def close(self) -> None:
+        """Closes it."""
+
 
 class Spliceable(HasDescriptor, Protocol):
     """A file as `splice` takes it."""
@@ -72,7 +75,7 @@ class WriteBehind:
         self._waiting: deque[tuple[Future[None], int]] = deque()  # blocks and their bytes, the oldest first
         self._size = 0  # of all that wait
 
-    def submit(self, file: IO[bytes], parts: Sequence[Buffer], size: int, position: int) -> None:
+    def submit(self, file: HasDescriptor, parts: Sequence[Buffer], size: int, position: int) -> None:
         """Takes a block, once the budget of waiting bytes allows it. A larger block is written before this returns.
 
         Args:
@@ -144,7 +147,7 @@ class JoinedFile:
         behind: writes for it, and raises its errors at a later call. Without it the caller's thread writes.
     """
 
-    def __init__(self, raw: IO[bytes], behind: WriteBehind | None = None) -> None:
+    def __init__(self, raw: HasDescriptor, behind: WriteBehind | None = None) -> None:
         self._raw = raw
         self._behind = behind
         self._position = 0  # of the first byte that is held back

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -61,13 +61,11 @@ class Residency:
         step = max(1, count // (_PROBES if self._calm < _CALM else 1))
         return range(self.pick() % step, count, step)
 
-    def found(self) -> None:
-        """Nothing that was probed was missed."""
-        self._calm += 1
-
-    def missed(self) -> None:
-        """Something that was probed was not resident."""
-        self._calm = 0
+    def note(self, are_resident: Iterable[bool]) -> bool:
+        """Whether all that is probed is resident; ends with the first position that is not."""
+        found = all(are_resident)
+        self._calm = self._calm + 1 if found else 0
+        return found
 
 
 class PageCache(Residency):
@@ -116,13 +114,7 @@ class PageCache(Residency):
 
         False wherever `fetch` would probe more than one.
         """
-        if self._calm < _CALM or count > _SMALL:
-            return False
-        if self.is_resident(position):
-            self._calm += 1
-            return True
-        self._calm = 0
-        return False
+        return self._calm >= _CALM and count <= _SMALL and self.note((self.is_resident(position),))
 
     def fetch(self, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> None:
         """Pages in the ranges of a batch if one of a few that are probed is not resident.
@@ -131,25 +123,17 @@ class PageCache(Residency):
             starts: positions, of any shape.
             ends: of the same shape, not below `starts`; the ranges lie within the file.
         """
-        for k in self.probes(starts.size):
-            if not self.is_resident(starts.item(k)):
-                self._calm = 0
-                self._request(starts, ends)
-                return
-        self._calm += 1
+        if not self.note(map(self.is_resident, map(starts.item, self.probes(starts.size)))):
+            self._request(starts, ends)
 
     def fetch_ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
         """As `fetch`, of ranges (position, size); where nothing is missed no array is made of them."""
         if len(ranges) == 1:
             self.fetch_one(ranges[0][0], sum(ranges[0]))
             return
-        for k in self.probes(len(ranges)):
-            if not self.is_resident(ranges[k][0]):
-                self._calm = 0
-                starts, sizes = np.array(ranges, np.uint64).T
-                self._request(starts, starts + sizes)
-                return
-        self._calm += 1
+        if not self.note(self.is_resident(ranges[k][0]) for k in self.probes(len(ranges))):
+            starts, sizes = np.array(ranges, np.uint64).T
+            self._request(starts, starts + sizes)
 
     def fetch_one(self, start: int, end: int) -> None:
         """Pages in one range; while nothing was missed lately, only some are probed."""
@@ -159,10 +143,7 @@ class PageCache(Residency):
         self._singles += 1
         if self._calm >= _CALM and self._singles % _PATIENCE:
             return
-        if self.is_resident(start):
-            self._calm += 1
-        else:
-            self._calm = 0
+        if not self.note((self.is_resident(start),)):
             self.request(start, end)
 
     def fetch_all(self, start: int, end: int) -> None:

@@ -84,6 +84,30 @@ def find_duplicate(offsets: npt.NDArray[np.uint64], blob: Buffer) -> tuple[int, 
     return None
 
 
+class HashIndex:
+    """Positions by 64-bit hash: a hash only names candidates, which the caller compares with what it looks for.
+
+    Takes 12 bytes per hash, 16 beyond 2**32 of them.
+    """
+
+    def __init__(self, hashes: npt.NDArray[np.uint64]) -> None:
+        order = np.argsort(hashes, kind="stable")  # of one id twice, the first comes first
+        self._order = order.astype(np.uint32 if len(order) < 2**32 else np.uint64)
+        self._hashes = hashes[order]
+
+    def candidates(self, wanted: np.uint64) -> list[int]:
+        """The positions of a hash, ascending."""
+        hashes = self._hashes
+        first = int(hashes.searchsorted(wanted))
+        if first == len(hashes) or hashes[first] != wanted:
+            return []
+        last = first + 1
+        if last < len(hashes) and hashes[last] == wanted:  # hardly ever: spares a second bisection
+            last = int(hashes.searchsorted(wanted, "right"))
+        found: list[int] = self._order[first:last].tolist()
+        return found
+
+
 class SampleIds(Sequence[str]):
     """The ids of samples, in order; none is cached as a Python string.
 
@@ -161,7 +185,7 @@ class StoredIds(SampleIds):
         self._offsets = Table(source, ptr, count + 1, "<u8")
         self._blob_ptr = ptr + 8 * (count + 1)
         self._blob_size = size - 8 * (count + 1)
-        self._sorted: tuple[npt.NDArray[np.uint64], npt.NDArray[np.integer]] | None = None
+        self._index: HashIndex | None = None
 
     def _corrupt(self, i: int | None, detail: str, found: object, expected: object) -> CorruptError:
         return CorruptError(self._name, f"sample ids: {detail}", sample=i, found=found, expected=expected)
@@ -225,25 +249,15 @@ class StoredIds(SampleIds):
             key = sample_id.encode()
         except UnicodeEncodeError:
             return None  # a lone surrogate cannot be in a file
-        if self._sorted is None:
-            self._sorted = self._sort()
-        hashes, order = self._sorted
-        wanted = hash_ids(np.array([0, len(key)], np.uint64), lambda start, end: key[start:end])
-        first, last = np.searchsorted(hashes, wanted[0], "left"), np.searchsorted(hashes, wanted[0], "right")
-        for i in order[first:last].tolist():
-            if self._bytes(i) == key:
-                return int(i)
-        return None
-
-    def _sort(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.integer]]:
-        offsets = self._checked(self._offsets.column(), 0)
-        blob = self._blob_ptr
-        hashes = hash_ids(offsets, lambda start, end: view_block(self._source, blob + start, end - start))
-        # Stable: of one id twice, the first is found. Indices fit uint32 because num_samples does.
-        order = np.argsort(hashes, kind="stable").astype(np.uint32)
-        return hashes[order], order
+        if self._index is None:
+            offsets, blob = self._checked(self._offsets.column(), 0), self._blob_ptr
+            self._index = HashIndex(
+                hash_ids(offsets, lambda start, end: view_block(self._source, blob + start, end - start))
+            )
+        (wanted,) = hash_ids(np.array([0, len(key)], np.uint64), lambda start, end: key[start:end])
+        return next((i for i in self._index.candidates(wanted) if self._bytes(i) == key), None)
 
     def forget(self) -> None:
         """Drops what is cached, so that the source can be closed."""
         self._offsets.forget()
-        self._sorted = None
+        self._index = None

@@ -145,12 +145,13 @@ def test_convert_with_added_streams(file: Path, tmp_path: Path) -> None:
         assert (tmp_path / "back.mstr").read_bytes() == other.read_bytes()
 
 
-def test_the_same_additions_give_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_additions_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Adding is deterministic, however its writes are joined."""
     one, other = (write(MstrWriter, tmp_path / name) for name in ("a", "b"))
     add_stream(one, SCORE, SCORES)
     file = GrowingFile(other)
-    grow(file, SCORE, SCORES, joined_write=1)
+    monkeypatch.setattr("mm_assets.formats.output.JOINED_WRITE", 1)
+    grow(file, SCORE, SCORES)
     file.close()
     assert one.read_bytes() == other.read_bytes()
 

@@ -11,13 +11,14 @@ import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from mm_assets.errors import EncodeError
-from mm_assets.formats import ModalitySpec, MstrReader, MstrWriter, Payload, add_stream
+from mm_assets.formats import ModalitySpec, MstrReader, MstrWriter, Payload, add_stream, output
 from mm_assets.formats.mstr_add import grow
-from mm_assets.formats.output import GrowingFile
+from mm_assets.formats.output import GrowingFile, write_at
 
 from .examples import MemorySource, plain, write
 
@@ -43,10 +44,11 @@ class Recorder(GrowingFile):
         super().__init__(path, fsync=False)
         self.operations: list[Operation] = []
 
-    def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
-        """Notes and writes."""
-        self.operations.append(("write", position, bytes(data)))
-        super().write(data, position)
+    def write_at(self, file: Recorder, parts: list[bytes], position: int) -> None:
+        """Notes and writes, in place of `output.write_at`."""
+        if data := b"".join(parts):
+            self.operations.append(("write", position, data))
+        write_at(file, parts, position)
 
     def truncate(self, size: int) -> None:
         """Notes and truncates."""
@@ -63,7 +65,8 @@ def record(path: Path, data: bytes, spec: ModalitySpec, payloads: list[Payload |
     path.write_bytes(data)
     file = Recorder(path)
     try:
-        grow(file, spec, payloads, joined_write=joined)
+        with mock.patch.multiple(output, JOINED_WRITE=joined, write_at=file.write_at):
+            grow(file, spec, payloads)
     finally:
         file.close()
     return file.operations
@@ -213,7 +216,7 @@ def test_every_crash_of_a_second_attempt(tmp_path: Path, before: bytes, after: C
     found = read(state)
     assert found == (after if start == "torn page" else read(before))
     spec, payloads = (OTHER, OTHERS) if found == after else (SCORE, SCORES)
-    operations = record(tmp_path / "record", state, spec, payloads, 16)
+    operations = record(tmp_path / "record", state, spec, payloads, 8)
     assert operations[0][0] == ("cut" if start == "garbage" else "write")
     wanted = read((tmp_path / "record").read_bytes())
     count = 0
