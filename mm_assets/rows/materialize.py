@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -153,18 +154,14 @@ class MaterializeStream:
         if self._started:
             raise RuntimeError("a stream of materialized rows can be iterated once")
         self._started = True
-        with ThreadPoolExecutor(max(self._threads, REMOTE_REQUESTS), thread_name_prefix="materialize") as pool:
-            try:
-                for batch, following in pairwise(chain(self._batches, [None])):
-                    if batch is not None and batch.num_rows:
-                        for filled in self._batch(batch, pool, following is None):
-                            self._check(filled)
-                            yield filled
-            finally:
-                for extract in self._extracts.values():
-                    if isinstance(extract, MemberExtract):
-                        extract.close()
-                self._shelf.close()
+        threads = max(self._threads, REMOTE_REQUESTS)
+        with closing(self._shelf), ThreadPoolExecutor(threads, thread_name_prefix="materialize") as pool:
+            for batch, following in pairwise(chain(self._batches, [None])):
+                if batch is not None and batch.num_rows:
+                    for filled in self._batch(batch, pool, following is None):
+                        self._check(filled)
+                        yield filled
+            self._extracts.clear()
 
     def _check(self, batch: pa.RecordBatch) -> None:
         """Counts the rows of a batch, and raises its first error where that is the policy."""

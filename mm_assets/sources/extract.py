@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Set
+from collections.abc import Callable, Hashable, Set
 from typing import IO
 
 from mm_assets.errors import ShardError, ShardReadError, SourceError
@@ -123,12 +123,9 @@ class MemberExtract:
             raise _fault_of(error) from error
         self._needed: Set[str] = frozenset()
         self._keep_all = False
-        self._seen: set[str] = set()
         self._shelved: set[str] = set()
         self._errors: dict[str, SourceError] = {}
-        self._damage: list[ShardDamage] = []
-        self._pass: Iterator[tuple[Member, bytes]] | None = None
-        self._ended = False
+        self._start()
 
     def begin(self, needed: Set[str], *, last: bool) -> None:
         """Sets the names that will be requested next, so that the pass stores them; with `last` none follow them."""
@@ -142,10 +139,16 @@ class MemberExtract:
             self._start()
 
     def _start(self) -> None:
-        self.close()
-        self._seen = set()
-        self._damage = []
-        self._ended = False
+        """Begins a pass, whose first read opens the shard."""
+        self._seen: set[str] = set()
+        self._damage: list[ShardDamage] = []
+        self._pass = self._source.payloads(
+            wanted=self._wanted,
+            max_bytes=self._max_bytes,
+            on_error=self._note_error,
+            on_damaged_shard="salvage",
+            damage=self._damage,
+        )
 
     def _wanted(self, member: Member) -> bool:
         name = member.member
@@ -188,16 +191,6 @@ class MemberExtract:
 
     def _advance(self, name: str) -> bytes | None:
         """Continues until the member comes; the members before it go to the shelf."""
-        if self._ended:
-            return None
-        if self._pass is None:
-            self._pass = self._source.payloads(
-                wanted=self._wanted,
-                max_bytes=self._max_bytes,
-                on_error=self._note_error,
-                on_damaged_shard="salvage",
-                damage=self._damage,
-            )
         try:
             for member, content in self._pass:
                 if member.member == name:
@@ -205,19 +198,8 @@ class MemberExtract:
                 self._shelf.put((self.url, member.member), content)
                 self._shelved.add(member.member)
         except SourceError as error:
-            self._pass = None
-            self._ended = True
             raise _fault_of(error, name) from error
-        self._pass = None
-        self._ended = True
         return None
-
-    def close(self) -> None:
-        """Ends the pass; the source stays open."""
-        close = getattr(self._pass, "close", None)
-        if close is not None:
-            close()
-        self._pass = None
 
 
 def _fault_of(error: SourceError, member: str | None = None) -> SourceError:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from typing import Any, BinaryIO, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, BinaryIO, ClassVar
 
 from mm_assets.errors import ShardError, optional_import
 from mm_assets.sources.tar_header import BLOCK
@@ -35,61 +36,56 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _UNSUPPORTED = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x04\x22\x4d\x18": "LZ4", b"PK\x03\x04": "a zip archive"}
 
 
-class Cursor(Protocol):
-    """Bytes of an archive by position."""
+class Cursor(ABC):
+    """Bytes of an archive by position.
 
-    ranged: bool
+    Attributes:
+        ranged: any position can be read; of a stream only those from `earliest` on.
+        earliest: the first position that can still be read.
+        end: how far the archive is known to reach.
+        failure: why the archive ends there, where that is not its end.
+    """
+
+    ranged: ClassVar[bool]
+    earliest: int
+    end: int
     failure: str | None
 
-    @property
-    def earliest(self) -> int:
-        """The first position that can still be read."""
-
-    @property
-    def end(self) -> int:
-        """How far the archive is known to reach."""
-
+    @abstractmethod
     def read(self, at: int, size: int) -> bytes:
         """The bytes from `at`, fewer than `size` only where the archive ends."""
 
+    @abstractmethod
     def reach(self, end: int) -> bool:
-        """Whether the archive has `end` bytes."""
+        """Whether the archive has `end` bytes; a stream continues to there."""
 
-    def note_stride(self, stride: int, span: int) -> None:
+    def note_stride(self, stride: int, span: int) -> None:  # noqa: B027 (a stream reads everything in any case)
         """Takes note that a member took `stride` bytes, of which its headers `span`."""
 
-    def close(self) -> None:
-        """Releases what the cursor holds."""
+    def close(self) -> None:  # noqa: B027 (ranges hold nothing)
+        """Releases what the cursor holds; the file stays open."""
 
 
-class RangeCursor:
+class RangeCursor(Cursor):
     """Reads an uncompressed shard by ranges; payloads that are not requested are not read."""
 
     ranged = True
 
     def __init__(self, source: SourceFile) -> None:
+        self.earliest = 0
+        self.end = source.size
+        self.failure = None
         self._source = source
         self._start = 0
         self._window = b""
         self._mean_stride = 0
         self._ahead = BLOCK
-        self.failure: str | None = None
-
-    @property
-    def earliest(self) -> int:
-        """The first position that can still be read."""
-        return 0
-
-    @property
-    def end(self) -> int:
-        """How far the archive is known to reach."""
-        return self._source.size
 
     def read(self, at: int, size: int) -> bytes:
         """The bytes from `at`, fewer than `size` only where the archive ends."""
         offset = at - self._start
         if not 0 <= offset <= len(self._window) - size:
-            length = min(max(size, self._ahead), max(self._source.size - at, 0))
+            length = min(max(size, self._ahead), max(self.end - at, 0))
             self._window = self._source.read(at, length) if length else b""
             self._start = at
             offset = 0
@@ -97,7 +93,7 @@ class RangeCursor:
 
     def reach(self, end: int) -> bool:
         """Whether the archive has `end` bytes."""
-        return end <= self._source.size
+        return end <= self.end
 
     def note_stride(self, stride: int, span: int) -> None:
         """Widens the read-ahead among small members and narrows it to the headers among large ones."""
@@ -109,12 +105,8 @@ class RangeCursor:
         else:
             self._ahead = min(span, MAX_LONE_READ)
 
-    def close(self) -> None:
-        """Forgets the window; the source stays open."""
-        self._window = b""
 
-
-class StreamCursor:
+class StreamCursor(Cursor):
     """Reads a compressed shard once from start to end.
 
     Where decompression fails the archive ends, and `failure` says why.
@@ -127,23 +119,12 @@ class StreamCursor:
     ranged = False
 
     def __init__(self, source: SourceFile, compression: str) -> None:
+        self.earliest = 0
+        self.end = 0  # position after the last byte that came out of the stream
+        self.failure = None
         self._raw = source.stream()
-        self._stream = _decompressed(self._raw, compression)
-        self._errors = _errors_of(compression)
-        self._start = 0
-        self._window = b""
-        self._end = 0  # position after the last byte that came out of the stream
-        self.failure: str | None = None
-
-    @property
-    def earliest(self) -> int:
-        """The first position that can still be read."""
-        return self._start
-
-    @property
-    def end(self) -> int:
-        """How far the archive is known to reach."""
-        return self._end
+        self._stream, self._errors = _decompressed(self._raw, compression)
+        self._window = b""  # from `earliest` to `end`
 
     def _more(self, size: int) -> bytes:
         parts: list[bytes] = []
@@ -157,7 +138,7 @@ class StreamCursor:
                 break
             parts.append(part)
             size -= len(part)
-            self._end += len(part)
+            self.end += len(part)
         return b"".join(parts)
 
     def read(self, at: int, size: int) -> bytes:
@@ -166,27 +147,24 @@ class StreamCursor:
         Raises:
             ValueError: `at` is before what the last call returned: a bug of the caller.
         """
-        if at < self._start:
-            raise ValueError(f"position {at} has passed, the stream is at {self._start}")
-        if at > self._end and not self.reach(at):
+        if at < self.earliest:
+            raise ValueError(f"position {at} has passed, the stream is at {self.earliest}")
+        if at > self.end and not self.reach(at):
             return b""
-        held = self._window[at - self._start :]
+        held = self._window[at - self.earliest :]
         if len(held) < size:
             held += self._more(size - len(held))
-        self._start, self._window = at, held
+        self.earliest, self._window = at, held
         return held[:size]
 
     def reach(self, end: int) -> bool:
         """Continues to `end`; returns whether the archive has that many bytes."""
-        while self._end < end:
-            passed = self._more(min(end - self._end, SKIP_CHUNK))
+        while self.end < end:
+            passed = self._more(min(end - self.end, SKIP_CHUNK))
             if not passed:
                 return False
-            self._start, self._window = self._end - len(passed), passed
+            self.earliest, self._window = self.end - len(passed), passed
         return True
-
-    def note_stride(self, stride: int, span: int) -> None:
-        """A stream is read whole in any case."""
 
     def close(self) -> None:
         """Closes the stream."""
@@ -223,19 +201,12 @@ def open_cursor(source: SourceFile, compression: str | None) -> Cursor:
     return RangeCursor(source) if compression is None else StreamCursor(source, compression)
 
 
-def _decompressed(raw: BinaryIO, compression: str) -> Any:
+def _decompressed(raw: BinaryIO, compression: str) -> tuple[Any, tuple[type[Exception], ...]]:
+    """The decompressed stream, and the errors of damaged bytes that it raises."""
     if compression == "gzip":
-        return gzip.GzipFile(fileobj=raw, mode="rb")
+        return gzip.GzipFile(fileobj=raw, mode="rb"), (zlib.error, EOFError, gzip.BadGzipFile)
     with optional_import("zstandard", "a zstd shard"):
         import zstandard
 
-    return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
-
-
-def _errors_of(compression: str) -> tuple[type[Exception], ...]:
-    if compression == "gzip":
-        return (zlib.error, EOFError, gzip.BadGzipFile)
-    with optional_import("zstandard", "a zstd shard"):
-        import zstandard
-
-    return (zstandard.ZstdError,)
+    stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
+    return stream, (zstandard.ZstdError,)

@@ -11,7 +11,6 @@ import math
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
 from mm_assets.errors import SourceError
@@ -41,12 +40,6 @@ class BadTextError(ValueError):
         self.reason = reason
         self.detail = detail
         super().__init__(detail)
-
-
-@dataclass(frozen=True, slots=True)
-class _Spooled:
-    offset: int
-    size: int
 
 
 def decode_text(payload: bytes | memoryview) -> str:
@@ -80,7 +73,7 @@ class TextMembers:
         self._is_text = is_text
         self._max_bytes = min(max_bytes, MAX_TEXT)
         self._spool: IO[bytes] | None = None
-        self._spooled: dict[int, _Spooled] = {}
+        self._spooled: dict[int, tuple[int, int]] = {}  # ordinal -> position and size in the scratch file
         loose = {
             m.ordinal
             for sample in members.samples
@@ -101,7 +94,7 @@ class TextMembers:
         )
         for member, payload in payloads:
             self._spool.write(payload)
-            self._spooled[member.ordinal] = _Spooled(at, len(payload))
+            self._spooled[member.ordinal] = at, len(payload)
             at += len(payload)
 
     def windows(self, samples: Iterable[Sample]) -> Iterator[list[tuple[Sample, dict[int, str | BadTextError]]]]:
@@ -123,16 +116,11 @@ class TextMembers:
             yield self._read(window)
 
     def _read(self, samples: Sequence[Sample]) -> list[tuple[Sample, dict[int, str | BadTextError]]]:
-        texts: list[dict[int, str | BadTextError]] = []
-        ranges: list[tuple[int, int]] = []
-        places: list[tuple[int, int]] = []  # (sample, ordinal) of each range
-        for number, sample in enumerate(samples):
-            found: dict[int, str | BadTextError] = {}
+        window: list[tuple[Sample, dict[int, str | BadTextError]]] = [(sample, {}) for sample in samples]
+        waiting: list[tuple[dict[int, str | BadTextError], Member, int]] = []  # those to read by range
+        for sample, found in window:
             held = 0
-            texts.append(found)
-            for member in sample.members:
-                if not self._is_text(member):
-                    continue
+            for member in filter(self._is_text, sample.members):
                 if member.byte_size > self._max_bytes:
                     detail = f"holds {member.byte_size} bytes of text, allowed are {self._max_bytes}"
                     found[member.ordinal] = BadTextError("too_large", detail)
@@ -144,15 +132,14 @@ class TextMembers:
                 elif member.byte_size == 0:
                     found[member.ordinal] = ""  # an empty range is not a valid request to an object store
                 elif member.byte_offset is not None:
-                    ranges.append((member.byte_offset, member.byte_size))
-                    places.append((number, member.ordinal))
+                    waiting.append((found, member, member.byte_offset))
                 else:
                     found[member.ordinal] = _decoded(self._from_spool(member))
-        for (number, ordinal), payload in zip(
-            places, self._source.file.read_ranges(ranges, max_gap=MAX_GAP), strict=True
-        ):
-            texts[number][ordinal] = _decoded(payload)
-        return list(zip(samples, texts, strict=True))
+        ranges = [(offset, member.byte_size) for _, member, offset in waiting]
+        payloads = self._source.file.read_ranges(ranges, max_gap=MAX_GAP)
+        for (found, member, _), payload in zip(waiting, payloads, strict=True):
+            found[member.ordinal] = _decoded(payload)
+        return window
 
     def _from_spool(self, member: Member) -> bytes:
         place = self._spooled.get(member.ordinal)
@@ -160,8 +147,8 @@ class TextMembers:
             raise SourceError(
                 self._source.file.url, "is not where the member index says: the shard changed", member=member.member
             )
-        self._spool.seek(place.offset)
-        return self._spool.read(place.size)
+        self._spool.seek(place[0])
+        return self._spool.read(place[1])
 
     def close(self) -> None:
         """Removes the scratch file."""
@@ -177,8 +164,6 @@ def _decoded(payload: bytes | memoryview) -> str | BadTextError:
 
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
 _REPLACEMENT = "\ufffd"
 
 

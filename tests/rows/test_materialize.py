@@ -655,7 +655,6 @@ def test_a_shelf_that_forgets_costs_a_pass(tmp_path: Path, opener: Opener) -> No
     extract.begin(set(names), last=True)
     assert [extract.get(name) for name in names] == [members[name] for name in names]
     assert source.streams == len(names)
-    extract.close()
 
 
 def test_only_sparse_members_are_read(tmp_path: Path, opener: Opener) -> None:
