@@ -10,13 +10,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from mm_assets.errors import SchemaMismatchError
+from mm_assets.sources.member import required
 
 __all__ = [
     "COLUMN_DESCRIPTIONS",
@@ -43,14 +44,10 @@ __all__ = [
 ]
 
 
-def _required(name: str, kind: pa.DataType) -> pa.Field:
-    return pa.field(name, kind, nullable=False)
-
-
 _COLUMNS: tuple[tuple[pa.Field, str], ...] = (
-    (_required("sample_id", pa.string()), "unique document or sample identifier"),
-    (_required("position", pa.int32()), "position within the sample, -1 for its metadata row"),
-    (_required("modality", pa.string()), "kind of row"),
+    (required("sample_id", pa.string()), "unique document or sample identifier"),
+    (required("position", pa.int32()), "position within the sample, -1 for its metadata row"),
+    (required("modality", pa.string()), "kind of row"),
     (pa.field("content_type", pa.string()), "MIME type, detected from the bytes where they are available"),
     (pa.field("text_content", pa.string()), "text of text rows"),
     (pa.field("binary_content", pa.large_binary()), "bytes of media rows"),
@@ -74,23 +71,23 @@ MODALITIES: frozenset[str] = frozenset({"metadata", "text", "image", "audio", "v
 
 REJECTS_SCHEMA: pa.Schema = pa.schema(
     [
-        _required("shard", pa.string()),
+        required("shard", pa.string()),
         pa.field("sample_id", pa.string()),
         pa.field("member", pa.string()),
-        _required("stage", pa.string()),
-        _required("reason", pa.string()),
-        _required("detail", pa.string()),
+        required("stage", pa.string()),
+        required("reason", pa.string()),
+        required("detail", pa.string()),
     ]
 )
 """The entries that did not become a row, and why."""
 
 DROPPED_SCHEMA: pa.Schema = pa.schema(
     [
-        _required("sample_id", pa.string()),
-        _required("position", pa.int32()),
-        _required("modality", pa.string()),
-        _required("filter", pa.string()),
-        _required("reason", pa.string()),
+        required("sample_id", pa.string()),
+        required("position", pa.int32()),
+        required("modality", pa.string()),
+        required("filter", pa.string()),
+        required("reason", pa.string()),
         pa.field("value", pa.float64()),
         pa.field("detail", pa.string()),
     ]
@@ -168,13 +165,7 @@ class UserColumn:
 
     def to_json(self) -> dict[str, Any]:
         """The column as it is in `schema.json`."""
-        return {
-            "name": self.name,
-            "source": self.source,
-            "type": self.type,
-            "rows": self.rows,
-            "required": self.required,
-        }
+        return asdict(self)
 
 
 def _unique(texts: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ that are not a member; `Member.skip_reason` says why an entry is not part of a s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import ClassVar, Protocol, TypeVar
 
 import pyarrow as pa
@@ -152,16 +153,7 @@ def index_members(
         ShardError: the shard is damaged; with the byte offset.
         SourceError: the storage failed.
     """
-    held: list[Member] = []
-    for member in source.members(on_damaged_shard=on_damaged_shard, damage=damage):
-        held.append(member)
-        if len(held) == BATCH_MEMBERS:
-            yield _batch(held)
-            held = []
-    if held:
-        yield _batch(held)
-
-
-def _batch(members: list[Member]) -> pa.RecordBatch:
-    arrays = [pa.array([getattr(m, field.name) for m in members], field.type) for field in MEMBER_INDEX_SCHEMA]
-    return pa.RecordBatch.from_arrays(arrays, schema=MEMBER_INDEX_SCHEMA)
+    members = source.members(on_damaged_shard=on_damaged_shard, damage=damage)
+    while batch := list(islice(members, BATCH_MEMBERS)):
+        arrays = [pa.array([getattr(m, field.name) for m in batch], field.type) for field in MEMBER_INDEX_SCHEMA]
+        yield pa.RecordBatch.from_arrays(arrays, schema=MEMBER_INDEX_SCHEMA)

@@ -18,6 +18,8 @@ __all__ = [
     "ShardDamage",
     "escape_name",
     "named_member",
+    "plain_name",
+    "required",
     "skipped_bytes",
     "split_member_name",
 ]
@@ -27,21 +29,22 @@ OnDamage = Literal["fail", "salvage"]
 """Damage of a container: "fail" raises, "salvage" lists the damaged bytes as an entry and continues after them."""
 
 
-def _required(name: str, kind: pa.DataType) -> pa.Field:
+def required(name: str, kind: pa.DataType) -> pa.Field:
+    """A column without nulls."""
     return pa.field(name, kind, nullable=False)
 
 
 MEMBER_INDEX_SCHEMA: pa.Schema = pa.schema(
     [
-        _required("shard", pa.string()),
-        _required("member", pa.string()),
+        required("shard", pa.string()),
+        required("member", pa.string()),
         pa.field("byte_offset", pa.int64()),
-        _required("byte_size", pa.int64()),
-        _required("member_type", pa.string()),
-        _required("sample_key", pa.string()),
-        _required("role", pa.string()),
-        _required("extension", pa.string()),
-        _required("ordinal", pa.int32()),
+        required("byte_size", pa.int64()),
+        required("member_type", pa.string()),
+        required("sample_key", pa.string()),
+        required("role", pa.string()),
+        required("extension", pa.string()),
+        required("ordinal", pa.int32()),
         pa.field("skip_reason", pa.string()),
     ]
 )
@@ -100,6 +103,13 @@ class ShardDamage:
     detail: str
 
 
+def plain_name(name: str) -> str:
+    """A member's name without a leading ``./``."""
+    while name.startswith("./"):
+        name = name[2:]
+    return name
+
+
 def split_member_name(name: str) -> tuple[str, str, str]:
     """Key, role and extension of a member's name.
 
@@ -108,8 +118,7 @@ def split_member_name(name: str) -> tuple[str, str, str]:
     ``x.json`` gives ``("x", "", "json")``, and a name without a dot is all key. A base name that starts with a dot
     has an empty base name in its key; the index skips such members as hidden.
     """
-    while name.startswith("./"):
-        name = name[2:]
+    name = plain_name(name)
     slash = name.rfind("/") + 1
     dot = name.find(".", slash)
     if dot < 0:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.errors import SourceError
-from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, plain_name
 
 __all__ = [
     "MODALITY_OF_EXTENSION",
@@ -96,9 +96,7 @@ class ShardMembers:
             if member.skip_reason is not None:
                 self.skipped.append(member)
                 continue
-            name = member.member
-            while name.startswith("./"):
-                name = name[2:]
+            name = plain_name(member.member)
             if self.by_name.setdefault(name, member) is not member:
                 self.repeated.append(member)
                 continue
@@ -109,14 +107,11 @@ class ShardMembers:
         """The member of a name: as written, or in the folder of the member `beside`."""
         if not name:
             return None
-        while name.startswith("./"):
-            name = name[2:]
+        name = plain_name(name)
         found = self.by_name.get(name)
         if found is not None:
             return found
-        while beside.startswith("./"):
-            beside = beside[2:]
-        folder, slash, _ = beside.rpartition("/")
+        folder, slash, _ = plain_name(beside).rpartition("/")
         return self.by_name.get(folder + slash + name) if slash else None
 
 
@@ -155,9 +150,7 @@ def split_by_shard(batches: Iterable[pa.RecordBatch], shards: Sequence[str]) -> 
 def _shared(column: pa.Array) -> list[Any]:
     """The values of a column of which equal texts are one object: a shard may have a million members."""
     values: list[Any] = column.to_pylist()
-    return (
-        [sys.intern(value) for value in values] if pa.types.is_string(column.type) and not column.null_count else values
-    )
+    return list(map(sys.intern, values)) if pa.types.is_string(column.type) and not column.null_count else values
 
 
 def shard_labels(shards: Sequence[str]) -> dict[str, str]:

@@ -22,11 +22,11 @@ __all__ = [
     "find_header",
     "old_gnu_sparse_runs",
     "parse_header",
-    "parse_long_name",
     "parse_pax",
     "pax_number",
     "pax_sparse_runs",
-    "sparse_map_runs",
+    "sparse_runs",
+    "terminated",
     "whole_blocks",
 ]
 
@@ -91,7 +91,8 @@ def _number(field: bytes, name: str) -> int:
     return int(match[1] or b"0", 8)
 
 
-def _text(field: bytes) -> bytes:
+def terminated(field: bytes) -> bytes:
+    """The text of a field, which ends at its first zero byte."""
     return field.split(b"\0", 1)[0]
 
 
@@ -114,12 +115,12 @@ def parse_header(block: bytes) -> Header | None:
     if not 0 <= size <= MAX_SIZE:
         raise HeaderError(f"its size is {size}, expected 0 to {MAX_SIZE}")
     name_field = block[:100]
-    name = _text(name_field)
+    name = terminated(name_field)
     posix = block[257:263] == b"ustar\0"
     kind = block[156:157]
     if posix:
         # star keeps access and change times in the last bytes of the prefix, and marks it.
-        prefix = _text(block[345 : 476 if block[508:512] == b"tar\0" else 500])
+        prefix = terminated(block[345 : 476 if block[508:512] == b"tar\0" else 500])
         if prefix:
             name = prefix + b"/" + name
     if kind == b"\0":
@@ -128,15 +129,15 @@ def parse_header(block: bytes) -> Header | None:
         name=name,
         type=kind,
         size=size,
-        link=_text(block[157:257]),
+        link=terminated(block[157:257]),
         long_name_field=name_field[98:99] != b"\0",
         pax=posix,
     )
 
 
 def find_header(chunk: bytes) -> int | None:
-    """Position of the first block of `chunk` that is a header with a name, or None; `chunk` holds whole blocks."""
-    blocks = np.frombuffer(chunk, np.uint8).reshape(-1, BLOCK)
+    """Position of the first block of `chunk` that is a header with a name, or None."""
+    blocks = np.frombuffer(chunk, np.uint8, len(chunk) // BLOCK * BLOCK).reshape(-1, BLOCK)
     field = blocks[:, 148:156]
     digits = (field >= 0x30) & (field <= 0x37)
     # Payload bytes hardly ever pass this, so that the exact test in Python rarely runs.
@@ -149,11 +150,6 @@ def find_header(chunk: bytes) -> int | None:
         if header is not None and header.name:
             return int(row) * BLOCK
     return None
-
-
-def parse_long_name(data: bytes) -> bytes:
-    """The name in the data of a GNU long-name or long-link header."""
-    return _text(data)
 
 
 def parse_pax(data: bytes) -> PaxRecords:
@@ -193,8 +189,17 @@ def pax_number(value: bytes, name: str) -> int:
     return int(value)
 
 
-def _checked_runs(numbers: list[int], real_size: int, stored_size: int) -> Runs:
-    """Pairs of (position, size) in order, which do not overlap and take up the stored bytes."""
+def sparse_runs(numbers: list[int], real_size: int, stored_size: int) -> Runs:
+    """The data runs of a sparse map: pairs of (position, size) in order, which do not overlap.
+
+    Args:
+        numbers: the numbers of the map, one pair after the other.
+        real_size: bytes of the file.
+        stored_size: bytes that the archive holds of it, all of them in the runs.
+
+    Raises:
+        HeaderError: the map contradicts itself.
+    """
     if len(numbers) % 2:
         raise HeaderError("its sparse map holds half a pair")
     if len(numbers) // 2 > MAX_SPARSE_RUNS:
@@ -242,7 +247,7 @@ def old_gnu_sparse_runs(block: bytes, extensions: list[bytes], stored_size: int)
     numbers = _old_gnu_numbers(block, 386, 4)
     for extension in extensions:
         numbers += _old_gnu_numbers(extension, 0, 21)
-    return real_size, _checked_runs(numbers, real_size, stored_size)
+    return real_size, sparse_runs(numbers, real_size, stored_size)
 
 
 def pax_sparse_runs(records: PaxRecords, stored_size: int) -> tuple[int, Runs] | None:
@@ -266,18 +271,4 @@ def pax_sparse_runs(records: PaxRecords, stored_size: int) -> tuple[int, Runs] |
             raise HeaderError("its sparse map holds half a pair")
         pairs = zip(*columns, strict=True) if columns[0] != [b""] else ()
         numbers = [pax_number(part, "sparse map") for pair in pairs for part in pair]
-    return real_size, _checked_runs(numbers, real_size, stored_size)
-
-
-def sparse_map_runs(lines: list[bytes], real_size: int, stored_size: int) -> Runs:
-    """The data runs of a PAX 1.0 sparse member.
-
-    Args:
-        lines: the decimal numbers of the map at the start of its data, without their count.
-        real_size: bytes of the file.
-        stored_size: bytes that the archive holds after the map.
-
-    Raises:
-        HeaderError: the map contradicts itself.
-    """
-    return _checked_runs([pax_number(line, "sparse map") for line in lines], real_size, stored_size)
+    return real_size, sparse_runs(numbers, real_size, stored_size)

@@ -24,11 +24,11 @@ from mm_assets.sources.tar_header import (
     find_header,
     old_gnu_sparse_runs,
     parse_header,
-    parse_long_name,
     parse_pax,
     pax_number,
     pax_sparse_runs,
-    sparse_map_runs,
+    sparse_runs,
+    terminated,
     whole_blocks,
 )
 
@@ -199,7 +199,7 @@ class TarWalk:
             header = self._parse(block, at)
             if header is None:
                 if at > start:
-                    raise _DamagedError(at, "zeros where an extended header's member should stand")
+                    raise _DamagedError(at, "zeros where an extended header's member should be")
                 return self._end_of_archive(at)
             if header.type not in _EXTENDED:
                 break
@@ -207,9 +207,9 @@ class TarWalk:
             data = self._extended(header, at)
             try:
                 if header.type == b"L":
-                    records[b"path"] = parse_long_name(data)
+                    records[b"path"] = terminated(data)
                 elif header.type == b"K":
-                    records[b"linkpath"] = parse_long_name(data)
+                    records[b"linkpath"] = terminated(data)
                 elif header.type == b"g":
                     self.globals.update(parse_pax(data))
                 else:
@@ -264,32 +264,25 @@ class TarWalk:
         if header is not None:
             self.at = position
             return _AGAIN
-        end, header_at = self._scan(position)
-        if header_at is not None or position - at < 2 * BLOCK:
+        end, has_header = self._scan(position)
+        if has_header or position - at < 2 * BLOCK:
             # One block of zeros does not end an archive, and a later header means that members were in between.
             self.scanned = position
-            raise _DamagedError(position, "no tar header behind zeros (found other bytes)")
+            raise _DamagedError(position, "no tar header after zeros (found other bytes)")
         self.at = end
         return self._no_member(position, end, "trailing bytes")
 
-    def _scan(self, position: int) -> tuple[int, int | None]:
-        """The end of the archive, or the first header at or after `position`."""
-        if not self.cursor.ranged:
-            # A stream cannot come back; that nothing else follows has to be taken from its end.
-            chunk = self.cursor.read(position, SCAN_CHUNK)
-            whole = chunk[: len(chunk) // BLOCK * BLOCK]
-            found = find_header(whole)
-            ended = len(chunk) < SCAN_CHUNK
-            return position + len(chunk), found if found is not None or ended else position
+    def _scan(self, position: int) -> tuple[int, bool]:
+        """The end of the archive, and whether there may be a header at or after `position`."""
         while True:
             chunk = self.cursor.read(position, SCAN_CHUNK)
-            whole = chunk[: len(chunk) // BLOCK * BLOCK]
-            found = find_header(whole)
-            if found is not None:
-                return position, position + found
+            if find_header(chunk) is not None:
+                return position, True
             position += len(chunk)
             if len(chunk) < SCAN_CHUNK:
-                return position, None
+                return position, False
+            if not self.cursor.ranged:
+                return position, True  # a stream cannot come back: what follows is searched as after damage
 
     # -- members
 
@@ -392,7 +385,7 @@ class TarWalk:
                 wanted = 2 * pax_number(lines[0], "sparse map") + 1
                 if wanted > 2 * MAX_SPARSE_RUNS + 1:
                     raise HeaderError(f"its sparse map states {lines[0]!r} runs, expected at most {MAX_SPARSE_RUNS}")
-        runs = sparse_map_runs(lines[1:wanted], size, stored - length)
+        runs = sparse_runs([pax_number(line, "sparse map") for line in lines[1:wanted]], size, stored - length)
         return payload + length, stored - length, size, runs
 
 
