@@ -715,7 +715,7 @@ def test_a_packed_file_brings_no_tokenizer(tmp_path, key):
         hostile = dataclasses.replace(spec, config=setting)
         with MultWriter(tmp_path / "x.mult", [hostile]) as writer:
             writer.write("a", {})
-        with mm_assets.open(tmp_path / "x.mult") as dataset, pytest.raises(SchemaMismatchError, match="brings a tok"):
+        with mm_assets.open(tmp_path / "x.mult") as dataset, pytest.raises(SchemaMismatchError, match="contains a tok"):
             dataset.read_batch([0], [name])
 
 
