@@ -455,12 +455,11 @@ class Field(ABC):
             return None
         if isinstance(layout, ArraySpec):
             return batch_array(count, layout, out, "out")
-        if out is None:
-            return {name: batch_array(count, one, None, name) for name, one in layout.items()}
-        if not isinstance(out, Mapping) or set(out) != set(layout):
-            found = sorted(out) if isinstance(out, Mapping) else "one array"
+        given: Mapping[str, Out | None] | npt.NDArray[Any] = dict.fromkeys(layout) if out is None else out
+        if not isinstance(given, Mapping) or set(given) != set(layout):
+            found = sorted(given) if isinstance(given, Mapping) else "one array"
             raise ValueError(f"out has {found}, expected arrays {sorted(layout)}")
-        return {name: batch_array(count, one, out[name], f"out[{name!r}]") for name, one in layout.items()}
+        return {name: batch_array(count, one, given[name], f"out[{name!r}]") for name, one in layout.items()}
 
     def _decode_into(self, metadata: Buffer, data: Buffer, target: Any) -> None:
         """Decode one value into its row of a batch, every element of it.
@@ -579,7 +578,7 @@ class Field(ABC):
             where = f"{type(self).__name__}, {place}" if place else type(self).__name__
             raise EncodeError(f"{where}: {error}") from error
         except FormatError as error:
-            detail = f"{place}: {error.detail}"
+            detail = f"{place}: {error.detail}" if place else error.detail
             raise type(error)(error.path, detail, found=error.found, expected=error.expected) from error
 
 

@@ -23,7 +23,7 @@ from mm_assets.fields.image_decode import (
     MODES,
     SCALES,
     UPRIGHT,
-    Room,
+    Allocator,
     decode_pixels,
     new_pixels,
     orient,
@@ -252,7 +252,7 @@ class ImageField(Field):
         stored = _Stored(as_bytes_view(data), codec, (height, width), self.channels or channels, orientation)
         if self.decode_size is not None:
             return self._decode_to_size(stored, self.decode_size, target)
-        pixels = stored.pixels(room=_room_in(target))
+        pixels = stored.pixels(allocate=_allocator_for(target))
         return pixels if orientation == UPRIGHT else np.ascontiguousarray(orient(pixels, orientation))
 
     def _decode_to_size(
@@ -272,7 +272,7 @@ class ImageField(Field):
             fitting = (part for part in SCALES if min(shown.height // where.height, shown.width // where.width) >= part)
             scale = next(fitting, 1)
         direct = scaled(stored.size, scale) == inner.shape[:2]
-        pixels = stored.pixels(scale=scale, room=_room_in(inner) if direct else partial(scratch, "decoded"))
+        pixels = stored.pixels(scale=scale, allocate=_allocator_for(inner) if direct else partial(scratch, "decoded"))
         if pixels is not inner:
             if pixels.shape[:2] == stored.size:
                 scale = 1  # the codec had none
@@ -304,17 +304,17 @@ class _Stored(NamedTuple):
         """(height, width) once it is turned."""
         return self.size if self.orientation < 5 else (self.size[1], self.size[0])
 
-    def pixels(self, *, scale: int = 1, room: Room) -> npt.NDArray[np.uint8]:
+    def pixels(self, *, scale: int = 1, allocate: Allocator) -> npt.NDArray[np.uint8]:
         """Pixels as stored, see `decode_pixels`."""
-        return decode_pixels(self.data, self.codec, self.size, self.channels, scale=scale, room=room)
+        return decode_pixels(self.data, self.codec, self.size, self.channels, scale=scale, allocate=allocate)
 
 
-def _room_in(target: npt.NDArray[np.uint8] | None) -> Room:
+def _allocator_for(target: npt.NDArray[np.uint8] | None) -> Allocator:
     """`target` where it has the shape that is asked for and a codec can write into it, else new memory."""
 
-    def room(shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
+    def allocate(shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
         if target is not None and target.shape == shape and target.flags.c_contiguous:
             return target
         return new_pixels(shape)
 
-    return room
+    return allocate

@@ -31,7 +31,7 @@ __all__ = [
     "MODES",
     "SCALES",
     "UPRIGHT",
-    "Room",
+    "Allocator",
     "decode_pixels",
     "new_pixels",
     "open_with_pillow",
@@ -52,7 +52,7 @@ SCALES = (8, 4, 2)
 
 _COLORSPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 
-Room = Callable[[tuple[int, int, int]], npt.NDArray[np.uint8]]
+Allocator = Callable[[tuple[int, int, int]], npt.NDArray[np.uint8]]
 """Returns the C-contiguous array of a shape to decode into; called only if the file's header confirms the shape."""
 
 # The errors that Pillow's plugins are known to raise on damaged bytes. They do not promise a set: a plugin that indexes
@@ -77,7 +77,7 @@ _PILLOW_ERRORS = (
 
 
 def new_pixels(shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
-    """The `Room` that is new memory."""
+    """The `Allocator` of new memory."""
     return np.empty(shape, dtype=np.uint8)
 
 
@@ -87,7 +87,7 @@ def scaled(size: tuple[int, int], scale: int) -> tuple[int, int]:
 
 
 def decode_pixels(
-    data: Buffer, codec: int, size: tuple[int, int], channels: int, *, scale: int = 1, room: Room = new_pixels
+    data: Buffer, codec: int, size: tuple[int, int], channels: int, *, scale: int = 1, allocate: Allocator = new_pixels
 ) -> npt.NDArray[np.uint8]:
     """Decode the first frame.
 
@@ -97,7 +97,7 @@ def decode_pixels(
         size: (height, width) that it must have.
         channels: 1, 3 or 4.
         scale: 1, 2, 4 or 8: decode at that part of the size where the codec can, which is JPEG.
-        room: returns the array to decode into where the codec can, which is JPEG too.
+        allocate: returns the array to decode into where the codec can, which is JPEG too.
 
     Returns:
         (height, width, channels) uint8 as stored, not rotated; of a JPEG (ceil(height / scale), ceil(width / scale),
@@ -107,14 +107,14 @@ def decode_pixels(
         CorruptError: the bytes are damaged, or are an image of another size than `size`.
     """
     if codec == CODECS["jpeg"]:
-        pixels = _decode_jpeg(data, size, channels, scale, room)
+        pixels = _decode_jpeg(data, size, channels, scale, allocate)
         if pixels is not None:
             return pixels
     return _decode_with_pillow(data, CODEC_NAMES[codec], size, channels)
 
 
 def _decode_jpeg(
-    data: Buffer, size: tuple[int, int], channels: int, scale: int, room: Room
+    data: Buffer, size: tuple[int, int], channels: int, scale: int, allocate: Allocator
 ) -> npt.NDArray[np.uint8] | None:
     """None where Pillow has to decode: CMYK, and JPEGs with a warning, of which it accepts the harmless ones."""
     import simplejpeg
@@ -126,7 +126,7 @@ def _decode_jpeg(
         if space in ("CMYK", "YCCK"):
             return None
         wanted = scaled(size, scale)
-        pixels = room((*wanted, channels))
+        pixels = allocate((*wanted, channels))
         least_height, least_width = wanted if scale > 1 else (0, 0)
         decoded = simplejpeg.decode_jpeg(
             data,

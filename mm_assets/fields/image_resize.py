@@ -136,12 +136,7 @@ def resample(
             _sample(pixels, shown, several, scale)
             cv2.resize(several, (width, height), dst=target, interpolation=cv2.INTER_AREA)
         return
-    source = _nearest(shown, scale).of(pixels)
-    if source.shape == target.shape:
-        target[...] = source
-    else:
-        method = cv2.INTER_AREA if min(ratios) >= 1 else cv2.INTER_LINEAR
-        cv2.resize(source, (width, height), dst=target, interpolation=method)
+    _resize_nearest(pixels, shown, target, scale, cv2.INTER_AREA if min(ratios) >= 1 else cv2.INTER_LINEAR)
 
 
 @functools.cache  # Python does not cache that a module is missing, and would search for it for each image
@@ -186,16 +181,22 @@ def _nearest(shown: Box, scale: int) -> Box:
     return Box(top, left, -(-bottom // scale) - top, -(-right // scale) - left)
 
 
+def _resize_nearest(
+    pixels: npt.NDArray[np.uint8], shown: Box, target: npt.NDArray[np.uint8], scale: int, method: int
+) -> None:
+    source = _nearest(shown, scale).of(pixels)
+    if source.shape == target.shape:
+        target[...] = source
+    else:
+        _opencv().resize(source, target.shape[1::-1], dst=target, interpolation=method)
+
+
 def _sample(pixels: npt.NDArray[np.uint8], shown: Box, target: npt.NDArray[np.uint8], scale: int) -> None:
     """Bilinearly, at the centres of the target's pixels."""
     cv2 = _opencv()
     height, width = target.shape[:2]
     if not _lies_between(shown, scale) or max(*pixels.shape, *target.shape) > _MAX_WARPED_SIDE:
-        source = _nearest(shown, scale).of(pixels)
-        if source.shape == target.shape:
-            target[...] = source
-        else:
-            cv2.resize(source, (width, height), dst=target, interpolation=cv2.INTER_LINEAR)
+        _resize_nearest(pixels, shown, target, scale, cv2.INTER_LINEAR)
         return
     # The rectangle's edges lie between pixels, where `resize` cannot begin. To move them would shift the image by up
     # to a pixel: twice as large an error, on photographs, as all the rest of what `quick` does.

@@ -290,19 +290,16 @@ def _columns_of_config(columns: Any) -> Columns:
     if isinstance(columns, Mapping):
         entries = [(name, *_bounds(bounds)) for name, bounds in columns.items()]
     elif isinstance(columns, tuple | list):
-        entries = [
-            (entry, k, k + 1) if isinstance(entry, str) else tuple(entry) if isinstance(entry, tuple | list) else ()
-            for k, entry in enumerate(columns)
-        ]
+        entries = [(entry, k, k + 1) if isinstance(entry, str) else entry for k, entry in enumerate(columns)]
     else:
         raise config_error("columns", columns, expected)
     for entry in entries:
-        is_named = len(entry) == 3 and isinstance(entry[0], str) and all(is_int(k, 0, _MAX_EXTENT) for k in entry[1:])
-        if not is_named or not entry[1] < entry[2]:
+        is_named = isinstance(entry, tuple | list) and len(entry) == 3 and isinstance(entry[0], str)
+        if not is_named or not all(is_int(k, 0, _MAX_EXTENT) for k in entry[1:]) or not entry[1] < entry[2]:
             raise config_error("columns", columns, expected)
     if len({entry[0] for entry in entries}) != len(entries):
         raise config_error("columns", columns, "names that differ")
-    return tuple(sorted(entries, key=lambda entry: (entry[1], entry[2], entry[0])))
+    return tuple(sorted(map(tuple, entries), key=lambda entry: (entry[1], entry[2], entry[0])))
 
 
 def _bounds(bounds: Any) -> tuple[Any, ...]:
