@@ -153,7 +153,7 @@ def index_members(
         ShardError: the shard is damaged; with the byte offset.
         SourceError: the storage failed.
     """
-    members = source.members(on_damaged_shard=on_damaged_shard, damage=damage)
+    members = iter(source.members(on_damaged_shard=on_damaged_shard, damage=damage))  # of a user: any iterable
     while batch := list(islice(members, BATCH_MEMBERS)):
         arrays = [pa.array([getattr(m, field.name) for m in batch], field.type) for field in MEMBER_INDEX_SCHEMA]
         yield pa.RecordBatch.from_arrays(arrays, schema=MEMBER_INDEX_SCHEMA)

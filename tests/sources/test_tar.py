@@ -259,7 +259,7 @@ def test_ends_of_archives() -> None:
     assert [m.member for m in found_in(body + bytes(1024) + second)] == ["a.txt", "b.txt"]
     odd = found_in(body + bytes(1024) + b"garbage")
     assert [(m.skip_reason, m.byte_offset, m.byte_size) for m in odd] == [(None, 512, 1), ("trailing bytes", 2048, 7)]
-    with pytest.raises(ShardError, match="behind zeros"):
+    with pytest.raises(ShardError, match="after zeros"):
         found_in(body + bytes(512) + b"\1" * 512)  # one zeroed header, then a payload
 
 
