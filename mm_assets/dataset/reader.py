@@ -232,14 +232,12 @@ class RawReader:
     def read(self, indices: Indices, modalities: Sequence[str] | None = None) -> RawBatch:
         """As `Dataset.read_raw`."""
         names = self._fields.choose(modalities)
+        sole = self._files.sole()
         if len(indices) == 1:  # a batch's calls into NumPy would take several times as long
             self._num_read += 1
-            reader, local = self._files.place(indices[0])
-            return {
-                name: [payload and memoryview(payload.data)]
-                for name, payload in reader.read_sample(local, names).items()
-            }
-        sole = self._files.sole()
+            reader, local = (sole, indices[0]) if sole is not None else self._files.place(indices[0])
+            payloads = reader.read_sample(local, names)
+            return {name: [payload and memoryview(payload.data)] for name, payload in payloads.items()}
         if sole is not None:
             return read_raw(sole, indices, names)  # the same indices, checked there
         positions = self._files.positions(indices)

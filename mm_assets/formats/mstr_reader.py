@@ -80,7 +80,7 @@ class MstrReader(PackedReader):
     format: ClassVar[str] = "MSTR"
 
     def _read_head(self, window: Window) -> Head:
-        path = self._path
+        path = self.path
         start = bytes(window.get(0, min(self._size, HEAD_REQUEST)))
         page, trailer = self._choose_page(start)
         if trailer is not None:
@@ -116,10 +116,10 @@ class MstrReader(PackedReader):
                     return candidate, Trailer.from_bytes(candidate[MSTR_TRAILER_PTR:])
                 wrong = wrong or sums
         if start[:4] != MSTR_MAGIC[: len(start)]:
-            raise BadMagicError(self._path, "not an MSTR file", found=start[:4], expected=MSTR_MAGIC)
+            raise BadMagicError(self.path, "not an MSTR file", found=start[:4], expected=MSTR_MAGIC)
         if wrong is not None:
             what = "neither the header page nor its shadow is whole: the page"
-            raise checksum_error(self._path, what, found=wrong[0], expected=wrong[1])
+            raise checksum_error(self.path, what, found=wrong[0], expected=wrong[1])
         return page, None
 
     def _required_sections(self) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ class MstrReader(PackedReader):
     def _misplaced(self, i: int, number: int, ptr: int, size: int) -> CorruptError:
         stream = self._streams[number]
         return CorruptError(
-            self._path,
+            self.path,
             "a row points outside its stream's data region",
             sample=i,
             modality=self.names[number],
@@ -232,7 +232,7 @@ class MstrReader(PackedReader):
         if len(sizes) and sizes.max() > MAX_PAYLOAD_SIZE:
             i = int(sizes.argmax())
             raise CorruptError(
-                self._path,
+                self.path,
                 "a payload is too large",
                 sample=i,
                 modality=name,
@@ -258,19 +258,19 @@ class MstrReader(PackedReader):
             TruncatedError: a section does not lie within the file, or the file has no tail.
         """
         if self._tail is None:
-            raise TruncatedError(self._path, "no tail: a stream can be added only to a file that has one")
+            raise TruncatedError(self.path, "no tail: a stream can be added only to a file that has one")
         ends = [MSTR_BODY_PTR, self._tail.table_end]
         for stream in self._streams:
             ends += (stream.rows.ptr + stream.rows.nbytes, stream.data_end)
         for kind, _, ptr, size in self._tail.entries:
-            check_range(self._path, ptr, size, self._size, f"the section of kind {kind}")
+            check_range(self.path, ptr, size, self._size, f"the section of kind {kind}")
             ends.append(ptr + size)
         return self._tail, max(ends)
 
     # Verifying.
 
     def _verify_body(self, damage: list[FileDamage]) -> int:
-        if self._has_tail:
+        if self.has_checksums:
             self._verify_pages(damage)
         return sum(self._verify_stream(damage, number) for number in range(len(self.modalities)))
 
@@ -279,9 +279,9 @@ class MstrReader(PackedReader):
         for what, at in (("header page", 0), ("shadow of the header page", MSTR_SHADOW_PTR)):
             sums = page_checksums(start[at : at + PAGE])
             if sums is None:
-                self._report(damage, CorruptError(self._path, f"the {what} is not one"))
+                self._report(damage, CorruptError(self.path, f"the {what} is not one"))
             elif sums[0] != sums[1]:
-                self._report(damage, checksum_error(self._path, f"the {what}", found=sums[0], expected=sums[1]))
+                self._report(damage, checksum_error(self.path, f"the {what}", found=sums[0], expected=sums[1]))
 
     def _verify_stream(self, damage: list[FileDamage], number: int) -> int:
         table, num_payloads = self._streams[number].rows, 0
@@ -296,14 +296,14 @@ class MstrReader(PackedReader):
                 self._report(damage, self._misplaced(first + k, number, int(ptrs[k]), int(sizes[k])))
             for k in np.flatnonzero(absent & cells.any(axis=1)).tolist():
                 detail, name = "the record of an absent row is not zero", self.names[number]
-                self._report(damage, CorruptError(self._path, detail, sample=first + k, modality=name))
+                self._report(damage, CorruptError(self.path, detail, sample=first + k, modality=name))
             good = ~(bad | absent)
             for start, stop in blocks(np.where(good, sizes, np.uint64(0))):
                 which = (start + np.flatnonzero(good[start:stop])).tolist()
                 ranges = [(int(ptrs[k]), int(sizes[k])) for k in which]
                 for k, view in zip(which, self._source.view_many(ranges), strict=True):
                     found, expected = crc32c(cells[k].tobytes(), view), int(checksums[k])
-                    if self._has_tail and found != expected:
+                    if self.has_checksums and found != expected:
                         self._report(damage, self._wrong_payload(first + k, number, found, expected))
                 self._drop(ptrs[which], sizes[which])
         return num_payloads

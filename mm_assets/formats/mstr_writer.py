@@ -116,7 +116,7 @@ class MstrWriter(PackedWriter):
     def _finish_head(self, tail: TailWriter) -> None:
         table_ptr, table = tail.finish()
         file = self._target.file
-        page = header_page(self._num_samples, self._table, table_ptr, table)
+        page = header_page(self.num_samples, self._table, table_ptr, table)
         file.seek(0)
         file.write(page + page)  # the page and its shadow
 

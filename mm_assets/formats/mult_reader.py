@@ -67,7 +67,7 @@ class MultReader(PackedReader):
     format: ClassVar[str] = "MULT"
 
     def _read_head(self, window: Window) -> Head:
-        path, size = self._path, self._size
+        path, size = self.path, self._size
         start = window.get(0, min(size, HEAD_REQUEST))
         if start[:4] != MULT_MAGIC[: len(start)]:
             raise BadMagicError(path, "not a MULT file", found=bytes(start[:4]), expected=MULT_MAGIC)
@@ -106,16 +106,16 @@ class MultReader(PackedReader):
         self._index_table = self._table(index_ptr, num_samples, MULT_INDEX_ENTRY)
         self._columns: list[tuple[Table, Table, Table]] = []  # per modality: ptr, size, crc32c
         self._plans: dict[tuple[int, ...], _Plan] = {}
-        if not self._has_tail:
+        if not self.has_checksums:
             return
         index = self._sections[INDEX_SECTION]
         if (index.ptr, index.size) != (index_ptr, self._index_table.nbytes):
             found, expected = f"{index.ptr}, {index.size}", f"{index_ptr}, {self._index_table.nbytes}"
-            raise CorruptError(self._path, "the index section is out of place", found=found, expected=expected)
+            raise CorruptError(self.path, "the index section is out of place", found=found, expected=expected)
         directory = self._sections[DIRECTORY_SECTION]
         if directory.size != 16 * num_samples * count:
             expected = str(16 * num_samples * count)
-            raise CorruptError(self._path, "the size of the directory", found=directory.size, expected=expected)
+            raise CorruptError(self.path, "the size of the directory", found=directory.size, expected=expected)
         whole = Region(self._source, directory.ptr, directory.size)
         # The same bytes as the columns below, so that one look-up finds several modalities (`data_bounds`).
         self._words = self._table(directory.ptr, 2 * num_samples * count, "<u8")
@@ -133,7 +133,7 @@ class MultReader(PackedReader):
 
     def _read_one(self, i: int, number: int) -> tuple[Payload, int] | None:
         record_size = self.modalities[number].metadata_size
-        if self._has_tail:
+        if self.has_checksums:
             ptrs, sizes, crcs = self._columns[number]
             ptr, size = ptrs.cell(i), sizes.cell(i)
             if not ptr and not size:
@@ -149,19 +149,20 @@ class MultReader(PackedReader):
         view = view_block(self._source, ptr, size)
         return Payload(view[:record_size], view[record_size:]), expected
 
-    def _misplaced(self, i: int, number: int, ptr: int, size: int) -> CorruptError:
-        least = self.modalities[number].metadata_size
+    def _misplaced(self, i: int, number: int | None, ptr: int, size: int) -> CorruptError:
+        """The error for a payload that is not where it may be; without a number, for the sample."""
+        least = self._header_type.itemsize if number is None else self.modalities[number].metadata_size
         return CorruptError(
-            self._path,
-            "a payload is out of place",
+            self.path,
+            f"{'the sample' if number is None else 'a payload'} is out of place",
             sample=i,
-            modality=self.names[number],
+            modality=None if number is None else self.names[number],
             found=f"{size} bytes at {ptr}",
             expected=f"at least {least} bytes within {self._body_ptr}..{self._size}",
         )
 
     def _locate(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> dict[int, Places]:
-        if not self._has_tail:
+        if not self.has_checksums:
             return {number: self._locate_by_headers(indices, number) for number in numbers}
         found = iter(gather([table for number in numbers for table in self._columns[number]], indices))
         return {number: self._places(indices, number, next(found), next(found), next(found)) for number in numbers}
@@ -185,7 +186,7 @@ class MultReader(PackedReader):
 
     def data_bounds(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
         """Where the data of one or more samples of a mapped file is, without records, checked."""
-        if not self._has_tail:
+        if not self.has_checksums:
             return self._bounds_by_headers(indices, numbers)
         for number in numbers:
             self._columns[number][0].fetch(indices)
@@ -247,7 +248,7 @@ class MultReader(PackedReader):
         starts, lengths, bad = self._sample_places(gather([self._index_table], indices)[0])
         if bad.any():
             k = int(bad.argmax())
-            raise self._misplaced_sample(int(indices[k]), int(starts[k]), int(lengths[k]))
+            raise self._misplaced(int(indices[k]), None, int(starts[k]), int(lengths[k]))
         header_size = self._header_type.itemsize
         views = self._source.view_many([(ptr, header_size) for ptr in starts.tolist()])
         headers = np.frombuffer(b"".join(views), self._header_type)
@@ -269,16 +270,6 @@ class MultReader(PackedReader):
         bad = (starts < self._body_ptr) | (starts > end) | (lengths > end - starts)
         return starts, lengths, bad | (lengths < self._header_type.itemsize)
 
-    def _misplaced_sample(self, i: int, ptr: int, size: int) -> CorruptError:
-        least = self._header_type.itemsize
-        return CorruptError(
-            self._path,
-            "the sample is out of place",
-            sample=i,
-            found=f"{size} bytes at {ptr}",
-            expected=f"at least {least} bytes within {self._body_ptr}..{self._size}",
-        )
-
     def _all_places(self, number: int) -> Iterator[tuple[int, Places]]:
         for first, last in spans(self._num_samples, batch.BLOCK_ROWS):
             yield first, self._locate(np.arange(first, last), (number,))[number]
@@ -286,7 +277,7 @@ class MultReader(PackedReader):
     def presence(self, name: str) -> npt.NDArray[np.bool_]:
         """Which samples have a modality: (N,) bool."""
         number = self.number_of(name)
-        if self._has_tail:
+        if self.has_checksums:
             present: npt.NDArray[np.bool_] = self._columns[number][0].column() != 0
             return present
         result = np.zeros(self._num_samples, np.bool_)
@@ -297,7 +288,7 @@ class MultReader(PackedReader):
     def sizes(self, name: str) -> npt.NDArray[np.uint32]:
         """Bytes of record and data of every sample: (N,) uint32, 0 where absent."""
         number = self.number_of(name)
-        if self._has_tail:
+        if self.has_checksums:
             return self._columns[number][1].column().copy()
         result = np.zeros(self._num_samples, np.uint32)
         for first, places in self._all_places(number):
@@ -327,7 +318,7 @@ class MultReader(PackedReader):
             entries = self._index_table.span(first, last)
             starts, lengths, bad = self._sample_places(entries)
             for k in np.flatnonzero(bad).tolist():
-                self._report(damage, self._misplaced_sample(first + k, int(starts[k]), int(lengths[k])))
+                self._report(damage, self._misplaced(first + k, None, int(starts[k]), int(lengths[k])))
             directory = [[table.span(first, last) for table in tables] for tables in self._columns]
             for start, stop in blocks(np.where(bad, np.uint64(0), lengths)):
                 which = [k for k in range(start, stop) if not bad[k]]
@@ -362,14 +353,14 @@ class MultReader(PackedReader):
             if wrong:
                 self._report(damage, self._misplaced(i, number, start + offset, size))
                 continue
-            if not self._has_tail:
+            if not self.has_checksums:
                 continue
             place = (start + offset, size) if present else (0, 0)
             found = crc32c(view[offset : offset + size])
             *listed_place, expected = listed[number]
             if tuple(listed_place) != place:
                 error = CorruptError(
-                    self._path,
+                    self.path,
                     "the directory and the sample's header differ in (position, size)",
                     sample=i,
                     modality=spec.name,
@@ -381,10 +372,10 @@ class MultReader(PackedReader):
                 self._report(damage, self._wrong_payload(i, number, found, expected))
         if mask >> len(self.modalities):
             limit = f"below {1 << len(self.modalities):#x}"
-            self._report(damage, CorruptError(self._path, "the mask", sample=i, found=f"{mask:#x}", expected=limit))
-        if self._has_tail and len(damage) == before:
+            self._report(damage, CorruptError(self.path, "the mask", sample=i, found=f"{mask:#x}", expected=limit))
+        if self.has_checksums and len(damage) == before:
             found = crc32c(view)
             if found != checksum:
                 what = "the sample's header or fill"
-                self._report(damage, checksum_error(self._path, what, found=found, expected=checksum, sample=i))
+                self._report(damage, checksum_error(self.path, what, found=found, expected=checksum, sample=i))
         return num_payloads

@@ -120,13 +120,13 @@ class MultWriter(PackedWriter):
 
     def _finish_body(self) -> None:
         file = self._target.file
-        body_ptr = mult_body_ptr(len(self.modalities), self._num_samples)
-        index = np.zeros(self._num_samples, MULT_INDEX_ENTRY)
+        body_ptr = mult_body_ptr(len(self.modalities), self.num_samples)
+        index = np.zeros(self.num_samples, MULT_INDEX_ENTRY)
         index["sample_ptr"] = np.frombuffer(self._sample_ptrs, "<u8") + np.uint64(body_ptr)
         index["sample_size"] = np.frombuffer(self._sample_sizes, "<u4")
         index["crc32c"] = np.frombuffer(self._sample_crcs, "<u4")
         self._index = index.tobytes()
-        header = np.array((MULT_MAGIC, VERSION, self._num_samples, len(self.modalities)), MULT_HEADER)
+        header = np.array((MULT_MAGIC, VERSION, self.num_samples, len(self.modalities)), MULT_HEADER)
         descriptors = [(name_hash(spec.name), spec.type_id, spec.metadata_size) for spec in self.modalities]
         self._head = header.tobytes() + np.array(descriptors, MULT_DESCRIPTOR).tobytes()
         file.seek(0)
@@ -139,7 +139,7 @@ class MultWriter(PackedWriter):
             file.seek(body_ptr + self._position)
 
     def _add_sections(self, tail: TailWriter) -> None:
-        body_ptr = np.uint64(mult_body_ptr(len(self.modalities), self._num_samples))
+        body_ptr = np.uint64(mult_body_ptr(len(self.modalities), self.num_samples))
         columns: list[Buffer] = []
         for ptrs, sizes, crcs in zip(self._ptrs, self._sizes, self._crcs, strict=True):
             cells = np.frombuffer(ptrs, np.uint64)  # the array's own memory

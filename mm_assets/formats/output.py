@@ -30,16 +30,6 @@ _MAX_BEHIND = 16 << 20  # bytes that wait for the thread; four gathered writes, 
 _NO_SPLICE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
-class Sink(Protocol):
-    """What sections are written to, one after the other."""
-
-    def tell(self) -> int:
-        """Where the next byte goes."""
-
-    def write(self, data: Buffer, /) -> object:
-        """Appends bytes."""
-
-
 class HasDescriptor(Protocol):
     """An open file of the operating system."""
 

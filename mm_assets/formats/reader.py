@@ -63,6 +63,12 @@ class PackedReader(ABC):
         window: what `open_reader` has fetched of the source already.
 
     Attributes:
+        path: path or URL of the file.
+        names: of the modalities, in the file's order.
+        modalities: what the file says of each.
+        schema: the schema section; empty in a file without our tail.
+        sample_ids: the samples' ids, in order.
+        has_checksums: whether the file has our tail, and so checksums, ids and a schema.
         mapped: the mapping of a local file; None of any other.
         verifies: whether every payload that is read has its checksum checked.
         raw_cache: what `fast_path` has cached of this file.
@@ -97,7 +103,7 @@ class PackedReader(ABC):
             raise
 
     def _open(self, modalities: Sequence[ModalitySpec] | None, window: Window | None) -> None:
-        self._path = self._source.name
+        self.path = self._source.name
         self._size = self._source.size
         window = window or Window(self._source)
         try:
@@ -110,7 +116,7 @@ class PackedReader(ABC):
             window = Window(self._source)
             head = self._read_head(window)
         self._num_samples = head.num_samples
-        self._has_tail = head.trailer is not None
+        self.has_checksums = head.trailer is not None
         self._sections: Mapping[int, Section] = {}
         self._tail: Tail | None = None
         self.schema: dict[str, Any] = {}
@@ -212,29 +218,29 @@ class PackedReader(ABC):
     def _open_ids(self) -> SampleIds:
         section = self._sections.get(IDS_SECTION)
         if section is None:
-            return NumberedIds(self._path, self._num_samples)
+            return NumberedIds(self.path, self._num_samples)
         least = 8 * (self._num_samples + 1)
         if section.size < least:
-            raise CorruptError(self._path, "the sample ids section is short", found=section.size, expected=least)
+            raise CorruptError(self.path, "the sample ids section is short", found=section.size, expected=least)
         return StoredIds(self._source, section.ptr, section.size, self._num_samples)
 
     def _check_count(self, count: int) -> None:
         if not 1 <= count <= MAX_MODALITIES:
-            raise CorruptError(self._path, "the number of modalities", found=count, expected=f"1..{MAX_MODALITIES}")
+            raise CorruptError(self.path, "the number of modalities", found=count, expected=f"1..{MAX_MODALITIES}")
 
     def _check_distinct(self, descriptors: Sequence[Descriptor]) -> None:
         hashes = [descriptor.name_hash for descriptor in descriptors]
         if len(set(hashes)) != len(hashes):
-            raise CorruptError(self._path, "two modalities have the same name hash")
+            raise CorruptError(self.path, "two modalities have the same name hash")
 
     def _given_modalities(self, given: Sequence[ModalitySpec] | None, head: Head) -> tuple[ModalitySpec, ...]:
         if given is None:
             raise TruncatedError(
-                self._path,
+                self.path,
                 "no tail: the file is truncated, or another writer made it; then its modalities must be given",
             )
         if self.verifies:
-            raise CorruptError(self._path, "no tail, and so no checksums that verify=True could check")
+            raise CorruptError(self.path, "no tail, and so no checksums that verify=True could check")
         self._match(given, head.descriptors)
         by_hash = {name_hash(spec.name): spec for spec in given}
         return tuple(by_hash[descriptor.name_hash] for descriptor in head.descriptors)
@@ -245,21 +251,16 @@ class PackedReader(ABC):
         for spec in given:
             descriptor = by_hash.pop(name_hash(spec.name), None)
             if descriptor is None:
-                raise SchemaMismatchError(f"{self._path}: no modality {spec.name!r} in the file, or it is given twice")
+                raise SchemaMismatchError(f"{self.path}: no modality {spec.name!r} in the file, or it is given twice")
             try:
-                check_descriptor(self._path, spec, descriptor)
+                check_descriptor(self.path, spec, descriptor)
             except CorruptError as error:
                 raise SchemaMismatchError(f"{error}; the given modality is another") from error
         if by_hash:
             unnamed = ", ".join(f"{key:#010x}" for key in by_hash)
-            raise SchemaMismatchError(f"{self._path}: the file has modalities that were not given (hashes {unnamed})")
+            raise SchemaMismatchError(f"{self.path}: the file has modalities that were not given (hashes {unnamed})")
 
     # Facts about the file.
-
-    @property
-    def path(self) -> str:
-        """Path or URL of the file."""
-        return self._path
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -271,19 +272,19 @@ class PackedReader(ABC):
         return self._num_samples
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._path!r}, {self._num_samples} samples, {', '.join(self.names)})"
+        return f"{type(self).__name__}({self.path!r}, {self._num_samples} samples, {', '.join(self.names)})"
 
     # Reading.
 
     def _checks(self, verify: bool | None) -> bool:
-        return self.verifies if verify is None else verify and self._has_tail
+        return self.verifies if verify is None else verify and self.has_checksums
 
     def number_of(self, name: str) -> int:
         """The number of a modality in the file; `KeyError` where there is none of that name."""
         try:
             return self._numbers[name]
         except KeyError:
-            raise KeyError(f"{self._path}: no modality {name!r}; it has {', '.join(self.names)}") from None
+            raise KeyError(f"{self.path}: no modality {name!r}; it has {', '.join(self.names)}") from None
 
     def read_payload(self, i: int, name: str) -> Payload | None:
         """One payload, or None where the modality is absent.
@@ -298,7 +299,7 @@ class PackedReader(ABC):
             CorruptError: the bytes are out of place or, with `verify`, not those that were written.
         """
         number = self.number_of(name)
-        i = check_index(i, self._num_samples, self._path)
+        i = check_index(i, self._num_samples, self.path)
         if self.mapped is None:  # there are requests to save
             return self.read_samples([i], (name,))[name][0]
         found = self._read_one(i, number)
@@ -335,7 +336,7 @@ class PackedReader(ABC):
     ) -> dict[str, Column]:
         """The same as `read_samples`, records and data apart: for decoders of batches, and quicker."""
         numbers = list(dict.fromkeys(self._numbers_of(names)))
-        checked = check_indices(indices, self._num_samples, self._path)
+        checked = check_indices(indices, self._num_samples, self.path)
         return self._fetch(checked, self._locate(checked, numbers), self._checks(verify))
 
     def _fetch(self, indices: npt.NDArray[np.int64], places: Mapping[int, Places], verify: bool) -> dict[str, Column]:
@@ -404,18 +405,13 @@ class PackedReader(ABC):
             CorruptError: a payload that must be read is out of place.
         """
         number = self.number_of(name)
-        if self._has_tail:
+        if self.has_checksums:
             return self._stored_checksums(number)
         result = np.zeros(self._num_samples, np.uint32)
         for block in self.scan((name,)):
             payloads = block.payloads[name]
             result[block.indices] = [0 if payload is None else crc32c(*payload) for payload in payloads]
         return result
-
-    @property
-    def has_checksums(self) -> bool:
-        """Whether the file has our tail, and so checksums, ids and a schema."""
-        return self._has_tail
 
     def scan(self, names: Sequence[str] | None = None, *, verify: bool | None = None) -> Iterator[Chunk]:
         """All samples in order, in blocks of bounded size.
@@ -455,7 +451,7 @@ class PackedReader(ABC):
 
     def _wrong_payload(self, i: int, number: int, found: int, expected: int) -> CorruptError:
         name = self.names[number]
-        return checksum_error(self._path, "the payload", found=found, expected=expected, sample=i, modality=name)
+        return checksum_error(self.path, "the payload", found=found, expected=expected, sample=i, modality=name)
 
     # Verifying.
 
@@ -479,11 +475,9 @@ class PackedReader(ABC):
                 found = int(self.presence(name).sum())
                 if found != expected:
                     detail = "present rows differ from the schema"
-                    self._report(
-                        damage, CorruptError(self._path, detail, modality=name, found=found, expected=expected)
-                    )
+                    self._report(damage, CorruptError(self.path, detail, modality=name, found=found, expected=expected))
         return VerifyReport(
-            path=self._path, num_samples=self._num_samples, num_payloads=num_payloads, damage=tuple(damage)
+            path=self.path, num_samples=self._num_samples, num_payloads=num_payloads, damage=tuple(damage)
         )
 
     def _verify_sections(self, damage: list[FileDamage]) -> None:
@@ -495,7 +489,7 @@ class PackedReader(ABC):
                 drop_pages(self._source, start, len(view))
             if found != section.crc32c:
                 what = f"the {SECTION_NAMES[kind]} section"
-                self._report(damage, checksum_error(self._path, what, found=found, expected=section.crc32c))
+                self._report(damage, checksum_error(self.path, what, found=found, expected=section.crc32c))
 
     def _report(self, damage: list[FileDamage], error: FormatError) -> None:
         """Notes one error, with the sample's id where that can still be read."""
@@ -533,5 +527,5 @@ class PackedReader(ABC):
 
     def __reduce__(self) -> tuple[object, ...]:
         source = self._source.path if isinstance(self._source, MappedFile) else self._source
-        modalities = None if self._has_tail else self.modalities
+        modalities = None if self.has_checksums else self.modalities
         return partial(type(self), source, modalities=modalities, verify=self.verifies), ()

@@ -16,7 +16,7 @@ import numpy as np
 from mm_assets.errors import CorruptError, EncodeError
 from mm_assets.formats.batch import Head
 from mm_assets.formats.byte_source import ByteSource, MappedFile
-from mm_assets.formats.output import Sink
+from mm_assets.formats.output import JoinedFile
 from mm_assets.formats.records import (
     SCHEMA_SECTION,
     SECTION_ALIGNMENT,
@@ -81,7 +81,7 @@ def dump_json(schema: Mapping[str, Any]) -> bytes:
 class TailWriter:
     """Appends sections to a file that is positioned at the end of the body, and collects their table."""
 
-    def __init__(self, file: Sink) -> None:
+    def __init__(self, file: JoinedFile) -> None:
         self._file = file
         self._entries: list[Section] = []
 

@@ -92,6 +92,9 @@ class PackedWriter(ABC):
             in it, so that the same samples give the same bytes.
         fsync: wait for the disk before the file takes its place.
 
+    Attributes:
+        num_samples: samples written so far.
+
     Raises:
         EncodeError: modalities or provenance cannot be written.
         BlockingIOError: another writer is at work on the same target.
@@ -120,7 +123,7 @@ class PackedWriter(ABC):
         dump_schema(self.format, self.modalities, [0] * len(self.modalities), self._provenance)
         self._numbers = {spec.name: number for number, spec in enumerate(self.modalities)}
         self._num_present = [0] * len(self.modalities)
-        self._num_samples = 0
+        self.num_samples = 0
         self._id_offsets = array("Q", [0])
         self._id_blob = bytearray()
         self._summary: WriteSummary | None = None
@@ -156,11 +159,6 @@ class PackedWriter(ABC):
         """Adds the sections that only this format has."""
         return
 
-    @property
-    def num_samples(self) -> int:
-        """Samples written so far."""
-        return self._num_samples
-
     def write(self, sample_id: str, payloads: Mapping[str, Payload | None]) -> None:
         """Appends one sample.
 
@@ -176,7 +174,7 @@ class PackedWriter(ABC):
         """
         self._check_open()
         limit = MAX_SAMPLES if self._announced is None else self._announced
-        if self._num_samples >= limit:
+        if self.num_samples >= limit:
             what = "a file holds at most" if self._announced is None else "num_samples announced"
             raise EncodeError(f"{self._where(sample_id)}: {what} {limit} samples")
         try:
@@ -208,10 +206,10 @@ class PackedWriter(ABC):
             self._num_present[number] += payload is not None
         self._id_blob += key
         self._id_offsets.append(len(self._id_blob))
-        self._num_samples += 1
+        self.num_samples += 1
 
     def _where(self, sample_id: str) -> str:
-        return f"{self.path}, sample {self._num_samples} ({sample_id!r})"
+        return f"{self.path}, sample {self.num_samples} ({sample_id!r})"
 
     def _check_open(self) -> None:
         if self._ended:
@@ -260,12 +258,12 @@ class PackedWriter(ABC):
             raise
         self._ended = True
         counts = dict(zip(self._numbers, self._num_present, strict=True))
-        self._summary = WriteSummary(path=self.path, num_samples=self._num_samples, num_bytes=size, num_present=counts)
+        self._summary = WriteSummary(path=self.path, num_samples=self.num_samples, num_bytes=size, num_present=counts)
         return self._summary
 
     def _check_complete(self) -> None:
-        if self._announced is not None and self._num_samples != self._announced:
-            raise EncodeError(f"{self.path}: {self._num_samples} samples came, {self._announced} were announced")
+        if self._announced is not None and self.num_samples != self._announced:
+            raise EncodeError(f"{self.path}: {self.num_samples} samples came, {self._announced} were announced")
         pair = find_duplicate(np.frombuffer(self._id_offsets, np.uint64), self._id_blob)
         if pair is not None:
             start, end = self._id_offsets[pair[0]], self._id_offsets[pair[0] + 1]

@@ -77,6 +77,7 @@ class MultimodalLoader:
         shuffle: as given.
         num_workers: as given.
         collator: makes the batches.
+        plan: how the epoch is divided: its order, the batch size, and the rank.
         damaged: the first 10,000 samples that were left out.
         num_damaged: how many were left out.
 
@@ -149,7 +150,7 @@ class MultimodalLoader:
             block_size=block_size,
             window_blocks=window_blocks,
         )
-        self._plan = EpochPlan(
+        self.plan = EpochPlan(
             order=order,
             batch_size=batch_size,
             rank=found_rank,
@@ -163,14 +164,9 @@ class MultimodalLoader:
     # --- the epoch ----------------------------------------------------------------------------------------------------
 
     @property
-    def plan(self) -> EpochPlan:
-        """How the epoch is divided: its order, the batch size, and the rank."""
-        return self._plan
-
-    @property
     def epoch(self) -> int:
         """The epoch that the next batch is of."""
-        return self._plan.order.epoch
+        return self.plan.order.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; does nothing if the loader is in that epoch already.
@@ -178,11 +174,11 @@ class MultimodalLoader:
         So a training loop may call it before every epoch, and continues within one after `load_state_dict`.
         """
         if epoch != self.epoch:
-            self._move(replace(self._plan.order, epoch=epoch), 0)
+            self._move(replace(self.plan.order, epoch=epoch), 0)
 
     def rewind(self) -> None:
         """Go back to the start of the epoch."""
-        self._move(self._plan.order, 0)
+        self._move(self.plan.order, 0)
 
     def _move(self, order: EpochOrder, delivered: int) -> None:
         """Go to a position; an iteration in progress ends."""
@@ -190,16 +186,16 @@ class MultimodalLoader:
         if current is not None:
             current.supersede()
         self._current = None
-        self._plan = replace(self._plan, order=order)
+        self.plan = replace(self.plan, order=order)
         self._delivered = delivered
 
     def __len__(self) -> int:
         """Batches of this rank in a whole epoch."""
-        return self._plan.count()
+        return self.plan.count()
 
     def __iter__(self) -> BatchIterator:
         """The batches of the epoch from the loader's position on; an iteration in progress ends."""
-        self._move(self._plan.order, self._delivered)
+        self._move(self.plan.order, self._delivered)
         iterator = BatchIterator(self)
         self._current = weakref.ref(iterator)
         return iterator
@@ -211,7 +207,7 @@ class MultimodalLoader:
 
         It is the same on every rank that has received as many batches.
         """
-        state = LoaderState.of(self._plan.order, delivered=self._delivered, fingerprint=self._fingerprint)
+        state = LoaderState.of(self.plan.order, delivered=self._delivered, fingerprint=self._fingerprint)
         return asdict(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -221,12 +217,12 @@ class MultimodalLoader:
             LoaderError: it is of another dataset or another order; nothing is changed then.
         """
         found = self.check_state(state)
-        self._move(replace(self._plan.order, epoch=found.epoch), found.delivered)
+        self._move(replace(self.plan.order, epoch=found.epoch), found.delivered)
 
     def check_state(self, state: Mapping[str, Any]) -> LoaderState:
         """Parse a state; `LoaderError` if it is not one of this dataset and this order."""
         found = LoaderState.from_json(state)
-        found.check(self._plan.order, fingerprint=self._fingerprint)
+        found.check(self.plan.order, fingerprint=self._fingerprint)
         return found
 
     @cached_property
@@ -246,8 +242,8 @@ class MultimodalLoader:
         maker = BatchMaker(
             self.reader if own is None else own,
             self.modalities,
-            self._plan.order,
-            batch_size=self._plan.batch_size,
+            self.plan.order,
+            batch_size=self.plan.batch_size,
             collator=self.collator,
             transforms=self._transforms,
             threads=self._threads if self._threads > readers else 0,
@@ -263,7 +259,7 @@ class MultimodalLoader:
             if own is not None:
                 own.close()
 
-        steps = zip(count(), self._plan.steps(self._delivered))
+        steps = zip(count(), self.plan.steps(self._delivered))
         tasks = (partial(maker.make, number, step) for number, step in steps)
         return Prefetch(tasks, threads=readers, depth=self._prefetch + readers, on_end=end)
 
@@ -276,7 +272,7 @@ class MultimodalLoader:
     def _finish(self) -> None:
         """Continue with the next epoch."""
         self._current = None
-        self._move(replace(self._plan.order, epoch=self.epoch + 1), 0)
+        self._move(replace(self.plan.order, epoch=self.epoch + 1), 0)
 
 
 class Iteration(Iterator[Any]):
