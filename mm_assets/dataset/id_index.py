@@ -14,9 +14,9 @@ from itertools import accumulate, chain, islice
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.formats.sample_ids import HashIndex, hash_ids
+from mm_assets.formats.sample_ids import SortedIndex, hash_ids
 
-__all__ = ["IdLookup", "RowLookup", "hash_texts", "mix_bits"]
+__all__ = ["IdLookup", "hash_texts", "mix_bits"]
 
 _BLOCK = 1 << 15  # ids hashed together
 
@@ -56,7 +56,7 @@ class IdLookup:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._index: HashIndex | None = None
+        self._index: SortedIndex[np.uint64] | None = None
 
     def candidates(self, sample_id: str, count: int, files: Callable[[], Iterable[SampleIds]]) -> list[int]:
         """Positions of the samples whose id has the hash of `sample_id`, ascending.
@@ -75,28 +75,9 @@ class IdLookup:
             return []  # a lone surrogate cannot be in a file
         with self._lock:
             if self._index is None:
-                self._index = HashIndex(hash_texts(chain.from_iterable(files()), count))
-            return self._index.candidates(wanted)
+                self._index = SortedIndex(hash_texts(chain.from_iterable(files()), count))
+            return self._index.find(wanted)
 
     def forget(self) -> None:
         """Drops what is cached."""
         self._index = None
-
-
-class RowLookup:
-    """From positions to the rows of a selection; 12 bytes per row, and nothing where the selection ascends."""
-
-    def __init__(self, selection: npt.NDArray[np.int64]) -> None:
-        self._selection = selection
-        self._order: npt.NDArray[np.integer] | None = None
-        if np.any(selection[1:] < selection[:-1]):
-            order = np.argsort(selection, kind="stable")
-            self._order = order.astype(np.uint32) if len(selection) < 2**32 else order
-            self._selection = selection[order]
-
-    def first(self, position: int) -> int | None:
-        """The first row that has a position, or None."""
-        row = int(np.searchsorted(self._selection, position))
-        if row == len(self._selection) or self._selection[row] != position:
-            return None
-        return row if self._order is None else int(self._order[row])

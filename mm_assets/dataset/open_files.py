@@ -24,11 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.dataset.files import MAX_OPEN, NUM_REQUESTS, PackedFiles, Reader
-from mm_assets.dataset.id_index import IdLookup, RowLookup
+from mm_assets.dataset.id_index import IdLookup
 from mm_assets.dataset.workers import WorkerPool, end
 from mm_assets.errors import FormatError, SchemaMismatchError, SourceError
 from mm_assets.formats import FileDamage, SampleIds, VerifyReport
 from mm_assets.formats.batch import Indices, check_index, check_indices
+from mm_assets.formats.sample_ids import SortedIndex
 from mm_assets.storage.forking import renew_in_children
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ __all__ = ["DatasetIds", "OpenFiles"]
 T = TypeVar("T")
 
 _BLOCK = 1 << 14  # ids that are read together while iterating
+
+# Files are read as one after an eighth of their samples was read: before each of them begins to cache bounds of its
+# own, which would take twice the memory.
+_READS_PER_MULTI_FILE = 8
 
 # Bytes of cached tables of remote files: 16 or more per sample and modality. Of a local file they are its pages.
 MAX_TABLES = 512 << 20
@@ -57,6 +62,7 @@ class _SharedFiles:
         for number, reader in files.take_opened().items():
             self._add(number, reader)
         self.multi_file: MultiFile | None = None
+        # All files are local and few enough to stay open, and reading them as one was not tried yet.
         self.may_be_multi_file = not files.any_remote and 0 < len(files.entries) <= MAX_OPEN
         self.users: weakref.WeakSet[OpenFiles] = weakref.WeakSet()  # weak: one that is dropped unclosed holds no file
         starts = accumulate((file.num_samples for file in files.entries), initial=0)
@@ -138,6 +144,7 @@ class OpenFiles:
         selection: the selection, read-only.
         starts: position of the first sample of each file.
         num_samples: selected samples.
+        num_read: samples whose stored bytes were read; counted by the reader.
     """
 
     def __init__(
@@ -159,7 +166,8 @@ class OpenFiles:
             selection.flags.writeable = False
         self.selection = selection
         self.num_samples = self.num_stored if selection is None else len(selection)
-        self._rows: RowLookup | None = None
+        self.num_read = 0
+        self._rows: SortedIndex[np.int64] | None = None
         self._is_sole = len(self.files) == 1 and selection is None
         self._sole: Reader | None = None
         with shared.lock:
@@ -206,18 +214,19 @@ class OpenFiles:
         self._check_open()
         return self._shared.multi_file
 
-    @property
-    def may_be_multi_file(self) -> bool:
-        """Whether all files are local and few enough to stay open, and reading them as one was not tried yet."""
-        return self._shared.may_be_multi_file
-
     def make_multi_file(self, make: Callable[[Iterator[Reader]], MultiFile | None]) -> MultiFile | None:
-        """Read all files as one from now on, if `make` finds that they can be, which is called once.
+        """Read all files as one from now on, if `make`, which is called once, finds that they can be.
+
+        Not before enough samples were read, and not for a view of few samples, which must not open files that have none
+        of them.
 
         Raises:
             ValueError: the dataset is closed.
         """
         shared = self._shared
+        is_large = 2 * self.num_samples >= self.num_stored
+        if not shared.may_be_multi_file or not is_large or _READS_PER_MULTI_FILE * self.num_read < self.num_stored:
+            return None
         shared.may_be_multi_file = False
         try:
             made = make(iter(self))
@@ -317,8 +326,8 @@ class OpenFiles:
         found = self._find_positions(sample_id)
         if self.selection is None or not found:
             return found[0] if found else None
-        lookup = self._rows = self._rows or RowLookup(self.selection)  # made by two threads, it would be the same
-        return min((row for row in map(lookup.first, found) if row is not None), default=None)
+        lookup = self._rows = self._rows or SortedIndex(self.selection)  # made by two threads, it would be the same
+        return min((row for position in found for row in lookup.find(position)), default=None)
 
     def _find_positions(self, sample_id: str) -> list[int]:
         """The positions of all samples of an id, ascending: ids are unique within a file, maybe not in all files."""

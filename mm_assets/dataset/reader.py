@@ -42,10 +42,6 @@ __all__ = ["RawBatch", "RawReader", "SampleReader"]
 
 _SCAN_ROWS = 256  # samples of a view that are scanned together
 
-# Files are read as one after an eighth of their samples was read: before each of them begins to cache bounds of its
-# own, which would take twice the memory.
-_READS_PER_MULTI_FILE = 8
-
 
 class SampleReader:
     """The reader of a `Dataset` for values; safe for several threads. Arguments and errors as the dataset's."""
@@ -227,35 +223,24 @@ class RawReader:
     def __init__(self, files: OpenFiles, fields: DatasetFields) -> None:
         self._files = files
         self._fields = fields
-        self._num_read = 0  # samples, until the files are read as one
 
     def read(self, indices: Indices, modalities: Sequence[str] | None = None) -> RawBatch:
         """As `Dataset.read_raw`."""
         names = self._fields.choose(modalities)
         sole = self._files.sole()
         if len(indices) == 1:  # a batch's calls into NumPy would take several times as long
-            self._num_read += 1
+            self._files.num_read += 1
             reader, local = (sole, indices[0]) if sole is not None else self._files.place(indices[0])
             payloads = reader.read_sample(local, names)
             return {name: [payload and memoryview(payload.data)] for name, payload in payloads.items()}
         if sole is not None:
             return read_raw(sole, indices, names)  # the same indices, checked there
         positions = self._files.positions(indices)
-        multi_file = self._files.multi_file or self._make_multi_file(len(positions))
+        self._files.num_read += len(positions)
+        multi_file = self._files.multi_file or self._files.make_multi_file(MultiFile.of)
         if multi_file is not None and (batch := multi_file.read(positions, names)) is not None:
             return batch
         return self._read_each(positions, names)
-
-    def _make_multi_file(self, count: int) -> MultiFile | None:
-        """All files as one, once enough samples were read; `count` are about to be read."""
-        files = self._files
-        # A view of few samples must not open files that have none of them.
-        if not files.may_be_multi_file or 2 * files.num_samples < files.num_stored:
-            return None
-        self._num_read += count
-        if _READS_PER_MULTI_FILE * self._num_read < files.num_stored:
-            return None
-        return files.make_multi_file(MultiFile.of)
 
     def _read_each(self, positions: npt.NDArray[np.int64], names: tuple[str, ...]) -> RawBatch:
         """The same file by file, of positions."""

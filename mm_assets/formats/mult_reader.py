@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,25 +39,18 @@ from mm_assets.formats.report import FileDamage
 from mm_assets.formats.tail import HEAD_REQUEST, Window
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _Plan(NamedTuple):
     """How to find and check the directory's cells of some modalities.
 
     Attributes:
         first_cells: (modalities, 1) or () int64, where a modality's positions begin, counted in uint64.
         to_sizes: the same shape, int64, from there to where its sizes begin, counted in uint32.
         record_sizes: the same shape, uint64, bytes of a metadata record.
-        body_ptr: () uint64, the least position of a payload.
-        body_size: () uint64, bytes from there to the end of the file.
-        all_present: what `Bounds.present` is where nothing is absent.
     """
 
     first_cells: npt.NDArray[np.int64]
     to_sizes: npt.NDArray[np.int64]
     record_sizes: npt.NDArray[np.uint64]
-    body_ptr: npt.NDArray[np.uint64]
-    body_size: npt.NDArray[np.uint64]
-    all_present: tuple[None, ...]
 
 
 class MultReader(PackedReader):
@@ -106,6 +98,9 @@ class MultReader(PackedReader):
         self._index_table = self._table(index_ptr, num_samples, MULT_INDEX_ENTRY)
         self._columns: list[tuple[Table, Table, Table]] = []  # per modality: ptr, size, crc32c
         self._plans: dict[tuple[int, ...], _Plan] = {}
+        # The least position of a payload, and the bytes from there to the end of the file, as NumPy compares fastest.
+        self._least = np.array(self._body_ptr, np.uint64)
+        self._most = np.array(self._size - self._body_ptr, np.uint64)
         if not self.has_checksums:
             return
         index = self._sections[INDEX_SECTION]
@@ -197,13 +192,13 @@ class MultReader(PackedReader):
         cells += plan.to_sizes
         sizes = self._halves.array().take(cells).astype(np.uint64)
         # Unsigned numbers wrap where something is below its least, and are far too large then.
-        offsets = ptrs - plan.body_ptr
+        offsets = ptrs - self._least
         most = np.maximum(offsets, sizes - plan.record_sizes)
-        outside = np.maximum(most, np.add(offsets, sizes, out=offsets), out=most) > plan.body_size
+        outside = np.maximum(most, np.add(offsets, sizes, out=offsets), out=most) > self._most
         shape = len(numbers), len(indices)
         ends = (ptrs + sizes).reshape(shape)
         if not any_of(outside):
-            return Bounds((ptrs + plan.record_sizes).reshape(shape), ends, plan.all_present)
+            return Bounds((ptrs + plan.record_sizes).reshape(shape), ends, (None,) * len(numbers))
         present = ptrs != 0
         bad = np.where(present, outside, sizes != 0).reshape(shape)
         if bad.any():
@@ -231,9 +226,6 @@ class MultReader(PackedReader):
                 first_cells=np.asarray(2 * self._num_samples * column),
                 to_sizes=np.asarray(2 * self._num_samples * (column + 1)),
                 record_sizes=np.array(records, np.uint64).reshape(shape),
-                body_ptr=np.array(self._body_ptr, np.uint64),
-                body_size=np.array(self._size - self._body_ptr, np.uint64),
-                all_present=(None,) * len(numbers),
             )
         return plan
 
@@ -280,20 +272,15 @@ class MultReader(PackedReader):
         if self.has_checksums:
             present: npt.NDArray[np.bool_] = self._columns[number][0].column() != 0
             return present
-        result = np.zeros(self._num_samples, np.bool_)
-        for first, places in self._all_places(number):
-            result[first : first + batch.BLOCK_ROWS] = places.present
-        return result
+        return np.concatenate([np.zeros(0, np.bool_), *(places.present for _, places in self._all_places(number))])
 
     def sizes(self, name: str) -> npt.NDArray[np.uint32]:
         """Bytes of record and data of every sample: (N,) uint32, 0 where absent."""
         number = self.number_of(name)
         if self.has_checksums:
             return self._columns[number][1].column().copy()
-        result = np.zeros(self._num_samples, np.uint32)
-        for first, places in self._all_places(number):
-            result[first : first + batch.BLOCK_ROWS] = places.sizes
-        return result
+        sizes = [places.sizes.astype(np.uint32) for _, places in self._all_places(number)]
+        return np.concatenate([np.zeros(0, np.uint32), *sizes])
 
     def _stored_checksums(self, number: int) -> npt.NDArray[np.uint32]:
         return self._columns[number][2].column().copy()

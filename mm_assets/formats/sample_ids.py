@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias, overload
+from typing import Generic, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ HASH_BLOCK = 1 << 20  # bytes hashed at once; of a longer id, that many are hash
 # come from one running sum. Ids made to collide cost time, not correctness: candidates are compared.
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 2**64)
+
+Number = TypeVar("Number", np.uint64, np.int64)
 
 ReadBlob: TypeAlias = Callable[[int, int], Buffer]  # (start, end) in the blob -> its bytes
 
@@ -84,28 +86,31 @@ def find_duplicate(offsets: npt.NDArray[np.uint64], blob: Buffer) -> tuple[int, 
     return None
 
 
-class HashIndex:
-    """Positions by 64-bit hash: a hash only names candidates, which the caller compares with what it looks for.
+class SortedIndex(Generic[Number]):
+    """Where 64-bit numbers are, found by bisection: 12 bytes per number, 16 beyond 2**32 of them, 8 where they ascend.
 
-    Takes 12 bytes per hash, 16 beyond 2**32 of them.
+    Args:
+        numbers: (n,), such as hashes: these only name candidates, which the caller compares with what it looks for.
     """
 
-    def __init__(self, hashes: npt.NDArray[np.uint64]) -> None:
-        order = np.argsort(hashes, kind="stable")  # of one id twice, the first comes first
-        self._order = order.astype(np.uint32 if len(order) < 2**32 else np.uint64)
-        self._hashes = hashes[order]
+    def __init__(self, numbers: npt.NDArray[Number]) -> None:
+        self._numbers: npt.NDArray[Number] = numbers
+        self._order: npt.NDArray[np.integer] | None = None
+        if np.any(numbers[1:] < numbers[:-1]):
+            order = np.argsort(numbers, kind="stable")  # of one number twice, the first comes first
+            self._order = order.astype(np.uint32 if len(order) < 2**32 else np.uint64)
+            self._numbers = numbers[order]
 
-    def candidates(self, wanted: np.uint64) -> list[int]:
-        """The positions of a hash, ascending."""
-        hashes = self._hashes
-        first = int(hashes.searchsorted(wanted))
-        if first == len(hashes) or hashes[first] != wanted:
+    def find(self, wanted: Number | int) -> list[int]:
+        """Where a number is, ascending."""
+        numbers = self._numbers
+        first = int(numbers.searchsorted(wanted))
+        if first == len(numbers) or numbers[first] != wanted:
             return []
         last = first + 1
-        if last < len(hashes) and hashes[last] == wanted:  # hardly ever: spares a second bisection
-            last = int(hashes.searchsorted(wanted, "right"))
-        found: list[int] = self._order[first:last].tolist()
-        return found
+        if last < len(numbers) and numbers[last] == wanted:  # hardly ever: spares a second bisection
+            last = int(numbers.searchsorted(wanted, "right"))
+        return list(range(first, last)) if self._order is None else self._order[first:last].tolist()
 
 
 class SampleIds(Sequence[str]):
@@ -185,7 +190,7 @@ class StoredIds(SampleIds):
         self._offsets = Table(source, ptr, count + 1, "<u8")
         self._blob_ptr = ptr + 8 * (count + 1)
         self._blob_size = size - 8 * (count + 1)
-        self._index: HashIndex | None = None
+        self._index: SortedIndex[np.uint64] | None = None
 
     def _corrupt(self, i: int | None, detail: str, found: object, expected: object) -> CorruptError:
         return CorruptError(self._name, f"sample ids: {detail}", sample=i, found=found, expected=expected)
@@ -251,11 +256,11 @@ class StoredIds(SampleIds):
             return None  # a lone surrogate cannot be in a file
         if self._index is None:
             offsets, blob = self._checked(self._offsets.column(), 0), self._blob_ptr
-            self._index = HashIndex(
+            self._index = SortedIndex(
                 hash_ids(offsets, lambda start, end: view_block(self._source, blob + start, end - start))
             )
         (wanted,) = hash_ids(np.array([0, len(key)], np.uint64), lambda start, end: key[start:end])
-        return next((i for i in self._index.candidates(wanted) if self._bytes(i) == key), None)
+        return next((i for i in self._index.find(wanted) if self._bytes(i) == key), None)
 
     def forget(self) -> None:
         """Drops what is cached, so that the source can be closed."""

@@ -48,7 +48,7 @@ def test_an_id_of_two_files_is_found_at_its_first_sample(tmp_path: Path) -> None
 
 def test_the_lookup_is_made_once_for_all_views(paths: list[str]) -> None:
     """Views of one dataset share the sorted hashes; closing the last of them drops these."""
-    with mock.patch.object(id_index, "HashIndex", side_effect=id_index.HashIndex) as sort:
+    with mock.patch.object(id_index, "SortedIndex", side_effect=id_index.SortedIndex) as sort:
         with mm_assets.open(paths) as data, data.select([5, 2]) as view, view.select([1]) as inner:
             assert (data.find("id002"), view.find("id002"), inner.find("id002")) == (2, 1, 0)
         assert sort.call_count == 1
