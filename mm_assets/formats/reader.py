@@ -65,7 +65,7 @@ class PackedReader(ABC):
     Attributes:
         path: path or URL of the file.
         names: of the modalities, in the file's order.
-        modalities: what the file says of each.
+        modalities: the specification of each.
         schema: the schema section; empty in a file without our tail.
         sample_ids: the samples' ids, in order.
         has_checksums: whether the file has our tail, and so checksums, ids and a schema.
