@@ -1,8 +1,8 @@
-"""MP4 and QuickTime tables, checked before a demuxer sees them.
+"""MP4 and QuickTime tables, checked before a demuxer reads them.
 
-A table states how many samples, edits or items there are, and a demuxer allocates memory for that many. Here the
-numbers are compared with the bytes that follow them, so that a small file cannot claim much memory. The walk follows
-FFmpeg's: it reads tables in any box that holds boxes, whether or not they belong there.
+A demuxer allocates memory for as many samples, edits or items as a table counts. Here the counts are compared with the
+bytes that follow them, so that a small file cannot claim much memory. Like FFmpeg, the walk reads tables in any box
+that holds boxes, whether or not they belong there.
 """
 
 from __future__ import annotations
@@ -26,18 +26,23 @@ _PARENTS = frozenset(
 )
 _MAX_BOXES = 500_000
 _ENTRY_SIZES = {b"stts": 8, b"ctts": 8, b"stsc": 12, b"stco": 4, b"co64": 8, b"stss": 4, b"stps": 4, b"keys": 8}
-_TABLES = (*_ENTRY_SIZES, b"stsz", b"stz2", b"elst", b"trun", b"sidx", b"tfra", b"iinf", b"iloc", b"senc", b"saiz")
-_TABLE = re.compile(b"|".join((*_TABLES, b"cmov")))
+_COUNTED = {  # position of a table's count, bytes of its entries, and the first version with a count of four bytes
+    **{kind: (4, size, 0) for kind, size in _ENTRY_SIZES.items()},
+    b"tfra": (12, 11, 0),
+    b"iinf": (4, 8, 1),
+    b"iloc": (6, 4, 2),
+}
 _REFUSED = {b"cmov": "a compressed header", b"senc": "encrypted samples", b"saiz": "encrypted samples"}
+_TABLE = re.compile(b"|".join((*_COUNTED, *_REFUSED, b"stsz", b"stz2", b"elst", b"trun", b"sidx")))
 _SAMPLE_FIELDS = 0xF00  # flags of a track run, one for each field of four bytes that every sample has
 _MAX_PER_BYTE = 16  # samples: no codec whose samples are in chunks of one size has more
-_PER_INDEX = 256  # samples of one size that FFmpeg's index counts as one, and more
-_TRACK_COST = 4  # bytes of a file for a track of a fragment
+_PER_INDEX = 256  # samples of one size, at least, per entry of FFmpeg's index
+_TRACK_COST = 4  # bytes of a file per track of a fragment
 
 
 @dataclass(slots=True)
 class _Track:
-    samples: int = 0  # as the index counts them
+    samples: int = 0  # as FFmpeg's index counts them
     edits: int = 0
     chunks: int = 0
     runs: list[memoryview] = field(default_factory=list)  # of chunks: first, samples in each, description
@@ -78,11 +83,11 @@ def check_sample_tables(view: memoryview) -> None:
 
 
 def _children(view: memoryview, kind: bytes, body: int, stop: int) -> int | None:
-    """Where the boxes in a box begin; None where FFmpeg does not read any."""
+    """Position of the first box in a box; None if FFmpeg does not read any."""
     if kind in _PARENTS:
         return body
     if kind in (b"free", b"hoov") and bytes(view[body + 4 : body + 8]) in (b"mvhd", b"cmov"):
-        return body  # FFmpeg takes it for a moov
+        return body  # FFmpeg reads it as a moov
     if kind == b"meta":
         found = (match.start() for match in re.finditer(b"hdlr", view[body:stop]))
         first = next((at for at in found if at % 4 == 0 and at), None)
@@ -106,12 +111,12 @@ class _Tables:
         self.fragments += kind == b"moof"
 
     def add(self, kind: bytes, body: int, stop: int) -> None:
-        """Note a box that holds none, and check it alone."""
+        """Note a box that holds no boxes, and check it alone."""
         view, track, size = self.view, self.tracks[-1], stop - body
         if kind in _REFUSED:
             raise MediaError("<video>", f"found {_REFUSED[kind]}, expected a file without")
         if kind in (b"stsd", b"iprp"):
-            # FFmpeg parses their content like a track's: a table there can only be hostile.
+            # FFmpeg parses their content like a track's: a table in it is hostile.
             hidden = _TABLE.search(view[body:stop])
             if hidden is not None:
                 raise MediaError("<video>", f"found a {hidden[0].decode()} within {kind.decode()}, expected none there")
@@ -122,40 +127,31 @@ class _Tables:
             self._need(kind, count, len(view) // each if is_constant else (size - 12) * 8 // bits)
             track.samples += count // _PER_INDEX + 1 if is_constant else count
             self.samples += count if is_constant else 0
-        elif kind in _ENTRY_SIZES and size >= 8:
-            count = _U32.unpack_from(view, body + 4)[0]
-            self._need(kind, count, (size - 8) // _ENTRY_SIZES[kind])
+        elif kind in _COUNTED:
+            at, each, version = _COUNTED[kind]
+            if size < at + 4 or view[body] < version:
+                return
+            count = _U32.unpack_from(view, body + at)[0]
+            self._need(kind, count, (size - at - 4) // each)
             if kind in (b"stco", b"co64"):
                 track.chunks += count
             elif kind == b"stsc":
                 track.runs.append(view[body + 8 : body + 8 + 12 * count])
+            elif kind == b"tfra":
+                self.fragments += count
         elif kind == b"elst" and size >= 8:
             count, each = _U32.unpack_from(view, body + 4)[0], 20 if view[body] == 1 else 12
             self._need(kind, count, (size - 8) // each)
-            # An edit that begins at -1 shows nothing; every other one goes through the track's samples.
+            # An edit that begins at -1 shows nothing; any other one goes through the track's samples.
             first = body + (16 if each == 20 else 12)
             track.edits += sum(view[first + each * k] < 0x80 for k in range(count))
-        elif kind in (b"trun", b"sidx", b"tfra", b"iinf", b"iloc"):
-            self._add_fragment(kind, body, size)
-
-    def _add_fragment(self, kind: bytes, body: int, size: int) -> None:
-        view = self.view
-        version = view[body] if size else 0
-        if kind == b"trun" and size >= 8:
+        elif kind == b"trun" and size >= 8:
             flags, count = _PAIR.unpack_from(view, body)
             each = 4 * (flags & _SAMPLE_FIELDS).bit_count()
             self._need(kind, count, (size - 8) // each if each else len(view))
             self.samples += count
-        elif kind == b"sidx" and size >= (at := 32 if version else 24):
+        elif kind == b"sidx" and size and size >= (at := 32 if view[body] else 24):
             self.fragments += min(int.from_bytes(view[body + at - 2 : body + at]), (size - at) // 12)
-        elif kind == b"tfra" and size >= 16:
-            count = _U32.unpack_from(view, body + 12)[0]
-            self._need(kind, count, (size - 16) // 11)
-            self.fragments += count
-        elif kind == b"iinf" and version and size >= 8:
-            self._need(kind, _U32.unpack_from(view, body + 4)[0], (size - 8) // 8)
-        elif kind == b"iloc" and version >= 2 and size >= 10:
-            self._need(kind, _U32.unpack_from(view, body + 6)[0], (size - 10) // 4)
 
     def check(self) -> None:
         """Compare the claims of all tables together with the bytes of the file."""
@@ -176,7 +172,7 @@ class _Tables:
 
 
 def _in_chunks(track: _Track) -> int:
-    """Samples that a track's chunks have, or more than that where the table of runs is out of order."""
+    """Samples in a track's chunks; more than that if the table of runs is out of order."""
     total = 0
     for run in track.runs:
         table = np.frombuffer(run, dtype=">u4").reshape(-1, 3).astype(np.int64)
