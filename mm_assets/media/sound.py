@@ -153,8 +153,7 @@ def _samples_of(frame: AudioFrame) -> npt.NDArray[np.float32]:
     if kind not in scales:
         raise MediaError("<video>", f"found samples of format {kind}, expected one of {', '.join(scales)}")
     values: npt.NDArray[Any] = packed.astype(np.float64 if kind in ("s32", "dbl") else np.float32)
-    scaled: npt.NDArray[np.float32] = ((values - (128 if kind == "u8" else 0)) / scales[kind]).astype(np.float32)
-    return scaled
+    return ((values - (128 if kind == "u8" else 0)) / scales[kind]).astype(np.float32)
 
 
 def resample(samples: npt.NDArray[np.float32], rate: int, target: int) -> npt.NDArray[np.float32]:
@@ -200,13 +199,11 @@ def mix(samples: npt.NDArray[np.float32], target: int) -> npt.NDArray[np.float32
     if channels == target:
         return samples
     if target == 1:
-        mean: npt.NDArray[np.float32] = samples.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
-        return mean
+        return np.asarray(samples.mean(axis=1, keepdims=True, dtype=np.float64), dtype=np.float32)
     if channels == 1:
         return np.repeat(samples, target, axis=1)
     if not mixes(channels, target):
         raise ValueError(f"found {channels} channels, expected 1, 6 for stereo, or {target}")
     part = 0.5**0.5
     weights = np.array([[1, 0], [0, 1], [part, part], [0, 0], [part, 0], [0, part]]) / (1 + 2 * part)
-    stereo: npt.NDArray[np.float32] = (samples @ weights).astype(np.float32)
-    return stereo
+    return np.asarray((samples @ weights), dtype=np.float32)

@@ -1,7 +1,7 @@
-"""When a frame is shown and which audio samples belong to it: the only module with this arithmetic.
+"""Presentation times of frames, and the audio samples that belong to a frame: the only module with this arithmetic.
 
-Frame rates are ratios of integers and so is every result here before its last step: the boundary after an hour is as
-exact as the first. Nothing overflows; nothing reads a file.
+Frame rates are ratios of integers, and so is every result before its last step: the boundary after an hour is as exact
+as the first, and nothing overflows.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ __all__ = [
     "uniform_indices",
 ]
 
-MAX_FRAME_RATE = 1000  # frames per second, the tick of Matroska; and its inverse, a frame in 1000 seconds
+MAX_FRAME_RATE = 1000  # frames per second, the tick of Matroska; the least rate is its inverse
 _MAX_TERM = 2**31 - 1  # of a ratio: the product of two terms fits 64 bits
-MAX_RATE_TERM = 2**20  # of a stored rate: times a frame number, below 2**32, it is exact in a float64
+MAX_RATE_TERM = 2**20  # of a stored rate: its product with a frame number, below 2**32, is exact in a float64
 _NTSC = tuple(Fraction(n * 1000, 1001) for n in (15, 24, 30, 48, 60, 120, 240))
 _STANDARD = (*map(Fraction, (10, 12, 15, 20, 24, 25, 30, 48, 50, 60, 100, 120, 240)), *_NTSC)
 _NTSC_TOLERANCE = Fraction(5, 1000)  # 23.98 and 29.97 are this near to 24000/1001 and 30000/1001
-_HALF = Fraction(1, 2)
 
 
 def as_frame_rate(value: Fraction | float | tuple[int, int]) -> Fraction:
     """Frames per second as a ratio.
 
     A float within 0.005 of 1000/1001 times 15, 24, 30, 48, 60, 120 or 240 is that ratio, so that 29.97 is 30000/1001;
-    any other is the nearest ratio with a denominator up to 1001. Fractions, integers and pairs are taken exactly.
+    any other float is the nearest ratio with a denominator up to 1001. Fractions, integers and pairs are exact.
 
     Raises:
         ValueError: not a number, or outside 1/1000 to 1000, or a ratio with a term above 2**20.
     """
-    if isinstance(value, bool) or not isinstance(value, Fraction | int | float | tuple):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Fraction | int | float | tuple)
+        or (isinstance(value, float) and not math.isfinite(value))
+    ):
         raise ValueError(f"found {value!r}, expected a frame rate")
     if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"found {value!r}, expected a frame rate")
         exact = Fraction(value)
         near = [rate for rate in _NTSC if abs(exact - rate) <= _NTSC_TOLERANCE]
         rate = near[0] if near and exact.denominator != 1 else exact.limit_denominator(1001)
@@ -58,13 +59,13 @@ def as_frame_rate(value: Fraction | float | tuple[int, int]) -> Fraction:
         rate = Fraction(*value)
     else:
         rate = Fraction(value)
-    if not Fraction(1, MAX_FRAME_RATE) <= rate <= MAX_FRAME_RATE or max(rate.as_integer_ratio()) > MAX_RATE_TERM:
+    if not _is_rate(rate):
         raise ValueError(f"found {rate} frames per second, expected 1/{MAX_FRAME_RATE} to {MAX_FRAME_RATE}")
     return rate
 
 
 def offset_in_samples(seconds: Fraction | float, sample_rate: int) -> int:
-    """Seconds in whole samples, to the nearest, a half to the even one; so an offset and its negative are opposite."""
+    """Seconds as whole samples, a half rounded to even, so that an offset and its negative are opposite."""
     return round(Fraction(seconds) * sample_rate)
 
 
@@ -72,7 +73,7 @@ def frame_boundaries(indices: npt.ArrayLike, rate: Fraction, sample_rate: int) -
     """Sample at which each frame begins: floor(i * sample_rate / rate), exact, without an offset.
 
     Args:
-        indices: of any shape, frames, at least 0.
+        indices: frame numbers of any shape.
         rate: frames per second.
         sample_rate: Hz.
 
@@ -93,23 +94,21 @@ def frame_boundaries(indices: npt.ArrayLike, rate: Fraction, sample_rate: int) -
     # floor(i*p/num) with p = whole*num + part and i = rounds*num + rest: each product is at most the result or num**2
     whole, part = divmod(sample_rate * den, num)
     rounds, rest = np.divmod(frames, num)
-    boundaries: npt.NDArray[np.int64] = frames * whole + rounds * part + rest * part // num
-    return boundaries
+    return np.asarray(frames * whole + rounds * part + rest * part // num, dtype=np.int64)
 
 
 def uniform_indices(num_frames: int, target: int) -> npt.NDArray[np.int64]:
     """(min(num_frames, target),) int64: frames spread evenly from the first to the last.
 
-    Frame k of the target is k * (num_frames - 1) / (target - 1), a half rounded up; of one, the first frame. Where
-    there are no more frames than wanted, all of them.
+    Entry k is k * (num_frames - 1) / (target - 1), a half rounded up; a single entry is the first frame. All frames if
+    there are no more than `target`.
     """
     if num_frames <= target:
         return np.arange(num_frames, dtype=np.int64)
     if target == 1:
         return np.zeros(1, dtype=np.int64)
     steps = np.arange(target, dtype=np.int64)
-    chosen: npt.NDArray[np.int64] = (2 * steps * (num_frames - 1) + (target - 1)) // (2 * (target - 1))
-    return chosen
+    return (2 * steps * (num_frames - 1) + (target - 1)) // (2 * (target - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +120,7 @@ class Timing:
         frame_rate: frames per second; None where there is no video.
         sample_rate: Hz; 0 where there is no audio.
         num_audio_samples: per channel.
-        audio_offset_samples: added to every boundary; positive: the audio comes late.
+        audio_offset_samples: added to every boundary; positive if the audio is late.
         truncated: whether the clip was truncated when it was encoded.
     """
 
@@ -134,7 +133,7 @@ class Timing:
 
     @property
     def video_seconds(self) -> float:
-        """Time for which frames are shown."""
+        """Length of the video."""
         return float(self.num_frames / self.frame_rate) if self.frame_rate else 0.0
 
     @property
@@ -154,8 +153,8 @@ class Timing:
             indices: (K,) frames.
 
         Returns:
-            (K, 2) int64, floor(i*sr*den/num)+o and floor((i+1)*sr*den/num)+o, both clipped to 0..num_audio_samples;
-            zeros where there is no audio.
+            (K, 2) int64: `frame_boundaries` of i and i + 1 plus the offset, clipped to 0..num_audio_samples; zeros
+            without audio.
 
         Raises:
             IndexError: a frame that the clip does not have.
@@ -165,11 +164,10 @@ class Timing:
             return np.zeros((len(frames), 2), dtype=np.int64)
         both = np.stack([frames, frames + 1], axis=1)
         exact = frame_boundaries(both, self.frame_rate, self.sample_rate) + np.int64(self.audio_offset_samples)
-        clipped: npt.NDArray[np.int64] = np.clip(exact, 0, self.num_audio_samples)
-        return clipped
+        return np.asarray(np.clip(exact, 0, self.num_audio_samples), dtype=np.int64)
 
     def frame_times(self, indices: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """(K,) float64 seconds at which frames begin to be shown, each rounded once.
+        """(K,) float64 seconds at which frames begin, each rounded once.
 
         Raises:
             IndexError: a frame that the clip does not have.
@@ -178,8 +176,7 @@ class Timing:
         if self.frame_rate is None:
             return np.zeros(0, dtype=np.float64)
         num, den = self.frame_rate.as_integer_ratio()
-        times: npt.NDArray[np.float64] = (frames * den) / np.float64(num)
-        return times
+        return (frames * den) / np.float64(num)
 
     def frame_index_at(self, seconds: float) -> int:
         """The frame shown at a time; on a boundary the frame that begins then.
@@ -191,14 +188,14 @@ class Timing:
             raise ValueError(f"found {seconds!r} seconds, expected a time of a clip with video")
         index = math.floor(Fraction(seconds) * self.frame_rate)
         num, den = self.frame_rate.as_integer_ratio()
-        if (index + 1) * den / num <= seconds:  # the float of a boundary may lie below the boundary itself
+        if (index + 1) * den / num <= seconds:  # the float of a boundary may be less than the boundary
             index += 1
         if not 0 <= index < self.num_frames:
             raise ValueError(f"found {seconds} seconds, expected 0 to {self.video_seconds} (excluded)")
         return index
 
     def check_frames(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """(K,) int64 of frame numbers.
+        """Frame numbers as (K,) int64.
 
         Raises:
             IndexError: a frame that the clip does not have.
@@ -215,14 +212,14 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameIndex:
-    """When the frames of a file are shown.
+    """The presentation times of a file's frames.
 
     Attributes:
-        pts: (n,) int64 ticks, presentation times, increasing; n at least 1.
+        pts: (n,) int64 ticks, increasing; n at least 1.
         keyframe_pts: (k,) int64 ticks, increasing: where decoding can begin.
-        time_base: seconds of a tick.
-        rate: frames per second, nominal.
-        is_constant: whether every frame is where that rate puts it, but for rounding to ticks.
+        time_base: seconds per tick.
+        rate: nominal frames per second.
+        is_constant: whether all times follow from that rate, except for rounding to ticks.
         duration: seconds from the first frame's start to the last one's end.
     """
 
@@ -235,18 +232,18 @@ class FrameIndex:
 
     @property
     def start(self) -> Fraction:
-        """Seconds, presentation time of the first frame."""
+        """Presentation time of the first frame, in seconds."""
         return int(self.pts[0]) * self.time_base
 
     def num_frames(self, rate: Fraction, start: Fraction = Fraction(0)) -> int:
-        """Frames of a constant rate from `start` seconds into the video to its end, to the nearest whole frame."""
-        return max(math.floor((self.duration - start) * rate + _HALF), 0)
+        """Frames of a constant rate from `start` seconds into the video to its end, rounded."""
+        return max(math.floor((self.duration - start) * rate + Fraction(1, 2)), 0)
 
     def shown_at(self, indices: npt.NDArray[np.int64], rate: Fraction, start: Fraction) -> npt.NDArray[np.int64]:
         """Position in `pts` of what is shown when each frame of a constant rate begins.
 
-        That is the last frame whose presentation time has come. A file rounds these times to ticks: half a tick, and
-        at most half a millisecond, is forgiven.
+        That is the last frame whose presentation time is not later; half a tick of rounding, and at most half a
+        millisecond, is tolerated.
 
         Args:
             indices: (K,) frames of the constant rate.
@@ -256,47 +253,46 @@ class FrameIndex:
         if self.is_constant and rate == self.rate and start == 0:
             return np.minimum(indices, len(self.pts) - 1)
         tolerance = min(self.time_base / 2, Fraction(1, 2000))
-        # In ticks, over one denominator: an integer a frame, however far it is from the start.
+        # In ticks, over one denominator, so that every product is an integer.
         at_first, period = (start + tolerance) / self.time_base, 1 / (rate * self.time_base)
         scale = math.lcm(at_first.denominator, period.denominator)
-        begin, step, first = int(at_first * scale), int(period * scale), int(self.pts[0])
-        last = int(self.pts[-1])  # a time after it shows the same frame, and may not fit 64 bits
+        begin, step = int(at_first * scale), int(period * scale)
+        first, last = int(self.pts[0]), int(self.pts[-1])  # later times than the last may not fit 64 bits
         latest = (min(first + (begin + index * step) // scale, last) for index in map(int, indices))
         found = np.searchsorted(self.pts, np.fromiter(latest, np.int64, len(indices)), side="right") - 1
         return np.clip(found, 0, len(self.pts) - 1)
 
 
 def nominal_rate(pts: npt.NDArray[np.int64], time_base: Fraction, hints: Sequence[Fraction]) -> tuple[Fraction, bool]:
-    """The frame rate of presentation times, and whether they keep it to within a tick.
+    """The frame rate of presentation times, and whether they follow it to within a tick.
 
-    It tries the container's rates (`hints`), the exact spacing, and the standard rates. Times that match none of them
-    are of variable rate: then it is the first hint in range, or the mean.
+    Candidates are the container's rates (`hints`), the exact spacing, and the standard rates. If none of them matches,
+    the rate is variable, and its value the first hint in range, or the mean.
 
     Args:
         pts: (n,) int64 ticks, increasing.
-        time_base: seconds of a tick.
+        time_base: seconds per tick.
         hints: rates in order of trust.
     """
-    usable = [Fraction(hint) for hint in hints]
+    trusted = [rate for rate in map(Fraction, hints) if _is_rate(rate)]
+    others: list[Fraction] = []
     span = int(pts[-1]) - int(pts[0])
     if span > 0:
         mean = (len(pts) - 1) / (span * time_base)
         near = sorted(_STANDARD, key=lambda rate: abs(rate - mean))
-        usable += [mean, *near] if int(np.ptp(np.diff(pts))) == 0 else [*near, mean]
-    trusted = [rate for rate in map(Fraction, hints) if _is_rate(rate)]
-    usable = [rate for rate in usable if _is_rate(rate)]
+        others = [mean, *near] if int(np.ptp(np.diff(pts))) == 0 else [*near, mean]
     ticks = (pts - pts[0]).astype(np.float64)
     steps = np.arange(len(pts), dtype=np.float64)
-    for rate in usable:
+    for rate in (*trusted, *filter(_is_rate, others)):
         period = float(1 / (rate * time_base))
-        # Where a tick is a whole frame, as in AVI, a time that is one off is a frame left out, not a rounded time.
+        # If a tick is a whole frame, as in AVI, a time that is one tick off is a missing frame and not a rounded time.
         if np.abs(ticks - steps * period).max() <= min(1.0, 0.499 * period):
             return rate, True
     if trusted:
         return trusted[0], False
     if span > 0:
         return min(max(mean, Fraction(1, MAX_FRAME_RATE)), Fraction(MAX_FRAME_RATE)).limit_denominator(1001), False
-    return Fraction(25), True  # a single frame without any rate is shown for a moment
+    return Fraction(25), True  # a single frame without any rate
 
 
 def _is_rate(rate: Fraction) -> bool:

@@ -170,8 +170,7 @@ class _Segment(io.FileIO):
     def slots(self) -> list[int]:
         """Reads the table: the slot where the block may be, or several if processes stored it at the same time."""
         self._entries = np.frombuffer(self.read(_TABLE_SIZE).ljust(_TABLE_SIZE, b"\0"), _ENTRY)  # a new file is empty
-        slots: list[int] = np.flatnonzero(self._entries["key"] == self._key).tolist()
-        return slots
+        return np.flatnonzero(self._entries["key"] == self._key).tolist()
 
     def free_slots(self, since: float) -> list[int]:
         """A free slot, or that of the oldest block; none where all were stored since then."""
