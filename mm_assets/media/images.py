@@ -35,21 +35,19 @@ class ImageInfo:
 
     Attributes:
         codec: ``jpeg``, ``png``, ``gif``, ``webp``, ``bmp`` or ``tiff``.
-        content_type: MIME type.
         width: columns as stored, before any EXIF rotation, at least 1.
         height: rows as stored, at least 1.
-        channels: of the image decoded to 8 bits: 1 grey, 3 colour, 4 colour with alpha. A palette is colour, CMYK is
-            3, grey with alpha is 4, and a transparent colour counts as alpha.
+        channels: of the image decoded to 8 bits: 1 grey, 3 colour, 4 colour with alpha. A palette and CMYK are 3,
+            grey with alpha is 4, and a transparent colour counts as alpha.
         bit_depth: bits of one stored sample (of a palette's index).
-        has_8bit_form: whether there is one way to turn it into 8-bit grey or RGB. False for floating-point, signed or
-            wider than 16-bit samples, for Lab and the like (TIFF), and for 12-bit JPEG.
+        has_8bit_form: whether there is one way to convert it to 8-bit grey or RGB. False for floating-point, signed
+            or wider than 16-bit samples, for Lab and the like (TIFF), and for 12-bit JPEG.
         num_frames: frames (TIFF pages, animation frames) whose headers are in the bytes, at least 1; the other
-            attributes describe the first.
-        orientation: EXIF orientation, 1 to 8; 1, as stored, where there is none.
+            attributes describe the first one.
+        orientation: EXIF orientation, 1 to 8; 1 if there is none.
     """
 
     codec: str
-    content_type: str
     width: int
     height: int
     channels: int
@@ -90,7 +88,7 @@ def _probe_jpeg(head: HeaderReader) -> ImageInfo:
     pos, orientation = 2, 1
     for _ in range(MAX_SEGMENTS):
         if head.starts(pos, b"\xff") and head.has(pos, 2) and head.view[pos + 1] != 0xFF:
-            marker = head.view[pos + 1]  # undamaged, as nearly always
+            marker = head.view[pos + 1]  # undamaged, as almost always
             pos += 2
         else:
             junk = bytes(head.view[pos : pos + _MAX_JUNK])
@@ -100,7 +98,7 @@ def _probe_jpeg(head: HeaderReader) -> ImageInfo:
                 raise head.fail(f"JPEG header is truncated or damaged: no marker after byte {pos}")
             pos += len(junk) - len(filled) + 1
             marker = filled[0]
-        if marker == 0x00 or marker == 0x01 or 0xD0 <= marker <= 0xD8:
+        if marker <= 0x01 or 0xD0 <= marker <= 0xD8:
             continue  # markers without a segment, and a stuffed byte in junk
         if marker in (0xD9, 0xDA):
             raise head.fail("JPEG has no frame header before its data")
@@ -115,7 +113,6 @@ def _probe_jpeg(head: HeaderReader) -> ImageInfo:
                 raise head.fail(f"JPEG has {components} components, expected 1, 3 or 4")
             return ImageInfo(
                 codec="jpeg",
-                content_type="image/jpeg",
                 width=width,
                 height=height,
                 channels=1 if components == 1 else 3,
@@ -152,7 +149,7 @@ def _probe_png(head: HeaderReader) -> ImageInfo:
     num_frames, orientation, pos = 1, 1, 33
     for _ in range(MAX_SEGMENTS):
         if not head.has(pos, 8):
-            break  # a head that ends before the pixels
+            break  # only the head of a file
         length, kind = head.take(CHUNK_BE, pos, "PNG chunk")
         if kind in (b"IDAT", b"IEND"):
             break
@@ -165,7 +162,6 @@ def _probe_png(head: HeaderReader) -> ImageInfo:
         pos += 12 + length
     return ImageInfo(
         codec="png",
-        content_type="image/png",
         width=width,
         height=height,
         channels=channels,
@@ -200,7 +196,6 @@ def _probe_gif(head: HeaderReader) -> ImageInfo:
         pos += 1
     return ImageInfo(
         codec="gif",
-        content_type="image/gif",
         width=width,
         height=height,
         channels=4 if transparent else 3,
@@ -238,7 +233,6 @@ def _probe_webp(head: HeaderReader) -> ImageInfo:
         pos = body + length + (length & 1)
     return ImageInfo(
         codec="webp",
-        content_type="image/webp",
         width=width,
         height=height,
         channels=4 if alpha else 3,
@@ -259,7 +253,6 @@ def _probe_bmp(head: HeaderReader) -> ImageInfo:
     alpha = compression in (3, 6) and size >= 56 and head.take(_U32_LE, 66, "BMP masks")[0] != 0
     return ImageInfo(
         codec="bmp",
-        content_type="image/bmp",
         width=width,
         height=abs(height),
         channels=4 if alpha and bits == 32 else 3,
@@ -268,7 +261,7 @@ def _probe_bmp(head: HeaderReader) -> ImageInfo:
 
 
 def _read_directory(head: HeaderReader) -> tuple[dict[int, list[int]], int]:
-    """The tags we use of the first directory of a TIFF or BigTIFF, and the length of the chain of directories."""
+    """The needed tags of the first directory of a TIFF or BigTIFF, and the length of the chain of directories."""
     order, _, count_of, entry_of, pointer_of, pos = read_tiff_layout(head)
     tags: dict[int, list[int]] = {}
     (entries,) = head.take(count_of, pos, "TIFF directory")
@@ -291,7 +284,7 @@ def _read_directory(head: HeaderReader) -> tuple[dict[int, list[int]], int]:
             break
         (pos,) = head.take(pointer_of, at, "TIFF chain")
         if pos == 0 or pos in seen or not head.has(pos, count_of.size):
-            break  # the end, a loop, or a directory that is not there
+            break  # the end, a loop, or a missing directory
         seen.add(pos)
         (entries,) = head.take(count_of, pos, "TIFF directory")
     return tags, len(seen)
@@ -310,7 +303,6 @@ def _probe_tiff(head: HeaderReader) -> ImageInfo:
     depth, unsigned = tags.get(258, [1])[0], all(kind in (1, 4) for kind in tags.get(339, ()))
     return ImageInfo(
         codec="tiff",
-        content_type="image/tiff",
         width=tags[256][0],
         height=tags[257][0],
         channels=channels,

@@ -206,4 +206,4 @@ def mix(samples: npt.NDArray[np.float32], target: int) -> npt.NDArray[np.float32
         raise ValueError(f"found {channels} channels, expected 1, 6 for stereo, or {target}")
     part = 0.5**0.5
     weights = np.array([[1, 0], [0, 1], [part, part], [0, 0], [part, 0], [0, part]]) / (1 + 2 * part)
-    return np.asarray((samples @ weights), dtype=np.float32)
+    return np.asarray(samples @ weights, dtype=np.float32)

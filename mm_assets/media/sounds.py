@@ -13,7 +13,7 @@ from mm_assets.media.header import CHUNK_LE, MAX_SEGMENTS, HeaderReader, size_of
 
 __all__ = ["AudioInfo", "probe_audio"]
 
-_STREAMED_SIZES = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # data sizes that programs write when they cannot seek back
+_STREAMED_SIZES = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # written by programs that cannot seek back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,6 @@ class AudioInfo:
 
     Attributes:
         codec: ``wav``, ``flac``, ``ogg`` or ``mp3``.
-        content_type: MIME type.
         sample_rate: Hz, at least 1.
         channels: at least 1.
         num_frames: samples per channel.
@@ -30,7 +29,6 @@ class AudioInfo:
     """
 
     codec: str
-    content_type: str
     sample_rate: int
     channels: int
     num_frames: int
@@ -58,10 +56,10 @@ def probe_audio(data: Buffer, *, size: int | None = None) -> AudioInfo:
     """Read an audio file's header without decoding it.
 
     Args:
-        data: the file's bytes. Its head is enough for WAV and for a FLAC with its length; Ogg and MP3 have
-            theirs at the end or nowhere, so libsndfile walks the whole file.
-        size: bytes of the whole file, where `data` is only its head. A WAV that is shorter than in its header has
-            the frames that are there.
+        data: the file's bytes. Its head is enough for WAV and for a FLAC that has its length. Ogg and MP3 have their
+            length at the end or nowhere, so libsndfile reads the whole file.
+        size: bytes of the whole file, if `data` is only its head. A WAV that is shorter than its header says has the
+            existing frames.
 
     Raises:
         MediaError: no WAV, FLAC, Ogg or MP3, or a header that is damaged or truncated.
@@ -77,7 +75,7 @@ def probe_audio(data: Buffer, *, size: int | None = None) -> AudioInfo:
     elif content_type == "audio/flac":
         info = _probe_flac(head, start, file_size)
     elif content_type in ("audio/ogg", "audio/mpeg"):
-        info = _probe_sndfile(head, "ogg" if content_type == "audio/ogg" else "mp3", content_type)
+        info = _probe_sndfile(head, "ogg" if content_type == "audio/ogg" else "mp3")
     else:
         found = content_type or f"unknown bytes {bytes(head.view[:8])!r}"
         raise head.fail(f"is not readable audio: found {found}, expected WAV, FLAC, Ogg or MP3")
@@ -105,7 +103,7 @@ def _probe_wav(head: HeaderReader, file_size: int) -> AudioInfo:
             code, channels, rate, _, block, bits = layout
             subtype = _WAV_SUBTYPES.get((code, bits))
             if subtype is None:
-                return _probe_sndfile(head, "wav", "audio/wav")
+                return _probe_sndfile(head, "wav")
             if block == 0 or block != channels * bits // 8:
                 raise head.fail(f"WAV has blocks of {block} bytes for {channels} channels of {bits} bits")
             there = max(0, file_size - body)
@@ -115,7 +113,6 @@ def _probe_wav(head: HeaderReader, file_size: int) -> AudioInfo:
                 there = min(there, length)
             return AudioInfo(
                 codec="wav",
-                content_type="audio/wav",
                 sample_rate=rate,
                 channels=channels,
                 num_frames=there // block,
@@ -127,17 +124,13 @@ def _probe_wav(head: HeaderReader, file_size: int) -> AudioInfo:
 
 def _probe_flac(head: HeaderReader, start: int, file_size: int) -> AudioInfo:
     info = flac.read_stream_info(head.view, start)
-    num_frames = info.num_frames
+    num_frames: int | None = info.num_frames
     if num_frames == 0:  # the encoder did not know
-        counted = flac.count_frames(head.view, info) if head.size == file_size else None
-        if counted is None:
-            raise head.fail(
-                "FLAC has no length in its header, and does not end with a complete frame, from which it follows"
-            )
-        num_frames = counted
+        num_frames = flac.count_frames(head.view, info) if head.size == file_size else None
+    if num_frames is None:
+        raise head.fail("FLAC has no length in its header, and does not end with a complete frame, which would give it")
     return AudioInfo(
         codec="flac",
-        content_type="audio/flac",
         sample_rate=info.sample_rate,
         channels=info.channels,
         num_frames=num_frames,
@@ -145,7 +138,7 @@ def _probe_flac(head: HeaderReader, start: int, file_size: int) -> AudioInfo:
     )
 
 
-def _probe_sndfile(head: HeaderReader, codec: str, content_type: str) -> AudioInfo:
+def _probe_sndfile(head: HeaderReader, codec: str) -> AudioInfo:
     with optional_import("soundfile", "reading an audio header"):
         import soundfile
 
@@ -153,7 +146,6 @@ def _probe_sndfile(head: HeaderReader, codec: str, content_type: str) -> AudioIn
         with soundfile.SoundFile(io.BytesIO(head.view)) as sound:
             return AudioInfo(
                 codec=codec,
-                content_type=content_type,
                 sample_rate=int(sound.samplerate),
                 channels=int(sound.channels),
                 num_frames=max(0, int(sound.frames)),
