@@ -1,4 +1,7 @@
-"""Short descriptions of values: arrays by type and shape, bytes by size, long texts truncated."""
+"""Values that hold arrays: compared by their elements, and described briefly.
+
+A description has arrays by type and shape, bytes by size, and long texts truncated.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-__all__ = ["summarize", "summary_repr"]
+__all__ = ["ArrayValue", "same_value", "summarize", "summary_repr"]
 
 MAX_TEXT = 100  # characters of a text
 MAX_LINE = 400  # characters of anything else
@@ -68,3 +71,26 @@ def _joined(names: Sequence[str], values: Sequence[object], sign: str, depth: in
         f"{name}{sign}{_summary(value, depth + 1)}" for name, value in zip(names[:most], values[:most], strict=True)
     ]
     return ", ".join([*parts, f"… {len(values)} in all"] if len(values) > most else parts)
+
+
+def same_value(one: object, other: object) -> bool:
+    """Equality, of arrays by their elements."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
+    return one == other
+
+
+class ArrayValue:
+    """A base of dataclasses that hold arrays: equal by `same_value`, without a hash, with a short ``__repr__``."""
+
+    __slots__ = ()
+
+    __repr__ = summary_repr
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]  # a subclass is one
+        return all(same_value(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none

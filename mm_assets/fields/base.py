@@ -28,7 +28,7 @@ import numpy.typing as npt
 from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError, TruncatedError
 from mm_assets.fields.facts import Fact
 from mm_assets.media.content_types import Buffer
-from mm_assets.summaries import summary_repr
+from mm_assets.summaries import ArrayValue, same_value
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -183,29 +183,6 @@ def as_bytes_view(value: Buffer) -> memoryview:
     """The bytes of a buffer, uncopied."""
     view = memoryview(value)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
-
-
-def same_value(one: object, other: object) -> bool:
-    """Equality, of arrays by their elements."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other)
-    return one == other
-
-
-class ArrayValue:
-    """A base of dataclasses that hold arrays: equal by `same_value`, without a hash, shown in a few words."""
-
-    __slots__ = ()
-
-    __repr__ = summary_repr
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, type(self)):
-            return NotImplemented
-        names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]  # a subclass is one
-        return all(same_value(getattr(self, name), getattr(other, name)) for name in names)
-
-    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
 
 
 @dataclasses.dataclass(frozen=True)

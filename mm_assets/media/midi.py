@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.smf import SMPTE_RATES, Events, Score, Track, read_tracks
-from mm_assets.summaries import summary_repr
+from mm_assets.summaries import ArrayValue
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
@@ -44,8 +44,8 @@ _PEDAL_DOWN = 64  # controller values from this on are "down"
 _Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NoteTable:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class NoteTable(ArrayValue):
     """Notes in order of onset, then pitch, channel and track.
 
     Attributes:
@@ -66,8 +66,6 @@ class NoteTable:
     program: npt.NDArray[np.uint8]
     track: npt.NDArray[np.uint16]
 
-    __repr__ = summary_repr
-
     def __len__(self) -> int:
         return len(self.onset_seconds)
 
@@ -83,13 +81,6 @@ class NoteTable:
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
         """All arrays, in the order of the attributes."""
         return tuple(getattr(self, field.name) for field in fields(self))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, NoteTable):
-            return NotImplemented
-        return all(np.array_equal(mine, theirs) for mine, theirs in zip(self.columns(), other.columns(), strict=True))
-
-    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
 
 
 @dataclass(frozen=True, slots=True, eq=False)

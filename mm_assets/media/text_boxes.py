@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
-from mm_assets.summaries import summary_repr
+from mm_assets.summaries import ArrayValue
 
 __all__ = ["MAX_COORDINATE", "NORMALIZED_SIZE", "Numbers", "PageLayout", "TextBoxes", "wrong_layout"]
 
@@ -24,8 +24,8 @@ NORMALIZED_SIZE: Final = 1000  # LayoutLM's page: its position embeddings go fro
 Numbers = npt.NDArray[np.int32] | npt.NDArray[np.float64]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, init=False)
-class TextBoxes:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, init=False, repr=False)
+class TextBoxes(ArrayValue):
     """Texts with their places on pages: words, or segments (form entries, lines, regions) of several words.
 
     Attributes:
@@ -42,8 +42,6 @@ class TextBoxes:
     pages: npt.NDArray[np.int32]
     labels: tuple[str | None, ...]
     quads: Numbers | None
-
-    __repr__ = summary_repr
 
     def __init__(
         self,
@@ -74,17 +72,6 @@ class TextBoxes:
         """How many texts there are."""
         return len(self.texts)
 
-    def __eq__(self, other: object) -> bool:
-        """Whether texts, labels and numbers are equal; 1 equals 1.0."""
-        if not isinstance(other, TextBoxes):
-            return NotImplemented
-        return (
-            (self.texts, self.labels) == (other.texts, other.labels)
-            and np.array_equal(self.boxes, other.boxes)
-            and np.array_equal(self.pages, other.pages)
-            and _equal(self.quads, other.quads)
-        )
-
     def outside(self, page_sizes: Numbers) -> npt.NDArray[np.bool_]:
         """Which texts extend beyond their pages of (p, 2) sizes: (n,) bool. A border belongs to the page."""
         limits = page_sizes[self.pages]
@@ -108,8 +95,8 @@ class TextBoxes:
         return TextBoxes(self.texts, boxes, pages=self.pages, labels=self.labels, quads=quads)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, init=False)
-class PageLayout:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, init=False, repr=False)
+class PageLayout(ArrayValue):
     """The words of a document and their relations.
 
     Attributes:
@@ -128,8 +115,6 @@ class PageLayout:
     links: npt.NDArray[np.int32]
     fields: Mapping[str, Any]
     page_sizes: Numbers | None
-
-    __repr__ = summary_repr
 
     def __init__(
         self,
@@ -163,17 +148,6 @@ class PageLayout:
         _set(self, "links", _integers(links, (None, 2), "links", low=0, high=past))
         _set(self, "fields", dict(fields or {}))
         _set(self, "page_sizes", sizes)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether words, segments, links, fields and page sizes are equal."""
-        if not isinstance(other, PageLayout):
-            return NotImplemented
-        return (
-            (self.words, self.segments, self.fields) == (other.words, other.segments, other.fields)
-            and np.array_equal(self.word_segments, other.word_segments)
-            and np.array_equal(self.links, other.links)
-            and _equal(self.page_sizes, other.page_sizes)
-        )
 
     def word_labels(self) -> list[str | None]:
         """Each word's own label, else its segment's, else None."""
@@ -228,10 +202,6 @@ def _set(value: object, name: str, attribute: object) -> None:
 def wrong_layout(where: str, found: str, expected: str) -> EncodeError:
     """The error that names a place in a layout."""
     return EncodeError(f"layout: {f'{where}: ' if where else ''}found {found}, expected {expected}")
-
-
-def _equal(one: Numbers | None, other: Numbers | None) -> bool:
-    return one is None and other is None if one is None or other is None else np.array_equal(one, other)
 
 
 def _strings(value: object, what: str, *, none: bool) -> tuple[Any, ...]:
