@@ -27,6 +27,7 @@ help:
 
 $(VENV)/pip.done: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, found " + sys.version)'
+	@echo "installing into $(VENV): a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --upgrade pip
 	@touch $@
