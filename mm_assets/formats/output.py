@@ -248,8 +248,8 @@ class AtomicFile:
         self._process = os.getpid()
         self._behind = WriteBehind()
         self._spools: list[JoinedFile] = []
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        raw = os.fdopen(_open_locked(self._temporary, flags, path, "another writer is at work on this file"), "wb", 0)
+        fd = _open_locked(self._temporary, path, "another writer is at work on this file", create=True)
+        raw = os.fdopen(fd, "wb", 0)
         if os.fstat(raw.fileno()).st_size:  # what a killed writer left
             # Not for an empty file: ext4 starts to write out a file that was once truncated to nothing, all of it, when
             # it is closed, and the close waits for most of that.
@@ -321,7 +321,7 @@ class GrowingFile:
         self.path = Path(path)
         self.name = str(self.path)
         self._fsync = fsync
-        self._fd = _open_locked(self.path, os.O_RDWR, self.path, "another process is adding to this file")
+        self._fd = _open_locked(self.path, self.path, "another process is adding to this file", create=False)
 
     def fileno(self) -> int:
         """The descriptor."""
@@ -371,7 +371,7 @@ class GrowingFile:
         os.close(self._fd)
 
 
-def _open_locked(path: Path, flags: int, target: Path, busy: str) -> int:
+def _open_locked(path: Path, target: Path, busy: str, *, create: bool) -> int:
     """Opens a file and locks it for this process.
 
     Raises:
@@ -383,6 +383,7 @@ def _open_locked(path: Path, flags: int, target: Path, busy: str) -> int:
     except ImportError as error:
         detail = "writing packed files needs POSIX file locks (fcntl), which this system lacks; reading does not"
         raise OSError(errno.EOPNOTSUPP, detail, str(target)) from error
+    flags = os.O_RDWR | (os.O_CREAT | os.O_NOFOLLOW if create else 0)  # a system without fcntl may not have them
     while True:
         fd = os.open(path, flags, 0o666)
         try:
