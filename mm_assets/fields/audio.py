@@ -13,23 +13,14 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import MediaError, optional_import
-from mm_assets.fields.base import (
-    ArrayValue,
-    Encoded,
-    Field,
-    as_bytes_view,
-    corrupt,
-    describe,
-    stored_array,
-    truncated,
-)
+from mm_assets.errors import EncodeError, MediaError, optional_import
+from mm_assets.fields.base import ArrayValue, Encoded, Field, as_bytes_view, corrupt, describe, stored_array, truncated
 from mm_assets.fields.facts import Fact, MediaLength
 from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.sounds import AudioInfo, probe_audio
 
-__all__ = ["Audio", "AudioField"]
+__all__ = ["Audio", "AudioField", "samples_of"]
 
 _PCM16, _FLOAT32 = 1, 2
 _CODECS = {"pcm16": _PCM16, "float32": _FLOAT32, "wav": 3, "flac": 4, "ogg": 5, "mp3": 6}
@@ -178,26 +169,12 @@ class AudioField(Field):
             raise self._wrong_content(f"audio of {sample_rate} Hz", f"1 to {MAX_RATE} Hz")
 
     def _check_samples(self, value: object) -> tuple[npt.NDArray[Any], int]:
-        if isinstance(value, Audio):
-            samples, rate = value.samples, value.sample_rate
-        elif isinstance(value, tuple) and len(value) == 2:
-            samples, rate = value
-        elif isinstance(value, np.ndarray) and self.sample_rate is not None:
-            samples, rate = value, self.sample_rate
-        else:
-            expected = "Audio, (samples, sample_rate) or an audio file's bytes; bare samples where sample_rate is set"
-            raise self._wrong_value(value, expected)
-        if isinstance(rate, bool) or not isinstance(rate, int | np.integer):
-            raise self._wrong_content(f"sample rate {describe(rate)}", "Hz, an integer")
-        if not isinstance(samples, np.ndarray) or samples.dtype.newbyteorder("<") not in _RAW_DTYPES.values():
-            raise self._wrong_value(samples, "samples of int16 or float32")
-        samples = samples[:, np.newaxis] if samples.ndim == 1 else samples
-        if samples.ndim != 2:
-            raise self._wrong_value(samples, "shape (num_frames,) or (num_frames, num_channels)")
-        self._check_extent(samples.shape[0], samples.shape[1], int(rate))
-        if samples.dtype.kind == "f" and not np.isfinite(samples).all():
-            raise self._wrong_content("samples that are infinite or NaN", "finite samples")
-        return samples, int(rate)
+        if isinstance(value, np.ndarray) and self.sample_rate is not None:
+            value = (value, self.sample_rate)
+        expected = "Audio, (samples, sample_rate) or an audio file's bytes; bare samples where sample_rate is set"
+        samples, rate = self._within("", samples_of, value, expected)
+        self._check_extent(samples.shape[0], samples.shape[1], rate)
+        return samples, rate
 
     def _to_int16(self, samples: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
         if samples.dtype.kind == "f" and samples.size and float(np.abs(samples).max()) > 1.0:
@@ -259,6 +236,30 @@ class AudioField(Field):
         rate, _, _, num_frames = self._unpack_record(metadata)
         if rate:
             yield MediaLength(num_frames / rate)
+
+
+def samples_of(value: object, expected: str = "Audio or (samples, sample_rate)") -> tuple[npt.NDArray[Any], int]:
+    """(num_frames, num_channels), int16 or float32, and the rate in Hz, of `Audio` or (samples, sample_rate).
+
+    Raises:
+        EncodeError: another value, of which `expected` was; samples of another dtype or shape, infinite or NaN; or a
+            rate that is not an integer.
+    """
+    if isinstance(value, Audio):
+        value = (value.samples, value.sample_rate)
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise EncodeError(f"found {describe(value)}, expected {expected}")
+    samples, rate = value
+    if isinstance(rate, bool) or not isinstance(rate, int | np.integer):
+        raise EncodeError(f"found sample rate {describe(rate)}, expected Hz, an integer")
+    if not isinstance(samples, np.ndarray) or samples.dtype.newbyteorder("<") not in _RAW_DTYPES.values():
+        raise EncodeError(f"found {describe(samples)}, expected samples of int16 or float32")
+    if samples.ndim not in (1, 2):
+        raise EncodeError(f"found {describe(samples)}, expected shape (num_frames,) or (num_frames, num_channels)")
+    if samples.dtype.kind == "f" and not np.isfinite(samples).all():
+        raise EncodeError("found samples that are infinite or NaN, expected finite samples")
+    samples = samples[:, np.newaxis] if samples.ndim == 1 else samples
+    return samples.astype(samples.dtype.newbyteorder("<"), copy=False), int(rate)
 
 
 def _to_float(samples: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

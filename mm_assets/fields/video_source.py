@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.audio import Audio
+from mm_assets.fields.audio import samples_of
 from mm_assets.fields.base import MAX_DATA, describe
 from mm_assets.fields.video_record import AUDIO_PART, VIDEO_PART
 from mm_assets.fields.video_values import VideoAudio, VideoFile
@@ -221,10 +221,12 @@ def _arrays(value: VideoAudio, rate: Fraction | None, offset: Fraction, max_pixe
         )
     samples, sound = None, None
     if value.audio is not None:
-        samples, sample_rate = _samples(value.audio)
-        sound = SoundIndex(
-            start=Fraction(0), num_samples=len(samples), sample_rate=sample_rate, channels=samples.shape[1]
-        )
+        samples, sample_rate = samples_of(value.audio)
+        num_samples, channels = samples.shape
+        if not 1 <= sample_rate <= MAX_SOUND_RATE or not 1 <= channels <= MAX_SOUND_CHANNELS:
+            limits = f"1 to {MAX_SOUND_CHANNELS} channels at 1 to {MAX_SOUND_RATE} Hz"
+            raise ValueError(f"found {channels} channels at {sample_rate} Hz, expected {limits}")
+        sound = SoundIndex(start=Fraction(0), num_samples=num_samples, sample_rate=sample_rate, channels=channels)
     if index is None and sound is None:
         raise ValueError("found neither frames nor audio, expected one of them")
     return Source(
@@ -236,25 +238,6 @@ def _arrays(value: VideoAudio, rate: Fraction | None, offset: Fraction, max_pixe
         audio_offset=offset,
         max_pixels=max_pixels,
     )
-
-
-def _samples(audio: object) -> tuple[npt.NDArray[Any], int]:
-    if isinstance(audio, Audio):
-        samples, rate = audio.samples, audio.sample_rate
-    elif isinstance(audio, tuple) and len(audio) == 2:
-        samples, rate = audio
-    else:
-        raise ValueError(f"found audio {describe(audio)}, expected Audio or (samples, sample_rate)")
-    if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not 1 <= rate <= MAX_SOUND_RATE:
-        raise ValueError(f"found sample rate {rate!r}, expected 1 to {MAX_SOUND_RATE} Hz")
-    if not isinstance(samples, np.ndarray) or samples.dtype not in (np.int16, np.float32) or samples.ndim not in (1, 2):
-        raise ValueError(f"found samples {describe(samples)}, expected int16 or float32, (n,) or (n, channels)")
-    samples = samples[:, np.newaxis] if samples.ndim == 1 else samples
-    if not 1 <= samples.shape[1] <= MAX_SOUND_CHANNELS:
-        raise ValueError(f"found {samples.shape[1]} channels, expected 1 to {MAX_SOUND_CHANNELS}")
-    if samples.dtype.kind == "f" and not np.isfinite(samples).all():
-        raise ValueError("found samples that are infinite or NaN, expected finite ones")
-    return samples, int(rate)
 
 
 def most_frames(index: FrameIndex) -> int:
