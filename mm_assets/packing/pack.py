@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import pyarrow as pa
 
 from mm_assets.errors import EncodeError
 from mm_assets.formats import MstrWriter, MultWriter, Payload, crc32c
-from mm_assets.packing.placement import BlockRows, Placed, Placement, Placer
+from mm_assets.packing.placement import BlockRows, Placement, Placer
 from mm_assets.packing.plan import PackPlan
 from mm_assets.rows.schema import Drop
 
@@ -29,7 +31,7 @@ __all__ = ["PackSummary", "encode_placed", "listing_json", "pack_rows", "packabl
 MAX_SAMPLE_BYTES = (1 << 32) - (1 << 24)  # MULT counts a sample in uint32; the rest is for headers and records
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PackSummary:
     """The result of packing.
 
@@ -40,21 +42,38 @@ class PackSummary:
         num_refused: packed modality to the number of contents that its field refused: rows that went to the rest, and
             values of the JSON that are absent; without modalities that refused none.
         num_rest: content rows in the rest.
-        notes: for each packed modality that refused content, how much and the first of it, in words.
-        payload_bytes: bytes of all payloads, metadata records included.
-        file_bytes: "mult" and "mstr" to the bytes of the file, for those made.
-        source_digest: SHA-256 of what was packed, hexadecimal; see `pack_rows`.
+        first_refusals: packed modality to the sample and the message of the first content that its field refused.
     """
 
-    num_samples: int
-    num_items: int
-    num_present: Mapping[str, int]
-    payload_bytes: int
-    num_refused: Mapping[str, int] = field(default_factory=dict)
+    num_samples: int = 0
+    num_items: int = 0
+    num_present: dict[str, int]
+    num_refused: Counter[str] = field(default_factory=Counter)
     num_rest: int = 0
-    notes: tuple[str, ...] = ()
-    file_bytes: Mapping[str, int] = field(default_factory=dict)
-    source_digest: str = ""
+    first_refusals: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For each packed modality that refused content, how much and the first of it, in words."""
+        return tuple(
+            f"{name}: {self.num_refused[name]:,} contents were refused; the first is of {said}"
+            for name, said in sorted(self.first_refusals.items())
+        )
+
+    def count(self, placer: Placer, sample_id: str, placement: Placement) -> None:
+        """Counts a sample that was packed."""
+        self.num_samples += 1
+        for taker in placement.present:
+            self.num_present[placer.names[taker]] += 1
+            self.num_items += len(placement.items.get(taker, ())) if taker != placer.metadata else 0
+        if placer.listing is not None:
+            self.num_present[placer.names[placer.listing]] += 1
+        if placer.rest is not None:
+            self.num_rest += len(placement.items.get(placer.rest, ()))
+        refused = [*placement.unfit.values(), *((placer.names[n], said) for n, said in placement.without.items())]
+        for name, said in refused:
+            self.num_refused[name] += 1
+            self.first_refusals.setdefault(name, f"sample {sample_id!r}: {said}")
 
 
 def packable(plan: PackPlan) -> Callable[..., Iterable[Drop]]:
@@ -77,7 +96,7 @@ def packable(plan: PackPlan) -> Callable[..., Iterable[Drop]]:
             for row, reason in sorted(placement.refused.items()):
                 detail = placement.unfit[row][1] if row in placement.unfit else None
                 yield Drop(row, reason, None, detail)
-            size = _content_bytes(rows, placement)
+            size = sum(len(content) for _, content in _placed_contents(rows, placement))
             if size > MAX_SAMPLE_BYTES:
                 # A metadata row names its sample; a sample without one has only rows to name.
                 heads = [r for r in range(placement.start, placement.stop) if rows.is_metadata(r)]
@@ -87,10 +106,12 @@ def packable(plan: PackPlan) -> Callable[..., Iterable[Drop]]:
     return judge
 
 
-def _content_bytes(rows: BlockRows, placement: Placement) -> int:
-    placed = [item.row for items in placement.items.values() for item in items]
-    contents = (rows.metadata(row) if rows.is_metadata(row) else rows.content(row) for row in placed)
-    return sum(len(content) for content in contents if content is not None)
+def _placed_contents(rows: BlockRows, placement: Placement) -> Iterator[tuple[int, memoryview]]:
+    """The rows of a sample that have a place, its metadata row too, with their content."""
+    for item in chain.from_iterable(placement.items.values()):
+        content = rows.metadata(item.row) if rows.is_metadata(item.row) else rows.content(item.row)
+        if content is not None:
+            yield item.row, content
 
 
 def pack_rows(
@@ -124,36 +145,57 @@ def pack_rows(
     """
     if mult is None and mstr is None:
         raise ValueError("give mult, mstr or both")
-    packer = _Packer(plan)
+    placer = Placer(plan, encode=True)
+    summary = PackSummary(num_present=dict.fromkeys(placer.names, 0))
+    lines: list[bytes] = []
     with ExitStack() as stack:
-        writers: dict[str, MultWriter | MstrWriter] = {}
+        writers: list[MultWriter | MstrWriter] = []
         if mult is not None:
-            writers["mult"] = stack.enter_context(
-                MultWriter(mult, plan.specs(), num_samples=num_samples, provenance=provenance)
-            )
+            writers.append(MultWriter(mult, plan.specs(), num_samples=num_samples, provenance=provenance))
+            stack.enter_context(writers[-1])
         if mstr is not None:
-            writers["mstr"] = stack.enter_context(
-                MstrWriter(mstr, plan.specs(), num_samples=num_samples, provenance=provenance)
-            )
+            writers.append(MstrWriter(mstr, plan.specs(), num_samples=num_samples, provenance=provenance))
+            stack.enter_context(writers[-1])
         for table in blocks:
-            for sample_id, payloads in packer.samples(table):
-                for writer in writers.values():
+            rows = BlockRows(table)
+            for placement in placer.place(rows):
+                sample_id = rows.sample_id[placement.start]
+                payloads = _payloads(placer, rows, placement, sample_id)
+                for writer in writers:
                     writer.write(sample_id, payloads)
-        digest = packer.source_digest()
-        for writer in writers.values():
-            writer.add_provenance("source_digest", digest)
-        sizes = {name: writer.close().num_bytes for name, writer in writers.items()}
-    return PackSummary(
-        num_samples=packer.num_samples,
-        num_items=packer.num_items,
-        num_present=packer.num_present,
-        payload_bytes=packer.payload_bytes,
-        num_refused=dict(packer.num_refused),
-        num_rest=packer.num_rest,
-        notes=packer.notes,
-        file_bytes=sizes,
-        source_digest=digest,
-    )
+                summary.count(placer, sample_id, placement)
+                lines += (_digest_line(rows, *placed) for placed in _placed_contents(rows, placement))
+        digest = hashlib.sha256()
+        for line in sorted(lines):
+            digest.update(line)
+        for writer in writers:
+            writer.add_provenance("source_digest", digest.hexdigest())
+            writer.close()
+    return summary
+
+
+def _digest_line(rows: BlockRows, row: int, content: memoryview) -> bytes:
+    member = rows.member[row] or ""
+    if rows.frame[row] is not None:
+        member += f"#{rows.frame[row]}"
+    return f"{member}\t{len(content)}\t{crc32c(content):08x}\n".encode()
+
+
+def _payloads(placer: Placer, rows: BlockRows, placement: Placement, sample_id: str) -> dict[str, Payload]:
+    for row, reason in placement.refused.items():
+        where = f"sample {sample_id!r}, {rows.modality[row]} at position {rows.position[row]}"
+        raise EncodeError(f"{where}: cannot be packed ({reason}), expected rows that `packable` accepts")
+    payloads: dict[str, Payload] = {}
+    for taker in placement.present:
+        try:
+            payloads[placer.names[taker]] = encode_placed(placer, rows, placement, taker)
+        except EncodeError as error:
+            raise EncodeError(f"sample {sample_id!r}, modality {placer.names[taker]!r}: {error}") from error
+    placement.encoded_rows.clear()  # the payloads hold them now, and the next sample is placed before this goes
+    if placer.listing is not None:
+        encoded = placer.fields[placer.listing].encode(listing_json(rows, placement, placer))
+        payloads[placer.names[placer.listing]] = Payload(*encoded)
+    return payloads
 
 
 def listing_json(rows: BlockRows, placement: Placement, placer: Placer) -> bytes:
@@ -195,95 +237,9 @@ def encode_placed(placer: Placer, rows: BlockRows, placement: Placement, taker: 
     made = placer.fields[taker]
     if taker in placement.encoded:
         return Payload(*placement.encoded[taker])
-    items = sorted(placement.items[taker], key=_position)
+    items = sorted(placement.items[taker], key=attrgetter("position"))
     if taker == placer.rest:
         return Payload(*made.encode([(item.position, rows.content(item.row)) for item in items]))
     if made.item_field is None:
         return Payload(*placement.encoded_rows[items[0].row])
     return Payload(*made.encode_items([(item.position, placement.encoded_rows[item.row]) for item in items]))
-
-
-class _Packer:
-    """Turns blocks into payloads and counts what was packed."""
-
-    def __init__(self, plan: PackPlan) -> None:
-        self.placer = Placer(plan, encode=True)
-        self.num_samples = 0
-        self.num_items = 0
-        self.num_present = dict.fromkeys(self.placer.names, 0)
-        self.num_refused: Counter[str] = Counter()
-        self.num_rest = 0
-        self._first_refusals: dict[str, str] = {}
-        self.payload_bytes = 0
-        self._lines: list[bytes] = []
-
-    def samples(self, table: pa.Table) -> Iterable[tuple[str, dict[str, Payload]]]:
-        rows = BlockRows(table)
-        for placement in self.placer.place(rows):
-            sample_id = rows.sample_id[placement.start]
-            for row, reason in placement.refused.items():
-                where = f"sample {sample_id!r}, {rows.modality[row]} at position {rows.position[row]}"
-                raise EncodeError(f"{where}: cannot be packed ({reason}), expected rows that `packable` accepts")
-            payloads: dict[str, Payload] = {}
-            for taker in placement.present:
-                payloads[self.placer.names[taker]] = self._payload(rows, taker, placement)
-            placement.encoded_rows.clear()  # the payloads hold them now, and the next sample is placed before this goes
-            if self.placer.listing is not None:
-                encoded = self.placer.fields[self.placer.listing].encode(listing_json(rows, placement, self.placer))
-                payloads[self.placer.names[self.placer.listing]] = Payload(*encoded)
-            for name, payload in payloads.items():
-                self.num_present[name] += 1
-                self.payload_bytes += len(payload.metadata) + len(payload.data)
-            self._note_refusals(sample_id, placement)
-            self.num_samples += 1
-            yield sample_id, payloads
-
-    def _note_refusals(self, sample_id: str, placement: Placement) -> None:
-        refused = [*placement.unfit.values(), *((self.placer.names[n], said) for n, said in placement.without.items())]
-        for name, said in refused:
-            self.num_refused[name] += 1
-            self._first_refusals.setdefault(name, f"sample {sample_id!r}: {said}")
-        if self.placer.rest is not None:
-            self.num_rest += len(placement.items.get(self.placer.rest, ()))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was refused."""
-        return tuple(
-            f"{name}: {self.num_refused[name]:,} contents were refused; the first is of {said}"
-            for name, said in sorted(self._first_refusals.items())
-        )
-
-    def _payload(self, rows: BlockRows, taker: int, placement: Placement) -> Payload:
-        items = placement.items.get(taker, [])
-        try:
-            if taker == self.placer.metadata:
-                self._note(rows, items[0].row, rows.metadata(items[0].row))
-                return encode_placed(self.placer, rows, placement, taker)
-            self.num_items += len(items)
-            for item in items:
-                self._note(rows, item.row, rows.content(item.row))
-            return encode_placed(self.placer, rows, placement, taker)
-        except EncodeError as error:
-            where = f"sample {rows.sample_id[placement.start]!r}, modality {self.placer.names[taker]!r}"
-            raise EncodeError(f"{where}: {error}") from error
-
-    def _note(self, rows: BlockRows, row: int, content: memoryview | None) -> None:
-        """Takes a row's content into the digest."""
-        if content is None:
-            raise EncodeError(f"the {rows.modality[row]} row at position {rows.position[row]} has no content")
-        member = rows.member[row] or ""
-        if rows.frame[row] is not None:
-            member += f"#{rows.frame[row]}"
-        self._lines.append(f"{member}\t{len(content)}\t{crc32c(content):08x}\n".encode())
-
-    def source_digest(self) -> str:
-        self._lines.sort()
-        digest = hashlib.sha256()
-        for line in self._lines:
-            digest.update(line)
-        return digest.hexdigest()
-
-
-def _position(item: Placed) -> int:
-    return item.position

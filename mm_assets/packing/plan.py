@@ -291,45 +291,37 @@ def _parse_selector(value: Mapping[str, Any], default: Take, where: object, key:
         for name in ("modality", "role", "extension"):
             if name in value:
                 raise ConfigError(where, f"{key}.{name}", "names rows, and take: json takes none")
+    patterns = _texts(value.get("extension", "*"), "a pattern or a list of patterns", where, f"{key}.extension")
+    keys = "a key of the sample's JSON or a list of them, outermost first"
     return Selector(
         modality=_text(value, "modality", "*", where, key),
         role=_text(value, "role", "*", where, key, empty=True),
-        extension=_patterns(value.get("extension", "*"), where, f"{key}.extension"),
+        extension=tuple(pattern.lower().removeprefix(".") for pattern in patterns),
         take=take,
-        key=_path(value.get("key", ()), where, f"{key}.key"),
+        key=_texts(value.get("key", ()), keys, where, f"{key}.key", empty=True),
         on_refused=on_refused,
     )
 
 
-def _path(value: object, where: object, key: str) -> tuple[str, ...]:
+def _texts(value: object, expected: str, where: object, key: str, *, empty: bool = False) -> tuple[str, ...]:
     found = (value,) if isinstance(value, str) else value
-    if not isinstance(found, Sequence) or not all(isinstance(item, str) for item in found):
-        raise ConfigError(
-            where, key, f"is {value!r}, expected a key of the sample's JSON or a list of them, outermost first"
-        )
+    if not isinstance(found, Sequence) or not (found or empty) or not all(isinstance(item, str) for item in found):
+        raise ConfigError(where, key, f"is {value!r}, expected {expected}")
     return tuple(found)
 
 
 def _check_field(made: Field, take: Take, where: object, key: str) -> None:
-    expected = {
-        "one": "a field other than SequenceField, or take: sequence",
-        "metadata": "JSONField",
-        "listing": "JSONField",
-        "rest": "SequenceField of BytesField",
-        "sequence": "SequenceField",
-        "json": "a field of JSON values; a composite takes them by parts",
-    }[take]
     item = made.item_field or made
     if take in ROW_TAKES and not item.TAKES_CONTENT:
         detail = f"is {type(item).__name__}, which is made of parts: {', '.join(item.PARTS)}; say which rows they are"
         raise ConfigError(where, key.removesuffix("field") + "parts", detail)
-    fits = {
-        "one": made.item_field is None,
-        "metadata": made.HOLDS_JSON,
-        "listing": made.HOLDS_JSON,
-        "rest": made == SequenceField(BytesField()),
-        "sequence": made.item_field is not None,
-        "json": not item.PARTS and item.TAKES_JSON,
+    fits, expected = {
+        "one": (made.item_field is None, "a field other than SequenceField, or take: sequence"),
+        "metadata": (made.HOLDS_JSON, "JSONField"),
+        "listing": (made.HOLDS_JSON, "JSONField"),
+        "rest": (made == SequenceField(BytesField()), "SequenceField of BytesField"),
+        "sequence": (made.item_field is not None, "SequenceField"),
+        "json": (not item.PARTS and item.TAKES_JSON, "a field of JSON values; a composite takes them by parts"),
     }[take]
     if not fits:
         raise ConfigError(where, key, f"is {type(made).__name__} with take: {take}, expected {expected}")
@@ -343,13 +335,6 @@ def _text(
         state = "is missing" if name not in value else f"is {found!r}"
         raise ConfigError(where, f"{key}.{name}", f"{state}, expected text")
     return found
-
-
-def _patterns(value: object, where: object, key: str) -> tuple[str, ...]:
-    found = (value,) if isinstance(value, str) else value
-    if not isinstance(found, Sequence) or not found or not all(isinstance(item, str) for item in found):
-        raise ConfigError(where, key, f"is {value!r}, expected a pattern or a list of patterns")
-    return tuple(item.lower().removeprefix(".") for item in found)
 
 
 def _is_taken(shared: Selector, modalities: tuple[PackedModality, ...]) -> bool:
