@@ -118,9 +118,8 @@ class AudioField(Field):
             try:
                 samples = _decode_file(data, info.codec, (info.num_frames, info.channels), rate, dtype)
             except ValueError as error:  # a FormatError is one: the bytes are the caller's here
-                raise self._wrong_value(
-                    f"{info.codec} bytes that cannot be decoded ({error})", "an audio file"
-                ) from error
+                found = f"{info.codec} bytes that cannot be decoded ({error})"
+                raise self._wrong_content(found, "an audio file") from error
         else:
             samples, rate = self._check_samples(value)
         codec = self._codec_of(samples)

@@ -91,19 +91,6 @@ class Clip(ArrayValue):
         """The duration of the frames or the audio, whichever is longer."""
         return self.timing.duration_seconds
 
-    @property
-    def truncated(self) -> bool:
-        """Whether the clip was truncated by `max_frames` or `max_duration` when it was encoded."""
-        return self.timing.truncated
-
-    def frame_index_at(self, seconds: float) -> int:
-        """Number of the frame shown at a time.
-
-        Raises:
-            ValueError: no frame is shown at that time.
-        """
-        return self.timing.frame_index_at(seconds)
-
     def audio_of_frame(self, index: int) -> npt.NDArray[np.float32]:
         """(n, channels) float32, a view: the samples of a frame by its number in the clip, decoded or not.
 

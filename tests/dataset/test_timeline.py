@@ -75,7 +75,7 @@ def test_a_frame_is_shown_until_the_next_begins(clip):
             assert isinstance(found, FrameAt)
             assert (found.number, found.seconds) == (k, times[k])
             assert abs(int(found.pixels[0, 0, 0]) - 20 * k) < 5
-            assert found.number == clip.frame_index_at(time)
+            assert found.number == clip.timing.frame_index_at(time)
 
 
 def test_times_outside_a_clip(clip):

@@ -175,6 +175,13 @@ def test_a_truncated_wav_has_what_is_there():
     assert found == as_audio(STEREO[:57])
 
 
+def test_a_file_that_cannot_be_decoded_says_so():
+    """A file that ends early is refused, with its codec and the decoder's words, where samples are needed of it."""
+    data = sound_file(np.arange(9000, dtype=np.int16), 8000, "FLAC")
+    with pytest.raises(EncodeError, match=r"found flac bytes that cannot be decoded \(.*\), expected an audio file"):
+        AudioField(encoding="pcm16").encode(data[: len(data) // 2])
+
+
 @pytest.mark.parametrize("num_samples", [1, 4096, 10_000, 700_001])
 @pytest.mark.parametrize("tag", [b"", b"ID3\x04\x00\x00\x00\x00\x00\x05extra"])
 def test_a_flac_of_unknown_length_is_measured_by_its_last_frame(num_samples, tag):

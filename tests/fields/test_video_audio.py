@@ -416,7 +416,7 @@ def test_a_segment_has_the_frames_and_samples_of_its_time(encoding):
     assert [number_of(one) for one in clip.frames] == list(range(5, 15))
     np.testing.assert_array_equal(clip.audio.samples, floats(samples[3200:9600]))
     assert clip.audio_segments[0].tolist() == [0, 640]
-    assert not clip.truncated
+    assert not clip.timing.truncated
 
 
 @pytest.mark.parametrize("limits", [{"max_frames": 10}, {"max_duration": 0.42}])
@@ -426,11 +426,11 @@ def test_limits_truncate_and_flag_the_clip(limits):
     for encoding in ("keep", "frames"):
         field = SyncedVideoAudioField(encoding=encoding, **limits)
         clip = coded(field, data)
-        assert clip.truncated
+        assert clip.timing.truncated
         assert (clip.timing.num_frames, clip.timing.num_audio_samples) == (10, 6400)
-        assert not coded(field, clip_file(num_frames=10)).truncated
+        assert not coded(field, clip_file(num_frames=10)).timing.truncated
     cut = coded(SyncedVideoAudioField(max_duration=0.01), VideoAudio(audio=SOUND))
-    assert cut.truncated
+    assert cut.timing.truncated
     assert cut.timing.num_audio_samples == 80
 
 
@@ -668,11 +668,11 @@ def test_a_path_is_its_bytes(tmp_path: Path):
 def test_a_clip_finds_frames_by_time():
     """frame_index_at finds the frame that is shown, at its own start too, and refuses times outside."""
     clip = coded(KEEP, LONG)
-    assert [clip.frame_index_at(seconds) for seconds in clip.frame_times] == list(range(31))
-    assert clip.frame_index_at(0.05) == 1
+    assert [clip.timing.frame_index_at(seconds) for seconds in clip.frame_times] == list(range(31))
+    assert clip.timing.frame_index_at(0.05) == 1
     for seconds in (-0.01, 31 * 1001 / 30000, float("nan")):
         with pytest.raises(ValueError, match="found"):
-            clip.frame_index_at(seconds)
+            clip.timing.frame_index_at(seconds)
 
 
 # --- real files -------------------------------------------------------------------------------------------------------
@@ -750,7 +750,7 @@ def test_real_clips_are_kept_and_decoded(shared_data, members_of):
         timing = KEEP.timing(metadata)
         few = SyncedVideoAudioField(max_frames=40, size=(60, 80))
         clip = coded(few, data)
-        assert clip.truncated == (timing.num_frames > 40), name
+        assert clip.timing.truncated == (timing.num_frames > 40), name
         indices = [39, 7, 21]
         np.testing.assert_array_equal(few.decode_frames(*few.encode(data), indices), clip.frames[indices])
         stored = coded(SyncedVideoAudioField(encoding="frames", max_frames=40, size=(60, 80)), data)
