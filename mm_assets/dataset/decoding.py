@@ -97,12 +97,11 @@ def batch_target(layout: ArraySpec | Mapping[str, ArraySpec] | None, out: Out | 
         return None
     if isinstance(layout, ArraySpec):
         return _first_rows(layout, out, where)
-    if out is None:
-        return {key: _first_rows(one, None, where) for key, one in layout.items()}
-    if not isinstance(out, Mapping) or set(out) != set(layout):
-        found = sorted(out) if isinstance(out, Mapping) else describe(out)
+    parts = dict.fromkeys(layout) if out is None else out
+    if not isinstance(parts, Mapping) or set(parts) != set(layout):
+        found = sorted(parts) if isinstance(parts, Mapping) else describe(parts)
         raise ValueError(f"{where} is {found}, expected arrays by name: {', '.join(layout)}")
-    return {key: _first_rows(one, out[key], f"{where}[{key!r}]") for key, one in layout.items()}
+    return {key: _first_rows(one, parts[key], f"{where}[{key!r}]") for key, one in layout.items()}
 
 
 def _first_rows(layout: ArraySpec, out: object, where: str) -> npt.NDArray[Any]:

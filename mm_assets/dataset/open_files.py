@@ -264,16 +264,10 @@ class OpenFiles:
         rows = check_indices(indices, self.num_samples, self.name)
         return np.array(rows) if self.selection is None else self.selection[rows]
 
-    def split(
-        self, positions: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[Reader, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """The samples file by file: reader, rows of `positions` that are in it, their indices there."""
-        return ((self[number], where, local) for number, where, local in self.parts(positions))
-
-    def parts(
+    def _parts(
         self, positions: npt.NDArray[np.int64]
     ) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """As `split`, with the files' numbers: none is opened."""
+        """The samples file by file: the file's number, rows of `positions` that are in it, their indices there."""
         if not len(positions):
             return
         if len(self.starts) == 1:
@@ -292,7 +286,7 @@ class OpenFiles:
         self, positions: npt.NDArray[np.int64], read: Callable[[Reader, npt.NDArray[np.int64]], T]
     ) -> Iterator[tuple[npt.NDArray[np.int64], T]]:
         """The result of `read` for each file that has some of the samples, and their rows; remote ones concurrently."""
-        parts = self.parts(positions)
+        parts = self._parts(positions)
         if not self.files.any_remote:
             for number, where, local in parts:
                 yield where, read(self[number], local)
@@ -315,7 +309,8 @@ class OpenFiles:
     def pieces(self) -> Iterator[tuple[Reader, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """All samples file by file: reader, their indices here, their indices in it."""
         if self.selection is not None:
-            yield from self.split(self.selection)
+            for number, rows, local in self._parts(self.selection):
+                yield self[number], rows, local
             return
         for number, start in enumerate(self.starts):
             reader = self[number]
@@ -409,10 +404,9 @@ class DatasetIds(SampleIds):
 
     def _take(self, positions: npt.NDArray[np.int64]) -> list[str]:
         found = [""] * len(positions)
-        for reader, where, local in self._files.split(positions):
-            ids = reader.sample_ids
-            for row, i in zip(where.tolist(), local.tolist(), strict=True):
-                found[row] = ids[i]
+        for where, ids in self._files.read_each(positions, _read_ids):
+            for row, sample_id in zip(where.tolist(), ids, strict=True):
+                found[row] = sample_id
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -425,3 +419,8 @@ class DatasetIds(SampleIds):
     def find(self, sample_id: str) -> int | None:
         """The index of the first sample of that id, or None."""
         return self._files.find(sample_id)
+
+
+def _read_ids(reader: Reader, indices: npt.NDArray[np.int64]) -> list[str]:
+    sample_ids = reader.sample_ids
+    return [sample_ids[i] for i in indices.tolist()]

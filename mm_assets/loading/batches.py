@@ -21,8 +21,8 @@ from mm_assets.dataset.workers import WorkerPool
 from mm_assets.errors import ConfigError, FormatError, LoaderError, optional_import
 from mm_assets.fields import ArraySpec
 from mm_assets.loading.collate import MultimodalCollator, as_tensors, map_batch, rows_of
-from mm_assets.loading.order import EpochOrder, derive_key
-from mm_assets.loading.plan import Step
+from mm_assets.loading.order import derive_key
+from mm_assets.loading.plan import EpochPlan, Step
 
 __all__ = ["BatchMaker", "BatchSource", "Collate", "DamagedSample", "Made", "Transform", "check_pinning"]
 
@@ -87,8 +87,7 @@ class BatchMaker:
     Args:
         source: to read from.
         names: modalities to read.
-        order: of the epoch.
-        batch_size: samples of the largest batch.
+        plan: of the epoch.
         collator: makes a batch of columns if it is a `MultimodalCollator`, else of a list of samples.
         transforms: by modality, applied to each value that is present.
         threads: that decode and transform a batch; 0 or 1 does both in the calling thread.
@@ -103,9 +102,8 @@ class BatchMaker:
         self,
         source: BatchSource,
         names: Sequence[str],
-        order: EpochOrder,
+        plan: EpochPlan,
         *,
-        batch_size: int,
         collator: Collate,
         transforms: Mapping[str, Transform],
         threads: int,
@@ -117,7 +115,7 @@ class BatchMaker:
     ) -> None:
         self._source = source
         self._names = tuple(names)
-        self._order = order
+        self._order = plan.order
         self._collator = collator
         self._transforms = dict(transforms)
         self._seeded = {name for name, transform in self._transforms.items() if _takes_rng(transform)}
@@ -129,12 +127,11 @@ class BatchMaker:
         self._options: dict[str, Any] = {}
         if "verify" in inspect.signature(source.read_batch).parameters:
             self._options["verify"] = verify
-        layouts = source.batch_layout(batch_size, self._names)
+        self._layouts = source.batch_layout(plan.batch_size, self._names)
         # Torch's own allocator knows which pinned blocks a device still reads from; ours would not.
-        self._layouts = layouts
         self._allocate: Allocate = _pinned_memory
         if not pin_memory:
-            num_arrays = sum(1 if isinstance(one, ArraySpec) else len(one) for one in layouts.values())
+            num_arrays = sum(1 if isinstance(one, ArraySpec) else len(one) for one in self._layouts.values())
             outputs = collator.outputs if isinstance(collator, MultimodalCollator) else ()
             self._allocate = BufferPool(keep=keep * max(1, num_arrays, len(outputs))).take
 

@@ -242,8 +242,7 @@ class MultimodalLoader:
         maker = BatchMaker(
             self.reader if own is None else own,
             self.modalities,
-            self.plan.order,
-            batch_size=self.plan.batch_size,
+            self.plan,
             collator=self.collator,
             transforms=self._transforms,
             threads=self._threads if self._threads > readers else 0,
