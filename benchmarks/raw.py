@@ -42,7 +42,7 @@ from mm_assets.formats import (
     open_reader,
 )
 from mm_assets.formats.output import JoinedFile
-from mm_assets.formats.records import MULT_DESCRIPTOR, MULT_HEADER, MULT_MAGIC, TRAILER, Trailer, mult_body_ptr
+from mm_assets.formats.records import MULT_DESCRIPTOR, MULT_HEADER, MULT_MAGIC, TRAILER, mult_body_ptr
 from mm_assets.formats.tail import TailWriter, dump_schema
 
 SPECS = (
@@ -103,13 +103,10 @@ def make_large(path: Path) -> None:
         tail.refer(4, len(head), 16 * LARGE, 0)
         file.seek(position)
         tail.add(1, dump_schema("MULT", SPECS, [0] * len(SPECS), {}))
-        table_ptr, table = tail.finish()
-        trailer = Trailer(
-            table_ptr=table_ptr, table_size=len(table), table_crc32c=crc32c(table), head_crc32c=crc32c(head), version=1
-        )
-        file.write(trailer.to_bytes())
+        trailer = tail.finish()
+        file.write(trailer._replace(head_crc32c=crc32c(head)).to_bytes())
         file.flush()
-    if path.stat().st_size != table_ptr + len(table) + TRAILER.itemsize:
+    if path.stat().st_size != trailer.table_ptr + trailer.table_size + TRAILER.itemsize:
         raise SystemExit("the large file came out wrong")
 
 

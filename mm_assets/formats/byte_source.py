@@ -184,8 +184,6 @@ class MappedFile:
 class Region:
     """A range of a source with one table or several, fetched once where it is small enough; checked by the caller."""
 
-    __slots__ = ("_view", "in_reach", "ptr", "size", "source")
-
     def __init__(self, source: ByteSource, ptr: int, size: int) -> None:
         self.source = source
         self.ptr = ptr
@@ -229,21 +227,6 @@ class Table:
         dtype: one row; packed.
         region: what is fetched for it, with other tables; by default the table alone.
     """
-
-    __slots__ = (
-        "_array",
-        "_cells",
-        "_is_paged_in",
-        "_view",
-        "_words",
-        "count",
-        "dtype",
-        "in_reach",
-        "itemsize",
-        "ptr",
-        "region",
-        "source",
-    )
 
     def __init__(
         self, source: ByteSource, ptr: int, count: int, dtype: npt.DTypeLike, region: Region | None = None

@@ -132,10 +132,10 @@ def _append(
             tail.refer(kind, ptr, size, checksum)
     modalities = [*reader.schema["modalities"], modality_entry(spec, num_present)]
     tail.add(SCHEMA_SECTION, dump_json({**reader.schema, "modalities": modalities}))
-    table_ptr, table = tail.finish()
+    trailer = tail.finish()
     data.flush()
     stream = (name_hash(spec.name), spec.type_id, 0, metadata_ptr, stride, 0, data_ptr, data_size)
-    return header_page(len(reader), (*reader.stream_table, stream), table_ptr, table), num_present
+    return header_page(len(reader), (*reader.stream_table, stream), trailer), num_present
 
 
 def _write_rows(

@@ -15,7 +15,6 @@ from mm_assets.errors import EncodeError
 from mm_assets.formats.output import JoinedFile, splice
 from mm_assets.formats.records import (
     FILL,
-    HEAD_CRC_OFFSET,
     MAX_PAYLOAD_SIZE,
     MSTR_BODY_PTR,
     MSTR_DESCRIPTOR,
@@ -26,7 +25,6 @@ from mm_assets.formats.records import (
     PAGE,
     PAYLOAD_ALIGNMENT,
     ROW_PREFIX,
-    VERSION,
     ModalitySpec,
     Payload,
     Trailer,
@@ -114,9 +112,8 @@ class MstrWriter(PackedWriter):
             )
 
     def _finish_head(self, tail: TailWriter) -> None:
-        table_ptr, table = tail.finish()
+        page = header_page(self.num_samples, self._table, tail.finish())
         file = self._target.file
-        page = header_page(self.num_samples, self._table, table_ptr, table)
         file.seek(0)
         file.write(page + page)  # the page and its shadow
 
@@ -129,15 +126,12 @@ def check_payload_size(spec: ModalitySpec, payload: Payload) -> None:
         raise EncodeError(f"modality {spec.name!r}: {found}, an MSTR file allows {MAX_PAYLOAD_SIZE}")
 
 
-def header_page(num_samples: int, stream_table: Sequence[tuple[int, ...]], table_ptr: int, table: bytes) -> bytes:
-    """Page 0 (3.1, 3.2 and the trailer); `table` is the section table."""
+def header_page(num_samples: int, stream_table: Sequence[tuple[int, ...]], trailer: Trailer) -> bytes:
+    """Page 0 (3.1, 3.2 and the trailer, which gets the page's checksum)."""
     page = bytearray(PAGE)
     header = np.array((MSTR_MAGIC, num_samples, len(stream_table)), MSTR_HEADER).tobytes()
     head = header + np.array(list(stream_table), MSTR_DESCRIPTOR).tobytes()
     page[: len(head)] = head
-    fields = {"table_ptr": table_ptr, "table_size": len(table), "table_crc32c": crc32c(table), "version": VERSION}
-    page[MSTR_TRAILER_PTR:] = Trailer(**fields, head_crc32c=0).to_bytes()
-    checksum = crc32c(page)
-    at = MSTR_TRAILER_PTR + HEAD_CRC_OFFSET
-    page[at : at + 4] = checksum.to_bytes(4, "little")
+    page[MSTR_TRAILER_PTR:] = trailer.to_bytes()  # whose checksum counts as zero
+    page[MSTR_TRAILER_PTR:] = trailer._replace(head_crc32c=crc32c(page)).to_bytes()
     return bytes(page)

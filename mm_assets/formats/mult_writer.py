@@ -27,7 +27,6 @@ from mm_assets.formats.records import (
     VERSION,
     Buffer,
     Payload,
-    Trailer,
     align,
     crc32c,
     mult_body_ptr,
@@ -150,12 +149,5 @@ class MultWriter(PackedWriter):
         tail.refer(INDEX_SECTION, index_ptr, len(self._index), crc32c(self._index))
 
     def _finish_head(self, tail: TailWriter) -> None:
-        table_ptr, table = tail.finish()
-        trailer = Trailer(
-            table_ptr=table_ptr,
-            table_size=len(table),
-            table_crc32c=crc32c(table),
-            head_crc32c=crc32c(self._head),
-            version=VERSION,
-        )
-        self._target.file.write(trailer.to_bytes())
+        trailer = tail.finish()
+        self._target.file.write(trailer._replace(head_crc32c=crc32c(self._head)).to_bytes())

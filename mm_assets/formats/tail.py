@@ -98,14 +98,14 @@ class TailWriter:
         """Lists a section that is elsewhere."""
         self._entries.append(Section(kind, checksum, ptr, size))
 
-    def finish(self) -> tuple[int, bytes]:
-        """Writes the table; returns its position and bytes."""
+    def finish(self) -> Trailer:
+        """Writes the table; returns the trailer that finds it, without the head's checksum."""
         header = np.array((len(self._entries), 0), SECTION_TABLE_HEADER)
         table = header.tobytes() + np.array(sorted(self._entries), SECTION_ENTRY).tobytes()
         ptr = align(self._file.tell(), SECTION_ALIGNMENT)
         self._file.write(bytes(ptr - self._file.tell()))
         self._file.write(table)
-        return ptr, table
+        return Trailer(ptr, len(table), crc32c(table), 0, VERSION)
 
 
 class Section(NamedTuple):
