@@ -19,7 +19,6 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -28,7 +27,6 @@ import numpy.typing as npt
 from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError, TruncatedError
 from mm_assets.fields.facts import Fact
 from mm_assets.media.content_types import Buffer
-from mm_assets.summaries import ArrayValue, same_value
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +36,6 @@ __all__ = [
     "MAX_DATA",
     "PAYLOAD",
     "ArraySpec",
-    "ArrayValue",
     "Buffer",
     "Encoded",
     "Field",
@@ -53,7 +50,6 @@ __all__ = [
     "describe",
     "is_int",
     "parse_json",
-    "same_value",
     "stored_array",
     "truncated",
 ]
@@ -196,7 +192,7 @@ class Field(ABC):
 
     TYPE_ID: ClassVar[int]
 
-    PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType({})
+    PARTS: ClassVar[Mapping[str, Part]] = {}
     """The parts of a composite's value, by name; empty where one content is the value."""
 
     TAKES_CONTENT: ClassVar[bool] = True

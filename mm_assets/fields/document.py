@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, MediaError
-from mm_assets.fields.base import JSON, ArrayValue, Encoded, Field, Item, Part, corrupt, describe, same_value
+from mm_assets.fields.base import JSON, Encoded, Field, Item, Part, corrupt, describe
 from mm_assets.fields.document_payload import RECORD, Head, OpenDocument, check_places, write_document
 from mm_assets.fields.facts import Boxes, Fact
 from mm_assets.fields.image import ImageField
@@ -24,6 +23,7 @@ from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
 from mm_assets.media.page_layouts import AUTO, LAYOUTS, LayoutMap, layout_map, read_layout
 from mm_assets.media.text_boxes import MAX_COORDINATE, Numbers, PageLayout
+from mm_assets.summaries import ArrayValue, same_value
 
 __all__ = ["Document", "DocumentField"]
 
@@ -90,7 +90,7 @@ class DocumentField(Field):
     FACTS: ClassVar[tuple[type[Fact], ...]] = (Boxes,)
     TAKES_CONTENT: ClassVar[bool] = False
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pages", "max_words", "max_pixels")
-    PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType({"pages": Part(many=True), "layout": Part()})
+    PARTS: ClassVar[Mapping[str, Part]] = {"pages": Part(many=True), "layout": Part()}
 
     image: ImageField = _KEPT
     layout: str | LayoutMap = AUTO

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +20,6 @@ from mm_assets.errors import ConfigError, FormatError
 from mm_assets.fields.base import (
     JSON,
     ArraySpec,
-    ArrayValue,
     Encoded,
     Field,
     Item,
@@ -38,6 +36,7 @@ from mm_assets.fields.image_resize import RESIZES, place, resize
 from mm_assets.fields.plain import TextField
 from mm_assets.fields.tokens import TokensField
 from mm_assets.media.content_types import Buffer
+from mm_assets.summaries import ArrayValue
 
 __all__ = ["ImageText", "ImageTextPair", "ImageTextPairField"]
 
@@ -133,9 +132,7 @@ class ImageTextPairField(Field):
     )
     TAKES_CONTENT: ClassVar[bool] = False
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
-    PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType(
-        {"image": Part(needed=True), "text": Part(), "clip_score": Part()}
-    )
+    PARTS: ClassVar[Mapping[str, Part]] = {"image": Part(needed=True), "text": Part(), "clip_score": Part()}
 
     encoding: str = "keep"
     quality: int = 95

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import ArrayValue, Encoded, Field, as_bytes_view, corrupt
+from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt
 from mm_assets.fields.facts import Fact, Spans
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.midi import (
@@ -25,6 +25,7 @@ from mm_assets.media.midi import (
     parse_midi,
 )
 from mm_assets.media.smf import MAX_BYTES
+from mm_assets.summaries import ArrayValue
 
 __all__ = ["MIDI", "MIDIField", "NoteTable"]
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.fields.base import ArrayValue
+from mm_assets.summaries import ArrayValue
 
 __all__ = ["Columns", "TimeSeries"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -80,9 +79,7 @@ class TimeSeriesField(Field):
         ]
     )
     FACTS: ClassVar[tuple[type[Fact], ...]] = (Spans, Steps)
-    PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType(
-        {"timestamps": Part(needed=True), "values": Part(needed=True)}
-    )
+    PARTS: ClassVar[Mapping[str, Part]] = {"timestamps": Part(needed=True), "values": Part(needed=True)}
 
     num_steps: int | None = None
     num_columns: int | None = None

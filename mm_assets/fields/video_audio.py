@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -66,7 +65,7 @@ class SyncedVideoAudioField(Field):
     decodes_in_parallel: ClassVar[bool] = True  # the decoders release the interpreter lock
     FACTS: ClassVar[tuple[type[Fact], ...]] = (MediaLength, ClipLengths)
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels", "max_decoded_bytes")
-    PARTS: ClassVar[Mapping[str, Part]] = MappingProxyType({"video": Part(), "audio": Part()})
+    PARTS: ClassVar[Mapping[str, Part]] = {"video": Part(), "audio": Part()}
 
     encoding: str = "keep"
     frame_rate: Any = None

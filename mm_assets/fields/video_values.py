@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.fields.audio import Audio
-from mm_assets.fields.base import ArrayValue
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.timing import Timing
-from mm_assets.summaries import summary_repr
+from mm_assets.summaries import ArrayValue, summary_repr
 
 __all__ = ["Clip", "VideoAudio", "VideoFile"]
 
