@@ -8,8 +8,6 @@ raise `FormatError`.
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -20,6 +18,7 @@ import numpy.typing as npt
 from mm_assets.errors import FormatError
 from mm_assets.fields.base import corrupt
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.images import PILLOW_ERRORS
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -54,26 +53,6 @@ _COLORSPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 
 Allocator = Callable[[tuple[int, int, int]], npt.NDArray[np.uint8]]
 """Returns the C-contiguous array of a shape to decode into; called only if the file's header confirms the shape."""
-
-# The errors that Pillow's plugins are known to raise on damaged bytes. They do not promise a set: a plugin that indexes
-# past a list or asserts shows damage as much as one that raises OSError. `Warning` is for callers who turn warnings
-# into errors.
-_PILLOW_ERRORS = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-    struct.error,
-    zlib.error,
-    Warning,
-)
 
 
 def new_pixels(shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
@@ -188,7 +167,7 @@ def open_with_pillow(data: Buffer, codec: str) -> Iterator[Image.Image]:
             yield image
     except FormatError:
         raise
-    except (*_PILLOW_ERRORS, DecompressionBombError) as error:
+    except (*PILLOW_ERRORS, DecompressionBombError) as error:
         raise corrupt(f"{codec} cannot be decoded: {type(error).__name__}: {error}") from error
 
 

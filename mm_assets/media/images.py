@@ -7,18 +7,37 @@ from __future__ import annotations
 
 import struct
 import weakref
+import zlib
 from dataclasses import dataclass
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_SEGMENTS, HeaderReader, read_tiff_layout
 
-__all__ = ["ImageInfo", "probe_image"]
+__all__ = ["PILLOW_ERRORS", "ImageInfo", "probe_image"]
 
 # By the identity of a read-only view, as long as it lives: filters, annotators and fields probe the same image. Not a
 # WeakKeyDictionary, since the hash of a view reads all of its bytes.
 _PROBED: dict[int, tuple[weakref.ref[memoryview], ImageInfo]] = {}
 
+# Pillow's plugins raise these for damaged bytes. They do not promise a set: an index past a list or a failed assertion
+# is a sign of damage, as is an OSError. `Warning` is for callers who turn warnings into errors.
+PILLOW_ERRORS = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+    Warning,
+)
 _MAX_JUNK = 65_536  # bytes that may be between two JPEG segments, as libjpeg tolerates them
 _EXIF = b"Exif\0\0"
 _U16_BE = struct.Struct(">H")

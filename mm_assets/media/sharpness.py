@@ -1,40 +1,25 @@
 """Sharpness of an image: the variance of its Laplacian at a reduced scale.
 
-The score is reproducible to the last bit for given pixels; docs/filters.md states the convention, which these functions
-follow step by step: reduction, 8-bit luma, 3 x 3 Laplacian, exact variance. JPEGs are decoded at the reduced scale.
+For given pixels the score is reproducible to the last bit. These functions follow docs/filters.md step by step:
+reduction, 8-bit luma, 3 x 3 Laplacian, exact variance. JPEGs are decoded at the reduced scale.
 """
 
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError, optional_import
-from mm_assets.media.images import ImageInfo, probe_image
+from mm_assets.media.images import PILLOW_ERRORS, ImageInfo, probe_image
 
 __all__ = ["MAX_JPEG_PIXELS", "MAX_PIXELS", "decode_luma", "laplacian_variance", "reduction", "sharpness"]
 
 MAX_PIXELS = 89_478_485  # of an image that is decoded whole: 256 MiB as RGB, above which Pillow warns
-MAX_JPEG_PIXELS = 178_956_970  # twice that, as JPEGs of this size are decoded at an eighth
-_DECODE_ERRORS = (  # errors of Pillow's plugins for damaged files
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    LookupError,
-    EOFError,
-    ArithmeticError,
-    MemoryError,
-    NotImplementedError,
-    struct.error,
-    zlib.error,
-)
-_REDUCTIONS = (8, 4, 2)  # which JPEG decoders do fast in the frequency domain
+MAX_JPEG_PIXELS = 178_956_970  # twice that: JPEGs of this size are decoded at an eighth
+_REDUCTIONS = (8, 4, 2)  # fast in JPEG decoders, which reduce in the frequency domain
 
 
 def reduction(width: int, height: int, *, min_side: int | None) -> int:
@@ -53,7 +38,7 @@ def laplacian_variance(luma: npt.NDArray[np.uint8]) -> float:
         import cv2
 
     laplacian = cv2.Laplacian(luma, cv2.CV_16S, ksize=1)
-    # Sums of integers below 2**53 are exact in double, so the order of summation does not matter.
+    # Sums of integers below 2**53 are exact in float64, so the order of summation does not matter.
     total = cv2.sumElems(laplacian)[0]
     squares = cv2.norm(laplacian, cv2.NORM_L2SQR)
     return float((squares - total * total / luma.size) / luma.size)
@@ -69,7 +54,7 @@ def sharpness(data: memoryview, *, min_side: int | None) -> float:
 
 
 def decode_luma(data: memoryview, *, min_side: int | None) -> npt.NDArray[np.uint8]:
-    """Decodes the first frame to 8-bit luma, reduced by `reduction`: (height, width) uint8, each side rounded up.
+    """Decode the first frame to 8-bit luma, reduced by `reduction`: (height, width) uint8, each side rounded up.
 
     Raises:
         MediaError: the image cannot be decoded, or has more than `MAX_PIXELS` (JPEG: `MAX_JPEG_PIXELS`) pixels.
@@ -91,7 +76,7 @@ def _decode_jpeg(data: memoryview, info: ImageInfo, factor: int) -> npt.NDArray[
     try:
         colors = simplejpeg.decode_jpeg_header(data, strict=False)[2]
         if colors not in ("CMYK", "YCCK"):
-            # Damage that the decoder recovers from is scored as decoded; zeros elsewhere make it repeatable.
+            # Damage that the decoder recovers from is scored as decoded; zeros for the rest make it repeatable.
             buffer = np.zeros(height * width, dtype=np.uint8)
             pixels = simplejpeg.decode_jpeg(data, "GRAY", buffer=buffer, strict=False, **least)
             return np.asarray(pixels, dtype=np.uint8)[:, :, 0]
@@ -99,7 +84,7 @@ def _decode_jpeg(data: memoryview, info: ImageInfo, factor: int) -> npt.NDArray[
         raise MediaError("<image>", f"JPEG cannot be decoded: {error}") from error
     if info.width * info.height > MAX_PIXELS:
         raise MediaError("<image>", f"has more than {MAX_PIXELS} pixels in {colors}")
-    return _decode_other(data, factor)  # the decoder makes no luma of inks
+    return _decode_other(data, factor)  # simplejpeg does not convert CMYK to luma
 
 
 def _decode_other(data: memoryview, factor: int) -> npt.NDArray[np.uint8]:
@@ -109,7 +94,7 @@ def _decode_other(data: memoryview, factor: int) -> npt.NDArray[np.uint8]:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
             luma = _luma(image)
-    except _DECODE_ERRORS as error:
+    except PILLOW_ERRORS as error:
         raise MediaError("<image>", f"cannot be decoded: {error}") from error
     if factor > 1:
         luma = luma.reduce(factor)
@@ -117,7 +102,7 @@ def _decode_other(data: memoryview, factor: int) -> npt.NDArray[np.uint8]:
 
 
 def _luma(image: Any) -> Any:
-    """8-bit luma of a Pillow image: transparency shows white, and of more than 8 bits the upper 8 are taken."""
+    """8-bit luma of a Pillow image, on white; the upper 8 bits if it has more."""
     from PIL import Image
 
     if image.mode.startswith("I"):
@@ -127,7 +112,7 @@ def _luma(image: Any) -> Any:
         return Image.fromarray(np.clip(np.nan_to_num(np.asarray(image)), 0, 255).astype(np.uint8))
     if not image.has_transparency_data:
         return image.convert("L")
-    # Drawings are often black with their shape in the alpha channel alone: without it they would be flat.
+    # Many drawings are black, with their shape in the alpha channel alone: without it they would be flat.
     visible = image.convert("RGBA")
     paper = Image.new("L", image.size, 255)
     paper.paste(visible.convert("L"), mask=visible.getchannel("A"))
