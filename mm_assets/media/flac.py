@@ -25,7 +25,7 @@ _SEARCHED = 256 << 10  # bytes from the end in which the last frame must start; 
 _MAX_CANDIDATES = 16  # headers whose CRC-8 fits by chance: once in 2**23 positions, so more are hostile
 
 _BLOCK_SIZES = {1: 192, **{code: 144 << code for code in range(2, 6)}, **{code: 1 << code for code in range(8, 16)}}
-_RATES = (0, 88_200, 176_400, 192_000, 8000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000)
+_RATES = dict(enumerate((88_200, 176_400, 192_000, 8000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000), 1))
 _BITS = {1: 8, 2: 12, 4: 16, 5: 20, 6: 24, 7: 32}
 
 
@@ -113,18 +113,14 @@ def _end_of_frame_header(tail: bytes, at: int, info: StreamInfo) -> int | None:
     number, pos = _coded_number(head, 4)
     if number is None:
         return None
-    extra = {6: 1, 7: 2}.get(block_code, 0)
-    block_size = int.from_bytes(head[pos : pos + extra], "big") + 1 if extra else _BLOCK_SIZES.get(block_code)
-    pos += extra
-    extra = {12: 1, 13: 2, 14: 2}.get(rate_code, 0)
-    value = int.from_bytes(head[pos : pos + extra], "big")
-    rate = {12: value * 1000, 13: value, 14: value * 10, 15: -1}.get(rate_code) if extra or rate_code == 15 else None
-    if rate is None:
-        rate = _RATES[rate_code] or info.sample_rate
-    pos += extra
-    if block_size is None or block_size > info.max_block_size or rate != info.sample_rate or pos >= len(head):
+    rate_at = pos + {6: 1, 7: 2}.get(block_code, 0)
+    end = rate_at + {12: 1, 13: 2, 14: 2}.get(rate_code, 0)
+    block_value, rate_value = int.from_bytes(head[pos:rate_at], "big"), int.from_bytes(head[rate_at:end], "big")
+    block_size = block_value + 1 if block_code in (6, 7) else _BLOCK_SIZES.get(block_code)
+    rate = {0: info.sample_rate, 12: rate_value * 1000, 13: rate_value, 14: rate_value * 10, **_RATES}.get(rate_code)
+    if block_size is None or block_size > info.max_block_size or rate != info.sample_rate or end >= len(head):
         return None
-    if _crc(head[:pos], 8) != head[pos]:
+    if _crc(head[:end], 8) != head[end]:
         return None
     first = number if head[1] & 1 else number * info.max_block_size
     return first + block_size

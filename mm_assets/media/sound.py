@@ -1,6 +1,6 @@
-"""Audio of video and audio files by PyAV, laid out by presentation time; resampled by soxr; mixed.
+"""Audio of video and audio files, read by PyAV and placed by presentation time; resampling by soxr, and mixing.
 
-Any input gives an answer or a `MediaError`; without the packages of the extra ``video`` it raises
+Any input gives an answer or a `MediaError`; without the packages of the extra ``video`` functions raise
 `MissingExtraError`.
 """
 
@@ -34,17 +34,17 @@ __all__ = [
 
 MAX_SOUND_CHANNELS = 64
 MAX_SOUND_RATE = 768_000  # Hz
-_MAX_SILENCE = 1000  # times the actual audio: beyond it a few bytes would become gigabytes of zeros
-_LONG_PACKET = 8192  # samples: the most that a packet of few bytes may claim
-_SAMPLES_PER_BYTE = 8  # of audio that is not compressed by more than its bits
+_MAX_SILENCE = 1000  # times the actual audio: else a few bytes become gigabytes of zeros
+_LONG_PACKET = 8192  # samples that a packet of few bytes may claim
+_SAMPLES_PER_BYTE = 8  # that a longer packet may claim: more than uncompressed audio has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoundIndex:
-    """Extent of a file's audio, from its packets.
+    """The extent of a file's audio, from its packets.
 
     Attributes:
-        start: seconds, presentation time of the first sample.
+        start: presentation time of the first sample in seconds.
         num_samples: per channel, from the first sample to the end of the last packet.
         sample_rate: Hz.
         channels: at least 1.
@@ -57,7 +57,7 @@ class SoundIndex:
 
 
 def index_sound(data: Buffer) -> SoundIndex | None:
-    """Extent of the file's audio; None where there is none. Only its first packets are decoded.
+    """The extent of a file's audio; None where there is none. Only its first packets are decoded.
 
     Raises:
         MediaError: the file is damaged, or its packets are so far apart that more than 99.9 % of it is silence.
@@ -80,14 +80,13 @@ def index_sound(data: Buffer) -> SoundIndex | None:
                         break
             if packet.size and packet.pts is not None:
                 end = max(end or packet.pts, packet.pts + (packet.duration or 0))
-                # A duration is only a claim: its limit is more than most audio needs, less than hostile audio claims.
+                # A duration is only a claim: the limit is more than real packets have.
                 claimed = int(packet.duration * time_base * max(rate, 1)) + 1 if packet.duration else usual
                 claimed_total += min(claimed, max(_LONG_PACKET, 4 * usual, _SAMPLES_PER_BYTE * packet.size))
         if start is None or end is None:
             raise MediaError("<video>", "found an audio stream without samples, expected at least one")
         if not 1 <= rate <= MAX_SOUND_RATE or not 1 <= channels <= MAX_SOUND_CHANNELS:
             raise MediaError("<video>", f"found audio of {channels} channels at {rate} Hz")
-        # One tick is the most that a container's rounding takes; a sample or two do not make audio longer.
         length = max(seconds_of(end, time_base) - start, Fraction(0))
         num_samples = round(length * rate)
         if num_samples > _MAX_SILENCE * claimed_total:
@@ -97,18 +96,18 @@ def index_sound(data: Buffer) -> SoundIndex | None:
 
 
 def read_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> npt.NDArray[np.float32]:
-    """Decode the audio, each packet at its presentation time: silence where the file has none.
+    """Decode the audio, each packet at its presentation time, with silence in gaps.
 
     Args:
         data: the file's bytes.
         index: of the same bytes.
-        stop: sample to stop before, at the file's own rate; None for all.
+        stop: sample to stop before, at the file's rate; None for all.
 
     Returns:
-        (min(stop, num_samples), channels) float32 in [-1, 1]; values that a lossy codec overshoots are clipped.
+        (min(stop, num_samples), channels) float32 in [-1, 1]; a lossy codec's overshoots are clipped.
 
     Raises:
-        MediaError: the file is damaged, or changes its rate or channels midway.
+        MediaError: the file is damaged, or changes its rate or channels.
         MissingExtraError: PyAV is not installed.
     """
     count = index.num_samples if stop is None else min(stop, index.num_samples)
@@ -118,7 +117,7 @@ def read_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> n
         if stream is None:
             raise MediaError("<video>", "found no audio stream, expected the one that was indexed")
         tick = time_base_of(stream.time_base)
-        # Times are rounded to ticks, so audio continues without a gap until it is off by more than rounding explains.
+        # Times are rounded to ticks: audio continues without a gap until it is off by more than rounding.
         tolerance = max(2 * tick, Fraction(1, 200)) * index.sample_rate
         at = 0
         for frame in container.decode(stream):
@@ -157,7 +156,7 @@ def _samples_of(frame: AudioFrame) -> npt.NDArray[np.float32]:
 
 
 def resample(samples: npt.NDArray[np.float32], rate: int, target: int) -> npt.NDArray[np.float32]:
-    """Bring (n, channels) samples to another rate by soxr: (n * target / rate rounded up at a half, channels).
+    """Resample (n, channels) samples by soxr: (n * target / rate, a half rounded up, channels).
 
     Raises:
         MissingExtraError: soxr is not installed.
@@ -177,17 +176,17 @@ def resample(samples: npt.NDArray[np.float32], rate: int, target: int) -> npt.ND
 
 
 def resampled_length(count: int, rate: int, target: int) -> int:
-    """Samples that `resample` makes of `count`."""
+    """The number of samples to which `resample` converts `count`."""
     return (2 * count * target + rate) // (2 * rate)
 
 
 def mixes(channels: int, target: int) -> bool:
-    """Whether `mix` knows how to bring audio of so many channels to `target`."""
+    """Whether `mix` converts audio of so many channels to `target`."""
     return channels == target or 1 in (channels, target) or (channels, target) == (6, 2)
 
 
 def mix(samples: npt.NDArray[np.float32], target: int) -> npt.NDArray[np.float32]:
-    """Bring (n, channels) samples to another number of channels.
+    """Convert (n, channels) samples to another number of channels.
 
     To one: the mean of all. From one: copies. From 5.1 (left, right, centre, low, back left, back right) to stereo:
     each side with its back and the centre at -3 dB, scaled so that nothing overshoots.
