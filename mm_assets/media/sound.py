@@ -61,7 +61,6 @@ def index_sound(data: Buffer) -> SoundIndex | None:
 
     Raises:
         MediaError: the file is damaged, or its packets are so far apart that more than 99.9 % of it is silence.
-        MissingExtraError: PyAV is not installed.
     """
     with open_media(data) as (container, _):
         stream = audio_stream_of(container)
@@ -108,7 +107,6 @@ def read_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> n
 
     Raises:
         MediaError: the file is damaged, or changes its rate or channels.
-        MissingExtraError: PyAV is not installed.
     """
     count = index.num_samples if stop is None else min(stop, index.num_samples)
     sound = np.zeros((count, index.channels), dtype=np.float32)
@@ -156,11 +154,7 @@ def _samples_of(frame: AudioFrame) -> npt.NDArray[np.float32]:
 
 
 def resample(samples: npt.NDArray[np.float32], rate: int, target: int) -> npt.NDArray[np.float32]:
-    """Resample (n, channels) samples by soxr: (n * target / rate, a half rounded up, channels).
-
-    Raises:
-        MissingExtraError: soxr is not installed.
-    """
+    """Resample (n, channels) samples by soxr: (n * target / rate, a half rounded up, channels)."""
     if rate == target:
         return samples
     count = resampled_length(len(samples), rate, target)

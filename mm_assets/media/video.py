@@ -79,7 +79,6 @@ class VideoInfo:
 
     Attributes:
         content_type: MIME type.
-        container: FFmpeg's name of the demuxer: ``mov``, ``matroska``, ``avi``, and so on.
         duration_seconds: of the longest stream; None if the header has no duration.
         has_video: whether there is a video stream; a cover picture is not one.
         width: columns of a frame as stored; 0 without video, or if only the frames have it.
@@ -94,7 +93,6 @@ class VideoInfo:
     """
 
     content_type: str
-    container: str
     duration_seconds: float | None
     has_video: bool
     width: int
@@ -170,7 +168,6 @@ def open_media(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Iterato
 
     Raises:
         MediaError: the bytes are not a video or audio file, or are damaged.
-        MissingExtraError: PyAV is not installed.
     """
     with optional_import("av", "reading video files"):
         import av
@@ -228,7 +225,6 @@ def probe_video(data: Buffer) -> VideoInfo:
 
     Raises:
         MediaError: the bytes are not a video or audio file, or its header is damaged.
-        MissingExtraError: PyAV is not installed.
     """
     with open_media(data) as (container, content_type):
         video, sound = _video_stream(container), audio_stream_of(container)
@@ -244,7 +240,6 @@ def probe_video(data: Buffer) -> VideoInfo:
         rate = (video.guessed_rate or video.average_rate) if video is not None else None
         return VideoInfo(
             content_type=content_type,
-            container=_DEMUXERS[content_type],
             duration_seconds=max(durations) if durations and max(durations) > 0 else None,
             has_video=video is not None,
             width=video.codec_context.width if video is not None else 0,
@@ -267,7 +262,6 @@ def index_frames(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> tuple
 
     Raises:
         MediaError: the file is damaged, or its frames have more than `max_pixels`.
-        MissingExtraError: PyAV is not installed.
     """
     with open_media(data, max_pixels=max_pixels) as (container, content_type):
         stream = _video_stream(container, max_pixels)
@@ -365,7 +359,6 @@ def read_frames(
 
     Raises:
         MediaError: the file is damaged, or ends before a frame that is in its index.
-        MissingExtraError: PyAV is not installed.
     """
     with open_media(data, max_pixels=max_pixels) as (container, _):
         stream = _video_stream(container, max_pixels)
