@@ -11,9 +11,11 @@ plan's rest.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -136,6 +138,22 @@ class Placement:
         return sorted({*self.items, *self.values})
 
 
+@dataclass(slots=True, kw_only=True)
+class _Sample:
+    """A sample while its rows are being placed."""
+
+    rows: BlockRows
+    placement: Placement
+    head: int | None = None  # its metadata row
+    json: Any = None  # its JSON, parsed
+    open_rows: dict[int, int] = dataclass_field(default_factory=dict)  # without a place, by their number among all
+    # By modality and part: the rank of the extension, position and row of each row that its selector takes.
+    candidates: defaultdict[tuple[int, str], list[tuple[int, int, int]]] = dataclass_field(
+        default_factory=lambda: defaultdict(list)
+    )
+    failed: dict[int, str] = dataclass_field(default_factory=dict)  # why a row that may stay open is refused
+
+
 class Placer:
     """Places the rows of blocks by one plan.
 
@@ -191,131 +209,108 @@ class Placer:
 
     def _place_sample(self, rows: BlockRows, start: int, stop: int, without: frozenset[int] = frozenset()) -> Placement:
         placement = Placement(start=start, stop=stop)
-        refused = placement.refused
-        open_rows: dict[int, int] = {}  # content row -> its number among the sample's
-        # modality -> part -> (rank, position, row)
-        candidates: dict[int, dict[str, list[tuple[int, int, int]]]] = {}
-        head: int | None = None
+        sample = _Sample(rows=rows, placement=placement)
         number = 0
         for row in range(start, stop):
-            if row in without:
-                number += not rows.is_metadata(row)
-                continue
             if rows.is_metadata(row):
-                head = row
+                sample.head = sample.head if row in without else row
                 continue
-            if rows.content(row) is None:
-                refused[row] = "not_materialized" if rows.failed[row] else "no_content"
+            if row in without:
+                pass
+            elif rows.content(row) is None:
+                placement.refused[row] = "not_materialized" if rows.failed[row] else "no_content"
             else:
-                open_rows[row] = number
+                sample.open_rows[row] = number
                 for taker, part, rank in self._takers(rows, row):
-                    of_part = candidates.setdefault(taker, {}).setdefault(part, [])
-                    of_part.append((rank, rows.position[row], row))
+                    sample.candidates[taker, part].append((rank, rows.position[row], row))
             number += 1
-        sample_json = self._place_metadata(rows, head, placement)
-        failed: dict[int, str] = {}
+        self._place_metadata(sample)
         for taker, modality in enumerate(self.plan.modalities):
             if modality.selector.take == "parts":
-                self._place_parts(rows, taker, candidates.get(taker, {}), open_rows, sample_json, failed, placement)
+                self._place_parts(sample, taker)
             elif modality.selector.take == "json":
-                self._place_json(taker, modality.selector, sample_json, head, placement)
-            elif taker in candidates:
-                self._place_rows(rows, taker, candidates[taker][""], open_rows, failed, placement)
-        if open_rows and self.rest is not None:
-            placement.items[self.rest] = [Placed(row, place) for row, place in open_rows.items()]
-        elif open_rows:
-            for row in open_rows:
-                refused[row] = failed.get(row, "not_selected")
+                self._place_json(sample, taker, modality.selector)
+            else:
+                self._place_rows(sample, taker, modality.selector)
+        if sample.open_rows and self.rest is not None:
+            placement.items[self.rest] = [Placed(row, place) for row, place in sample.open_rows.items()]
+        else:
+            for row in sample.open_rows:
+                placement.refused[row] = sample.failed.get(row, "not_selected")
         return placement
 
-    def _place_metadata(self, rows: BlockRows, row: int | None, placement: Placement) -> Any:
-        """Places a sample's JSON, and returns it parsed where the plan takes values from it."""
-        content = None if row is None else rows.metadata(row)
+    def _place_metadata(self, sample: _Sample) -> None:
+        """Places a sample's JSON, and parses it where the plan takes values from it."""
+        row, placement = sample.head, sample.placement
+        content = None if row is None else sample.rows.metadata(row)
         if row is None or content is None:
-            return None
+            return
         if self.metadata is not None:
             try:
                 self._accept(self.fields[self.metadata], content, placement.encoded_rows, row)
             except EncodeError as error:
-                placement.refused[row] = "unpackable_metadata"
-                placement.unfit[row] = (self.names[self.metadata], str(error))
-                return None
+                self._refuse_sample(sample, "unpackable_metadata", (self.names[self.metadata], str(error)))
+                return
             placement.items[self.metadata] = [Placed(row, 0)]
-        if not self._reads_json:
-            return None
-        try:
-            return json.loads(bytes(content))
-        except (ValueError, RecursionError) as error:
-            placement.refused[row] = "unpackable_metadata"
-            placement.unfit[row] = ("metadata", f"the JSON cannot be read: {error}")
-            return None
+        if self._reads_json:
+            try:
+                sample.json = json.loads(bytes(content))
+            except (ValueError, RecursionError) as error:
+                self._refuse_sample(sample, "unpackable_metadata", ("metadata", f"the JSON cannot be read: {error}"))
 
-    def _place_rows(
-        self,
-        rows: BlockRows,
-        taker: int,
-        candidates: list[tuple[int, int, int]],
-        open_rows: dict[int, int],
-        failed: dict[int, str],
-        placement: Placement,
-    ) -> None:
-        selector = self.plan.modalities[taker].selector
+    def _refuse_sample(self, sample: _Sample, reason: str, unfit: tuple[str, str]) -> None:
+        if sample.head is not None:
+            sample.placement.refused.setdefault(sample.head, reason)
+            sample.placement.unfit.setdefault(sample.head, unfit)
+
+    def _candidates(self, sample: _Sample, taker: int, part: str, selector: Selector) -> list[Placed]:
+        """The open rows that a selector takes, by preference where it takes one, else by position."""
         one = selector.take == "one"
+        # Rows of different kinds may share a position, the items of one sequence may not.
         ordinal = selector.modality == "*"
-        taken = []
-        for _, position, row in sorted(candidates, key=None if one else _by_position):
-            if row not in open_rows:
-                continue
-            refusal = self._refusal(taker, rows, row, placement)
-            if refusal is not None:
-                failed[row] = f"unpackable_{rows.modality[row]}"
-                placement.unfit[row] = (self.names[taker], refusal)
-                continue
-            # Rows of different kinds may share a position, the items of one sequence may not.
-            taken.append(Placed(row, 0 if one else open_rows[row] if ordinal else position))
-            del open_rows[row]
-            if one:
-                break
-        if taken:
-            placement.items[taker] = taken
+        return [
+            Placed(row, 0 if one else sample.open_rows[row] if ordinal else position, part)
+            for _, position, row in sorted(sample.candidates[taker, part], key=None if one else itemgetter(1, 2))
+            if row in sample.open_rows
+        ]
 
-    def _place_parts(
-        self,
-        rows: BlockRows,
-        taker: int,
-        candidates: dict[str, list[tuple[int, int, int]]],
-        open_rows: dict[int, int],
-        sample_json: Any,
-        failed: dict[int, str],
-        placement: Placement,
-    ) -> None:
-        made, name = self.fields[taker], self.names[taker]
+    def _place_rows(self, sample: _Sample, taker: int, selector: Selector) -> None:
+        for placed in self._candidates(sample, taker, "", selector):
+            row = placed.row
+            refusal = self._refusal(taker, sample.rows, row, sample.placement)
+            if refusal is not None:
+                sample.failed[row] = f"unpackable_{sample.rows.modality[row]}"
+                sample.placement.unfit[row] = (self.names[taker], refusal)
+                continue
+            sample.placement.items.setdefault(taker, []).append(placed)
+            del sample.open_rows[row]
+            if selector.take == "one":
+                break
+
+    def _place_parts(self, sample: _Sample, taker: int) -> None:
+        made, name, parts = self.fields[taker], self.names[taker], self.plan.modalities[taker].parts
         contents: dict[str, Any] = {}
         taken: list[Placed] = []
         shared: set[str] = set()
-        for part, selector in self.plan.modalities[taker].parts.items():
+        for part, selector in parts.items():
             if selector.take == "json":
-                value = selector.value_in(sample_json)
+                value = selector.value_in(sample.json)
                 if value is not None:
                     contents[part] = value
-                continue
-            if selector.take == "shared":
-                if candidates.get(part):
-                    contents[part] = rows.content(min(candidates[part])[2])
+            elif selector.take == "shared":
+                if sample.candidates[taker, part]:
+                    contents[part] = sample.rows.content(min(sample.candidates[taker, part])[2])
                     shared.add(part)
-                continue
-            one = selector.take == "one"
-            ordinal = selector.modality == "*"
-            spoken_for = {placed.row for placed in taken}
-            found = [
-                Placed(row, 0 if one else open_rows[row] if ordinal else position, part)
-                for _, position, row in sorted(candidates.get(part, ()), key=None if one else _by_position)
-                if row in open_rows and row not in spoken_for
-            ][: 1 if one else None]
-            if found:
-                taken += found
-                pairs = [(placed.position, rows.content(placed.row)) for placed in found]
-                contents[part] = pairs[0][1] if one else pairs
+            else:
+                spoken_for = {placed.row for placed in taken}
+                found = [p for p in self._candidates(sample, taker, part, selector) if p.row not in spoken_for]
+                pairs = [(placed.position, sample.rows.content(placed.row)) for placed in found]
+                if found and selector.take == "one":
+                    taken.append(found[0])
+                    contents[part] = pairs[0][1]
+                elif found:
+                    taken += found
+                    contents[part] = pairs
         if contents.keys() <= shared:
             return  # shared rows alone are not a value
         reason = f"unpackable_{name}"
@@ -325,20 +320,20 @@ class Placer:
                 return  # the JSON alone is not a value yet
             reason, detail = f"incomplete_{name}", f"there is no {' and no '.join(missing)}"
         else:
-            value, detail = self._assembled(taker, contents, placement)
+            value, detail = self._assembled(taker, contents, sample.placement)
             if value is not None:
-                placement.values[taker] = value
+                sample.placement.values[taker] = value
                 if taken:
-                    placement.items[taker] = taken
+                    sample.placement.items[taker] = taken
                 for placed in taken:
-                    del open_rows[placed.row]
+                    del sample.open_rows[placed.row]
                 return
         for placed in taken:
-            failed[placed.row] = reason
-            placement.unfit[placed.row] = (name, detail)
+            sample.failed[placed.row] = reason
+            sample.placement.unfit[placed.row] = (name, detail)
         # A whole JSON may hold nothing for this modality; a value at a key that the plan names is meant for it.
-        if not taken and any(self.plan.modalities[taker].parts[part].key for part in contents):
-            self._refuse_sample(placement, rows, reason, (name, detail))
+        if not taken and any(parts[part].key for part in contents):
+            self._refuse_sample(sample, reason, (name, detail))
 
     def _assembled(self, taker: int, contents: dict[str, Any], placement: Placement) -> tuple[Any, str]:
         """The value of a composite, or None and why; without optional parts of the JSON that are refused."""
@@ -364,29 +359,20 @@ class Placer:
             return value, ""
         return None, said
 
-    def _place_json(
-        self, taker: int, selector: Selector, sample_json: Any, head: int | None, placement: Placement
-    ) -> None:
-        found = selector.value_in(sample_json)
-        if found is None or head is None:
+    def _place_json(self, sample: _Sample, taker: int, selector: Selector) -> None:
+        found = selector.value_in(sample.json)
+        if found is None:
             return
         try:
             value = self.fields[taker].from_json_value(found)
-            self._accept(self.fields[taker], value, placement.encoded, taker)
+            self._accept(self.fields[taker], value, sample.placement.encoded, taker)
         except EncodeError as error:
             if selector.on_refused == "absent":
-                placement.without[taker] = str(error)
+                sample.placement.without[taker] = str(error)
             else:
-                placement.refused.setdefault(head, f"unpackable_{self.names[taker]}")
-                placement.unfit.setdefault(head, (self.names[taker], str(error)))
+                self._refuse_sample(sample, f"unpackable_{self.names[taker]}", (self.names[taker], str(error)))
         else:
-            placement.values[taker] = value
-
-    def _refuse_sample(self, placement: Placement, rows: BlockRows, reason: str, unfit: tuple[str, str]) -> None:
-        for row in range(placement.start, placement.stop):
-            if rows.is_metadata(row):
-                placement.refused.setdefault(row, reason)
-                placement.unfit.setdefault(row, unfit)
+            sample.placement.values[taker] = value
 
     def _takers(self, rows: BlockRows, row: int) -> list[tuple[int, str, int]]:
         """The modalities and parts whose selector takes a row, with the rank of its extension."""
@@ -423,7 +409,3 @@ class Placer:
             encoded[key] = made.encode(value)
         else:
             made.check(value)
-
-
-def _by_position(candidate: tuple[int, int, int]) -> tuple[int, int]:
-    return candidate[1:]
