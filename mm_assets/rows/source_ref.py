@@ -88,13 +88,7 @@ class SourceRef:
 
     def to_json(self) -> str:
         """The locator as rows carry it."""
-        return build_source_ref(
-            path=self.path,
-            member=self.member,
-            byte_offset=self.byte_offset,
-            byte_size=self.byte_size,
-            frame_index=self.frame_index,
-        )
+        return _to_json(self.path, self.member, self.byte_offset, self.byte_size, self.frame_index)
 
 
 def build_source_ref(
@@ -110,12 +104,18 @@ def build_source_ref(
     Raises:
         EncodeError: a value has the wrong type or sign, or `parse_source_ref` would refuse it.
     """
-    values = (path, member, byte_offset, byte_size, frame_index)
+    return _to_json(path, member, byte_offset, byte_size, frame_index)
+
+
+def _to_json(*values: object) -> str:
+    _refuse(*values)
+    return json.dumps(dict(zip(_COLUMNS, values, strict=True)), ensure_ascii=False, separators=(",", ":"))
+
+
+def _refuse(*values: object) -> None:
     problem = _problem(*values)
     if problem is not None:
         raise EncodeError(f"source_ref: {problem}")
-    pairs = dict(zip(_COLUMNS, values, strict=True))
-    return json.dumps(pairs, ensure_ascii=False, separators=(",", ":"))
 
 
 class SourceRefWriter:
@@ -128,9 +128,7 @@ class SourceRefWriter:
     """
 
     def __init__(self, path: str) -> None:
-        problem = _problem(path, None, None, None, None)
-        if problem is not None:
-            raise EncodeError(f"source_ref: {problem}")
+        _refuse(path, None, None, None, None)
         self._head = f'{{"path":{json.dumps(path, ensure_ascii=False)},"member":'
 
     def __call__(
@@ -138,13 +136,9 @@ class SourceRefWriter:
     ) -> str:
         """The locator of one member; `byte_size` is left out where there is no `byte_offset`."""
         name = json.dumps(member, ensure_ascii=False)
-        span = (
-            '"byte_offset":null,"byte_size":null'
-            if byte_offset is None
-            else f'"byte_offset":{byte_offset},"byte_size":{byte_size}'
-        )
+        offset, size = ("null", "null") if byte_offset is None else (byte_offset, byte_size)
         frame = "null" if frame_index is None else frame_index
-        return f'{self._head}{name},{span},"frame_index":{frame}}}'
+        return f'{self._head}{name},"byte_offset":{offset},"byte_size":{size},"frame_index":{frame}}}'
 
 
 def parse_source_ref(value: str | None) -> SourceRef:
@@ -230,32 +224,25 @@ def with_parsed_source_ref_columns(table: Any, prefix: str = "_src_") -> Any:
         SourceError: a locator is not valid; the message names its row.
         SchemaMismatchError: there is no column `source_ref`.
     """
-    if isinstance(table, pa.Table | pa.RecordBatch):
-        if "source_ref" not in table.schema.names:
-            raise SchemaMismatchError("the table has no column 'source_ref'")
-        column = table.column("source_ref")
-        parsed = _parse_column(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
-        names = {prefix + name for name in parsed}
-        kept = [name for name in table.schema.names if name not in names]
-        result = (table if isinstance(table, pa.Table) else pa.Table.from_batches([table])).select(kept)
-        for name, values in parsed.items():
-            result = result.append_column(prefix + name, values)
-        return result
-    pandas = _pandas()
-    if "source_ref" not in table.columns:
+    is_arrow = isinstance(table, pa.Table | pa.RecordBatch)
+    if "source_ref" not in (table.schema.names if is_arrow else table.columns):
         raise SchemaMismatchError("the table has no column 'source_ref'")
-    parsed = _parse_column(pa.array(table["source_ref"], type=pa.string(), from_pandas=True))
-    columns = {
-        prefix + name: pandas.Series(pandas.arrays.ArrowExtensionArray(pa.chunked_array([values])), index=table.index)
-        for name, values in parsed.items()
-    }
-    return table.assign(**columns)
+    if not is_arrow:
+        pandas = _pandas()
+        parsed = _parse_column(pa.array(table["source_ref"], type=pa.string(), from_pandas=True))
+        series = {name: pandas.arrays.ArrowExtensionArray(pa.chunked_array([part])) for name, part in parsed.items()}
+        return table.assign(**{prefix + name: pandas.Series(part, index=table.index) for name, part in series.items()})
+    parsed = _parse_column(table.column("source_ref"))
+    result = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
+    result = result.drop_columns([prefix + name for name in parsed if prefix + name in result.schema.names])
+    for name, values in parsed.items():
+        result = result.append_column(prefix + name, values)
+    return result
 
 
 def _parse_column(refs: Any) -> dict[str, Any]:
     """The five parts of each locator of a string array."""
-    if isinstance(refs, pa.ChunkedArray):
-        refs = pa.concat_arrays(refs.chunks) if refs.num_chunks else pa.array([], pa.string())
+    refs = _one_array(refs)
     plain = pc.extract_regex(refs, pattern=_PLAIN)
     parts = dict(zip(_COLUMNS, plain.flatten(), strict=True))
     given = {name: pc.fill_null(pc.not_equal(part, "null"), False) for name, part in parts.items()}
@@ -266,12 +253,8 @@ def _parse_column(refs: Any) -> dict[str, Any]:
     left = pc.indices_nonzero(odd_rows).to_pylist()
     columns: dict[str, Any] = {}
     for name, kind in _COLUMNS.items():
-        part = parts[name]
-        null = pc.invert(given[name])
-        if kind == pa.string():
-            columns[name] = pc.if_else(null, None, pc.utf8_slice_codeunits(part, 1, -1))
-        else:
-            columns[name] = pc.if_else(null, None, part).cast(kind)
+        text = pc.utf8_slice_codeunits(parts[name], 1, -1) if kind == pa.string() else parts[name]
+        columns[name] = pc.if_else(given[name], text, None).cast(kind)
     if not left:
         return columns
     odd: list[SourceRef] = []
@@ -280,13 +263,13 @@ def _parse_column(refs: Any) -> dict[str, Any]:
             odd.append(parse_source_ref(refs[row].as_py()))
         except SourceError as error:
             raise SourceError("source_ref", f"row {row}: {error.detail}") from error
-    mask_list = [False] * len(refs)
-    for row in left:
-        mask_list[row] = True
-    mask = pa.array(mask_list, pa.bool_())
     for name, kind in _COLUMNS.items():
-        columns[name] = pc.replace_with_mask(columns[name], mask, pa.array([getattr(r, name) for r in odd], kind))
+        columns[name] = pc.replace_with_mask(columns[name], odd_rows, pa.array([getattr(r, name) for r in odd], kind))
     return columns
+
+
+def _one_array(values: Any) -> Any:
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
 
 def _pandas() -> Any:
@@ -328,8 +311,7 @@ def from_pandas(frame: Any) -> pa.Table:
         except (pa.ArrowException, OverflowError) as error:
             expected = "" if known is None else f", expected {known.type}"
             raise SchemaMismatchError(f"column {name!r}: {_first_line(error)}{expected}") from error
-        if isinstance(values, pa.ChunkedArray):
-            values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+        values = _one_array(values)
         if known is not None and not known.nullable and values.null_count:
             raise SchemaMismatchError(f"column {name!r}: {values.null_count} values are missing, expected none")
         arrays.append(values)
@@ -338,14 +320,8 @@ def from_pandas(frame: Any) -> pa.Table:
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-
-
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-
-
 _UP = re.compile(r"(?:^|/)(?:\.|%2e){2}(?:/|%2f|\\|$|\?|#)", re.IGNORECASE)
-
-
 _BOUNDARY = ("/", "?", "#")
 
 
