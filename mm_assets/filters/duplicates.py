@@ -7,7 +7,10 @@ about 100 bytes with Python's overhead. The first of several is kept, in source 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -16,7 +19,7 @@ from mm_assets.filters.base import Block, Filter, Rows
 from mm_assets.filters.parameters import check_choice, check_names
 from mm_assets.rows.schema import Drop
 
-__all__ = ["ExactDuplicatesFilter", "content_digests"]
+__all__ = ["ExactDuplicatesFilter", "by_scope", "content_digests"]
 
 DIGEST_SIZE = 16  # bytes; among 10**9 items a chance of 10**-21 that two different ones agree
 
@@ -28,6 +31,18 @@ def _sha256(data: memoryview) -> bytes:
 def content_digests(block: Block, rows: Rows) -> list[bytes | None]:
     """SHA-256 of each row's bytes, or of its text as UTF-8; None where it has neither."""
     return block.measure("sha256", rows, _sha256, threaded=True)
+
+
+def by_scope(block: Block, rows: Rows, values: Sequence[Any], scope: str) -> Iterator[tuple[int, list[Any]]]:
+    """What is compared as a whole: the value of each row or, with scope "sample", the values of all rows of a sample.
+
+    Yields the row to drop, the first of a sample, and the values. What lacks a value (None) is left out.
+    """
+    starts = block.sample_starts[block.sample_index[rows]] if scope == "sample" else rows
+    for row, group in groupby(zip(starts.tolist(), values, strict=True), key=itemgetter(0)):
+        parts = [value for _, value in group]
+        if None not in parts:
+            yield row, parts
 
 
 class ExactDuplicatesFilter(Filter):
@@ -57,19 +72,9 @@ class ExactDuplicatesFilter(Filter):
             None if digest is None else modality.encode() + b"\0" + digest
             for modality, digest in zip(modalities, digests, strict=True)
         ]
-        if self.scope == "row":
-            for row, key in zip(rows.tolist(), keys, strict=True):
-                if key is not None and self._is_known(key):
-                    yield Drop(row, "duplicate", None)
-            return
-        of_sample: dict[int, list[bytes | None]] = {}
-        for sample, key in zip(block.sample_index[rows].tolist(), keys, strict=True):
-            of_sample.setdefault(sample, []).append(key)
-        starts = block.sample_starts
-        for sample, parts in of_sample.items():
-            whole = [part for part in parts if part is not None]
-            if len(whole) == len(parts) and self._is_known(b"".join(whole)):
-                yield Drop(int(starts[sample]), "duplicate", None)
+        for row, parts in by_scope(block, rows, keys, self.scope):
+            if self._is_known(b"".join(parts)):
+                yield Drop(row, "duplicate", None)
 
     def _compared(self, block: Block) -> Rows:
         if self.modalities is not None:
@@ -77,12 +82,11 @@ class ExactDuplicatesFilter(Filter):
         compared = ~block.is_metadata
         if self.scope == "row":
             compared &= np.asarray(pc.not_equal(block.column("modality"), "text").to_numpy(), dtype=np.bool_)
-        return np.flatnonzero(compared).astype(np.int64)
+        return np.flatnonzero(compared)
 
     def _is_known(self, key: bytes) -> bool:
         """Whether `key` has been seen; from now on it has."""
-        mark = hashlib.sha256(key).digest()[:DIGEST_SIZE]
-        if mark in self._seen:
-            return True
-        self._seen.add(mark)
-        return False
+        fingerprint = hashlib.sha256(key).digest()[:DIGEST_SIZE]
+        is_known = fingerprint in self._seen
+        self._seen.add(fingerprint)
+        return is_known

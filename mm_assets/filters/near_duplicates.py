@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from mm_assets.filters.base import Block, Filter, Rows
-from mm_assets.filters.duplicates import DIGEST_SIZE, content_digests
+from mm_assets.filters.duplicates import DIGEST_SIZE, by_scope, content_digests
 from mm_assets.filters.parameters import check_choice, check_whole, wrong
 from mm_assets.media.perceptual_hash import HASH_BITS, perceptual_hash
 from mm_assets.rows.schema import Drop
@@ -71,10 +71,7 @@ class HammingIndex:
         number = len(self)
         self._hashes.extend(entry)
         for key in _keys(entry[0]):
-            bucket = self._buckets.get(key)
-            if bucket is None:
-                bucket = self._buckets[key] = array("I")
-            bucket.append(number)
+            self._buckets.setdefault(key, array("I")).append(number)
 
     def nearest(self, entry: Sequence[int]) -> int | None:
         """The distance to the nearest entry, or None where none is within `max_distance`."""
@@ -137,32 +134,20 @@ class NearDuplicatesFilter(Filter):
     def judge(self, block: Block) -> Iterable[Drop]:
         """``near_duplicate`` with the distance, the largest of a sample's images."""
         rows = block.rows_of("image")
-        looks = self._looks(block, rows)
-        if self.scope == "row":
-            groups: Iterable[tuple[int, Sequence[_Look | None]]] = zip(rows.tolist(), ([k] for k in looks), strict=True)
-        else:
-            of_sample: dict[int, list[_Look | None]] = {}
-            for sample, look in zip(block.sample_index[rows].tolist(), looks, strict=True):
-                of_sample.setdefault(sample, []).append(look)
-            starts = block.sample_starts
-            groups = ((int(starts[sample]), parts) for sample, parts in of_sample.items())
-        for row, parts in groups:
-            images = [look for look in parts if look is not None]
-            if len(images) == len(parts):
-                distance = self._distance_or_keep(images)
-                if distance is not None:
-                    yield Drop(row, "near_duplicate", float(distance))
+        for row, images in by_scope(block, rows, self._looks(block, rows), self.scope):
+            distance = self._distance_or_keep(images)
+            if distance is not None:
+                yield Drop(row, "near_duplicate", float(distance))
 
     def _looks(self, block: Block, rows: Rows) -> list[_Look | None]:
         """How each row's image looks; None where it cannot be decoded."""
         hashes = _measured(block, rows)
         plain = rows[[found == _PLAIN for found in hashes]]
         digests = dict(zip(plain.tolist(), content_digests(block, plain), strict=True))
-        looks: list[_Look | None] = []
-        for row, found in zip(rows.tolist(), hashes, strict=True):
-            digest = digests.get(row)
-            looks.append(digest[:DIGEST_SIZE] if digest is not None else found)
-        return looks
+        return [
+            found if (digest := digests.get(row)) is None else digest[:DIGEST_SIZE]
+            for row, found in zip(rows.tolist(), hashes, strict=True)
+        ]
 
     def _distance_or_keep(self, images: Sequence[_Look]) -> int | None:
         """The distance to the nearest sample kept; None where none is near, and this one is kept from now on."""

@@ -130,6 +130,9 @@ class ListingRows:
         return RowStream(builder.batches(), builder.rejects, builder.counts)
 
 
+_ListedItem = tuple[int, str, SourceRef, str | None, Mapping[str, Any]]  # position, modality, locator, text, list row
+
+
 class _ListingBuilder(RowBuilder):
     def __init__(
         self, source: SourceFile, folder: str, layout: MemberRules, schema: DatasetSchema, batch_bytes: int
@@ -182,7 +185,7 @@ class _ListingBuilder(RowBuilder):
                 self._reject(number, "duplicate_sample_id", detail, row)
             return
         self.seen.add(sample_id)
-        items: list[tuple[int, str, SourceRef, str | None, Mapping[str, Any]]] = []
+        items: list[_ListedItem] = []
         metadata: tuple[str | None, Mapping[str, Any]] | None = None
         places: set[tuple[int, str]] = set()
         for number, row in entries:
@@ -239,9 +242,7 @@ class _ListingBuilder(RowBuilder):
             raise BadTextError("bad_json", f"metadata_json is {type(value).__name__}, expected JSON text")
         return parse_object(value).text
 
-    def _item(
-        self, row: Mapping[str, Any], next_position: int
-    ) -> tuple[int, str, SourceRef, str | None, Mapping[str, Any]]:
+    def _item(self, row: Mapping[str, Any], next_position: int) -> _ListedItem:
         text = row.get("text_content")
         if text is not None and not isinstance(text, str):
             raise BadTextError("bad_text", f"text_content is {type(text).__name__}, expected text")

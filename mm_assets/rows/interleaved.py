@@ -15,13 +15,13 @@ from mm_assets.rows.source_ref import is_allowed_reference, is_reference
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import Sample, ShardMembers, modality_of
 
-__all__ = ["InterleavedItems", "Item", "interleaved_items", "is_interleaved"]
+__all__ = ["InterleavedItems", "RowItem", "interleaved_items", "is_interleaved"]
 
 TIFF_EXTENSIONS = ("tif", "tiff")
 MAX_SHOWN = 80  # characters of a token that a message repeats
 
 
-class Item(NamedTuple):
+class RowItem(NamedTuple):
     """One row under construction.
 
     Attributes:
@@ -56,7 +56,7 @@ class InterleavedItems(NamedTuple):
         unequal: both lists are there and differ in length.
     """
 
-    items: list[Item]
+    items: list[RowItem]
     problems: list[tuple[str, str]]
     num_texts: int
     num_images: int
@@ -84,12 +84,12 @@ def interleaved_items(
     texts = _list(value, layout.texts_field, problems)
     images = _list(value, layout.images_field, problems)
     image_items = _image_items(images, value, sample, json_member, shard, layout)
-    items: list[Item] = []
+    items: list[RowItem] = []
     num_texts = num_images = 0
     for position in range(max(len(texts), len(images))):
         text = texts[position] if position < len(texts) else None
         if isinstance(text, str):
-            items.append(Item(position, "text", num_texts, text=text))
+            items.append(RowItem(position, "text", num_texts, text=text))
         elif text is not None:
             detail = f"{layout.texts_field}[{position}] is {type(text).__name__}, expected text or null"
             problems.append(("text_not_a_string", detail))
@@ -117,21 +117,6 @@ def _token_text(token: object, layout: MemberRules) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _resolve_tokens(
-    value: Mapping[str, Any], json_member: Member, shard: ShardMembers, layout: MemberRules
-) -> list[Member | None]:
-    """The member that each token names, for the tokens that are not null."""
-    images = value.get(layout.images_field)
-    if not isinstance(images, list):
-        return []
-    found: list[Member | None] = []
-    for token in images:
-        if token is not None:
-            text = _token_text(token, layout)
-            found.append(None if text is None else shard.find(text, json_member.member))
-    return found
-
-
 def _image_items(
     images: Sequence[Any],
     value: Mapping[str, Any],
@@ -139,9 +124,13 @@ def _image_items(
     json_member: Member,
     shard: ShardMembers,
     layout: MemberRules,
-) -> list[Item]:
-    named = _resolve_tokens(value, json_member, shard, layout)
-    frames_of = _frame_member(value, json_member, shard, layout)
+) -> list[RowItem]:
+    tokens = [
+        (position, token, _token_text(token, layout)) for position, token in enumerate(images) if token is not None
+    ]
+    named = [None if text is None else shard.find(text, json_member.member) for _, _, text in tokens]
+    frame_name = value.get(layout.image_member_field) if layout.image_member_field is not None else None
+    frames_of = shard.find(frame_name, json_member.member) if isinstance(frame_name, str) else None
     by_position = frames_of is None and not any(named)
     missing = ""
     if by_position:
@@ -149,16 +138,13 @@ def _image_items(
     # A TIFF that several tokens name has a frame for each of them.
     uses = Counter(m.ordinal for m in named if m is not None and m.extension in TIFF_EXTENSIONS)
     frames: Counter[int] = Counter()
-    items: list[Item] = []
-    positions = (position for position, token in enumerate(images) if token is not None)
-    for number, position in enumerate(positions):
-        token, member = images[position], named[number]
-        text = _token_text(token, layout)
-        item = Item(position, "image", number)
+    items: list[RowItem] = []
+    for number, ((position, token, text), member) in enumerate(zip(tokens, named, strict=True)):
+        item = RowItem(position, "image", number)
         if member is not None:
             kind = modality_of(member.extension, layout.extensions)
             if kind not in ("image", "binary"):
-                error = f"image token {_shown(token)} names member {member.member!r}, which is {kind} and no image"
+                error = f"image token {_shown(token)} names member {member.member!r}, which is {kind} and not an image"
                 items.append(item._replace(error=error))
                 continue
             shares = member is frames_of or uses[member.ordinal] > 1
@@ -177,16 +163,6 @@ def _image_items(
     return items
 
 
-def _frame_member(
-    value: Mapping[str, Any], json_member: Member, shard: ShardMembers, layout: MemberRules
-) -> Member | None:
-    """The member that `image_member_field` names for tokens that do not name one."""
-    if layout.image_member_field is None:
-        return None
-    name = value.get(layout.image_member_field)
-    return shard.find(name, json_member.member) if isinstance(name, str) else None
-
-
 def _own_tiff(sample: Sample) -> tuple[Member | None, str]:
     """The one ``<key>.tiff`` or ``<key>.tif`` of a sample, or why it cannot be chosen."""
     tiffs = [m for m in sample.members if not m.role and m.extension in TIFF_EXTENSIONS]
@@ -197,7 +173,7 @@ def _own_tiff(sample: Sample) -> tuple[Member | None, str]:
     return None, f", and it could be a frame of {' or '.join(m.member for m in tiffs)}"
 
 
-def _frame(item: Item, member: Member, frame: int, token: object) -> Item:
+def _frame(item: RowItem, member: Member, frame: int, token: object) -> RowItem:
     if member.extension in TIFF_EXTENSIONS:
         return item._replace(member=member, frame=frame)
     if frame == 0:
@@ -207,14 +183,12 @@ def _frame(item: Item, member: Member, frame: int, token: object) -> Item:
     return item._replace(error=error)
 
 
-def _reference(item: Item, token: str, layout: MemberRules) -> Item:
+def _reference(item: RowItem, token: str, layout: MemberRules) -> RowItem:
     if not layout.allow_references:
-        error = f"image token {_shown(token)} is a URL or path, and allow_references is off"
-    elif is_allowed_reference(token, layout.allowed_references):
+        return item._replace(error=f"image token {_shown(token)} is a URL or path, and allow_references is off")
+    if is_allowed_reference(token, layout.allowed_references):
         return item._replace(url=token)
-    else:
-        error = f"image token {_shown(token)} points outside allowed_references"
-    return item._replace(error=error)
+    return item._replace(error=f"image token {_shown(token)} points outside allowed_references")
 
 
 def _shown(token: object) -> str:
