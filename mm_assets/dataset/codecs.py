@@ -107,7 +107,7 @@ class DatasetFields:
         """
         if modalities is None:
             return self.names
-        if isinstance(modalities, str):  # it would be taken for the names of its letters
+        if isinstance(modalities, str):  # each of its letters would be taken for a name
             raise TypeError(f"modalities: found {modalities!r}, expected a list of names")
         last, given = self._chosen, tuple(modalities)
         if last is not None and given == last:

@@ -50,7 +50,7 @@ def open(
     Args:
         path: local path or fsspec URL of a packed file, of a manifest (``.json``), or of a folder; or a list of packed
             files, read in that order. A file's format is detected from its bytes. A folder that holds a
-            ``manifest.json`` is opened by it, any other gives its packed files sorted by name.
+            ``manifest.json`` is opened by it; of any other, the packed files are read sorted by name.
         storage_options: arguments for the URLs' file system.
         fields: fields to decode with in place of those of the file's schema, by name: the same type with other
             settings, say. A file without schema, by another writer (or truncated), opens only with fields for all of
@@ -169,7 +169,7 @@ class Dataset:
         """Views of parts of the samples, such as ``{"train": 0.9, "val": 0.1}``.
 
         A sample's part follows from its id and the seed alone: it stays when samples are added, removed or packed into
-        other files, and equal ids are never parted. So the sizes are near the fractions, not exact.
+        other files, and equal ids stay together. So the sizes are near the fractions, not exact.
 
         Args:
             fractions: share of each part, by name, above 0 and up to 1 together; the rest is in no part.

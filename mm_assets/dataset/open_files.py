@@ -124,7 +124,7 @@ class _SharedFiles:
             self.tables -= self._table_bytes(oldest, self.readers.pop(oldest))
 
     def _table_bytes(self, number: int, reader: Reader) -> int:
-        """The most memory that a reader takes for what grows with its samples; nothing of a local file."""
+        """The most memory that a reader takes for what grows with its samples; 0 for a local file."""
         if not self.files.is_remote(number):
             return 0
         return len(reader) * sum(16 + spec.metadata_size for spec in reader.modalities)

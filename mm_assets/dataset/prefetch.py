@@ -125,7 +125,7 @@ class _End:
 
 
 def _run(task: Callable[[], T], end: _End) -> T:
-    """A task's result; its `StopIteration`, which would pass for the end of all, is an error as in generators."""
+    """A task's result; its `StopIteration`, which would end the whole reading, is an error as in generators."""
     try:
         return task()
     except StopIteration as error:
@@ -136,7 +136,7 @@ def _run(task: Callable[[], T], end: _End) -> T:
 
 
 def arrays_of(layouts: Mapping[str, ArraySpec | Mapping[str, ArraySpec]], allocate: Allocate) -> dict[str, Arrays]:
-    """One array of each layout, of whatever content, by name, or by name and part."""
+    """One array of each layout, not initialized, by name, or by name and part."""
     return {
         name: (
             allocate(layout.shape, layout.dtype)
@@ -160,11 +160,11 @@ class BufferPool:
     def __init__(self, *, keep: int, least: int = 1 << 16) -> None:
         self._least = max(least, 1)
         # The deques are bounded: memory that returns to a full one evicts the oldest. They need no lock, for which a
-        # finaliser that interrupts its own thread would wait for ever.
+        # finaliser that interrupts its own thread would wait forever.
         self._homes: tuple[deque[npt.NDArray[np.uint8]], ...] = tuple(deque(maxlen=keep) for _ in range(64))
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array of whatever content."""
+        """An array that is not initialized."""
         size = math.prod(shape) * dtype.itemsize
         if size < self._least:
             return np.empty(shape, dtype)

@@ -78,7 +78,7 @@ _STEP = 0x9E3779B97F4A7C15
 
 # --- SQL --------------------------------------------------------------------------------------------------------------
 
-_BLOCK_ROWS = 1 << 17  # rows of the table that are made and judged at once
+_BLOCK_ROWS = 1 << 17  # rows of the table that are made and filtered at once
 _INDEX, _SAMPLE_ID, _TABLE = "index", "sample_id", "samples"
 
 

@@ -34,7 +34,7 @@ def create(
         fsync: wait until the file is on the disk before it takes its place.
 
     Raises:
-        ConfigError: another extension, or a field that is none.
+        ConfigError: another extension, or a value in `fields` that is not a field.
         EncodeError: a name, a count or the provenance cannot be written.
     """
     target = Path(path)

@@ -189,7 +189,7 @@ class _Recent(NamedTuple):
 
 
 class RawCache:
-    """What is cached for raw reads of one file; its reader holds it, so it goes with the reader."""
+    """What is cached for raw reads of one file; its reader holds it, so it is released with the reader."""
 
     def __init__(self) -> None:
         self.recent: _Recent | None = None
@@ -399,7 +399,7 @@ class _Budget:
         self._lock = threading.Lock()
 
     def take(self, owner: object, size: int) -> Callable[[], object] | None:
-        """Reserves that many bytes until `owner` goes, or calls what is returned; None where they are not left."""
+        """Reserves that many bytes until `owner` is collected or calls what is returned; None if fewer are left."""
         if not self._lock.acquire(blocking=False):
             return None  # another thread takes, or, in a forked child, took: the next read tries again
         try:

@@ -78,6 +78,7 @@ class MstrReader(PackedReader):
     """
 
     format: ClassVar[str] = "MSTR"
+    _sections_needed = (SCHEMA_SECTION, IDS_SECTION)
 
     def _read_head(self, window: Window) -> Head:
         path = self.path
@@ -121,9 +122,6 @@ class MstrReader(PackedReader):
             what = "neither the header page nor its shadow is whole: the page"
             raise checksum_error(self.path, what, found=wrong[0], expected=wrong[1])
         return page, None
-
-    def _required_sections(self) -> tuple[int, ...]:
-        return SCHEMA_SECTION, IDS_SECTION
 
     def _bind(self) -> None:
         self._streams = [

@@ -57,6 +57,7 @@ class MultReader(PackedReader):
     """Reads a MULT file; arguments as `PackedReader`."""
 
     format: ClassVar[str] = "MULT"
+    _sections_needed = (SCHEMA_SECTION, IDS_SECTION, DIRECTORY_SECTION, INDEX_SECTION)
 
     def _read_head(self, window: Window) -> Head:
         path, size = self.path, self._size
@@ -87,9 +88,6 @@ class MultReader(PackedReader):
             # Writers without our tail leave this word zero.
             raise TruncatedError(path, "truncated: the index has checksums, but the last 32 bytes are not a trailer")
         return Head(num_samples=num_samples, descriptors=descriptors, trailer=trailer)
-
-    def _required_sections(self) -> tuple[int, ...]:
-        return SCHEMA_SECTION, IDS_SECTION, DIRECTORY_SECTION, INDEX_SECTION
 
     def _bind(self) -> None:
         count, num_samples = len(self.modalities), self._num_samples

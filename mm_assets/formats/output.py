@@ -56,8 +56,8 @@ class Spliceable(HasDescriptor, Protocol):
 class WriteBehind:
     """A thread that writes blocks one after the other, while their owner continues.
 
-    It begins with the first block, and ends with `close` or when no reference to this is left. What it has to write
-    holds its file open. For one thread of one process; a forked child may only drop it.
+    It starts with the first block, and ends with `close` or when no reference to this is left. Waiting blocks keep
+    their file open. For one thread of one process; a forked child may only drop it.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class WriteBehind:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="mm_assets-write")
         try:
             future = self._executor.submit(write_at, file, parts, position)
-        except RuntimeError:  # the interpreter is ending, or has no thread left: nothing is begun in threads any more
+        except RuntimeError:  # the interpreter is ending, or no thread can be started
             # What was refused may be queued all the same, and must not be written later.
             executor, self._executor = self._executor, None
             self.drain()
@@ -98,7 +98,7 @@ class WriteBehind:
         """Waits until nothing is left to write.
 
         Raises:
-            OSError: a block could not be written; so says every later call.
+            OSError: a block could not be written; every later call raises it too.
         """
         self._wait(0)
 
@@ -111,7 +111,7 @@ class WriteBehind:
             self._size -= size
 
     def close(self) -> None:
-        """Drops what is not begun, and ends the thread; fine twice."""
+        """Drops what has not begun, and ends the thread; may be called twice."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 

@@ -80,6 +80,7 @@ class PackedReader(ABC):
     """
 
     format: ClassVar[str]
+    _sections_needed: ClassVar[tuple[int, ...]]  # without which a file of the format is damaged
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class PackedReader(ABC):
             self.modalities = self._given_modalities(modalities, head)
         else:
             self._tail = tail = Tail.read(
-                self._source, window, head, head.trailer, form=self.format, kinds=self._required_sections()
+                self._source, window, head, head.trailer, form=self.format, kinds=self._sections_needed
             )
             self.modalities = tail.modalities
             self.schema = tail.schema
@@ -141,10 +142,6 @@ class PackedReader(ABC):
     @abstractmethod
     def _read_head(self, window: Window) -> Head:
         """Checks the head, and that what it points to lies within the file."""
-
-    @abstractmethod
-    def _required_sections(self) -> tuple[int, ...]:
-        """The sections without which a file of this format is damaged."""
 
     @abstractmethod
     def _bind(self) -> None:

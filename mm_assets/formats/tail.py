@@ -87,12 +87,7 @@ class TailWriter:
 
     def add(self, kind: int, *buffers: Buffer) -> None:
         """Writes one section, the buffers one after the other, at the next multiple of 64."""
-        ptr = align(self._file.tell(), SECTION_ALIGNMENT)
-        size = sum(len(buffer) for buffer in buffers)
-        self._file.write(bytes(ptr - self._file.tell()))
-        for buffer in buffers:
-            self._file.write(buffer)
-        self.refer(kind, ptr, size, crc32c(*buffers))
+        self.refer(kind, self._write(*buffers), sum(map(len, buffers)), crc32c(*buffers))
 
     def refer(self, kind: int, ptr: int, size: int, checksum: int) -> None:
         """Lists a section that is elsewhere."""
@@ -102,10 +97,13 @@ class TailWriter:
         """Writes the table; returns the trailer that finds it, without the head's checksum."""
         header = np.array((len(self._entries), 0), SECTION_TABLE_HEADER)
         table = header.tobytes() + np.array(sorted(self._entries), SECTION_ENTRY).tobytes()
-        ptr = align(self._file.tell(), SECTION_ALIGNMENT)
-        self._file.write(bytes(ptr - self._file.tell()))
-        self._file.write(table)
-        return Trailer(ptr, len(table), crc32c(table), 0, VERSION)
+        return Trailer(self._write(table), len(table), crc32c(table), 0, VERSION)
+
+    def _write(self, *buffers: Buffer) -> int:
+        end = self._file.tell()
+        ptr = align(end, SECTION_ALIGNMENT)
+        self._file.write_all((bytes(ptr - end), *buffers))
+        return ptr
 
 
 class Section(NamedTuple):
@@ -172,14 +170,7 @@ class Tail:
 
     @classmethod
     def read(
-        cls,
-        source: ByteSource,
-        window: Window,
-        head: Head,
-        trailer: Trailer,
-        *,
-        form: str,
-        kinds: Sequence[int],
+        cls, source: ByteSource, window: Window, head: Head, trailer: Trailer, *, form: str, kinds: Sequence[int]
     ) -> Tail:
         """Reads and checks table and schema.
 

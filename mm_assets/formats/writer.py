@@ -168,7 +168,7 @@ class PackedWriter(ABC):
 
         Raises:
             EncodeError: an unknown name, a record of the wrong size, an id that is not UTF-8, or a limit passed. The
-                writer goes on as if the call had not been.
+                writer continues as if the call had not been made.
             OSError: the disk did not take this sample or one of those before it; the writer is closed.
             ValueError: the writer is closed, or this is a forked copy of it.
         """

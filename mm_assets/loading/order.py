@@ -189,9 +189,9 @@ class EpochOrder:
         if self.shuffle == "full":
             return permute(places, self.num_samples, key)
         # The last run may be short, and stays last. Rotated by a random number of samples, it differs in each epoch.
-        turned = self._in_blocks(self._in_windows(places, key), key) + derive_key(key, _ROTATION) % self.num_samples
-        turned[turned >= self.num_samples] -= self.num_samples
-        return turned
+        rotated = self._in_blocks(self._in_windows(places, key), key) + derive_key(key, _ROTATION) % self.num_samples
+        rotated[rotated >= self.num_samples] -= self.num_samples
+        return rotated
 
     def _in_windows(self, places: Positions, key: int) -> Positions:
         """Mixes positions within their windows."""
