@@ -30,6 +30,7 @@ __all__ = [
     "SourceError",
     "TruncatedError",
     "UnsupportedVersionError",
+    "first_line",
     "optional_import",
 ]
 
@@ -189,6 +190,11 @@ class MissingExtraError(MmAssetsError, ImportError):
         self.feature = feature
         self.package = package
         super().__init__(f"{feature} needs {package}, which is not installed: {_install_command(package)}")
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or the name of its type where it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _install_command(package: str) -> str:

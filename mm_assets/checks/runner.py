@@ -18,7 +18,7 @@ from mm_assets.checks.catalog import Check, checks_of
 from mm_assets.checks.context import CheckContext, Outcome
 from mm_assets.checks.packed import PackedFiles, PackedRelations
 from mm_assets.checks.relations import TableRelations
-from mm_assets.errors import SourceError
+from mm_assets.errors import SourceError, first_line
 
 __all__ = ["CheckContext", "Outcome", "run_checks"]
 
@@ -131,8 +131,7 @@ class _Session:
             while more := result.fetchmany(_FETCH):
                 count += len(more)
         except self._error as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            what = f"the check {check.name} of {self._context.asset} could not be executed: {reason}"
+            what = f"the check {check.name} of {self._context.asset} could not be executed: {first_line(error)}"
             raise SourceError(self._files_of(check), what) from error
         return Outcome(
             name=check.name,

@@ -110,7 +110,7 @@ class FilterStream:
         self._filtered_schema = schema.filtered_schema()
         _check_annotators(annotators, schema)
         self._counts: Counter[str] = Counter({"rows": 0, "samples": 0, "kept": 0, "kept_samples": 0, "dropped": 0})
-        self._said: dict[tuple[str, str], str] = {}
+        self._first_details: dict[tuple[str, str], str] = {}
         self._dropped: list[pa.RecordBatch] = []
         self._last_sample: str | None = None
         self._pool: ThreadPoolExecutor | None = None
@@ -129,8 +129,8 @@ class FilterStream:
     def notes(self) -> tuple[str, ...]:
         """For each filter and reason whose drops have a detail: how many rows went, and the first detail."""
         return tuple(
-            f"{name}: {reason}, {self._counts[f'dropped.{name}.{reason}']:,} rows; the first is of {said}"
-            for (name, reason), said in sorted(self._said.items())
+            f"{name}: {reason}, {self._counts[f'dropped.{name}.{reason}']:,} rows; the first is of {detail}"
+            for (name, reason), detail in sorted(self._first_details.items())
         )
 
     def take_dropped(self) -> list[pa.RecordBatch]:
@@ -238,8 +238,8 @@ class FilterStream:
         for sample_id, row in zip(identity[0], rows, strict=True):
             _, reason, _, detail = verdicts[row]
             self._counts[f"dropped.{name}.{reason}"] += 1
-            if detail is not None and (name, reason) not in self._said:
-                self._said[name, reason] = f"sample {sample_id.as_py()!r}: {detail}"
+            if detail is not None and (name, reason) not in self._first_details:
+                self._first_details[name, reason] = f"sample {sample_id.as_py()!r}: {detail}"
 
     def _finish(self, block: Block) -> pa.RecordBatch:
         self._counts["kept"] += block.num_rows

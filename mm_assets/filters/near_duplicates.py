@@ -84,7 +84,7 @@ class HammingIndex:
         if not found:
             return None
         numbers = np.frombuffer(found, dtype=np.uint32)
-        # Indexing copies; the view is gone at once, for an array that is viewed cannot grow.
+        # Indexing copies, so the view is released at once: an array that is viewed cannot grow.
         others = np.frombuffer(self._hashes, dtype=np.uint64).reshape(-1, self.width)[numbers]
         distances = np.bitwise_count(others ^ np.array(entry, dtype=np.uint64)).max(axis=1)
         least = int(distances.min())

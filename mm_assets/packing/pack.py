@@ -56,8 +56,8 @@ class PackSummary:
     def notes(self) -> tuple[str, ...]:
         """For each packed modality that refused content, how much and the first of it, in words."""
         return tuple(
-            f"{name}: {self.num_refused[name]:,} contents were refused; the first is of {said}"
-            for name, said in sorted(self.first_refusals.items())
+            f"{name}: {self.num_refused[name]:,} contents were refused; the first is of {detail}"
+            for name, detail in sorted(self.first_refusals.items())
         )
 
     def count(self, placer: Placer, sample_id: str, placement: Placement) -> None:
@@ -70,10 +70,10 @@ class PackSummary:
             self.num_present[placer.names[placer.listing]] += 1
         if placer.rest is not None:
             self.num_rest += len(placement.items.get(placer.rest, ()))
-        refused = [*placement.unfit.values(), *((placer.names[n], said) for n, said in placement.without.items())]
-        for name, said in refused:
+        refused = [*placement.unfit.values(), *((placer.names[n], detail) for n, detail in placement.without.items())]
+        for name, detail in refused:
             self.num_refused[name] += 1
-            self.first_refusals.setdefault(name, f"sample {sample_id!r}: {said}")
+            self.first_refusals.setdefault(name, f"sample {sample_id!r}: {detail}")
 
 
 def packable(plan: PackPlan) -> Callable[..., Iterable[Drop]]:

@@ -346,18 +346,18 @@ class Placer:
         tries = [contents]
         if lenient and len(lenient) < len(contents):
             tries.append({part: content for part, content in contents.items() if part not in lenient})
-        said = ""
+        refusal = ""
         for given in tries:
             try:
                 value = made.assemble(given)
                 self._accept(made, value, placement.encoded, taker)
             except EncodeError as error:
-                said = said or str(error)
+                refusal = refusal or str(error)
                 continue
-            if said:
-                placement.without[taker] = said
+            if refusal:
+                placement.without[taker] = refusal
             return value, ""
-        return None, said
+        return None, refusal
 
     def _place_json(self, sample: _Sample, taker: int, selector: Selector) -> None:
         found = selector.value_in(sample.json)

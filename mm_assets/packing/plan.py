@@ -219,21 +219,18 @@ def _parse_field(value: object, where: object, key: str) -> PackedModality:
     except ConfigError as error:
         where_in = "field" if error.key == "field" else f"config.{error.key}"
         raise ConfigError(where, f"{key}.{where_in}", error.detail) from error
+    config = made.declared_config(value.get("config") or {})
     if "parts" in value:
         for other in _SELECTOR_KEYS:
             if other in value:
                 raise ConfigError(where, f"{key}.{other}", "is set beside parts: give it to each part instead")
-        parts = _parse_parts(value["parts"], made, where, f"{key}.parts")
-        config = made.declared_config(value.get("config") or {})
-        return replace(PackedModality.of(name, made, parts=parts), field_type=type_name, config=config)
+        modality = PackedModality.of(name, made, parts=_parse_parts(value["parts"], made, where, f"{key}.parts"))
+        return replace(modality, field_type=type_name, config=config)
     default: Take = "json" if "key" in value else "one" if made.item_field is None else "sequence"
     selector = _parse_selector(value, default, where, key)
     if selector.take in ("parts", "shared"):
-        detail = f"is {selector.take!r}, which " + (
-            "the key parts says" if selector.take == "parts" else "only a part of a field may be"
-        )
-        raise ConfigError(where, f"{key}.take", detail)
-    config = made.declared_config(value.get("config") or {})
+        why = "which the key parts says" if selector.take == "parts" else "which only a part of a field may be"
+        raise ConfigError(where, f"{key}.take", f"is {selector.take!r}, {why}")
     if selector.take == "sequence" and made.item_field is None:
         made, config = SequenceField(made), {"inner": {"type": type_name, "config": config}}
         type_name = type(made).__name__
@@ -262,9 +259,8 @@ def _parse_parts(value: object, made: Field, where: object, key: str) -> dict[st
             raise ConfigError(where, f"{key}.{name}", detail)
         item = _known_keys(item, _SELECTOR_KEYS, where, f"{key}.{name}")
         many = made.PARTS[name].many
-        selector = _parse_selector(
-            item, "json" if "key" in item else "sequence" if many else "one", where, f"{key}.{name}"
-        )
+        default: Take = "json" if "key" in item else "sequence" if many else "one"
+        selector = _parse_selector(item, default, where, f"{key}.{name}")
         takes = ("sequence", "json") if many else ("one", "shared", "json")
         if selector.take not in takes:
             allowed = " or ".join(takes)

@@ -21,7 +21,7 @@ from mm_assets.storage.files import SourceFile
 
 __all__ = ["ContentColumn"]
 
-REMOTE_REQUESTS = 16  # files of an object store that are asked for at a time
+REMOTE_REQUESTS = 16  # files of an object store that are requested at a time
 MIN_PARALLEL = 1 << 20  # bytes below which a second thread costs more than it saves
 _SNIFFED = 512  # bytes that determine a content type
 _OWN_ZIPS = frozenset({"application/x-npz"})  # by its bytes a zip archive, by its name something more telling
@@ -221,7 +221,7 @@ class ContentColumn:
         buffers = [bitmap, pa.py_buffer(offsets.tobytes()), values]
         return pa.Array.from_buffers(pa.large_binary(), count, buffers, int(count - valid.sum()))
 
-    def _content_types(self, told: Any) -> Any:
+    def _content_types(self, declared: Any) -> Any:
         """The types that the bytes determine, else those before."""
         types: list[str | None] | None = None
         position = 0
@@ -229,9 +229,9 @@ class ContentColumn:
             if row in self._fresh:
                 index = row - self._start
                 found = sniff_content_type(self._view[position : position + min(size, _SNIFFED)])
-                known = told[index].as_py() if types is None else types[index]
+                known = declared[index].as_py() if types is None else types[index]
                 if found is not None and found != known and not (found == "application/zip" and known in _OWN_ZIPS):
-                    types = told.to_pylist() if types is None else types
+                    types = declared.to_pylist() if types is None else types
                     types[index] = found
             position += size
-        return told if types is None else pa.array(types, pa.string())
+        return declared if types is None else pa.array(types, pa.string())

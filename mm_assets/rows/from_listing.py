@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mm_assets.errors import MissingColumnError, SourceError
+from mm_assets.errors import MissingColumnError, SourceError, first_line
 from mm_assets.media.content_types import content_type_of_name
 from mm_assets.rows.columns import MemberIndex, RowBuilder, RowStream
 from mm_assets.rows.schema import (
@@ -56,7 +56,7 @@ def _lines(source: SourceFile, layout: MemberRules) -> Iterator[Line]:
             for batch in file.iter_batches(batch_size=BATCH_ROWS):
                 yield from _as_json_knows(batch).to_pylist()
         except pa.ArrowException as error:
-            raise SourceError(source.url, f"is not a readable Parquet list: {str(error).splitlines()[0]}") from error
+            raise SourceError(source.url, f"is not a readable Parquet list: {first_line(error)}") from error
         return
     limit = layout.max_text_bytes
     with source.stream() as stream:

@@ -86,7 +86,7 @@ class _SharedItem:
 
     key: Hashable = None
     content: Buffer | SourceError = b""
-    frames: TiffFrames | None = None  # if it is a TIFF and a frame of it was asked for
+    frames: TiffFrames | None = None  # if it is a TIFF and a frame of it was requested
 
 
 class MaterializeStream:
@@ -384,7 +384,7 @@ class MaterializeStream:
         if isinstance(extract, SourceError):
             raise extract
         if extract is None or ref.member is None:
-            raise SourceError(ref.path, "no member of it was asked for")
+            raise SourceError(ref.path, "no member of it was requested")
         content = extract.get(ref.member)
         self._check_size(extract.url, len(content))
         if ref.byte_size is not None and len(content) != ref.byte_size:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mm_assets.errors import EncodeError, SchemaMismatchError, SourceError
+from mm_assets.errors import EncodeError, SchemaMismatchError, SourceError, first_line
 from mm_assets.storage.store import Store
 
 __all__ = ["ParquetSink", "open_table", "read_batches", "row_bytes", "sample_groups"]
@@ -252,8 +252,7 @@ def read_batches(
             ):
                 yield from _cut(batch, batch_bytes)
         except (pa.ArrowException, OSError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise SourceError(name, f"row group {group} cannot be read: {reason}") from error
+            raise SourceError(name, f"row group {group} cannot be read: {first_line(error)}") from error
 
 
 def _cut(batch: pa.RecordBatch, batch_bytes: int) -> Iterator[pa.RecordBatch]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.errors import EncodeError, SchemaMismatchError, SourceError, optional_import
+from mm_assets.errors import EncodeError, SchemaMismatchError, SourceError, first_line, optional_import
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 
 __all__ = [
@@ -157,7 +157,7 @@ def parse_source_ref(value: str | None) -> SourceRef:
     try:
         found = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise SourceError("source_ref", f"is not JSON ({_first_line(error)}): {_shown(value)}") from error
+        raise SourceError("source_ref", f"is not JSON ({first_line(error)}): {_shown(value)}") from error
     if not isinstance(found, dict):
         raise SourceError("source_ref", f"is a JSON {type(found).__name__}, expected an object: {_shown(value)}")
     return source_ref_of(found, text=value)
@@ -197,10 +197,6 @@ def _problem(path: object, member: object, byte_offset: object, byte_size: objec
         if byte_offset + byte_size > MAX_OFFSET:
             return "byte_offset and byte_size together leave the range of 64 bits"
     return None if path is not None or (member, byte_offset) == (None, None) else "path is null, expected text"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _shown(value: str) -> str:
@@ -310,7 +306,7 @@ def from_pandas(frame: Any) -> pa.Table:
                 values = values.cast(known.type)
         except (pa.ArrowException, OverflowError) as error:
             expected = "" if known is None else f", expected {known.type}"
-            raise SchemaMismatchError(f"column {name!r}: {_first_line(error)}{expected}") from error
+            raise SchemaMismatchError(f"column {name!r}: {first_line(error)}{expected}") from error
         values = _one_array(values)
         if known is not None and not known.nullable and values.null_count:
             raise SchemaMismatchError(f"column {name!r}: {values.null_count} values are missing, expected none")

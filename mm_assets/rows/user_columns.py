@@ -92,16 +92,16 @@ def columns_of(
 
     Args:
         objects: the JSON of each sample, empty where it has none.
-        layout: which keys are asked for.
+        layout: which keys are requested.
         shown: source of the objects, for messages.
-        skip: further keys that are not columns unless asked for.
+        skip: further keys that are not columns unless requested.
 
     Raises:
-        MissingColumnError: a key that was asked for is in none of the objects.
+        MissingColumnError: a requested key is in none of the objects.
     """
-    asked = layout.user_columns
-    excluded = structural_keys(layout).union(skip) if asked is None else set()
-    kinds: dict[str, str | None] = dict.fromkeys(asked or ())
+    requested = layout.user_columns
+    excluded = structural_keys(layout).union(skip) if requested is None else set()
+    kinds: dict[str, str | None] = dict.fromkeys(requested or ())
     per_item: dict[tuple[str, str], str | None] = dict.fromkeys(
         [*((key, "image") for key in layout.per_image_fields), *((key, "text") for key in layout.per_text_fields)]
     )
@@ -110,14 +110,14 @@ def columns_of(
     for found in objects:
         num_objects += 1
         for key, value in found.items():
-            if key in kinds or (asked is None and key not in excluded and len(kinds) < MAX_COLUMNS):
+            if key in kinds or (requested is None and key not in excluded and len(kinds) < MAX_COLUMNS):
                 seen.add(key)
                 kinds[key] = _widest(kinds.get(key), _kind_of(value))
         for key, rows in per_item:
             values = found.get(key)
             for item in values if isinstance(values, list) else ():
                 per_item[key, rows] = _widest(per_item[key, rows], _kind_of(item))
-    missing = [key for key in asked or () if key not in seen]
+    missing = [key for key in requested or () if key not in seen]
     if missing and num_objects:
         detail = f"none of {num_objects} samples has the key {missing[0]!r}, which samples.user_columns asks for"
         raise MissingColumnError(shown, detail)
@@ -131,7 +131,7 @@ def columns_of(
             continue  # no column can have such a name; the value stays in `metadata_json` and is counted there
         taken.append(name)
         type_name = "json" if kind is None or kind == "list<>" else kind
-        required = asked is not None and rows == "metadata"
+        required = requested is not None and rows == "metadata"
         columns.append(UserColumn(name=name, source=key, type=type_name, rows=rows, required=required))
     return tuple(columns)
 

@@ -103,7 +103,7 @@ class TarWalk:
         self.ended = False  # damage reaches to the end of the archive
 
     def entries(self, take: Callable[[Entry], object]) -> Iterator[tuple[Entry, object]]:
-        """Each entry with what `take` made of it, in order; `take` is called while the stream is at its payload.
+        """Each entry in order, with the result of `take`, which is called while the stream is at its payload.
 
         Raises:
             ShardError: the archive is damaged and the walk is not to salvage.

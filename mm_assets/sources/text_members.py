@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
-from mm_assets.errors import SourceError
+from mm_assets.errors import SourceError, first_line
 from mm_assets.sources.base import Source
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import Sample, ShardMembers
@@ -211,7 +211,7 @@ def parse_object(text: str) -> ParsedObject:
     except RecursionError as error:
         raise BadTextError("bad_json", "is nested too deeply") from error
     except ValueError as error:
-        raise BadTextError("bad_json", f"is not JSON: {str(error).splitlines()[0]}") from error
+        raise BadTextError("bad_json", f"is not JSON: {first_line(error)}") from error
     if not isinstance(value, dict):
         kind = "null" if value is None else type(value).__name__
         raise BadTextError("json_not_an_object", f"is a JSON {kind}, expected an object")
