@@ -131,7 +131,7 @@ def check_index(i: SupportsIndex, count: int, name: str) -> int:
     """The index of one of `count` samples, counted from the start; `IndexError` outside, with the name of the file."""
     index = operator.index(i)
     if not -count <= index < count:
-        raise IndexError(f"{name}: sample {index} of {count}")
+        raise IndexError(f"{name}: index {index} is out of range for {count} samples")
     return index % count
 
 
@@ -158,7 +158,7 @@ def check_indices(indices: Indices, count: int, name: str) -> npt.NDArray[np.int
     # Compared before the cast: a large uint64 must not wrap.
     wrong = np.flatnonzero((array >= count) | (array < -count))
     if len(wrong):
-        raise IndexError(f"{name}: sample {array[wrong[0]]} of {count}")
+        raise IndexError(f"{name}: index {array[wrong[0]]} is out of range for {count} samples")
     checked = array.astype(np.int64)
     checked[checked < 0] += count
     return checked

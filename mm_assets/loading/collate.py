@@ -256,7 +256,8 @@ def _stack(rule: Rule, column: _Column, lengths: Lengths, allocate: Allocate) ->
     shape = arrays[0][1].shape if arrays else (0,)
     for row, array in arrays:
         if array.shape != shape:
-            expected = f"{shape} as in row {arrays[0][0]}; values of different shapes are for pad or ragged"
+            hint = "for different shapes use pad or ragged, or set the decode_size of an image field"
+            expected = f"{shape} as in row {arrays[0][0]}; {hint}"
             raise CollateError(rule.name, f"found shape {array.shape}, expected {expected}", row=row)
     stacked = allocate((len(column), *shape), dtype)
     if len(arrays) < len(column):

@@ -90,7 +90,7 @@ def test_files_become_one_once_an_eighth_was_read(folder: Path) -> None:
         assert data._files.multi_file is None
         data.read_raw([0, TOTAL - 1])
         assert data._files.multi_file is not None
-        with pytest.raises(IndexError, match=f"sample {TOTAL} of {TOTAL}"):
+        with pytest.raises(IndexError, match=f"index {TOTAL} is out of range for {TOTAL} samples"):
             data.read_raw([0, TOTAL])
         with pytest.raises(KeyError):
             data.read_raw([0], ["sound"])

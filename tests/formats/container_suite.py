@@ -135,7 +135,7 @@ class ContainerSuite:
             assert reader.records("image").shape == (0, 16)
             assert reader.read_samples([], ["text"])["text"] == []
             assert list(reader.scan()) == []
-            with pytest.raises(IndexError, match="sample 0 of 0"):
+            with pytest.raises(IndexError, match="index 0 is out of range for 0 samples"):
                 reader.read_payload(0, "image")
             assert reader.verify().ok
             reader.close()
