@@ -21,7 +21,7 @@ from mm_assets.fields import Field
 from mm_assets.formats import MstrReader, crc32c
 from mm_assets.formats.output import splice
 from mm_assets.pipeline.chain import PACKED_FOLDER, PUBLISHED
-from mm_assets.pipeline.store import DatasetStore, canonical_json
+from mm_assets.pipeline.store import DatasetStore, canonical_json, size_fault
 from mm_assets.storage.store import PublishedFile
 
 __all__ = ["AddedStreams", "PartitionAdded", "add_to_dataset", "added_streams", "carried_over"]
@@ -73,15 +73,14 @@ def added_streams(markers: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, 
         if added and sizes.get(added["file"]["path"]) != added["file"]["size"]:
             streams = []  # the file is gone or truncated: the one without them is still there
         found[key] = {stream["name"]: stream for stream in streams}
-    missing = {
-        name: tuple(sorted(key for key, streams in found.items() if name not in streams)) for name in sorted(known)
-    }
-    missing = {name: keys for name, keys in missing.items() if keys}
     first = next(iter(found.values()), {})
+    missing: dict[str, tuple[str, ...]] = {}
+    for name in sorted(known):
+        without = [key for key, streams in found.items() if name not in streams]
+        # Where all have it, those with another field or other settings than the first.
+        if without := without or [key for key, streams in found.items() if streams[name] != first[name]]:
+            missing[name] = tuple(sorted(without))
     if not first or any(streams != first for streams in found.values()):
-        for name in known - set(missing):  # all have it, with other fields or settings
-            if any(streams[name] != first[name] for streams in found.values()):
-                missing[name] = tuple(sorted(key for key, streams in found.items() if streams[name] != first[name]))
         return AddedStreams(streams=(), files={}, missing=missing)
     files = {key: markers[key]["added"]["file"] for key in found}
     return AddedStreams(streams=tuple(first[name] for name in sorted(first)), files=files, missing=missing)
@@ -93,15 +92,13 @@ def carried_over(old: Mapping[str, Any] | None, marker: Mapping[str, Any]) -> di
     Where the same MSTR file was made again, byte for byte, they are retained. Where another was, they are lost, and
     the new marker lists them.
     """
-    if old is None:
-        return dict(marker)
+    kept, old = dict(marker), old or {}
     added, lost = old.get("added"), set(old.get("lost_streams", ()))
     if added and old["files"].get(FORMAT) == marker["files"][FORMAT]:
-        kept = {**marker, "added": added}
-        return {**kept, "lost_streams": sorted(lost)} if lost else kept
-    if added:
+        kept["added"] = added
+    elif added:
         lost |= {stream["name"] for stream in added["streams"]}
-    return {**marker, "lost_streams": sorted(lost)} if lost else dict(marker)
+    return {**kept, "lost_streams": sorted(lost)} if lost else kept
 
 
 def add_to_dataset(
@@ -159,11 +156,8 @@ def _sample_ids(dataset: DatasetStore, key: str, marker: Mapping[str, Any]) -> l
 
 def _path(dataset: DatasetStore, key: str, file: Mapping[str, Any]) -> Path:
     """Path of a file of a marker; `SourceError` where it is not as the marker says."""
-    found = dataset.store.size(file["path"])
-    if found != file["size"]:
-        shown = "gone" if found is None else f"{found} bytes"
-        detail = f"is {shown}, published with {file['size']} bytes: run partition {key!r} again"
-        raise SourceError(dataset.store.url_of(file["path"]), detail)
+    if fault := size_fault(file["size"], dataset.store.size(file["path"])):
+        raise SourceError(dataset.store.url_of(file["path"]), f"{fault}: run partition {key!r} again")
     return Path(dataset.store.path_of(file["path"]))
 
 
@@ -192,19 +186,15 @@ def _add_to_partition(
 
 
 def _write_marker(
-    dataset: DatasetStore,
-    key: str,
-    marker: Mapping[str, Any],
-    file: PublishedFile,
-    streams: list[dict[str, Any]],
+    dataset: DatasetStore, key: str, marker: Mapping[str, Any], file: PublishedFile, streams: list[dict[str, Any]]
 ) -> None:
     if dataset.marker(key) != marker:
         detail = f"partition {key!r} was published again while a stream was added to it: add it again"
         raise SourceError(dataset.store.url_of(dataset.marker_name(key)), detail)
-    lost = [name for name in marker.get("lost_streams", ()) if name not in {stream["name"] for stream in streams}]
-    changed = {**marker, "added": {"file": file.to_json(), "streams": streams}, "lost_streams": lost}
-    if not lost:
-        del changed["lost_streams"]
+    changed = {**marker, "added": {"file": file.to_json(), "streams": streams}}
+    lost = set(changed.pop("lost_streams", ())) - {stream["name"] for stream in streams}
+    if lost:
+        changed["lost_streams"] = sorted(lost)
     dataset.store.write_bytes(dataset.marker_name(key), canonical_json(changed, indent=1))
 
 

@@ -11,15 +11,13 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.pipeline.spec import DatasetSpec, plain
 from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
-
-if TYPE_CHECKING:
-    from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = [
     "CHAIN",
@@ -34,10 +32,10 @@ __all__ = [
     "RECORDED_STAGES",
     "REJECTS",
     "ROWS",
+    "STAGE_OF_FILE",
     "TABLES",
     "Stage",
     "Table",
-    "stage_of_file",
 ]
 
 PACKED_FOLDER = "packed"  # of the packed files of both formats, below the dataset's folder
@@ -99,12 +97,6 @@ class Stage:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(sorted(value.items()))
-    return list(value) if isinstance(value, tuple) else value
-
-
 def _packed_settings(spec: DatasetSpec) -> Mapping[str, Any]:
     return {"pack": spec.declared["pack"], "name": spec.name, "fail": spec.on_misaligned == "fail"}
 
@@ -133,7 +125,7 @@ ROWS = Stage(
     upstream=(RAW_SHARDS,),
     tables=(Table(name="rows", schema=DatasetSchema.row_schema), REJECTS),
     settings=lambda spec: {
-        "layout": {name: _plain(value) for name, value in spec.samples},
+        "layout": {name: plain(value) for name, value in spec.samples},
         "grouped": spec.partition_pattern is not None,
         "batch_bytes": spec.batch_bytes,
         "row_group_bytes": spec.parquet.row_group_bytes,
@@ -170,28 +162,30 @@ FILTERED_ROWS = Stage(
     },
     numbers=(("kept", "kept"), ("dropped", "dropped")),
 )
-_PACKED_MULT = Stage(
-    name="packed_mult",
-    description="MULT: one record per sample, all its modalities together.",
-    kinds=frozenset({"mult"}),
-    upstream=(FILTERED_ROWS,),
-    packed_format="mult",
-    settings=_packed_settings,
-    numbers=(("samples", "samples"), ("MULT bytes", "bytes")),
-)
-_PACKED_MSTR = Stage(
-    name="packed_mstr",
-    description="MSTR: one stream per modality, each read without touching the others.",
-    kinds=frozenset({"mstr"}),
-    upstream=(FILTERED_ROWS,),
-    packed_format="mstr",
-    settings=_packed_settings,
+_PACKED = tuple(
+    Stage(
+        name=f"packed_{form}",
+        description=description,
+        kinds=frozenset({form}),
+        upstream=(FILTERED_ROWS,),
+        packed_format=form,
+        settings=_packed_settings,
+        numbers=numbers,
+    )
+    for form, description, numbers in (
+        (
+            "mult",
+            "MULT: one record per sample, all its modalities together.",
+            (("samples", "samples"), ("MULT bytes", "bytes")),
+        ),
+        ("mstr", "MSTR: one stream per modality, each read without touching the others.", ()),
+    )
 )
 PUBLISHED = Stage(
     name="published",
     description="Marker of a partition whose files belong together and passed every check; the last act of a run.",
     kinds=frozenset({"json"}),
-    upstream=(_PACKED_MULT, _PACKED_MSTR),
+    upstream=_PACKED,
 )
 MANIFEST = Stage(
     name="manifest",
@@ -200,16 +194,7 @@ MANIFEST = Stage(
     upstream=(PUBLISHED,),
 )
 
-CHAIN: tuple[Stage, ...] = (
-    RAW_SHARDS,
-    ROWS,
-    MATERIALIZED_ROWS,
-    FILTERED_ROWS,
-    _PACKED_MULT,
-    _PACKED_MSTR,
-    PUBLISHED,
-    MANIFEST,
-)
+CHAIN: tuple[Stage, ...] = (RAW_SHARDS, ROWS, MATERIALIZED_ROWS, FILTERED_ROWS, *_PACKED, PUBLISHED, MANIFEST)
 """Every stage, each after those whose files it reads."""
 
 TABLES: tuple[str, ...] = tuple(table.name for stage in CHAIN for table in stage.tables)
@@ -221,14 +206,5 @@ RECORDED_STAGES: tuple[Stage, ...] = tuple(stage for stage in CHAIN if stage.fil
 PACKED_STAGES: Mapping[str, Stage] = {stage.packed_format: stage for stage in CHAIN if stage.packed_format is not None}
 """Packed format to the stage that makes it."""
 
-
-def stage_of_file(name: str) -> Stage:
-    """The stage that makes a file of a partition: a table or a packed format, as in a record or a marker.
-
-    Raises:
-        KeyError: there is no such file.
-    """
-    for stage in RECORDED_STAGES:
-        if name in stage.files:
-            return stage
-    raise KeyError(name)
+STAGE_OF_FILE: Mapping[str, Stage] = {name: stage for stage in RECORDED_STAGES for name in stage.files}
+"""The stage that makes a file of a partition: a table or a packed format, as in a record or a marker."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +26,12 @@ from mm_assets.pipeline.chain import (
     PUBLISHED,
     RAW_SHARDS,
     RECORDED_STAGES,
+    STAGE_OF_FILE,
     TABLES,
     Stage,
-    stage_of_file,
 )
-from mm_assets.pipeline.store import DatasetStore, Partition, StageRecord, canonical_json
+from mm_assets.pipeline.store import DatasetStore, StageRecord, canonical_json, size_fault
 from mm_assets.storage.store import Store
-from mm_assets.storage.urls import is_local
 
 __all__ = [
     "CleanReport",
@@ -47,11 +47,11 @@ __all__ = [
 _PACKED_PATH = re.compile(f"{PACKED_FOLDER}/{PACKED_NAME.pattern}")
 
 
-def _chain_faults(dataset: DatasetStore, records: Mapping[Stage, StageRecord]) -> list[str]:
+def _chain_faults(dataset: DatasetStore, key: str, records: Mapping[Stage, StageRecord]) -> list[str]:
     """The reasons why the records of a partition do not belong together: empty when they do."""
     faults = []
     schema = dataset.schema().digest
-    if dict(records[RAW_SHARDS].inputs) != fingerprints_of(dataset.partition(records[RAW_SHARDS].partition)):
+    if dict(records[RAW_SHARDS].inputs) != dataset.partition(key).fingerprints:
         faults.append("its shards are not those that are registered")
     for stage, record in records.items():
         failed = [outcome.name for outcome in record.outcomes if outcome.stops]
@@ -62,9 +62,8 @@ def _chain_faults(dataset: DatasetStore, records: Mapping[Stage, StageRecord]) -
         if record.schema_digest != schema:
             faults.append(f"{stage.name} was made with another dataset schema")
         for file in record.files.values():
-            found = dataset.store.size(file.path)
-            if found != file.size:
-                faults.append(f"{file.path} is {'gone' if found is None else f'{found} bytes'}, made with {file.size}")
+            if fault := size_fault(file.size, dataset.store.size(file.path)):
+                faults.append(f"{file.path} {fault}")
         for above in stage.upstream:
             table = above.tables[0].name
             if record.inputs.get(table) != records[above].files[table].sha256:
@@ -79,7 +78,7 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
         SourceError: a stage has not run, a check failed, or the partition's files do not belong together.
     """
     records = {stage: dataset.record(stage, key) for stage in RECORDED_STAGES}
-    faults = _chain_faults(dataset, records)
+    faults = _chain_faults(dataset, key, records)
     if faults:
         where = dataset.store.url_of(dataset.marker_name(key))
         raise SourceError(where, f"partition {key!r} is not fit to be published: {'; '.join(faults)}")
@@ -98,40 +97,22 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
         },
         "files": {name: file.to_json() for record in records.values() for name, file in sorted(record.files.items())},
     }
-    marker = carried_over(_marker_before(dataset, key), marker)
+    before = None
+    with suppress(SchemaMismatchError, SourceError):  # a damaged marker does not prevent a good one
+        before = dataset.marker(key)
+    marker = carried_over(before, marker)
     dataset.store.write_bytes(dataset.marker_name(key), canonical_json(marker, indent=1))
     return marker
 
 
-def _marker_before(dataset: DatasetStore, key: str) -> dict[str, Any] | None:
-    try:
-        return dataset.marker(key)
-    except (SchemaMismatchError, SourceError):
-        return None  # a damaged marker does not prevent a good one
-
-
-def fingerprints_of(partition: Partition) -> dict[str, str]:
-    """The fingerprint of each shard of a partition, as registered."""
-    return {shard.url: shard.fingerprint for shard in partition.shards}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Present:
     """The current state of the dataset, which markers are compared with."""
 
-    partitions: Mapping[str, Partition]
-    config: str
-    schema: str
-    packed: Mapping[str, int]
-
-    @classmethod
-    def of(cls, dataset: DatasetStore) -> _Present:
-        return cls(
-            partitions=dataset.partitions(),
-            config=PUBLISHED.digest(dataset.spec),
-            schema=dataset.schema().digest,
-            packed=dataset.store.sizes(PACKED_FOLDER),
-        )
+    def __init__(self, dataset: DatasetStore) -> None:
+        self.partitions = dataset.partitions()
+        self.config = PUBLISHED.digest(dataset.spec)
+        self.schema = dataset.schema().digest
+        self.packed = dataset.store.sizes(PACKED_FOLDER)
 
     def fault(self, key: str, marker: Mapping[str, Any] | None) -> str | None:
         """Why a partition is not up to date, or None."""
@@ -140,7 +121,7 @@ class _Present:
             return "its shards are gone"
         if marker is None:
             return "it is not published"
-        if marker.get("shards") != fingerprints_of(partition):
+        if marker.get("shards") != partition.fingerprints:
             return "its shards changed"
         if marker.get("config_digest") != self.config:
             return "it was made with another configuration"
@@ -148,9 +129,8 @@ class _Present:
             return "it was made with another dataset schema"
         for form in PACKED_STAGES:
             file = marker["files"][form]
-            found = self.packed.get(file["path"])
-            if found != file["size"]:
-                return f"{file['path']} is {'gone' if found is None else f'{found} bytes'}, not {file['size']} bytes"
+            if fault := size_fault(file["size"], self.packed.get(file["path"])):
+                return f"{file['path']} {fault}"
         return None
 
 
@@ -158,7 +138,7 @@ def pending_partitions(dataset: DatasetStore) -> list[str]:
     """Registered partitions without an up-to-date marker and its packed files, sorted."""
     if not dataset.partitions():
         return []
-    present, markers = _Present.of(dataset), dataset.markers()
+    present, markers = _Present(dataset), dataset.markers()
     return sorted(key for key in present.partitions if present.fault(key, markers.get(key)))
 
 
@@ -190,19 +170,16 @@ def build_manifest(dataset: DatasetStore) -> ManifestReport:
     """
     store = dataset.store
     schema = dataset.schema()
-    present, markers = _Present.of(dataset), dataset.markers()
+    present, markers = _Present(dataset), dataset.markers()
     sizes = {name: size for folder in TABLES for name, size in store.sizes(folder).items()} | dict(present.packed)
     listed: dict[str, Mapping[str, Any]] = {}
     left_out: dict[str, str] = {}
     for key in sorted(set(present.partitions) | set(markers)):
-        marker = markers.get(key)
-        fault = present.fault(key, marker)
-        if fault is None and marker is not None:
-            fault = _made_again(dataset, key, marker, sizes)
-        if fault is not None or marker is None:
-            left_out[key] = fault or "it is not published"
-            continue
-        listed[key] = marker
+        fault = present.fault(key, markers.get(key)) or _made_again(dataset, key, markers[key], sizes)
+        if fault:
+            left_out[key] = fault
+        else:
+            listed[key] = markers[key]
     added = added_streams(listed, present.packed)
     shards: list[dict[str, Any]] = []
     for key, published in listed.items():
@@ -239,10 +216,9 @@ def _made_again(dataset: DatasetStore, key: str, marker: Mapping[str, Any], size
     """What changed in a partition's files since its marker was written, or None."""
     records: dict[Stage, StageRecord] = {}
     for name, file in marker["files"].items():
-        found = sizes.get(file["path"])
-        if found != file["size"]:
-            return f"{file['path']} is {'gone' if found is None else f'{found} bytes'}, published with {file['size']}"
-        stage = stage_of_file(name)
+        if fault := size_fault(file["size"], sizes.get(file["path"])):
+            return f"{file['path']} {fault}"
+        stage = STAGE_OF_FILE[name]
         if stage not in records:
             records[stage] = dataset.record(stage, key)
         if records[stage].files[name].sha256 != file["sha256"]:
@@ -250,22 +226,25 @@ def _made_again(dataset: DatasetStore, key: str, marker: Mapping[str, Any], size
     return None
 
 
-def _catalog(dataset: DatasetStore) -> str:
-    lines = [
-        "-- Views over every partition of this dataset. Set first the folder of this file, without a final slash:",
-        f"-- set variable root = '{dataset.spec.name}';",
-    ]
-    for table in TABLES:
-        lines.append(
-            f"create or replace view {table} as select *, parse_filename(filename, true) as partition "
-            f"from read_parquet(getvariable('root') || '/{table}/*.parquet', filename = true);"
-        )
-    lines.append(
-        f"create or replace view {PUBLISHED.name} as select partition, num_samples "
-        f"from read_json(getvariable('root') || '/{PUBLISHED.name}/*.json', "
-        "columns = {partition: 'varchar', num_samples: 'bigint'});"
+def _views() -> dict[str, str]:
+    """The statement that makes each view over all partitions of a dataset, by the view's name."""
+    selected = {
+        table: "select *, parse_filename(filename, true) as partition "
+        f"from read_parquet(getvariable('root') || '/{table}/*.parquet', filename = true)"
+        for table in TABLES
+    }
+    selected[PUBLISHED.name] = (
+        f"select partition, num_samples from read_json(getvariable('root') || '/{PUBLISHED.name}/*.json', "
+        "columns = {partition: 'varchar', num_samples: 'bigint'})"
     )
-    return "\n".join(lines) + "\n"
+    return {view: f"create or replace view {view} as {select};\n" for view, select in selected.items()}
+
+
+def _catalog(dataset: DatasetStore) -> str:
+    return (
+        "-- Views over every partition of this dataset. Set first the folder of this file, without a final slash:\n"
+        f"-- set variable root = '{dataset.spec.name}';\n"
+    ) + "".join(_views().values())
 
 
 def sql_connection(dataset: DatasetStore) -> Any:
@@ -274,24 +253,22 @@ def sql_connection(dataset: DatasetStore) -> Any:
 
     connection = duckdb.connect()
     root = dataset.store.path_of("")
-    if not is_local(dataset.store.url):
+    if not dataset.store.is_local:
         connection.register_filesystem(dataset.store.fs)
         root = dataset.store.url
     connection.execute("set variable root = ?", [root])
-    for statement in _catalog(dataset).split(";\n"):
-        view = re.search(r"create or replace view (\w+)", statement)
-        if view and dataset.store.sizes(view[1]):
+    for view, statement in _views().items():
+        if dataset.store.sizes(view):
             connection.execute(statement)
     return connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanReport:
-    """The files that cleaning removed, their bytes, and the digests of the manifests that it left."""
+    """The files that cleaning removed, and their bytes."""
 
     files: tuple[str, ...]
     num_bytes: int
-    manifests: tuple[str, ...]
 
 
 def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = False) -> CleanReport:
@@ -308,15 +285,12 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
         SourceError: the storage could not be read.
     """
     store = dataset.store
-    keep = dataset.spec.keep_manifests if keep is None else keep
-    names = sorted(_newest_first(store, "manifests"))
+    keep = dataset.spec.keep_manifests if keep is None else max(keep, 1)
     newest = store.read_bytes("manifest.json") if store.exists("manifest.json") else b""
     current = f"manifests/{hashlib.sha256(newest).hexdigest()}.json"
-    ordered = [current] if current in {name for _, name in names} else []
-    ordered += [name for _, name in names if name != current]
-    kept = ordered[: max(keep, 1)]
+    manifests = sorted(store.sizes("manifests"), key=lambda name: (name != current, -_modified(store, name), name))
     registered = dataset.partitions()
-    needed = {path for name in kept for path in _packed_of(store, name)}
+    needed = {path for name in manifests[:keep] for path in _packed_of(store, name)}
     for key, marker in dataset.markers().items():
         if key in registered:
             needed |= {file["path"] for file in marker["files"].values()}
@@ -329,7 +303,7 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
             if dataset.record_name(stage, key) in there:
                 needed |= {file.path for file in dataset.record(stage, key).files.values()}
     doomed = [name for name in sizes if _PACKED_PATH.fullmatch(name) and name not in needed]
-    doomed += ordered[max(keep, 1) :]
+    doomed += manifests[keep:]
     for folder in (*TABLES, PUBLISHED.name):
         for name, size in store.sizes(folder).items():
             if name.rsplit("/", 1)[-1].rsplit(".", 1)[0] not in registered:
@@ -341,15 +315,14 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
     return CleanReport(
         files=tuple(doomed),
         num_bytes=sum(sizes[name] for name in doomed),
-        manifests=tuple(name.rsplit("/", 1)[-1].removesuffix(".json") for name in kept),
     )
 
 
-def _newest_first(store: Any, folder: str) -> Iterable[tuple[float, str]]:
-    for name in store.sizes(folder):
-        info = store.fs.info(store.path_of(name))
-        when = info.get("mtime") or info.get("LastModified") or info.get("created") or 0
-        yield -(when.timestamp() if hasattr(when, "timestamp") else float(when)), name
+def _modified(store: Store, name: str) -> float:
+    """When a file was written, in seconds since 1970; 0 where the file system does not say."""
+    info = store.fs.info(store.path_of(name))
+    when = info.get("mtime") or info.get("LastModified") or info.get("created") or 0
+    return when.timestamp() if hasattr(when, "timestamp") else float(when)
 
 
 def _packed_of(store: Store, name: str) -> list[str]:

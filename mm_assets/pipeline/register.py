@@ -10,10 +10,9 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mm_assets.errors import ConfigError, MissingColumnError, ShardError, SourceError
-from mm_assets.filters.registry import build_annotator
 from mm_assets.packing.presets import choose_plan
 from mm_assets.pipeline.spec import PARTITION_KEY, DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, Partition
@@ -23,7 +22,7 @@ from mm_assets.sources.base import index_members
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile, expand_shards
 
-__all__ = ["DecidedSchema", "Registration", "decide_schema", "group_shards", "list_partitions", "register"]
+__all__ = ["Registration", "group_shards", "list_partitions", "register"]
 
 MAX_PROBLEMS = 16  # unreadable shards skipped in search of the schema: a wrong declaration fails soon
 MAX_KEY = 200  # a file name has 255 bytes at most, and ours add a digest, an extension and dots
@@ -91,9 +90,7 @@ def group_shards(spec: DatasetSpec, shards: Iterable[ShardFile]) -> list[Partiti
 
 
 def list_partitions(
-    spec: DatasetSpec,
-    *,
-    seen: Mapping[str, tuple[str, float]] | None = None,
+    spec: DatasetSpec, *, seen: Mapping[str, tuple[str, float]] | None = None
 ) -> tuple[list[Partition], list[Partition], dict[str, tuple[str, float]]]:
     """Lists the shards that have settled, as partitions.
 
@@ -124,12 +121,10 @@ def list_partitions(
 
 
 def _has_settled(shard: ShardFile, settle: float, now: float, seen: Mapping[str, tuple[str, float]]) -> bool:
-    if settle <= 0:
-        return True
-    if shard.modified is not None and now - shard.modified >= settle:
-        return True
     fingerprint, since = seen.get(shard.url, ("", now))
-    return fingerprint == shard.fingerprint and now - since >= settle
+    unchanged = now - since if fingerprint == shard.fingerprint else 0.0
+    age = 0.0 if shard.modified is None else now - shard.modified
+    return max(unchanged, age) >= settle
 
 
 def register(
@@ -206,24 +201,17 @@ def _settle_schema(dataset: DatasetStore, partitions: Sequence[Partition], *, ne
                 )
                 raise ConfigError(spec.where, key, detail)
         return
-    decided = decide_schema(spec, partitions)
-    if new_schema or decided.by is not None or declared != spec.declared:
-        dataset.write_schema(decided.schema, decided_by=decided.by)
+    schema, decided_by = _decide_schema(spec, partitions)
+    if new_schema or decided_by is not None or declared != spec.declared:
+        dataset.write_schema(schema, decided_by=decided_by)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecidedSchema:
-    """A schema, and the shard that decided it; if no shard has samples yet, the next registration decides again."""
+def _decide_schema(spec: DatasetSpec, partitions: Sequence[Partition]) -> tuple[DatasetSchema, str | None]:
+    """The schema that the declaration and the first shard with samples give, and that shard.
 
-    schema: DatasetSchema
-    by: str | None
-
-
-def decide_schema(spec: DatasetSpec, partitions: Sequence[Partition]) -> DecidedSchema:
-    """The schema that the declaration and the first shard with samples give.
-
-    A shard that is damaged, or that lacks a requested column, fails its own partition when that is run, and is skipped
-    here: it must not stop the others.
+    Where no shard has samples yet it is provisional: the next registration decides again. A shard that is damaged, or
+    that lacks a requested column, fails its own partition when that is run, and is skipped here: it must not stop the
+    others.
 
     Raises:
         ShardError: no shard can decide it, and the first one is damaged.
@@ -242,11 +230,11 @@ def decide_schema(spec: DatasetSpec, partitions: Sequence[Partition]) -> Decided
                 break
             continue
         if has_samples:
-            return DecidedSchema(schema=schema, by=url)
+            return schema, url
         empty = empty or schema
     if empty is None or len(problems) >= MAX_PROBLEMS:
         raise problems[0] if problems else SourceError(spec.shards, "no shard was found there")
-    return DecidedSchema(schema=empty, by=None)
+    return empty, None
 
 
 def _schema_of(spec: DatasetSpec, url: str) -> tuple[DatasetSchema, bool]:
@@ -260,24 +248,16 @@ def _schema_of(spec: DatasetSpec, url: str) -> tuple[DatasetSchema, bool]:
             for batch in index_members(source, on_damaged_shard=spec.on_damaged_shard, damage=[])
         ]
         columns = rows_of.infer_columns(lambda: iter(index), layout=spec.samples)
-        annotators = [
-            build_annotator(config, where=spec.where, key=f"annotators[{number}]")
-            for number, config in enumerate(spec.annotators)
-        ]
-        bare = DatasetSchema(
-            user_columns=columns, annotator_columns=tuple(column for a in annotators for column in a.columns)
-        )
+        annotated = tuple(column for annotator in spec.build_annotators() for column in annotator.columns)
+        schema = DatasetSchema(user_columns=columns, annotator_columns=annotated)
         rows = rows_of.rows(
             lambda: iter(index),
             layout=spec.samples,
-            schema=bare,
+            schema=schema,
             grouped=spec.partition_pattern is not None,
             batch_bytes=spec.batch_bytes,
         )
         batches = iter(rows)
         first = list(itertools.islice(batches, 1))
         plan = choose_plan(itertools.chain(first, batches), pack=spec.pack, where=spec.where)
-    schema = DatasetSchema(
-        user_columns=bare.user_columns, annotator_columns=bare.annotator_columns, pack=plan.to_json()
-    )
-    return schema, bool(first)
+    return replace(schema, pack=plan.to_json()), bool(first)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,9 +23,9 @@ from mm_assets.errors import SourceError
 from mm_assets.packing.plan import PackPlan
 from mm_assets.pipeline.chain import RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, StageRecord
+from mm_assets.pipeline.store import DatasetStore, StageRecord, size_fault
 from mm_assets.rows.base import RowSource, row_sources
-from mm_assets.rows.parquet import ParquetSink, open_table
+from mm_assets.rows.parquet import ParquetSink, open_table, read_batches, sample_groups
 from mm_assets.rows.preview import Preview
 from mm_assets.sources.base import Source, open_container
 from mm_assets.storage.files import SourceFile
@@ -114,61 +114,54 @@ class Run:
         dataset: the dataset's folder.
         stage: the stage.
         key: the partition.
-        inputs: digests of inputs that were read already, by name.
-        files: files that were published already, by name.
-        preview: of the rows that were read already.
 
     Attributes:
-        files: the open shards; empty until `open_shards`.
         inputs: digest of each input by name; for shards their fingerprints.
+        published: the files that the stage has made, by name.
         preview: collects what passes through the main table.
     """
 
-    def __init__(
-        self,
-        dataset: DatasetStore,
-        stage: Stage,
-        key: str,
-        *,
-        inputs: Mapping[str, str] | None = None,
-        files: Mapping[str, PublishedFile] | None = None,
-        preview: Preview | None = None,
-    ) -> None:
+    def __init__(self, dataset: DatasetStore, stage: Stage, key: str) -> None:
         self.dataset = dataset
         self.spec = dataset.spec
         self.stage = stage
         self.key = key
-        self.partition = dataset.partition(key)
+        self._partition = dataset.partition(key)
         self.schema = dataset.schema()
         self.plan = PackPlan.from_json(self.schema.pack, where=dataset.store.url_of("schema.json"))
-        self.inputs = dict(inputs or {})
-        self.preview = preview or Preview()
-        self.files: list[SourceFile] = []
-        self._by_url: dict[str, SourceFile] = {}
-        self._published = dict(files or {})
-        self._others = _OtherFiles(self.spec)
-        self._tables: list[pq.ParquetFile] = []
+        self.inputs: dict[str, str] = {}
+        self.published: dict[str, PublishedFile] = {}
+        self.preview = Preview()
+        self._opened = ExitStack()
+        self._others = self._opened.enter_context(closing(_OtherFiles(self.spec)))
         self._started = time.perf_counter()
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for source in self.files:
-            source.close()
-        self._others.close()
-        for table in self._tables:
-            table.close(force=True)
+        self._opened.close()
 
     def seconds(self) -> float:
         """Wall clock since the stage began."""
         return time.perf_counter() - self._started
 
-    def open_shards(self) -> None:
-        """Opens the shards as they were when they were indexed, or registered if this stage indexes them."""
+    @cached_property
+    def files(self) -> list[SourceFile]:
+        """The shards, open, as they were when they were indexed, or registered if this stage indexes them.
+
+        Raises:
+            SourceError: a shard is gone, or has changed.
+        """
         indexed = None if self.stage is RAW_SHARDS else self.dataset.record(RAW_SHARDS, self.key).inputs
-        self.files = self.dataset.open_shards(self.partition, fingerprints=indexed)
-        self._by_url = {source.url: source for source in self.files}
+        files = self.dataset.open_shards(self._partition, fingerprints=indexed)
+        for file in files:
+            self._opened.callback(file.close)
+        return files
+
+    @cached_property
+    def _by_url(self) -> dict[str, SourceFile]:
+        return {file.url: file for file in self.files}
 
     @cached_property
     def row_sources(self) -> list[RowSource]:
@@ -200,15 +193,22 @@ class Run:
         """
         table = stage.tables[0].name
         recorded = self.dataset.record(stage, self.key).files[table]
-        found = self.dataset.store.size(recorded.path)
-        if found != recorded.size:  # the stage was interrupted between its file and its record
-            shown = "no file" if found is None else f"{found} bytes"
-            detail = f"found {shown}, expected {recorded.size} bytes as recorded: materialize {stage.name} again"
+        fault = size_fault(recorded.size, self.dataset.store.size(recorded.path))
+        if fault is not None:  # the stage was interrupted between its file and its record
+            detail = f"{fault} as recorded: materialize {stage.name} again"
             raise SourceError(self.dataset.store.url_of(recorded.path), detail)
         self.inputs[table] = recorded.sha256
         opened = open_table(self.dataset.store, recorded.path)
-        self._tables.append(opened)
+        self._opened.callback(opened.close, force=True)
         return opened
+
+    def batches(self, stage: Stage) -> Iterator[pa.RecordBatch]:
+        """The rows of the main table of an earlier stage, in bounded batches; errors as `read`."""
+        return read_batches(self.read(stage), batch_bytes=self.spec.batch_bytes)
+
+    def samples(self, stage: Stage) -> Iterator[pa.Table]:
+        """The same rows in blocks of whole samples."""
+        return sample_groups(self.batches(stage), batch_bytes=self.spec.batch_bytes)
 
     @contextmanager
     def write(self, table: Table | None = None) -> Iterator[ParquetSink]:
@@ -223,7 +223,7 @@ class Run:
             )
             with sink:
                 yield sink
-        self._published[table.name] = draft.result()
+        self.published[table.name] = draft.result()
 
     def check_context(self, packed: Mapping[str, str]) -> CheckContext:
         """What the stage's checks judge.
@@ -231,8 +231,6 @@ class Run:
         Args:
             packed: format to the packed file made from the present rows.
         """
-        if not self.files:
-            self.open_shards()
         return CheckContext(
             asset=self.stage.name,
             store=self.dataset.store,
@@ -279,7 +277,7 @@ class Run:
             config_digest=self.stage.digest(self.spec),
             schema_digest=self.schema.digest,
             inputs=self.inputs,
-            files=self._published,
+            files=self.published,
             counts=counts,
             outcomes=outcomes,
             notes=tuple(notes),
@@ -294,5 +292,5 @@ class Run:
             check_seconds=time.perf_counter() - began,
             preview=self.preview,
             schema=self.stage.tables[0].schema(self.schema) if self.stage.tables else None,
-            urls={name: self.dataset.store.url_of(file.path) for name, file in self._published.items()},
+            urls={name: self.dataset.store.url_of(file.path) for name, file in self.published.items()},
         )

@@ -24,13 +24,14 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from mm_assets.errors import ConfigError
+from mm_assets.filters.base import Annotator, Filter
 from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
 from mm_assets.packing.presets import PRESETS, check_pack_config
 from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
 from mm_assets.storage.urls import is_local
 
-__all__ = ["PARTITION_KEY", "DatasetSpec", "ParquetOptions", "expected"]
+__all__ = ["PARTITION_KEY", "DatasetSpec", "ParquetOptions", "expected", "plain"]
 
 PARTITION_KEY = re.compile(r"[A-Za-z0-9._-]+")
 _NAME = "[A-Za-z][A-Za-z0-9_]*"  # the names that Dagster allows in asset keys and job names
@@ -122,14 +123,15 @@ def _named_or_imported(names: Iterable[str]) -> dict[str, Any]:
     return {"pattern": f"^({'|'.join(sorted(names))})$|:"}
 
 
-def _typed(table: Mapping[str, str]) -> dict[str, Any]:
-    """JSON schema of a mapping whose ``type`` is in a table or an import path; its class checks the other keys."""
+def _typed(table: Mapping[str, str]) -> WithJsonSchema:
+    """A list of mappings whose ``type`` is in a table or an import path; its class checks the other keys."""
     kind = {
         "type": "string",
         "description": f"{', '.join(sorted(table))}; or module:Class.",
         **_named_or_imported(table),
     }
-    return {"properties": {"type": kind}, "required": ["type"]}
+    item = {"type": "object", "additionalProperties": True, "properties": {"type": kind}, "required": ["type"]}
+    return WithJsonSchema({"type": "array", "items": item})
 
 
 _PACK_FIELDS = {
@@ -142,6 +144,9 @@ _PACK_SCHEMA = {
         {"type": "object", "properties": _PACK_FIELDS, "additionalProperties": False},
     ]
 }
+
+
+_Configs = tuple[Mapping[str, Any], ...]
 
 
 # -- the model
@@ -244,21 +249,13 @@ class DatasetSpec(Settings):
         description="A larger item is an error on its row; in bytes.",
         examples=[1 << 30],
     )
-    annotators: Annotated[
-        tuple[Annotated[Mapping[str, Any], Field(json_schema_extra=_typed(BUILTIN_ANNOTATORS))], ...],
-        Field(strict=False),
-        _builds(build_annotator),
-    ] = Field(
+    annotators: Annotated[_Configs, Field(strict=False), _builds(build_annotator), _typed(BUILTIN_ANNOTATORS)] = Field(
         default=(),
         description="Annotators in order, each with its `type` and parameters (docs/filters.md); your own by import "
         "path.",
         examples=[[{"type": "image_size"}]],
     )
-    filters: Annotated[
-        tuple[Annotated[Mapping[str, Any], Field(json_schema_extra=_typed(BUILTIN_FILTERS))], ...],
-        Field(strict=False),
-        _builds(build_filter),
-    ] = Field(
+    filters: Annotated[_Configs, Field(strict=False), _builds(build_filter), _typed(BUILTIN_FILTERS)] = Field(
         default=(),
         description="Filters in order, each with its `type` and parameters (docs/filters.md); your own by import path.",
         examples=[[{"type": "text_length", "min_chars": 20}]],
@@ -341,21 +338,31 @@ class DatasetSpec(Settings):
         """A copy with other settings, checked as those of a declaration; errors as `from_config`."""
         return self.from_config({**dict(self), **changes}, where=self.where)
 
+    def build_annotators(self) -> list[Annotator]:
+        """The annotators, new ones at each call: they may hold state."""
+        return [build_annotator(c, where=self.where, key=f"annotators[{n}]") for n, c in enumerate(self.annotators)]
+
+    def build_filters(self) -> list[Filter]:
+        """The filters, new ones at each call: they may hold state."""
+        return [build_filter(c, where=self.where, key=f"filters[{n}]") for n, c in enumerate(self.filters)]
+
     @property
     def declared(self) -> dict[str, Any]:
         """The settings that decide the dataset's schema: change them and the schema must be decided again."""
-        rules = self.samples
+        decisive = ("user_columns", "per_image_fields", "per_text_fields", "extensions")
         return {
-            "samples": {
-                "user_columns": None if rules.user_columns is None else list(rules.user_columns),
-                "per_image_fields": list(rules.per_image_fields),
-                "per_text_fields": list(rules.per_text_fields),
-                "extensions": dict(sorted(rules.extensions.items())),
-            },
+            "samples": {name: plain(getattr(self.samples, name)) for name in decisive},
             "annotators": [dict(a) for a in self.annotators],
-            "pack": dict(self.pack) if isinstance(self.pack, Mapping) else self.pack,
+            "pack": plain(self.pack),
             **({} if self.source is None else {"source": self.source}),
         }
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON holds it."""
+    if isinstance(value, Mapping):
+        return dict(sorted(value.items()))
+    return list(value) if isinstance(value, tuple) else value
 
 
 # -- messages

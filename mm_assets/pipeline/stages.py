@@ -18,7 +18,6 @@ from mm_assets.checks.packed import PackedFiles
 from mm_assets.dataset.manifest import packed_name
 from mm_assets.errors import SourceError
 from mm_assets.filters.apply import FilterStream
-from mm_assets.filters.registry import build_annotator, build_filter
 from mm_assets.packing.pack import PackSummary, pack_rows, packable
 from mm_assets.packing.plan import PackPlan
 from mm_assets.pipeline.chain import (
@@ -35,7 +34,7 @@ from mm_assets.pipeline.chain import (
 from mm_assets.pipeline.run import Run, StageResult
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.materialize import MaterializeStream
-from mm_assets.rows.parquet import read_batches, sample_groups
+from mm_assets.rows.parquet import read_batches
 from mm_assets.rows.source_ref import is_allowed_reference
 from mm_assets.sources.base import index_members
 from mm_assets.sources.member import ShardDamage
@@ -63,7 +62,6 @@ def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
     on_damaged = dataset.spec.on_damaged_shard
     damaged = 0
     with Run(dataset, RAW_SHARDS, key) as run:
-        run.open_shards()
         run.inputs.update((file.url, file.fingerprint) for file in run.files)
         with run.write() as sink:
             for source in run.containers:
@@ -88,7 +86,6 @@ def rows(dataset: DatasetStore, key: str) -> StageResult:
     """
     spec = dataset.spec
     with Run(dataset, ROWS, key) as run:
-        run.open_shards()
         index = run.read(RAW_SHARDS)
         streams = [
             source.rows(
@@ -123,8 +120,7 @@ def materialized_rows(dataset: DatasetStore, key: str) -> StageResult:
     """
     spec = dataset.spec
     with Run(dataset, MATERIALIZED_ROWS, key) as run:
-        run.open_shards()
-        batches = read_batches(run.read(ROWS), batch_bytes=spec.batch_bytes)
+        batches = run.batches(ROWS)
         stream = _materialize(run, batches) if spec.materialize == "read" else None
         with run.write() as sink:
             for batch in batches if stream is None else stream:
@@ -156,15 +152,10 @@ def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
     """
     spec = dataset.spec
     with Run(dataset, FILTERED_ROWS, key) as run:
-        run.open_shards()
-        source = run.read(MATERIALIZED_ROWS)
-        blocks = sample_groups(read_batches(source, batch_bytes=spec.batch_bytes), batch_bytes=spec.batch_bytes)
         stream = FilterStream(
-            blocks,
-            annotators=[
-                build_annotator(c, where=spec.where, key=f"annotators[{n}]") for n, c in enumerate(spec.annotators)
-            ],
-            filters=[build_filter(c, where=spec.where, key=f"filters[{n}]") for n, c in enumerate(spec.filters)],
+            run.samples(MATERIALIZED_ROWS),
+            annotators=spec.build_annotators(),
+            filters=spec.build_filters(),
             schema=run.schema,
             packable=packable(run.plan),
             misaligned=misaligned(run.plan) if spec.on_misaligned == "drop_sample" else None,
@@ -201,14 +192,15 @@ def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = tuple(PA
         EncodeError: a value does not fit its field.
     """
     spec = dataset.spec
-    with Run(dataset, PACKED_STAGES[formats[0]], key) as run, ExitStack() as stack:
-        batches = read_batches(run.read(FILTERED_ROWS), batch_bytes=spec.batch_bytes)
+    with ExitStack() as stack:
+        runs = {form: stack.enter_context(Run(dataset, PACKED_STAGES[form], key)) for form in formats}
+        run = runs[formats[0]]
         drafts: dict[str, Draft] = {}
         with ExitStack() as building:
             for form in formats:
                 drafts[form] = building.enter_context(dataset.store.draft(f"{PACKED_FOLDER}/{key}.{form}"))
             summary = pack_rows(
-                sample_groups(batches, batch_bytes=spec.batch_bytes),
+                run.samples(FILTERED_ROWS),
                 run.plan,
                 mult=drafts["mult"].path if "mult" in drafts else None,
                 mstr=drafts["mstr"].path if "mstr" in drafts else None,
@@ -222,14 +214,11 @@ def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = tuple(PA
         files = {form: draft.result() for form, draft in drafts.items()}
         seconds = run.seconds()  # of the one pass that made all of them
         names = _packed_names(dataset, key, files, run.inputs)
+        checked = stack.enter_context(PackedFiles(run.check_context(names), formats))
         results = {}
-        checked: PackedFiles | None = None
         for form, file in files.items():
-            part = stack.enter_context(
-                Run(dataset, PACKED_STAGES[form], key, inputs=run.inputs, files={form: file}, preview=run.preview)
-            )
-            checked = checked or stack.enter_context(PackedFiles(part.check_context(names), tuple(files)))
-            results[form] = part.finish(
+            runs[form].inputs, runs[form].published = run.inputs, {form: file}
+            results[form] = runs[form].finish(
                 counts={"samples": summary.num_samples, "bytes": file.size, **_counts(summary)},
                 notes=(*summary.notes, *_plan_notes(summary, run.plan)),
                 packed=names,
@@ -247,12 +236,10 @@ def recheck_packed(dataset: DatasetStore, key: str, form: str) -> StageResult:
     """
     stage = PACKED_STAGES[form]
     record = dataset.record(stage, key)
-    with Run(dataset, stage, key, inputs=record.inputs, files=record.files) as run:
-        return run.finish(
-            counts=record.counts,
-            notes=record.notes,
-            packed=_packed_names(dataset, key, record.files, record.inputs),
-        )
+    with Run(dataset, stage, key) as run:
+        run.inputs, run.published = dict(record.inputs), dict(record.files)
+        names = _packed_names(dataset, key, record.files, record.inputs)
+        return run.finish(counts=record.counts, notes=record.notes, packed=names)
 
 
 def _counts(summary: PackSummary) -> dict[str, int]:

@@ -21,7 +21,7 @@ from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
 from mm_assets.storage.store import PublishedFile, Store
 
-__all__ = ["DatasetStore", "Partition", "StageRecord", "canonical_json"]
+__all__ = ["DatasetStore", "Partition", "StageRecord", "canonical_json", "size_fault"]
 
 
 def canonical_json(value: object, *, indent: int | None = None) -> bytes:
@@ -43,9 +43,17 @@ class Partition:
     shards: tuple[ShardFile, ...]
 
     @property
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of each shard by its URL."""
+        return {shard.url: shard.fingerprint for shard in self.shards}
+
+    @property
     def fingerprint(self) -> str:
         """Changes whenever a shard of the partition does."""
         return "+".join(f"{shard.url.rsplit('/', 1)[-1]}@{shard.fingerprint}" for shard in self.shards)
+
+
+_TEXTS = ("stage", "partition", "config_digest", "schema_digest")  # of a record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +84,7 @@ class StageRecord:
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is stored."""
-        value = {name: getattr(self, name) for name in ("stage", "partition", "config_digest", "schema_digest")}
+        value = {name: getattr(self, name) for name in _TEXTS}
         value["inputs"] = dict(self.inputs)
         value["counts"] = dict(self.counts)
         value["files"] = {name: file.to_json() for name, file in self.files.items()}
@@ -94,10 +102,7 @@ class StageRecord:
         """
         try:
             return cls(
-                stage=value["stage"],
-                partition=value["partition"],
-                config_digest=value["config_digest"],
-                schema_digest=value["schema_digest"],
+                **{name: value[name] for name in _TEXTS},
                 inputs=dict(value["inputs"]),
                 counts=dict(value["counts"]),
                 files={name: PublishedFile(**file) for name, file in value["files"].items()},
@@ -106,6 +111,13 @@ class StageRecord:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise SchemaMismatchError(f"{where}: not a stage record: {error!r}") from error
+
+
+def size_fault(expected: int, found: int | None) -> str | None:
+    """How a file differs in size from what was recorded of it, or None; `found` is None where it is gone."""
+    return (
+        None if found == expected else f"is {'gone' if found is None else f'{found} bytes'}, expected {expected} bytes"
+    )
 
 
 class DatasetStore:
@@ -134,6 +146,10 @@ class DatasetStore:
 
     # -- JSON files
 
+    def _found(self, name: str) -> Any:
+        """The content of a JSON file, or None where there is none."""
+        return self._read_json(name) if self.store.exists(name) else None
+
     def _read_json(self, name: str) -> Any:
         content = self.store.read_bytes(name)
         try:
@@ -147,18 +163,19 @@ class DatasetStore:
         Raises:
             SourceError: the dataset has not been registered.
         """
-        if not self.store.exists("schema.json"):
+        where, found = self.store.url_of("schema.json"), self._found("schema.json")
+        if found is None:
             detail = f"the dataset is not registered yet: run `mm-assets register --dataset {self.spec.name}`"
-            raise SourceError(self.store.url_of("schema.json"), detail)
-        return DatasetSchema.from_json(self._read_json("schema.json"), where=self.store.url_of("schema.json"))
+            raise SourceError(where, detail)
+        return DatasetSchema.from_json(found, where=where)
 
     def declared(self) -> Any:
         """The settings that decided the stored schema, or None where there is no schema."""
-        return self._read_json("schema.json").get("declared") if self.store.exists("schema.json") else None
+        return (self._found("schema.json") or {}).get("declared")
 
     def schema_is_provisional(self) -> bool:
         """Whether the stored schema was decided without any sample, so that no rows conform to it."""
-        return self.store.exists("schema.json") and self._read_json("schema.json").get("decided_by", "") is None
+        return (self._found("schema.json") or {}).get("decided_by", "") is None
 
     def write_schema(self, schema: DatasetSchema, *, decided_by: str | None) -> None:
         """Stores the schema with the settings and the shard that it was decided with."""
@@ -167,23 +184,21 @@ class DatasetStore:
 
     def partitions(self) -> dict[str, Partition]:
         """Every registered partition by key; empty before the first registration."""
-        if not self.store.exists("shards.json"):
+        found = self._found("shards.json")
+        if found is None:
             return {}
-        value = self._read_json("shards.json")
-        where = self.store.url_of("shards.json")
         try:
             return {
                 key: Partition(key=key, shards=tuple(ShardFile(**shard) for shard in shards))
-                for key, shards in value["partitions"].items()
+                for key, shards in found["partitions"].items()
             }
         except (KeyError, TypeError, AttributeError) as error:
+            where = self.store.url_of("shards.json")
             raise SchemaMismatchError(f"{where}: not a list of partitions: {error!r}") from error
 
     def registered_source(self) -> str | None:
         """The `shards` that the registered partitions come from, or None before the first registration."""
-        if not self.store.exists("shards.json"):
-            return None
-        source = self._read_json("shards.json").get("shards")
+        source = (self._found("shards.json") or {}).get("shards")
         return source if isinstance(source, str) else None
 
     def write_partitions(self, partitions: Iterable[Partition]) -> None:

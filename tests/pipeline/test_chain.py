@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mm_assets
-from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RECORDED_STAGES, TABLES, stage_of_file
+from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, TABLES
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import TABLE_STAGES
 
@@ -107,7 +107,7 @@ def test_every_file_has_one_stage() -> None:
     """No two stages make a file of one name, and each stage of tables has its function."""
     files = [name for stage in RECORDED_STAGES for name in stage.files]
     assert len(set(files)) == len(files)
-    assert all(name in stage_of_file(name).files for name in files)
+    assert all(name in STAGE_OF_FILE[name].files for name in files)
     assert list(TABLE_STAGES) == [stage for stage in CHAIN if stage.tables]
     assert len(TABLES) == sum(len(stage.tables) for stage in TABLE_STAGES)
 
