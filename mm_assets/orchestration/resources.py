@@ -1,11 +1,13 @@
 """Resources: primitive configuration in, a plain library object out."""
 
+from typing import Any
+
 import dagster as dg
 
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
-__all__ = ["StorageRoot", "resource_key"]
+__all__ = ["StorageRoot", "open_dataset", "resource_key"]
 
 
 def resource_key(spec: DatasetSpec) -> str:
@@ -25,3 +27,9 @@ class StorageRoot(dg.ConfigurableResource):  # type: ignore[type-arg]  # generic
     def open(self, spec: DatasetSpec) -> DatasetStore:
         """The dataset's folder below this root."""
         return DatasetStore(spec.replace(root=self.root) if self.root else spec)
+
+
+def open_dataset(context: Any, spec: DatasetSpec) -> DatasetStore:
+    """The dataset's folder, by the storage resource of an asset's, a sensor's or a schedule's context."""
+    storage: StorageRoot = getattr(context.resources, resource_key(spec))
+    return storage.open(spec)

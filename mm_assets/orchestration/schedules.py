@@ -10,7 +10,7 @@ import time
 import dagster as dg
 
 from mm_assets.orchestration.partitions import add_partitions, job_name
-from mm_assets.orchestration.resources import StorageRoot, resource_key
+from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
     ATTEMPT_TAG,
     FINGERPRINT_TAG,
@@ -38,8 +38,7 @@ def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
         description=f"Registers shards of {spec.name} and runs unpublished partitions, {spec.runs_per_tick} a tick.",
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
-        storage: StorageRoot = getattr(context.resources, resource_key(spec))
-        dataset = storage.open(spec)
+        dataset = open_dataset(context, spec)
         found = register(dataset, allow_empty=True)
         add_partitions(context.instance, spec, found.partitions)
         busy = busy_partitions(context.instance, spec)

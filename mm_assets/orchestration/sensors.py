@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.orchestration.partitions import job_name, manifest_job_name, shard_partitions
-from mm_assets.orchestration.resources import StorageRoot, resource_key
+from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
     FINGERPRINT_TAG,
     busy_partitions,
@@ -43,8 +43,7 @@ def _shards_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
         description=f"Lists the shards of {spec.name}; new or changed ones that have settled are registered and run.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        storage: StorageRoot = getattr(context.resources, resource_key(spec))
-        dataset = storage.open(spec)
+        dataset = open_dataset(context, spec)
         before = _Cursor.read(context.cursor)
         found = register(dataset, seen=before.seen, allow_empty=True)
         fingerprints = partition_fingerprints(dataset, found.partitions)
@@ -130,8 +129,7 @@ def _manifest_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
         description=f"Makes the next manifest of {spec.name} when what is published or registered changes.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        storage: StorageRoot = getattr(context.resources, resource_key(spec))
-        dataset = storage.open(spec)
+        dataset = open_dataset(context, spec)
         if not context.cursor and not dataset.store.sizes(PUBLISHED.name):
             return dg.SkipReason("no partition is published")
         state = dataset_state(dataset)
