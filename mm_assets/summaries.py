@@ -11,12 +11,17 @@ from fractions import Fraction
 
 import numpy as np
 
-__all__ = ["ArrayValue", "same_value", "summarize", "summary_repr"]
+__all__ = ["ArrayValue", "counted", "same_value", "summarize", "summary_repr"]
 
 MAX_TEXT = 100  # characters of a text
 MAX_LINE = 400  # characters of anything else
 MAX_ITEMS = 4  # of a list or mapping
 MAX_DEPTH = 3
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 file", "2,000 files"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def summary_repr(value: object) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
+from mm_assets.summaries import counted
 
 
 @click.command()
 @dataset_options()
 @click.option("--keep", type=click.IntRange(1), help="Manifests to keep; the declaration's number otherwise.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--dry-run", is_flag=True, help="Dry run: list what would be removed, and remove nothing.")
 def command(chosen: DatasetChoice, keep: int | None, dry_run: bool) -> None:
     """Remove packed files and manifests that no kept manifest needs."""
     from mm_assets.pipeline.publish import clean
@@ -18,6 +19,6 @@ def command(chosen: DatasetChoice, keep: int | None, dry_run: bool) -> None:
     for dataset in chosen.stores():
         report = clean(dataset, keep=keep, dry_run=dry_run)
         verb = "would remove" if dry_run else "removed"
-        click.echo(f"{dataset.spec.name}: {verb} {len(report.files)} files, {report.num_bytes:,} bytes")
+        click.echo(f"{dataset.spec.name}: {verb} {counted(len(report.files), 'file')}, {report.num_bytes:,} bytes")
         for name in report.files:
             click.echo(f"  {name}")

@@ -1,4 +1,4 @@
-"""`mm-assets convert`: MULT into MSTR, or back."""
+"""`mm-assets convert`: packed files between MULT and MSTR."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 import click
 
 from mm_assets.errors import ConfigError
+from mm_assets.summaries import counted
 
 
 @click.command()
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT")
 def command(source: str, target: str) -> None:
-    """Turn MULT into MSTR or back, by OUT's extension; payloads are copied, never decoded."""
+    """Convert packed files between MULT and MSTR, by OUT's extension; payloads are copied, never decoded."""
     from mm_assets.formats import convert as convert_file
 
     if Path(target).suffix not in (".mult", ".mstr"):
         raise ConfigError("arguments", "OUT", f"ends in {Path(target).suffix!r}, allowed: .mult, .mstr")
     summary = convert_file(source, target)
-    click.echo(f"{target}: {summary.num_samples:,} samples, {summary.num_bytes:,} bytes")
+    click.echo(f"{target}: {counted(summary.num_samples, 'sample')}, {summary.num_bytes:,} bytes")

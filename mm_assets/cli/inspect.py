@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mm_assets.errors import ConfigError, MmAssetsError
+from mm_assets.summaries import counted, summarize
 
 if TYPE_CHECKING:
     from mm_assets.dataset.dataset import Dataset
@@ -26,7 +27,7 @@ def command(file: str, sample: int | None, form: str | None) -> None:
     import mm_assets
 
     with mm_assets.open(file, format=form) as dataset:
-        click.echo(f"{file}: {len(dataset):,} samples")
+        click.echo(f"{file}: {counted(len(dataset), 'sample')}")
         pack = dataset.schema.get("pack")
         if pack and pack.get("preset"):
             click.echo(f"preset: {pack['preset']}")
@@ -40,7 +41,9 @@ def command(file: str, sample: int | None, form: str | None) -> None:
             click.echo(f"  {name}: {_settings(field)}, {int(dataset.presence(name).sum()):,} present")
         if sample is not None:
             if not -len(dataset) <= sample < len(dataset):
-                raise ConfigError("arguments", "--sample", f"is {sample}, the file has {len(dataset)} samples")
+                raise ConfigError(
+                    "arguments", "--sample", f"is {sample}, the file has {counted(len(dataset), 'sample')}"
+                )
             click.echo(f"sample {sample}: {dataset.sample_ids[sample]}")
             for name in dataset.names:
                 click.echo(f"  {name}: {_shown(dataset, sample, name)}")
@@ -48,8 +51,6 @@ def command(file: str, sample: int | None, form: str | None) -> None:
 
 def _shown(dataset: Dataset, sample: int, name: str) -> str:
     """One value in a line; one that cannot be decoded does not hide the others."""
-    from mm_assets.summaries import summarize
-
     try:
         value = dataset.read_sample(sample, [name])[name]
     except MmAssetsError as error:

@@ -7,6 +7,7 @@ import sys
 import click
 
 from mm_assets.errors import FormatError, MmAssetsError
+from mm_assets.summaries import counted
 
 
 @click.command()
@@ -31,7 +32,8 @@ def command(files: tuple[str, ...]) -> None:
             continue
         bad = bad or not report.ok
         state = "ok" if report.ok else "DAMAGED"
-        click.echo(f"{file}: {state}, {report.num_payloads:,} payloads checked, {len(report.damage)} faults")
+        checked = f"{counted(report.num_payloads, 'payload')} checked, {counted(len(report.damage), 'fault')}"
+        click.echo(f"{file}: {state}, {checked}")
         for damage in report.damage:
             place = f"sample {damage.sample} ({damage.sample_id})" if damage.sample is not None else "file"
             modality = f", {damage.modality}" if damage.modality else ""

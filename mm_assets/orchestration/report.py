@@ -10,6 +10,7 @@ import pyarrow as pa
 from mm_assets.checks.context import Outcome
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS
+from mm_assets.summaries import counted
 
 __all__ = ["check_results", "stage_metadata"]
 
@@ -91,8 +92,7 @@ def check_results(
 def _finding(outcome: Outcome) -> str:
     """The failure in one line: how many rows break the rule, and the first of them."""
     first = ", ".join(f"{name}={value}" for name, value in (outcome.violations[:1] or ({},))[0].items())
-    noun = "violation" if outcome.num_violations == 1 else "violations"
-    return f"{outcome.num_violations:,} {noun} of: {outcome.description} First: {first}"
+    return f"{counted(outcome.num_violations, 'violation')} of: {outcome.description} First: {first}"
 
 
 def _violations(outcome: Outcome) -> dict[str, Any]:
