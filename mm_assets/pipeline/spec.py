@@ -324,15 +324,16 @@ class DatasetSpec(Settings):
             default_root: storage root where the declaration names none.
 
         Raises:
-            ConfigError: a key is unknown or missing, or a value is not allowed.
+            ConfigError: a key is unknown or missing, or a value is not allowed; it names all that are wrong.
         """
         if default_root is not None and isinstance(config, Mapping):
             config = {"root": default_root, **config}
         try:
             return cls.model_validate(config, context={"where": where, "base": base})
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise _config_error(first, where) from first.get("ctx", {}).get("error")
+            first, *others = {e.key: e for e in (_config_error(found, where) for found in error.errors())}.values()
+            more = "".join(f"; {other.key}: {other.detail}" for other in others)
+            raise ConfigError(where, first.key, first.detail + more) from error
 
     def replace(self, **changes: Any) -> DatasetSpec:
         """A copy with other settings, checked as those of a declaration; errors as `from_config`."""
@@ -408,7 +409,7 @@ def _config_error(found: ErrorDetails, where: str) -> ConfigError:
     if cause is not None:
         detail = str(cause)
     elif found["type"] == "missing":
-        detail = f"is missing: {schema['description']}"
+        detail = f"is missing: {schema['description'].rstrip('.')}"
     elif found["type"] == "extra_forbidden":
         known = sorted(parent["properties"])
         detail = f"is not a setting; allowed here: {', '.join(known)}"

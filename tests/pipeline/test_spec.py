@@ -71,6 +71,14 @@ def test_a_wrong_setting_is_refused(changes: dict[str, Any], key: str, says: str
     assert says in str(caught.value)
 
 
+def test_all_wrong_settings_are_named() -> None:
+    """Every wrong key of a declaration is in one error."""
+    with pytest.raises(ConfigError) as caught:
+        spec(shards=3, shard=1, samples={"texts_field": 3}, filters=[{"type": "blurr"}], batch_bytes=1)
+    for key in ("shards: is int 3", "shard: is not", "samples.texts_field: is int 3", "filters[0].type", "batch_bytes"):
+        assert key in str(caught.value)
+
+
 @pytest.mark.parametrize("missing", ["name", "shards", "root"])
 def test_a_missing_setting_is_named(missing: str) -> None:
     """A setting that has no default is asked for by name."""
