@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mm_assets.checks.context import Outcome
-from mm_assets.errors import SchemaMismatchError, SourceError
-from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, Stage
+from mm_assets.errors import ConfigError, MmAssetsError, SchemaMismatchError, SourceError
+from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, RECORDED_STAGES, Stage
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.files import SourceFile
@@ -125,7 +125,10 @@ class DatasetStore:
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.spec = spec
-        self.store = Store(spec.root, spec.root_options).child(spec.name)
+        try:
+            self.store = Store(spec.root, spec.root_options).child(spec.name)
+        except (MmAssetsError, ValueError, TypeError) as error:
+            raise ConfigError(spec.where, "root", f"{spec.root!r} cannot be used: {error}") from error
 
     # -- names
 
@@ -179,8 +182,7 @@ class DatasetStore:
 
     def write_schema(self, schema: DatasetSchema, *, decided_by: str | None) -> None:
         """Stores the schema with the settings and the shard that it was decided with."""
-        value = {**schema.to_json(), "declared": self.spec.declared, "decided_by": decided_by}
-        self.store.write_bytes("schema.json", canonical_json(value, indent=1))
+        self._register("schema.json", {**schema.to_json(), "declared": self.spec.declared, "decided_by": decided_by})
 
     def partitions(self) -> dict[str, Partition]:
         """Every registered partition by key; empty before the first registration."""
@@ -204,8 +206,14 @@ class DatasetStore:
     def write_partitions(self, partitions: Iterable[Partition]) -> None:
         """Replaces the list of registered partitions."""
         listed = {p.key: [asdict(shard) for shard in p.shards] for p in partitions}
-        value = {"version": 1, "shards": self.spec.shards, "partitions": listed}
-        self.store.write_bytes("shards.json", canonical_json(value, indent=1))
+        self._register("shards.json", {"version": 1, "shards": self.spec.shards, "partitions": listed})
+
+    def _register(self, name: str, value: object) -> None:
+        """Writes a file of the registration: the first that are written, so an unusable root is found here."""
+        try:
+            self.store.write_bytes(name, canonical_json(value, indent=1))
+        except (OSError, SourceError) as error:
+            raise ConfigError(self.spec.where, "root", f"{self.spec.root!r} cannot be written: {error}") from error
 
     def partition(self, key: str) -> Partition:
         """One registered partition; `SourceError` if there is none of that key."""
@@ -225,6 +233,11 @@ class DatasetStore:
             detail = f"{stage.name} of partition {partition!r} has not been made: materialize it first"
             raise SourceError(self.store.url_of(name), detail)
         return StageRecord.from_json(self._read_json(name), where=self.store.url_of(name))
+
+    def records(self, partition: str) -> dict[Stage, StageRecord]:
+        """The records of the stages that have run on a partition, in the order of the chain."""
+        ran = [stage for stage in RECORDED_STAGES if self.store.exists(self.record_name(stage, partition))]
+        return {stage: self.record(stage, partition) for stage in ran}
 
     def write_record(self, record: StageRecord) -> None:
         """Stores what a stage did; the last act of a stage."""

@@ -537,6 +537,15 @@ def test_a_column_that_no_shard_has(tmp_path: Path) -> None:
         register(DatasetStore(declare(tmp_path / "root", shard, samples={"user_columns": ["score"]})))
 
 
+def test_an_unusable_root_is_named_by_its_key(tmp_path: Path) -> None:
+    """A root of an unknown scheme, or one that is a file, is a wrong setting of the declaration."""
+    shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
+    with pytest.raises(ConfigError, match=r": root: 's4://bucket' cannot be used: .* s4:// is not known"):
+        DatasetStore(declare(tmp_path, shard).replace(root="s4://bucket"))
+    with pytest.raises(ConfigError, match=r": root: '.*s\.tar' cannot be written: .*Not a directory"):
+        register(DatasetStore(declare(shard, shard)))
+
+
 def test_an_unregistered_partition_names_the_command(tmp_path: Path) -> None:
     """A stage of an unknown partition says which ones are registered and how to register it."""
     dataset = DatasetStore(declare(tmp_path / "root", make_shard(tmp_path / "in" / "s.tar", CAPTIONS)))
