@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
 
 import click
 
@@ -34,11 +33,13 @@ class _Commands(click.Group):
         found: click.Command = import_module(f"mm_assets.cli.{cmd_name.replace('-', '_')}").command
         return found
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> None:
         try:
-            return super().invoke(ctx)
+            super().invoke(ctx)
         except (MmAssetsError, OSError) as error:  # a bug keeps its traceback
             sys.exit(report_error(error, ctx.obj))
+        if ctx.obj is not None and ctx.obj.wrong:
+            sys.exit(2)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mm_assets.cli.output import report_error
 from mm_assets.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class DatasetChoice:
         root: storage root, instead of the declaration's.
         shards: shards of a dataset that no YAML declares.
         pack: its pack preset.
+        wrong: errors of declarations that were left out, reported already.
     """
 
     names: tuple[str, ...] = ()
@@ -41,12 +44,15 @@ class DatasetChoice:
     root: str | None = None
     shards: str | None = None
     pack: str | None = None
+    wrong: list[ConfigError] = field(default_factory=list)
 
     def specs(self) -> list[DatasetSpec]:
         """The declarations of the chosen datasets, or of the one that only `shards` describes.
 
+        Where no name was given, wrong declarations are reported and left out, unless all are wrong.
+
         Raises:
-            ConfigError: a dataset is not declared, or the options contradict each other.
+            ConfigError: a dataset is not declared, its declaration is wrong, or the options contradict each other.
         """
         if self.shards is not None:
             return [self._undeclared(self.shards)]
@@ -57,9 +63,16 @@ class DatasetChoice:
         if unknown:
             detail = f"{unknown[0]!r} is not declared; declared are: {', '.join(sorted(declared)) or 'none'}"
             raise ConfigError("arguments", "--dataset", detail)
-        chosen = [declared[name] for name in dict.fromkeys(self.names)] if self.names else list(declared.values())
-        root = None if self.root is None else _absolute(self.root)
-        return [spec if root is None else spec.replace(root=root) for spec in chosen]
+        chosen = [declared[name] for name in dict.fromkeys(self.names or declared)]
+        specs = [found for found in chosen if not isinstance(found, ConfigError)]
+        wrong = [found for found in chosen if isinstance(found, ConfigError)]
+        raised = wrong.pop() if wrong and (self.names or not specs) else None
+        for error in wrong:
+            report_error(error, self)
+        if raised is not None:
+            raise raised
+        self.wrong.extend(wrong)
+        return specs if self.root is None else [spec.replace(root=_absolute(self.root)) for spec in specs]
 
     def stores(self) -> list[DatasetStore]:
         """Folders of the chosen datasets; below a given root also of datasets that nothing declares.
@@ -95,20 +108,18 @@ class DatasetChoice:
 
         return _SUGGESTED.sub(completed, message)
 
-    def _declared(self) -> dict[str, DatasetSpec]:
-        from mm_assets.cli.project import definitions_modules, project_folder
-        from mm_assets.orchestration.launch import declared_datasets, ensure_dagster_home
+    def _declared(self) -> dict[str, DatasetSpec | ConfigError]:
+        from mm_assets.cli.project import definitions_modules
+        from mm_assets.orchestration.launch import declared_datasets
 
         modules = (self.module,) if self.module is not None else definitions_modules(Path.cwd())
-        ensure_dagster_home(project_folder(Path.cwd()))  # declarations without a root are below it
+        _find_dagster_home()  # declarations without a root are below it
         if str(Path.cwd()) not in sys.path:  # a module here need not be installed, as with `dagster -m`
             sys.path.append(str(Path.cwd()))
         return {name: spec for module in modules for name, spec in declared_datasets(module).items()}
 
     def _undeclared(self, shards: str) -> DatasetSpec:
-        from mm_assets.cli.project import project_folder
         from mm_assets.orchestration.component import default_root
-        from mm_assets.orchestration.launch import ensure_dagster_home
         from mm_assets.pipeline.spec import DatasetSpec
 
         if len(self.names) > 1:
@@ -116,11 +127,21 @@ class DatasetChoice:
         if self.module is not None and self.names and self.names[0] in self._declared():
             detail = f"{self.names[0]!r} is declared with shards of its own; give --shards another dataset's name"
             raise ConfigError("arguments", "--dataset", detail)
-        ensure_dagster_home(project_folder(Path.cwd()))
+        _find_dagster_home()
         root = _absolute(self.root) if self.root else default_root()
         name = self.names[0] if self.names else "default"
         config = {"name": name, "shards": _absolute(shards), "settle_seconds": 0, "pack": self.pack}
         return DatasetSpec.from_config(config, where="arguments", default_root=root)
+
+
+def _find_dagster_home() -> None:
+    from mm_assets.cli.project import project_folder
+    from mm_assets.orchestration.launch import ensure_dagster_home
+
+    given, here = os.environ.get("DAGSTER_HOME"), Path.cwd()
+    home = ensure_dagster_home(project_folder(here))
+    if not given and home.parent != here:
+        click.echo(f"DAGSTER_HOME is not set: using {home}", err=True)
 
 
 def _absolute(url: str) -> str:
@@ -144,18 +165,12 @@ def dataset_options(*, undeclared: bool = False) -> Callable[[Callable[..., Any]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def wrapper(
-            *args: Any,
-            names: tuple[str, ...],
-            module: str | None,
-            root: str | None,
-            shards: str | None = None,
-            pack: str | None = None,
-            **others: Any,
-        ) -> Any:
-            chosen = DatasetChoice(names=names, module=module, root=root, shards=shards, pack=pack)
+        def wrapper(**given: Any) -> Any:
+            chosen = DatasetChoice(
+                **{one.name: given.pop(one.name) for one in fields(DatasetChoice) if one.name in given}
+            )
             click.get_current_context().find_root().obj = chosen  # for the report of an error
-            return function(*args, chosen=chosen, **others)
+            return function(chosen=chosen, **given)
 
         return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), wrapper)
 

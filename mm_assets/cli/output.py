@@ -12,9 +12,10 @@ from mm_assets.errors import ConfigError, MmAssetsError
 
 if TYPE_CHECKING:
     from mm_assets.cli.options import DatasetChoice
+    from mm_assets.pipeline.register import Registration
     from mm_assets.pipeline.spec import DatasetSpec
 
-__all__ = ["report_error", "report_missing_streams", "wait_for_shards"]
+__all__ = ["report_error", "report_missing_streams", "report_registration", "wait_for_shards"]
 
 _SHOWN = 5  # partitions named in one line
 
@@ -42,6 +43,14 @@ def wait_for_shards(spec: DatasetSpec) -> Callable[[float], None]:
         time.sleep(seconds)
 
     return wait
+
+
+def report_registration(dataset: str, found: Registration) -> None:
+    """Writes to standard error the partitions whose shards are gone, and the shards that are too young."""
+    for key in found.removed:
+        click.echo(f"{dataset}/{key}: its shards are gone; it leaves the next manifest", err=True)
+    for url in found.unsettled:
+        click.echo(f"{dataset}: not taken, still changing or too young: {url}", err=True)
 
 
 def report_missing_streams(chosen: DatasetChoice, dataset: str, missing: Mapping[str, tuple[str, ...]]) -> None:

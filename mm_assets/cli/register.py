@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import wait_for_shards
+from mm_assets.cli.output import report_registration, wait_for_shards
+from mm_assets.summaries import counted
 
 
 @click.command()
@@ -20,13 +21,10 @@ def command(chosen: DatasetChoice, new_schema: bool) -> None:
     with open_instance() as instance:
         for spec in specs:
             found = register_dataset(instance, DatasetStore(spec), new_schema=new_schema, sleep=wait_for_shards(spec))
-            line = f"{spec.name}: {len(found.partitions)} partitions"
+            line = f"{spec.name}: {counted(len(found.partitions), 'partition')}"
             for what, keys in (("new", found.added), ("changed", found.changed), ("gone", found.removed)):
                 line += f", {len(keys)} {what}" if keys else ""
             click.echo(line)
-            for key in found.removed:
-                click.echo(f"  gone: {key}: its shards are no longer there; it leaves the next manifest", err=True)
-            for url in found.unsettled:
-                click.echo(f"  not taken: {url}: still changing or too young", err=True)
+            report_registration(spec.name, found)
             for partition in found.partitions:
                 click.echo(f"  {partition.key}")

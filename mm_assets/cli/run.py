@@ -5,14 +5,15 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import report_missing_streams, wait_for_shards
+from mm_assets.cli.output import report_missing_streams, report_registration, wait_for_shards
 from mm_assets.errors import ConfigError, MmAssetsError
+from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
     from mm_assets.orchestration.launch import PartitionRun
@@ -27,28 +28,28 @@ if TYPE_CHECKING:
 def command(chosen: DatasetChoice, keys: tuple[str, ...], num_processes: int) -> None:
     """Register the shards, run every pending partition, make the manifests."""
     from mm_assets.orchestration.launch import make_manifest, open_instance, register_dataset
-    from mm_assets.pipeline.publish import missing_streams
+    from mm_assets.pipeline.publish import missing_streams, pending_partitions
     from mm_assets.pipeline.store import DatasetStore
 
     work: list[tuple[DatasetSpec, str]] = []
     failed: list[str] = []
-    usable: list[DatasetSpec] = []
+    datasets: dict[str, DatasetStore] = {}
     specs = chosen.specs()
     with open_instance() as instance:
         for spec in specs:
             try:
-                found = register_dataset(instance, DatasetStore(spec), sleep=wait_for_shards(spec))
+                dataset = DatasetStore(spec)
+                found = register_dataset(instance, dataset, sleep=wait_for_shards(spec))
             except MmAssetsError as error:
                 if len(specs) == 1:
                     raise
                 failed.append(f"{spec.name}: {error}")  # one dataset's trouble is not the others'
                 continue
-            usable.append(spec)
-            for key in found.removed:
-                click.echo(f"{spec.name}/{key}: its shards are gone; it leaves the manifest", err=True)
-            for url in found.unsettled:
-                click.echo(f"{spec.name}: not taken, still changing: {url}", err=True)
-            work += [(spec, key) for key in _wanted(DatasetStore(spec), keys)]
+            datasets[spec.name] = dataset
+            report_registration(spec.name, found)
+            registered = {partition.key for partition in found.partitions}
+            wanted = [key for key in keys if key in registered] if keys else pending_partitions(dataset)
+            work += [(spec, key) for key in wanted]
     missing = [key for key in keys if key not in {key for _, key in work}]
     if missing:
         names = ", ".join(spec.name for spec in specs)
@@ -56,44 +57,19 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], num_processes: int) ->
     began = time.perf_counter()
     ended = _run_all(work, num_processes)
     failed += [f"{r.dataset}/{r.partition}: {line}" for r in ended for line in r.failures]
-    for spec in usable:
-        made = make_manifest(spec)
-        failed += [f"{spec.name}: manifest: {line}" for line in made.failures]
-    _print_summary(usable, ended, time.perf_counter() - began)
-    for spec in usable:
-        report_missing_streams(chosen, spec.name, missing_streams(DatasetStore(spec)))
+    for name, dataset in datasets.items():
+        failed += [f"{name}: manifest: {line}" for line in make_manifest(dataset.spec).failures]
+    _print_summary(datasets, ended, time.perf_counter() - began)
+    for name, dataset in datasets.items():
+        report_missing_streams(chosen, name, missing_streams(dataset))
     for result in ended:
-        for line in dict.fromkeys((*_notes(usable, result), *result.warnings)):
+        records = datasets[result.dataset].records(result.partition).values()
+        for line in dict.fromkeys((*(note for record in records for note in record.notes), *result.warnings)):
             click.echo(f"warning: {result.dataset}/{result.partition}: {line}", err=True)
     for line in failed:
         click.echo(f"failed: {chosen.complete(line)}", err=True)
     if failed:
         sys.exit(1)
-
-
-def _notes(specs: Sequence[DatasetSpec], result: PartitionRun) -> list[str]:
-    """The notes of the stages of a run."""
-    from mm_assets.errors import SourceError
-    from mm_assets.pipeline.chain import RECORDED_STAGES
-    from mm_assets.pipeline.store import DatasetStore
-
-    dataset = DatasetStore(next(spec for spec in specs if spec.name == result.dataset))
-    notes: list[str] = []
-    for stage in RECORDED_STAGES:
-        try:
-            notes += dataset.record(stage, result.partition).notes
-        except SourceError:  # the run did not get there, which is reported as its failure
-            break
-    return notes
-
-
-def _wanted(dataset: DatasetStore, keys: Sequence[str]) -> list[str]:
-    from mm_assets.pipeline.publish import pending_partitions
-
-    if not keys:
-        return pending_partitions(dataset)
-    registered = dataset.partitions()
-    return [key for key in keys if key in registered]
 
 
 def _run_all(work: Sequence[tuple[DatasetSpec, str]], num_processes: int) -> list[PartitionRun]:
@@ -115,54 +91,35 @@ def _run_all(work: Sequence[tuple[DatasetSpec, str]], num_processes: int) -> lis
     return ended
 
 
-def _print_summary(specs: Sequence[DatasetSpec], ended: Sequence[PartitionRun], seconds: float) -> None:
+def _print_summary(datasets: Mapping[str, DatasetStore], ended: Sequence[PartitionRun], seconds: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from mm_assets.pipeline.chain import RECORDED_STAGES
-    from mm_assets.pipeline.store import DatasetStore
 
-    noun = "partition" if len(ended) == 1 else "partitions"
-    table = Table(title=f"{len(ended)} {noun} run in {seconds:.1f} s")
-    for name in ("dataset", "partition", "status"):
-        table.add_column(name)
-    headings = [heading for stage in RECORDED_STAGES for heading, _ in stage.numbers]
-    for name in headings:
-        table.add_column(name, justify="right")
-    results = {(r.dataset, r.partition): r for r in ended}
-    for spec in specs:
-        dataset = DatasetStore(spec)
+    numbers = [(stage, heading, count) for stage in RECORDED_STAGES for heading, count in stage.numbers]
+    table = Table("dataset", "partition", "status", title=f"{counted(len(ended), 'partition')} run in {seconds:.1f} s")
+    for _, heading, _ in numbers:
+        table.add_column(heading, justify="right")
+    results = {(result.dataset, result.partition): result for result in ended}
+    for name, dataset in datasets.items():
         for key in dataset.partitions():
-            result = results.get((spec.name, key))
-            status = "unchanged" if result is None else "done" if result.ok else "FAILED"
-            if result is None and dataset.marker(key) is None:
-                status = "pending"
+            if result := results.get((name, key)):
+                status = "done" if result.ok else "FAILED"
+            else:
+                status = "pending" if dataset.marker(key) is None else "unchanged"
             # The tables of a failed run do not hold all of the shard.
-            numbers = ["-"] * len(headings) if status == "FAILED" else _partition_numbers(dataset, key)
-            table.add_row(spec.name, key, status, *numbers)
-    console = Console(width=max(Console().width, 110))
-    console.print(table)
+            records = {} if status == "FAILED" else dataset.records(key)
+            shown = (f"{records[s].counts.get(count, 0):,}" if s in records else "-" for s, _, count in numbers)
+            table.add_row(name, key, status, *shown)
+    Console(width=max(Console().width, 110)).print(table)
     manifests = []
-    for spec in specs:
-        dataset = DatasetStore(spec)
+    for name, dataset in datasets.items():
         preset = dataset.schema().pack.get("preset") if dataset.partitions() else None
         url = dataset.store.url_of("manifest.json")
-        click.echo(f"{spec.name}: {url}" + (f" (preset {preset})" if preset else ""))
+        click.echo(f"{name}: {url}" + (f" (preset {preset})" if preset else ""))
         if any(marker["num_samples"] for marker in dataset.markers().values()):
             manifests.append(url)
     if manifests:
         inspect = shlex.join(["mm-assets", "inspect", manifests[0], "--sample", "0"])
         click.echo(f"next: {inspect}, or mm_assets.open({manifests[0]!r}) in Python")
-
-
-def _partition_numbers(dataset: DatasetStore, key: str) -> list[str]:
-    from mm_assets.pipeline.chain import RECORDED_STAGES
-
-    shown = []
-    for stage in RECORDED_STAGES:
-        if not stage.numbers:
-            continue
-        made = dataset.store.exists(dataset.record_name(stage, key))
-        counts = dataset.record(stage, key).counts if made else {}
-        shown += [f"{counts.get(count, 0):,}" if made else "-" for _, count in stage.numbers]
-    return shown

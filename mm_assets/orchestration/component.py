@@ -4,19 +4,27 @@ Its keys are those of `DatasetSpec`: Dagster's tools (`dg check yaml`, the compo
 editor) get its JSON schema, and a declaration is checked by it once its templates are resolved.
 """
 
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Self
 
 import dagster as dg
 from pydantic import BaseModel, RootModel, model_validator
 
+from mm_assets.errors import ConfigError
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.pipeline.spec import DatasetSpec
 
-__all__ = ["ShardDataset", "default_root"]
+__all__ = ["ShardDataset", "default_root", "wrong_declarations_left_out"]
+
+_LEFT_OUT: ContextVar[bool] = ContextVar("wrong_declarations_left_out", default=False)
+# In the JSON of a value; between its quotes the template is all of the value, which is null without the variable.
+_VARIABLE = re.compile(r'("?)\{\{ *env(?:\.(\w+)|\(\W+(\w+)\W+\)) *\}\}("?)')
 
 
 def _options(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -103,8 +111,20 @@ class ShardDataset(dg.Component):
     which takes about 3 seconds.
     """
 
-    def __init__(self, spec: DatasetSpec) -> None:
-        self.spec = spec
+    def __init__(self, name: str, declared: DatasetSpec | ConfigError) -> None:
+        self.name = name
+        self.declared = declared
+
+    @property
+    def spec(self) -> DatasetSpec:
+        """The dataset.
+
+        Raises:
+            ConfigError: a key or value of its declaration is wrong; names the file, the key and what is allowed.
+        """
+        if isinstance(self.declared, ConfigError):
+            raise self.declared
+        return self.declared
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
@@ -113,18 +133,49 @@ class ShardDataset(dg.Component):
 
     @classmethod
     def load(cls, attributes: Any, context: dg.ComponentLoadContext) -> "ShardDataset":
-        """Resolves the templates of a declaration and checks it.
-
-        Raises:
-            ConfigError: a key or value is wrong; names the file, the key and what is allowed.
-        """
+        """Resolves the templates of a declaration and checks it; an error of it is raised where the spec is needed."""
         where = context.path / "defs.yaml" if context.path.is_dir() else context.path
-        config = context.resolution_context.resolve_value({} if attributes is None else attributes.root)
-        return cls(DatasetSpec.from_config(config, where=str(where), base=where.parent, default_root=default_root()))
+        given: Any = {} if attributes is None else attributes.root
+        name = given.get("name") if isinstance(given, Mapping) else None
+        unset = list(_unset_variables(given))
+        declared: DatasetSpec | ConfigError
+        try:
+            for key, _, is_null in unset:
+                if not is_null:
+                    raise ConfigError(
+                        where, key, f"is {given[key]!r} and names an environment variable that is not set"
+                    )
+            config, root = context.resolution_context.resolve_value(given), default_root()
+            declared = DatasetSpec.from_config(config, where=str(where), base=where.parent, default_root=root)
+        except ConfigError as error:
+            variables = ", ".join(sorted({variable for _, variable, _ in unset}))
+            note = f"; dataset {name!r} names environment variables that are not set: {variables}" if unset else ""
+            declared = ConfigError(error.where, error.key, error.detail + note)
+        return cls(name if isinstance(name, str) else str(where), declared)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The dataset's definitions."""
+        """The dataset's definitions; none for a wrong declaration that is left out."""
+        if isinstance(self.declared, ConfigError) and _LEFT_OUT.get():
+            return dg.Definitions()
         return build_definitions(self.spec)
+
+
+@contextmanager
+def wrong_declarations_left_out() -> Iterator[None]:
+    """Within it, definitions are built without the datasets whose declaration is wrong, instead of not at all."""
+    token = _LEFT_OUT.set(True)
+    try:
+        yield
+    finally:
+        _LEFT_OUT.reset(token)
+
+
+def _unset_variables(attributes: Any) -> Iterator[tuple[str, str, bool]]:
+    """Key and environment variable of each template of one that is not set, and whether it makes its value null."""
+    for key, value in attributes.items() if isinstance(attributes, Mapping) else ():
+        for opening, attribute, argument, closing in _VARIABLE.findall(json.dumps(value, default=str)):
+            if (attribute or argument) not in os.environ:
+                yield key, attribute or argument, bool(attribute and opening and closing)
 
 
 def default_root() -> str:

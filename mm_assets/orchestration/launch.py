@@ -4,15 +4,18 @@ A bad partition never stops the others; its errors are returned as text. Nothing
 """
 
 import importlib
+import itertools
 import multiprocessing
+import operator
 import os
+import pickle
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ import dagster as dg
 
 from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.component import ShardDataset
+from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
 from mm_assets.orchestration.partitions import add_partitions, job_name, manifest_job_name
 from mm_assets.orchestration.runs import partition_fingerprints, run_tags, working_run
 from mm_assets.pipeline.register import Registration, register
@@ -38,9 +41,7 @@ __all__ = [
     "run_partitions",
 ]
 
-_QUIET = {
-    "loggers": {"console": {"config": {"log_level": "CRITICAL"}}}
-}  # the event log has it all; a terminal wants a table
+_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}  # the event log has it all
 _HOME_SETTINGS = "# Settings of the local Dagster instance.\ntelemetry:\n  enabled: false\nnux:\n  enabled: false\n"
 
 
@@ -83,8 +84,8 @@ def ensure_dagster_home(project: Path | None = None) -> Path:
         home = Path(given).expanduser().absolute()
     else:
         folders = [folder for folder in (here, *here.parents) if project is None or folder.is_relative_to(project)]
-        found = [folder / "dagster_home" for folder in folders if (folder / "dagster_home").is_dir()]
-        home = found[0] if found else (project or here) / "dagster_home"
+        homes = (folder / "dagster_home" for folder in folders)
+        home = next(filter(Path.is_dir, homes), (project or here) / "dagster_home")
     home.mkdir(parents=True, exist_ok=True)
     if not (home / "dagster.yaml").exists():
         (home / "dagster.yaml").write_text(_HOME_SETTINGS)
@@ -98,43 +99,28 @@ def open_instance() -> dg.DagsterInstance:
     return dg.DagsterInstance.get()
 
 
-def declared_datasets(module: str) -> dict[str, DatasetSpec]:
-    """The datasets that a definitions module declares, by name.
+def declared_datasets(module: str) -> dict[str, DatasetSpec | ConfigError]:
+    """The datasets that a definitions module declares, by name: for a wrong declaration the error.
 
     Raises:
-        ConfigError: the module cannot be loaded or has no definitions, or a declaration in it is wrong.
+        ConfigError: the module cannot be loaded or has no definitions.
     """
     try:
-        found = [value for value in vars(importlib.import_module(module)).values() if _makes_definitions(value)]
-        specs: dict[str, DatasetSpec] = {}
-        for value in found:
-            definitions = value if isinstance(value, dg.Definitions) else value()
-            tree = definitions.component_tree
-            for component in tree.get_all_components(of_type=ShardDataset) if tree else ():
-                specs[component.spec.name] = component.spec
+        with wrong_declarations_left_out():
+            values = vars(importlib.import_module(module)).values()
+            lazy = [value for value in values if type(value).__name__ == "LazyDefinitions"]
+            found = [*(value() for value in lazy), *(value for value in values if isinstance(value, dg.Definitions))]
+            trees = [definitions.component_tree for definitions in found]
+            components = [c for tree in trees if tree for c in tree.get_all_components(of_type=ShardDataset)]
     except Exception as error:  # a module is its author's code and may raise anything
-        raise _why_not_loaded(module, error) from error
+        reason: BaseException = error
+        while type(reason).__name__ == "ComponentTreeException" and reason.__cause__ is not None:
+            reason = reason.__cause__  # it draws a tree of files and leaves the reason to its cause
+        said = " ".join(str(reason).split())
+        raise ConfigError(module, "module", f"cannot be loaded: {type(reason).__name__}: {said}") from error
     if not found:
         raise ConfigError(module, "module", "holds no Dagster definitions")
-    return specs
-
-
-def _why_not_loaded(module: str, error: Exception) -> ConfigError:
-    """The cause that a person has to fix, from beneath the layers that Dagster wraps around it."""
-    reason: BaseException = error
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, ConfigError):
-            return ConfigError(link.where, link.key, link.detail)
-        link = link.__cause__ or link.__context__
-    while type(reason).__name__ == "ComponentTreeException" and reason.__cause__ is not None:
-        reason = reason.__cause__  # it draws a tree of files and leaves the reason to its cause
-    said = " ".join(str(reason).split())
-    return ConfigError(module, "module", f"cannot be loaded: {type(reason).__name__}: {said}")
-
-
-def _makes_definitions(value: object) -> bool:
-    return isinstance(value, dg.Definitions) or type(value).__name__ == "LazyDefinitions"
+    return {component.name: component.declared for component in components}
 
 
 def register_dataset(
@@ -146,6 +132,7 @@ def register_dataset(
 ) -> Registration:
     """Registers the dataset's shards, in its folder and as the instance's dynamic partitions.
 
+    Args:
         instance: the Dagster instance.
         dataset: the dataset's folder.
         new_schema: decide the dataset's schema again.
@@ -160,47 +147,52 @@ def register_dataset(
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """A run to be started. Its id is chosen beforehand, so that the run is found when its process dies."""
+
+    spec: DatasetSpec
+    job: str
+    partition: str = ""
+    fingerprint: str | None = None
+    run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+    def ended(self, failures: Iterable[str], *, run_id: str = "", warnings: Iterable[str] = ()) -> PartitionRun:
+        """How the run ended; without an id none was created."""
+        return PartitionRun(
+            dataset=self.spec.name,
+            partition=self.partition,
+            run_id=run_id,
+            failures=tuple(failures),
+            warnings=tuple(warnings),
+        )
+
+
 @lru_cache(maxsize=8)
-def _jobs(spec_key: "_BySettings") -> dg.Definitions:
-    return build_definitions(spec_key.spec)
+def _definitions(pickled: bytes) -> dg.Definitions:
+    """The definitions of a pickled spec; a spec itself does not hash."""
+    return build_definitions(pickle.loads(pickled))
 
 
-class _BySettings:
-    """A spec as a cache key: it holds mappings, which do not hash."""
-
-    def __init__(self, spec: DatasetSpec) -> None:
-        self.spec = spec
-
-    def __hash__(self) -> int:
-        return hash(self.spec.name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BySettings) and self.spec == other.spec
-
-
-def _execute(spec: DatasetSpec, job: str, partition: str, run_id: str, fingerprint: str | None) -> PartitionRun:
-    definition = _jobs(_BySettings(spec)).resolve_job_def(job)
+def _execute(task: _Task) -> PartitionRun:
+    definition = _definitions(pickle.dumps(task.spec)).resolve_job_def(task.job)
     with dg.DagsterInstance.get() as instance:
-        other = working_run(instance, spec, partition) if partition else None
+        other = working_run(instance, task.spec, task.partition) if task.partition else None
         if other is not None:
-            failure = f"run {other} is working on this partition: run it again when that has ended"
-            return PartitionRun(dataset=spec.name, partition=partition, run_id="", failures=(failure,))
+            return task.ended([f"run {other} is working on this partition: run it again when that has ended"])
         result = definition.execute_in_process(
             run_config=_QUIET,
             instance=instance,
-            partition_key=partition or None,
+            partition_key=task.partition or None,
             raise_on_error=False,
-            run_id=run_id,
-            tags=run_tags(run_id, fingerprint),
+            run_id=task.run_id,
+            tags=run_tags(task.run_id, task.fingerprint),
         )
-    failures = [] if result.success else list(_failures(result.all_events))
-    return PartitionRun(
-        dataset=spec.name,
-        partition=partition,
-        run_id=result.run_id,
-        failures=tuple(failures),
-        warnings=_once(_violated(result.all_events, dg.AssetCheckSeverity.WARN)),
-    )
+    failures = [] if result.success else _failures(result.all_events)
+    warned = _violated(result.all_events, dg.AssetCheckSeverity.WARN)
+    # MULT and MSTR hold the same samples: what is said of both is one line.
+    warnings = {line.partition(": ")[2]: line for line in reversed([*warned])}
+    return task.ended(failures, run_id=result.run_id, warnings=reversed(warnings.values()))
 
 
 def _failures(events: Iterable[dg.DagsterEvent]) -> Iterator[str]:
@@ -215,14 +207,6 @@ def _failures(events: Iterable[dg.DagsterEvent]) -> Iterator[str]:
             steps.append(f"{event.step_key}: {(given or _innermost(data.error)).strip()}")
     if not said:  # a step that follows a failed check adds no new failure
         yield steps[0] if steps else "the run failed before its first step"
-
-
-def _once(lines: Iterable[str]) -> tuple[str, ...]:
-    """Drop lines that repeat for one asset what another line says: MULT and MSTR hold the same samples."""
-    said: dict[str, str] = {}
-    for line in lines:
-        said.setdefault(line.partition(": ")[2], line)
-    return tuple(said.values())
 
 
 def _violated(events: Iterable[dg.DagsterEvent], severity: dg.AssetCheckSeverity) -> Iterator[str]:
@@ -242,48 +226,19 @@ def _innermost(error: Any) -> str:
     return "failed" if error is None else str(error.message)
 
 
-def _execute_pack(spec: DatasetSpec, partition: str, run_id: str, fingerprint: str | None) -> PartitionRun:
-    return _execute(spec, job_name(spec), partition, run_id, fingerprint)
-
-
-def run_partitions(
-    work: Sequence[tuple[DatasetSpec, str]],
-    *,
-    num_processes: int = 1,
-    started: Callable[[str, str], None] | None = None,
-) -> Iterable[PartitionRun]:
+def run_partitions(work: Iterable[tuple[DatasetSpec, str]], *, num_processes: int = 1) -> Iterator[PartitionRun]:
     """Runs partitions and yields each as it ends; one that another run is working on is refused.
 
     Args:
-        work: (spec, partition key) pairs.
+        work: (spec, partition key) pairs, those of one spec together.
         num_processes: 1 runs in this process; otherwise so many processes are started.
-        started: called with each (dataset, partition) when it begins, with one process only.
     """
-    fingerprints: dict[tuple[str, str], Mapping[str, str]] = {}
     tasks: list[_Task] = []
-    for spec, key in work:
-        if (spec.name, spec.root) not in fingerprints:
-            dataset = DatasetStore(spec)
-            fingerprints[spec.name, spec.root] = partition_fingerprints(dataset, dataset.partitions().values())
-        fingerprint = fingerprints[spec.name, spec.root].get(key)
-        tasks.append(_Task(spec=spec, partition=key, run_id=str(uuid.uuid4()), fingerprint=fingerprint))
-    if num_processes > 1:
-        yield from _run_side_by_side(tasks, num_processes)
-        return
-    for task in tasks:
-        if started is not None:
-            started(task.spec.name, task.partition)
-        yield _execute_pack(task.spec, task.partition, task.run_id, task.fingerprint)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """A run to be started. Its id is chosen beforehand, so that the run is found when its process dies."""
-
-    spec: DatasetSpec
-    partition: str
-    run_id: str
-    fingerprint: str | None
+    for spec, pairs in itertools.groupby(work, operator.itemgetter(0)):
+        dataset, job = DatasetStore(spec), job_name(spec)
+        fingerprints = partition_fingerprints(dataset, dataset.partitions().values())
+        tasks += [_Task(spec=spec, job=job, partition=key, fingerprint=fingerprints.get(key)) for _, key in pairs]
+    yield from map(_execute, tasks) if num_processes == 1 else _run_side_by_side(tasks, num_processes)
 
 
 def _pool() -> ProcessPoolExecutor:
@@ -301,11 +256,11 @@ def _run_side_by_side(tasks: Sequence[_Task], num_processes: int) -> Iterator[Pa
             while todo and free:
                 task, pool = todo.popleft(), free.pop()
                 try:
-                    future = pool.submit(_execute_pack, task.spec, task.partition, task.run_id, task.fingerprint)
+                    future = pool.submit(_execute, task)
                 except BrokenProcessPool:  # its process died between two tasks
                     pool.shutdown()
                     pool = _pool()
-                    future = pool.submit(_execute_pack, task.spec, task.partition, task.run_id, task.fingerprint)
+                    future = pool.submit(_execute, task)
                 running[future] = (pool, task)
             ended, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in ended:
@@ -323,23 +278,23 @@ def _run_side_by_side(tasks: Sequence[_Task], num_processes: int) -> Iterator[Pa
 
 def _without_result(task: _Task, error: BaseException) -> PartitionRun:
     """The result of a run whose process died before it returned one, for lack of memory for instance."""
-    failures: tuple[str, ...] = (f"its process ended: {type(error).__name__}: {error}",)
+    failures = [f"its process ended: {type(error).__name__}: {error}"]
     with dg.DagsterInstance.get() as instance:
         run = instance.get_run_by_id(task.run_id)
         if run is not None and run.is_success:
-            failures = ()
+            failures = []
         elif run is not None and run.is_finished:
             events = (entry.dagster_event for entry in instance.all_logs(task.run_id))
-            failures = tuple(_failures(event for event in events if event is not None))
+            failures = list(_failures(event for event in events if event is not None))
         elif run is not None:
             instance.report_run_failed(run, failures[0])
-    run_id = task.run_id if run is not None else ""
-    return PartitionRun(dataset=task.spec.name, partition=task.partition, run_id=run_id, failures=failures)
+    return task.ended(failures, run_id="" if run is None else task.run_id)
 
 
 def make_manifest(spec: DatasetSpec) -> PartitionRun:
     """Runs the dataset's manifest job in this process."""
+    task = _Task(spec=spec, job=manifest_job_name(spec))
     try:
-        return _execute(spec, manifest_job_name(spec), "", str(uuid.uuid4()), None)
+        return _execute(task)
     except MmAssetsError as error:
-        return PartitionRun(dataset=spec.name, partition="", run_id="", failures=(str(error),))
+        return task.ended([str(error)])

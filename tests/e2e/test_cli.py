@@ -15,28 +15,32 @@ from mm_assets.formats import open_reader
 DEMO = ("--module", "demo_project")
 
 
-@pytest.fixture
-def cli(tmp_path: Path):  # type: ignore[no-untyped-def]
+class Cli:
     """Runs the command in an empty folder with an instance of its own."""
-    home = tmp_path / "home"
-    home.mkdir()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("DAGSTER_", "MM_ASSETS_"))}
-    environment["DAGSTER_HOME"] = str(home)
-    work = tmp_path / "work"
-    work.mkdir()
 
-    def run(*arguments: str, code: int = 0, folder: str = ".") -> subprocess.CompletedProcess[str]:
+    def __init__(self, folder: Path) -> None:
+        self.work = folder / "work"
+        self.work.mkdir()
+        home = folder / "home"
+        home.mkdir()
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith(("DAGSTER_", "MM_ASSETS_"))}
+        self.environment["DAGSTER_HOME"] = str(home)
+
+    def __call__(self, *arguments: str, code: int = 0, folder: str = ".") -> subprocess.CompletedProcess[str]:
         # -P: as an installed command, it does not have the current folder on its path.
         command = [sys.executable, "-P", "-c", "from mm_assets.cli.main import main; main()", *arguments]
-        done = subprocess.run(command, cwd=work / folder, env=environment, capture_output=True, text=True, check=False)
+        where = self.work / folder
+        done = subprocess.run(command, cwd=where, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == code, (arguments, done.stdout, done.stderr)
         return done
 
-    run.home, run.work, run.environment = home, work, environment  # type: ignore[attr-defined]
-    return run
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
 
 
-def test_shards_without_yaml_become_packed_files(cli, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+def test_shards_without_yaml_become_packed_files(cli: Cli, demo_shards: Path) -> None:
     """`run --shards` needs no declaration; its packed file can be inspected, verified, converted and queried."""
     done = cli("run", "--dataset", "talks", "--shards", str(demo_shards / "speech-*.tar"), "--root", "out")
     assert "done" in done.stdout
@@ -55,7 +59,7 @@ def test_shards_without_yaml_become_packed_files(cli, demo_shards: Path) -> None
     assert "unchanged" in again.stdout
 
 
-def test_one_bad_shard_fails_the_command_and_not_the_others(cli, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+def test_one_bad_shard_fails_the_command_and_not_the_others(cli: Cli, demo_shards: Path) -> None:
     """With a damaged shard among good ones the good ones are packed, the bad one is named and the exit code is 1."""
     shards = cli.work / "in"
     shards.mkdir()
@@ -67,7 +71,7 @@ def test_one_bad_shard_fails_the_command_and_not_the_others(cli, demo_shards: Pa
     assert '"a"' in (cli.work / "out/default/manifest.json").read_text()
 
 
-def test_job_execute_from_ci(cli, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+def test_job_execute_from_ci(cli: Cli, demo_shards: Path) -> None:
     """`dagster job execute` gives 0 for a good partition after `register`, and 1 when a check fails."""
     shown = cli("register", *DEMO, "--dataset", "captions").stdout
     assert "captions-00000" in shown
@@ -88,7 +92,7 @@ def test_job_execute_from_ci(cli, demo_shards: Path) -> None:  # type: ignore[no
     assert execute() == 0
 
 
-def test_verify_names_damaged_samples(cli, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+def test_verify_names_damaged_samples(cli: Cli, demo_shards: Path) -> None:
     """A flipped bit in a payload is found, with the sample and modality, and the exit code is 1."""
     cli("run", "--shards", str(demo_shards / "captions-*.tar"), "--root", "out")
     (mult,) = (cli.work / "out/default/packed").glob("*.mult")
@@ -120,7 +124,7 @@ def test_verify_names_damaged_samples(cli, demo_shards: Path) -> None:  # type: 
         (("clean", "--root", ".", "-d", "nope"), "nope is not a registered dataset"),
     ],
 )
-def test_wrong_use_says_what_is_allowed(cli, arguments: tuple[str, ...], says: str) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_use_says_what_is_allowed(cli: Cli, arguments: tuple[str, ...], says: str) -> None:
     """A wrong argument gives one line and exit code 2, without a traceback."""
     done = cli(*arguments, code=2)
     assert says in done.stderr
@@ -136,7 +140,7 @@ def test_wrong_use_says_what_is_allowed(cli, arguments: tuple[str, ...], says: s
         (("verify", "s4://bucket/x.mult"), "s4:// is not known"),
     ],
 )
-def test_what_is_not_there_is_named(cli, arguments: tuple[str, ...], says: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_not_there_is_named(cli: Cli, arguments: tuple[str, ...], says: str) -> None:
     """A missing file or folder gives its name and exit code 1."""
     done = cli(*arguments, code=1)
     assert says in done.stderr + done.stdout
@@ -154,16 +158,15 @@ def defs():
 """
 
 
-def write_project(folder: Path, attributes: str) -> None:
-    """A Dagster project that is not installed, with one dataset."""
-    mine = folder / "theirs" / "defs" / "mine"
-    mine.mkdir(parents=True)
+def write_project(folder: Path, attributes: str, **others: str) -> None:
+    """A Dagster project that is not installed, with the dataset `a` in `mine/defs.yaml` and others in theirs."""
+    for name, lines in {"mine": f"  name: a\n{attributes}", **others}.items():
+        (folder / "theirs" / "defs" / name).mkdir(parents=True)
+        text = f"type: mm_assets.orchestration.ShardDataset\nattributes:\n{lines}\n"
+        (folder / "theirs" / "defs" / name / "defs.yaml").write_text(text)
     (folder / "theirs" / "__init__.py").write_text("")
     (folder / "theirs" / "defs" / "__init__.py").write_text("")
     (folder / "theirs" / "definitions.py").write_text(PROJECT)
-    (mine / "defs.yaml").write_text(
-        f"type: mm_assets.orchestration.ShardDataset\nattributes:\n  name: a\n{attributes}\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +177,7 @@ def write_project(folder: Path, attributes: str) -> None:
         ("  shards: [x", r"theirs\.definitions: module: cannot be loaded: ParserError: .*defs\.yaml.* line"),
     ],
 )
-def test_a_wrong_declaration_is_one_line(cli, attributes: str, says: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_wrong_declaration_is_one_line(cli: Cli, attributes: str, says: str) -> None:
     """A wrong declaration in a user's project gives file, key and reason in one line, and exit code 2."""
     write_project(cli.work, attributes)
     (cli.work / "theirs" / "bad.py").write_text("raise RuntimeError('no licence')")
@@ -182,6 +185,33 @@ def test_a_wrong_declaration_is_one_line(cli, attributes: str, says: str) -> Non
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert re.search(says, line)
     assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_declaration_does_not_block_the_others(cli: Cli, demo_shards: Path) -> None:
+    """An unset variable is named with its file and dataset, the exit code is 2, and the other datasets go on."""
+    write_project(
+        cli.work,
+        f"  shards: {demo_shards / 'captions-00000.tar'}",
+        second='  name: b\n  shards: "s3://{{ env.NO_SUCH_BUCKET }}/*.tar"',
+        third="  name: c\n  shards: x\n  root: \"{{ env('NO_SUCH_ROOT') }}\"\n  batch_bytes: 1",
+    )
+    done = cli("register", "-m", "theirs.definitions", code=2)
+    assert done.stdout.startswith("a: 1 partition, 1 new\n")
+    errors = sorted(line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert re.search(r"second/defs\.yaml: shards: .*dataset 'b' .* not set: NO_SUCH_BUCKET$", errors[0])
+    assert re.search(r"third/defs\.yaml: root: .*dataset 'c' .* not set: NO_SUCH_ROOT$", errors[1])
+    assert "NO_SUCH" not in cli("register", "-m", "theirs.definitions", "-d", "a").stderr
+    assert "NO_SUCH_BUCKET" in cli("register", "-m", "theirs.definitions", "-d", "b", code=2).stderr
+
+
+def test_an_instance_around_the_folder_is_named(cli: Cli, demo_shards: Path) -> None:
+    """Without $DAGSTER_HOME, a `dagster_home` of a folder above is used and named; with it nothing is said."""
+    arguments = ("register", "--shards", str(demo_shards / "captions-00000.tar"), "--root", "out")
+    (cli.work / "deep").mkdir()
+    assert "DAGSTER_HOME" not in cli(*arguments, folder="deep").stderr
+    del cli.environment["DAGSTER_HOME"]
+    (cli.work / "dagster_home").mkdir()
+    assert f"DAGSTER_HOME is not set: using {cli.work / 'dagster_home'}\n" in cli(*arguments, folder="deep").stderr
 
 
 MARKS = {
@@ -192,13 +222,13 @@ MARKS = {
 
 
 @pytest.mark.parametrize("name", MARKS)
-def test_a_project_is_found_around_the_current_folder(cli, name: str, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_project_is_found_around_the_current_folder(cli: Cli, name: str, demo_shards: Path) -> None:
     """Without a module a command takes the datasets of the project here or above, installed or not, and no others."""
     write_project(cli.work, f"  shards: {demo_shards / 'captions-00000.tar'}\n  root: {cli.work / 'out'}")
     (cli.work / name).write_text(MARKS[name])
     (cli.work / "deep" / "below").mkdir(parents=True)
     listed = cli("register", folder="deep/below").stdout.splitlines()
-    assert listed == ["a: 1 partitions, 1 new", "  captions-00000"]
+    assert listed == ["a: 1 partition, 1 new", "  captions-00000"]
     if name == "pyproject.toml":
         ran = cli("run", "--jobs", "2", folder="deep")  # its processes find the project's modules too
         suggested = re.search(r"next: mm-assets (inspect .*), or ", ran.stdout)
@@ -206,7 +236,7 @@ def test_a_project_is_found_around_the_current_folder(cli, name: str, demo_shard
         assert "samples" in cli(*shlex.split(suggested[1])).stdout
 
 
-def test_a_project_has_its_own_instance(cli, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_project_has_its_own_instance(cli: Cli, demo_shards: Path) -> None:
     """Without $DAGSTER_HOME the instance is in the project's folder, never around it; a refused command makes none."""
     del cli.environment["DAGSTER_HOME"]
     cli("sql", "select 1", code=2)
@@ -232,7 +262,7 @@ def test_a_project_has_its_own_instance(cli, demo_shards: Path) -> None:  # type
         ("pyproject.toml", "[project]\nname = 'x'\n", "no Dagster project in .* --module"),
     ],
 )
-def test_a_project_without_a_module_says_what_to_do(cli, name: str, content: str, says: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_project_without_a_module_says_what_to_do(cli: Cli, name: str, content: str, says: str) -> None:
     """A project's file that names no definitions module is refused by its name, or passed over if it is another's."""
     (cli.work / name).write_text(content)
     done = cli("register", code=2)
@@ -240,7 +270,7 @@ def test_a_project_without_a_module_says_what_to_do(cli, name: str, content: str
     assert "Traceback" not in done.stderr
 
 
-def test_suggested_commands_work_when_pasted(cli, demo_shards: Path) -> None:  # type: ignore[no-untyped-def]
+def test_suggested_commands_work_when_pasted(cli: Cli, demo_shards: Path) -> None:
     """A command that a message suggests carries the module, root and shards that were given, and does what it says."""
     write_project(cli.work, f"  shards: {demo_shards / 'captions-00000.tar'}\n  root: elsewhere\n  settle_seconds: 0")
     options = ("-m", "theirs.definitions", "--root", "my out")
@@ -250,18 +280,18 @@ def test_suggested_commands_work_when_pasted(cli, demo_shards: Path) -> None:  #
     done = cli("register", *options, code=2)
     suggested = re.search(r"`mm-assets (register [^`]*--new-schema)`", done.stderr)
     assert suggested, done.stderr
-    assert "a: 1 partitions" in cli(*shlex.split(suggested[1])).stdout
-    assert "a: 1 partitions" in cli("register", *options).stdout
+    assert "a: 1 partition" in cli(*shlex.split(suggested[1])).stdout
+    assert "a: 1 partition" in cli("register", *options).stdout
 
     cli("register", "--shards", str(demo_shards / "captions-00000.tar"), "--root", "other")
     given = ("--shards", str(demo_shards / "captions-00000.tar"), "--pack", "generic", "--root", "other")
     done = cli("register", *given, code=2)
     suggested = re.search(r"`mm-assets (register [^`]*--new-schema)`", done.stderr)
     assert suggested, done.stderr
-    assert "default: 1 partitions" in cli(*shlex.split(suggested[1])).stdout
+    assert "default: 1 partition" in cli(*shlex.split(suggested[1])).stdout
 
 
-def test_a_module_that_is_not_there_is_named(cli) -> None:  # type: ignore[no-untyped-def]
+def test_a_module_that_is_not_there_is_named(cli: Cli) -> None:
     """An unimportable definitions module gives one line and exit code 2."""
     done = cli("register", "-m", "no.such.module", code=2)
     assert done.stderr.startswith("error: no.such.module: module: cannot be loaded: ModuleNotFoundError")
