@@ -12,9 +12,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 __all__ = ["build_jobs"]
 
 
-def build_jobs(
-    spec: DatasetSpec, assets: Iterable[dg.AssetsDefinition]
-) -> list[Any]:  # an unresolved job's type is not public
+def build_jobs(spec: DatasetSpec, assets: Iterable[dg.AssetsDefinition]) -> list[Any]:  # the type is not public
     """Both jobs, run in one process: a subprocess per step costs seconds and the steps are a chain anyway.
 
     Assets are selected by key, the only attribute that a declaration's `post_processing` cannot change. Dagster refuses
@@ -23,17 +21,16 @@ def build_jobs(
     manifest = dg.AssetKey([spec.name, MANIFEST.name])
     partitioned = [key for asset in assets for key in asset.keys if key != manifest]
     about = f" {spec.description}" if spec.description else ""
+    jobs = (
+        (job_name(spec), partitioned, f"One partition of {spec.name}, from shard to publication marker."),
+        (manifest_job_name(spec), [manifest], f"The next version of {spec.name}: lists the published partitions."),
+    )
     return [
         dg.define_asset_job(
-            job_name(spec),
-            selection=dg.AssetSelection.assets(*partitioned),
+            name,
+            selection=dg.AssetSelection.assets(*keys),
             executor_def=dg.in_process_executor,
-            description=f"One partition of {spec.name}, from shard to publication marker.{about}",
-        ),
-        dg.define_asset_job(
-            manifest_job_name(spec),
-            selection=dg.AssetSelection.assets(manifest),
-            executor_def=dg.in_process_executor,
-            description=f"The next dataset version of {spec.name}: lists the published partitions.{about}",
-        ),
+            description=description + about,
+        )
+        for name, keys, description in jobs
     ]

@@ -130,18 +130,7 @@ def register_dataset(
     new_schema: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Registration:
-    """Registers the dataset's shards, in its folder and as the instance's dynamic partitions.
-
-    Args:
-        instance: the Dagster instance.
-        dataset: the dataset's folder.
-        new_schema: decide the dataset's schema again.
-        sleep: waits some seconds for young shards to settle.
-
-    Raises:
-        SourceError: no shard was found, or the first could not be read.
-        ConfigError: the declaration's schema settings changed and `new_schema` was not given.
-    """
+    """Registers the dataset's shards in its folder, as `register` does, and as the instance's dynamic partitions."""
     found = register(dataset, new_schema=new_schema, wait=True, sleep=sleep)
     add_partitions(instance, dataset.spec, found.partitions)
     return found

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import dagster as dg
@@ -115,8 +115,7 @@ class _Cursor:
         )
 
     def write(self) -> str:
-        value = {name: getattr(self, name) for name in ("settled", "count")}
-        return json.dumps({**value, "seen": dict(self.seen), "requested": dict(self.requested)}, sort_keys=True)
+        return json.dumps(asdict(self), sort_keys=True)
 
 
 def _manifest_sensor(spec: DatasetSpec) -> dg.SensorDefinition:

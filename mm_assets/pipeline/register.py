@@ -112,19 +112,16 @@ def list_partitions(
     young: dict[str, tuple[str, float]] = {}
     suffixes = shard_suffixes(spec.source, where=spec.where)
     for partition in group_shards(spec, expand_shards(spec.shards, spec.storage_options, suffixes=suffixes)):
-        waiting = [s for s in partition.shards if not _has_settled(s, spec.settle_seconds, now, known)]
-        (unsettled if waiting else settled).append(partition)
-        for shard in waiting:
+        waiting = {}
+        for shard in partition.shards:
             fingerprint, since = known.get(shard.url, ("", now))
-            young[shard.url] = (shard.fingerprint, since if fingerprint == shard.fingerprint else now)
+            since = since if fingerprint == shard.fingerprint else now
+            age = 0.0 if shard.modified is None else now - shard.modified
+            if max(now - since, age) < spec.settle_seconds:
+                waiting[shard.url] = shard.fingerprint, since
+        (unsettled if waiting else settled).append(partition)
+        young |= waiting
     return settled, unsettled, young
-
-
-def _has_settled(shard: ShardFile, settle: float, now: float, seen: Mapping[str, tuple[str, float]]) -> bool:
-    fingerprint, since = seen.get(shard.url, ("", now))
-    unchanged = now - since if fingerprint == shard.fingerprint else 0.0
-    age = 0.0 if shard.modified is None else now - shard.modified
-    return max(unchanged, age) >= settle
 
 
 def register(
