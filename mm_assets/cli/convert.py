@@ -15,9 +15,10 @@ from mm_assets.summaries import counted
 @click.argument("target", metavar="OUT")
 def command(source: str, target: str) -> None:
     """Convert packed files between MULT and MSTR, by OUT's extension; payloads are copied, never decoded."""
-    from mm_assets.formats import convert as convert_file
+    from mm_assets.formats.convert import WRITERS
+    from mm_assets.formats.convert import convert as convert_file
 
-    if Path(target).suffix not in (".mult", ".mstr"):
-        raise ConfigError("arguments", "OUT", f"ends in {Path(target).suffix!r}, allowed: .mult, .mstr")
+    if Path(target).suffix not in WRITERS:
+        raise ConfigError("arguments", "OUT", f"ends in {Path(target).suffix!r}, allowed: {', '.join(WRITERS)}")
     summary = convert_file(source, target)
     click.echo(f"{target}: {counted(summary.num_samples, 'sample')}, {summary.num_bytes:,} bytes")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mm_assets.dataset.manifest import FORMATS
 from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.summaries import counted, summarize
 
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("file")
 @click.option("--sample", "-s", type=int, metavar="N", help="Also show sample N, counted from 0.")
-@click.option(
-    "--format", "form", type=click.Choice(["mult", "mstr"]), help="Which files of a manifest; MULT by default."
-)
+@click.option("--format", "form", type=click.Choice(FORMATS), help="Which files of a manifest; MULT by default.")
 def command(file: str, sample: int | None, form: str | None) -> None:
     """Show what a packed file or manifest holds."""
     import mm_assets

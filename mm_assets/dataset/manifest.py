@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mm_assets.errors import CorruptError, UnsupportedVersionError
+from mm_assets.formats.convert import WRITERS
 
 __all__ = ["FORMATS", "PACKED_NAME", "Manifest", "PackedFile", "make_manifest", "packed_name", "parse_manifest"]
 
-FORMATS = ("mult", "mstr")
+FORMATS = tuple(extension.removeprefix(".") for extension in WRITERS)
 """The packed formats, as manifests and file names call them."""
 
 PACKED_NAME = re.compile(rf"([A-Za-z0-9._-]+)\.[0-9a-f]{{8}}\.({'|'.join(FORMATS)})")

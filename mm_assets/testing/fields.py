@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import mm_assets
+from mm_assets.dataset.manifest import FORMATS
 from mm_assets.errors import ConfigError, EncodeError, FormatError
 from mm_assets.fields import FIELD_NAMES, FIELD_TYPES, Encoded, Field, field_from_config
 
@@ -187,7 +188,7 @@ class FieldSuite:
         """A packed file's schema restores an equal field, which reads the file's value; an absent value is None."""
         for place, field in enumerate(self.fields):
             value = self.cases[0][0] if place == 0 else None
-            for form in ("mult", "mstr"):
+            for form in FORMATS:
                 path = tmp_path / f"{place}.{form}"
                 with mm_assets.create(path, {"value": field}) as writer:
                     writer.write("absent", {"value": None})
