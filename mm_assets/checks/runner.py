@@ -101,7 +101,7 @@ class _Session:
     def _provide(self, name: str) -> None:
         if name in self._provided:
             return
-        known_as = name.replace("own_rows", "".join(self._context.own_tables[:1]))
+        known_as = name.replace("own_rows", self._context.own_tables[0]) if "own_rows" in name else name
         made = self._relation(known_as)
         if isinstance(made, str):
             self._connection.execute(f'create view "{name}" as {made}')

@@ -180,8 +180,5 @@ def _unset_variables(attributes: Any) -> Iterator[tuple[str, str, bool]]:
 
 def default_root() -> str:
     """Storage root of datasets that name none: $MM_ASSETS_ROOT, else a folder beside Dagster's own storage."""
-    root = os.environ.get("MM_ASSETS_ROOT")
-    if root:
-        return root
-    home = os.environ.get("DAGSTER_HOME")
-    return str(Path(home) / "data") if home else str(Path.cwd() / "data")
+    home = os.environ.get("DAGSTER_HOME") or Path.cwd()
+    return os.environ.get("MM_ASSETS_ROOT") or str(Path(home) / "data")

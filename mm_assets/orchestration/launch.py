@@ -178,10 +178,10 @@ def _execute(task: _Task) -> PartitionRun:
             tags=run_tags(task.run_id, task.fingerprint),
         )
     failures = [] if result.success else _failures(result.all_events)
-    warned = _violated(result.all_events, dg.AssetCheckSeverity.WARN)
-    # MULT and MSTR hold the same samples: what is said of both is one line.
-    warnings = {line.partition(": ")[2]: line for line in reversed([*warned])}
-    return task.ended(failures, run_id=result.run_id, warnings=reversed(warnings.values()))
+    warnings: dict[str, str] = {}
+    for line in _violated(result.all_events, dg.AssetCheckSeverity.WARN):
+        warnings.setdefault(line.partition(": ")[2], line)  # MULT and MSTR hold the same samples: one line for both
+    return task.ended(failures, run_id=result.run_id, warnings=warnings.values())
 
 
 def _failures(events: Iterable[dg.DagsterEvent]) -> Iterator[str]:
@@ -220,7 +220,7 @@ def run_partitions(work: Iterable[tuple[DatasetSpec, str]], *, num_processes: in
 
     Args:
         work: (spec, partition key) pairs, those of one spec together.
-        num_processes: 1 runs in this process; otherwise so many processes are started.
+        num_processes: 1 runs in this process; otherwise this number of processes is started.
     """
     tasks: list[_Task] = []
     for spec, pairs in itertools.groupby(work, operator.itemgetter(0)):

@@ -46,18 +46,19 @@ def _place() -> str | None:
 
 
 def _boot() -> str:
+    return _read("sys/kernel/random/boot_id").strip() or "-"
+
+
+def _read(name: str) -> str:
+    """A file below /proc; empty where there is none."""
     try:
-        return (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
+        return (_PROC / name).read_text()
     except OSError:
-        return "-"
+        return ""
 
 
 def _start(pid: int) -> str | None:
     """Start time of a live process in clock ticks since the boot; None if no process has that id."""
-    try:
-        stat = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
     # The second field is the command's name in parentheses and may hold anything; the third is the state.
-    fields = stat.rpartition(")")[2].split()
+    fields = _read(f"{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in _DEAD_STATES else None

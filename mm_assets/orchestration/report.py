@@ -16,7 +16,7 @@ __all__ = ["check_results", "stage_metadata"]
 
 
 def stage_metadata(result: StageResult) -> dict[str, Any]:
-    """Metadata of one materialization, small because the event log stores it for ever."""
+    """Metadata of one materialization, small because the event log keeps it forever."""
     record, preview = result.record, result.preview
     metadata: dict[str, Any] = {}
     sheet = preview.contact_sheet()

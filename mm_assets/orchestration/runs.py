@@ -140,7 +140,7 @@ def busy_partitions(instance: dg.DagsterInstance, spec: DatasetSpec) -> set[str]
 def working_run(instance: dg.DagsterInstance, spec: DatasetSpec, partition: str) -> str | None:
     """Id of a live run that is working on a partition; dead runs are ended.
 
-    A run in the queue does not count: without a daemon it would stay there for ever.
+    A run in the queue does not count: without a daemon it would stay there forever.
     """
     tags = {PARTITION_TAG: partition}
     runs = _live_runs(instance, dg.RunsFilter(job_name=job_name(spec), statuses=_WORKING, tags=tags))
@@ -164,7 +164,7 @@ def _end_if_dead(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
     gone = process_is_gone(run.run_id, run.tags.get(PROCESS_TAG))
     if gone is None:
         gone = time.time() - record.update_timestamp.timestamp() > _MAX_SILENCE
-        message = f"nothing was heard of this run for {_MAX_SILENCE / 3600:.0f} hours"
+        message = f"this run has reported nothing for {_MAX_SILENCE / 3600:.0f} hours"
     if not gone:
         return False
     # Read again: it may have finished, and its process with it, after we asked for the runs.
@@ -197,7 +197,7 @@ class Attempt:
 
 
 def failed_attempts(instance: dg.DagsterInstance, spec: DatasetSpec) -> dict[str, Attempt]:
-    """The last failed run of each partition key, of those that ended lately enough to matter."""
+    """The last failed run of each partition key, of those that ended recently enough to matter."""
     since = datetime.fromtimestamp(time.time() - 2 * _DAY, tz=UTC)
     wanted = dg.RunsFilter(job_name=job_name(spec), statuses=_FAILED, updated_after=since)
     attempts: dict[str, Attempt] = {}

@@ -1,7 +1,7 @@
 """The schedule: a tick registers the shards and runs a limited number of partitions without an up-to-date marker.
 
 Partitions that were never tried come first, then those whose last try is longest ago. A failed one is not tried again
-for a while unless its shards, its configuration or the schema changed, so that it neither runs for ever nor delays
+for a while unless its shards, its configuration or the schema changed, so that it neither runs forever nor delays
 others.
 """
 
@@ -35,7 +35,7 @@ def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
         job_name=job_name(spec),
         default_status=status,
         required_resource_keys={resource_key(spec)},
-        description=f"Registers shards of {spec.name} and runs unpublished partitions, {spec.runs_per_tick} a tick.",
+        description=f"Registers shards of {spec.name} and runs unpublished partitions, {spec.runs_per_tick} per tick.",
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         dataset = open_dataset(context, spec)
@@ -57,7 +57,7 @@ def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
         now = time.time()
         due = [key for key in pending if key not in again or failed[key].due() <= now]
         if not due:
-            return dg.SkipReason(f"all of {len(pending)} pending partitions failed lately and wait for their next try")
+            return dg.SkipReason(f"all {len(pending)} pending partitions failed recently and wait for their next try")
         due.sort(key=lambda key: (failed[key].when if key in failed else 0.0, key))
         tick = context.scheduled_execution_time.isoformat()
         return [

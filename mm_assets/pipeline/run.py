@@ -87,14 +87,14 @@ class _OtherFiles:
         Raises:
             SourceError: the file is not there or may not be read.
         """
-        cached = self._local if is_local(url) else self._remote
+        cached, most = (self._local, MAX_OPEN) if is_local(url) else (self._remote, MAX_REMOTE)
         found = cached.get(url)
         if found is None:
             found = cached[url] = SourceFile(url, self._options if _scheme(url) == self._scheme else None)
-        while len(self._local) > MAX_OPEN:
-            self._local.popitem(last=False)[1].close()
-        while len(self._remote) > MAX_REMOTE:
-            self._remote.popitem(last=False)
+            if len(cached) > most:
+                _, oldest = cached.popitem(last=False)
+                if cached is self._local:  # a remote one may be in use by another thread
+                    oldest.close()
         return found
 
     def close(self) -> None:

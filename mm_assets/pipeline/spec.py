@@ -213,7 +213,7 @@ class DatasetSpec(Settings):
         default=30.0,  # an upload of one object rarely pauses longer
         ge=0,
         allow_inf_nan=False,
-        description="A shard is registered once it has not changed for so many seconds.",
+        description="A shard is registered once it has not changed for this many seconds.",
         examples=[120],
     )
     description: str = Field(

@@ -1,5 +1,5 @@
--- The picture and the sound of a clip last equally long, to one frame of the picture.
+-- The video and the audio of a clip have the same duration, to one video frame.
 select sample_id, modality, video_seconds, audio_seconds, frame_seconds
 from packed_clips
-where abs(video_seconds - audio_seconds) > frame_seconds + 1e-9  -- what is a frame exactly is not more than one
+where abs(video_seconds - audio_seconds) > frame_seconds + 1e-9  -- a difference of exactly one frame is allowed
 order by sample_id, modality

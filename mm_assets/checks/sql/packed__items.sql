@@ -1,4 +1,4 @@
--- Each packed item stands where its row belongs and holds the row's own bytes, by size and CRC-32C, where its field keeps them.
+-- Each packed item is where its row belongs and, where its field stores bytes unchanged, has the row's size and CRC-32C.
 select
     sample_id,
     modality,

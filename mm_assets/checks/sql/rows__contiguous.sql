@@ -1,4 +1,4 @@
--- The rows of a sample stand together, the metadata row first, then the content by position.
+-- The rows of a sample are contiguous: the metadata row first, then the content by position.
 select sample_id, position, modality, ordinal as row_number, previous_sample_id, previous_position
 from (
     select

@@ -1,4 +1,4 @@
--- Every row says which sample it belongs to, where it stands in it and what it is: a known modality, a position from -1.
+-- Every row has a sample id, a position of at least -1 and a known modality.
 select r.sample_id, r.position, r.modality, r.ordinal as row_number
 from rows as r
 left join known_modalities as k using (modality)

@@ -1,4 +1,4 @@
--- Text stands on text rows only and sample JSON on metadata rows only; a text row has its text or an error.
+-- Only text rows have text and only metadata rows have sample JSON; a text row has its text or an error.
 select
     sample_id,
     position,
