@@ -1,4 +1,4 @@
-"""The SQL checks of row, filtered and dropped tables: their code is SQL, which no module of the package holds."""
+"""The checks of tables: relations over Parquet files and shards, and the SQL that judges them."""
 
 import base64
 import io
