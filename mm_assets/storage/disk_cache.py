@@ -1,12 +1,12 @@
 """Blocks of remote files, cached on local disk: bounded, persistent, shared by threads and processes.
 
-The cache is a set of plain segment files. Each is a table of entries and as many slots of one block, so that the size
-of the folder is bounded by construction. A block belongs to one segment and may be in any of its slots. Its key is from
-the file's URL, server, fingerprint and modification time, so that a changed object is never served stale.
+The cache is a set of plain segment files. Each is a table of entries and one slot per entry, so that the size of the
+folder is bounded. A block belongs to one segment and may be in any of its slots. Its key depends on the file's URL,
+server, fingerprint and modification time, so that a changed object is never served stale.
 
 Nothing is locked, and no state outlives a call: after a crash, a full disk, damage or two writers of one slot the entry
-has a wrong checksum, and the block is fetched again. Blocks stored during this run are not evicted, only those of
-earlier runs: an epoch visits everything once, so evicting the least recently used block would evict the next one.
+has a wrong checksum, and the block is fetched again. Only blocks of earlier runs are evicted: an epoch visits each
+block once, so that the least recently used one would be the next one needed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from crc32c import crc32c
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import UNMARKED
-from mm_assets.storage.ranges import MAX_REQUEST, RangeSource, merge_ranges, slice_ranges
+from mm_assets.storage.ranges import RangeSource, merge_ranges, slice_ranges
 from mm_assets.storage.urls import reason
 
 __all__ = ["BLOCK", "BlockCache", "CachedFile"]
@@ -38,21 +38,20 @@ _ENTRY = np.dtype([("key", "<u8"), ("checksum", "<u4"), ("size", "<u4"), ("store
 _TABLE_SIZE = _SLOTS * _ENTRY.itemsize
 _SEGMENT_SIZE = 16 << 20
 _SEGMENT_NAME = re.compile(r"segment-(\d{1,9})")
-_LATEST = 2.0**33  # the year 2242: a later time, or one that is not a number, is damage
-_RECHECK = 60.0  # seconds of storing until the storage is asked again whether the file is still the one opened
+_LATEST = 2.0**33  # the year 2242: a later time, or NaN, is damage
+_RECHECK = 60.0  # seconds between requests whether the file has changed
 
 
 class BlockCache:
     """A folder with blocks of remote files.
 
-    Safe to share between threads and with forked children. It pickles, and a copy in another process uses the same
-    folder. A folder that is full or not writable causes a warning, and reads continue. The folder must be the user's
-    own: anyone who may write to it decides what is read.
+    Safe to share between threads and with forked children; a pickled copy uses the same folder. A folder that is full
+    or not writable causes a warning, and reads continue. Only the user may write to the folder: its content is trusted.
 
     Args:
         folder: created if it does not exist.
-        size: bytes that it may take, all files together, at least 16 MiB; rounded down to segments of 16 MiB.
-        since: blocks stored from then on are not evicted, in seconds since 1970; by default from now on.
+        size: bytes of all its files together, at least 16 MiB; rounded down to segments of 16 MiB.
+        since: time from which on stored blocks are not evicted, in seconds since 1970; by default now.
 
     Raises:
         ConfigError: `size` is too small.
@@ -84,7 +83,7 @@ class BlockCache:
         return partial(BlockCache, since=self._since), (self.folder, self.size)
 
     def over(self, source: SourceFile) -> RangeSource:
-        """A file, read through the cache; a local one as it is.
+        """A file, read through the cache; a local file unchanged.
 
         Raises:
             SourceError: the storage reports neither an ETag nor a modification time.
@@ -92,7 +91,7 @@ class BlockCache:
         return source if source.is_local else CachedFile(source, self)
 
     def get(self, file_key: bytes, numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """Those of a file's blocks that are cached, in order: number and content."""
+        """Number and content of those of a file's blocks that are cached, in order."""
         for number in numbers:
             content = None
             try:
@@ -107,7 +106,7 @@ class BlockCache:
                 yield number, content
 
     def put(self, file_key: bytes, blocks: Mapping[int, memoryview]) -> None:
-        """Stores blocks of a file, by number, where they find a slot; cached ones do not change."""
+        """Store blocks of a file, by number, as far as there are slots; cached blocks do not change."""
         for number, block in blocks.items():
             try:
                 with self._segment(file_key, number, "rb+") as segment:
@@ -123,7 +122,7 @@ class BlockCache:
                 return
 
     def drop(self, file_key: bytes, numbers: Iterable[int]) -> None:
-        """Deletes blocks of a file; those that are not cached are fine."""
+        """Delete those of a file's blocks that are cached."""
         for number in numbers:
             try:
                 with self._segment(file_key, number, "rb+") as segment:
@@ -156,9 +155,9 @@ def _jump_hash(key: int, num_buckets: int) -> int:
 
 
 class _Segment(io.FileIO):
-    """One file of the cache, opened for one operation on one block; created by the first that writes.
+    """One file of the cache, opened for one operation on one block; created by the first write.
 
-    `name` is that of the block, a part of its checksum; `key` is its hash.
+    `name` identifies the block and is part of its checksum; `key` is its hash.
     """
 
     def __init__(self, path: str, mode: str, name: bytes, key: int) -> None:
@@ -168,35 +167,35 @@ class _Segment(io.FileIO):
         self._entries = np.zeros(_SLOTS, _ENTRY)
 
     def slots(self) -> list[int]:
-        """Reads the table: the slot where the block may be, or several if processes stored it at the same time."""
+        """Read the table: the slot where the block may be, or several if processes stored it at the same time."""
         self._entries = np.frombuffer(self.read(_TABLE_SIZE).ljust(_TABLE_SIZE, b"\0"), _ENTRY)  # a new file is empty
         return np.flatnonzero(self._entries["key"] == self._key).tolist()
 
     def free_slots(self, since: float) -> list[int]:
-        """A free slot, or that of the oldest block; none where all were stored since then."""
+        """A free slot, or that of the oldest block; none if all were stored since then."""
         stored = np.where(self._entries["stored"] < _LATEST, self._entries["stored"], 0.0)
         slot = int(stored.argmin())
         return [slot] if stored[slot] < since else []
 
     def read_block(self, slot: int) -> bytes | None:
-        """The block in a slot; None where the checksum is wrong."""
+        """The block in a slot; None if the checksum is wrong."""
         self.seek(_TABLE_SIZE + slot * BLOCK)
         content = self.read(min(int(self._entries["size"][slot]), BLOCK))
         return content if self._checksum(content) == self._entries["checksum"][slot] else None
 
     def write_block(self, slot: int, block: memoryview) -> None:
-        """Fills a slot; a crash in between leaves an entry whose checksum is wrong."""
+        """Fill a slot; a crash before the end leaves a wrong checksum."""
         self.seek(_TABLE_SIZE + slot * BLOCK)
         self.write(block)
         entry = np.array((self._key, self._checksum(block), len(block), time.time()), _ENTRY)
         self.write_entry(slot, entry.tobytes())
 
     def _checksum(self, block: bytes | memoryview) -> int:
-        """Over the file's name and the block, so that no other file's block is taken for this one's."""
+        """Of the block's name and content, so that no other block is taken for this one."""
         return crc32c(block, crc32c(self._name), True)  # True: without the interpreter's lock
 
     def write_entry(self, slot: int, entry: bytes) -> None:
-        """Replaces the entry of a slot."""
+        """Replace the entry of a slot."""
         self.seek(slot * _ENTRY.itemsize)
         self.write(entry)
 
@@ -206,7 +205,7 @@ def _create(path: str, flags: int) -> int:
 
 
 class CachedFile:
-    """A remote file, read through a cache by blocks, and closed with this.
+    """A remote file, read through a cache by blocks; closing this closes the file.
 
     Raises:
         SourceError: the storage reports neither an ETag nor a modification time.
@@ -229,8 +228,8 @@ class CachedFile:
     def read_ranges(self, ranges: Sequence[tuple[int, int]], *, max_gap: int | None = None) -> list[memoryview]:
         """The bytes of each (offset, size), in the order of `ranges`.
 
-        Blocks that are not cached are fetched by one call, in requests of up to 16 MiB. Blocks between two that are
-        nearer than `max_gap` are fetched and cached with them.
+        Blocks that are not cached are fetched by one call, in requests of up to 16 MiB, with those in gaps of up to
+        `max_gap` bytes between them.
 
         Raises:
             SourceError: a range leaves the file or could not be read, or the file has changed since it was opened.
@@ -249,7 +248,7 @@ class CachedFile:
                 wanted[number][:] = content
                 del missing[number]
         if missing:
-            self._fetch(missing, (max_gap or 0) // BLOCK)
+            self._fetch(missing, max_gap or 0)
         return slice_ranges(ranges, spans, buffers)
 
     def _whole_blocks(self, offset: int, size: int) -> tuple[int, int]:
@@ -260,13 +259,13 @@ class CachedFile:
         return start, min(-(-(offset + size) // BLOCK) * BLOCK, self.size) - start
 
     def _fetch(self, missing: Mapping[int, memoryview], max_gap: int) -> None:
-        """Fills blocks from the storage, and caches them."""
-        runs = _runs(sorted(missing), max_gap)
-        ranges = [self._whole_blocks(first * BLOCK, (last - first) * BLOCK) for first, last in runs]
+        """Fill blocks from the storage, and cache them."""
+        runs = merge_ranges([self._whole_blocks(number * BLOCK, 1) for number in missing], max_gap)
+        views = self._source.read_ranges([(start, end - start) for start, end in runs], max_gap=0)
         fetched: dict[int, memoryview] = {}
-        for (first, _), view in zip(runs, self._source.read_ranges(ranges, max_gap=0), strict=True):
-            for k in range(-(-len(view) // BLOCK)):
-                fetched[first + k] = view[k * BLOCK : (k + 1) * BLOCK]
+        for (start, _), view in zip(runs, views, strict=True):
+            for at in range(0, len(view), BLOCK):
+                fetched[(start + at) // BLOCK] = view[at : at + BLOCK]
         self._check_unchanged()
         for number, target in missing.items():
             target[:] = fetched[number]
@@ -274,9 +273,9 @@ class CachedFile:
         self._cache.put(self._key, fetched)
 
     def _check_unchanged(self) -> None:
-        """Refuses to continue with a file that was replaced while it was read: new blocks would be cached as old ones.
+        """Raise `SourceError` for a file that was replaced while it was read: new blocks would be cached as old ones.
 
-        The storage is asked once a minute, after a request. Blocks stored since it was last asked are deleted.
+        The storage is asked once a minute. If the file has changed, blocks stored since the last time are deleted.
         """
         if not self._has_changed:
             now = time.monotonic()
@@ -292,16 +291,5 @@ class CachedFile:
         raise SourceError(self.url, "has changed while it was read: open it again")
 
     def close(self) -> None:
-        """Closes the file; its blocks stay in the cache."""
+        """Close the file; its blocks stay in the cache."""
         self._source.close()
-
-
-def _runs(numbers: Sequence[int], max_gap: int) -> list[tuple[int, int]]:
-    """Runs [first, last) of ascending block numbers, across gaps of up to `max_gap` blocks, of one request each."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number - runs[-1][1] <= max_gap and (number + 1 - runs[-1][0]) * BLOCK <= MAX_REQUEST:
-            runs[-1] = runs[-1][0], number + 1
-        else:
-            runs.append((number, number + 1))
-    return runs

@@ -1,7 +1,7 @@
 """Locks that a forked child can take, although a thread of the parent held them when it forked.
 
-That thread does not exist in the child, so no thread would ever release its lock. The state that a lock guards here is
-consistent between any two statements, or belongs to the parent and is dropped: a new lock is all that the child needs.
+That thread does not exist in the child, so nothing would release its lock. The state that such a lock guards is always
+consistent, or belongs to the parent and is dropped: the child needs only a new lock.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ __all__ = ["renew_in_children"]
 
 class _HoldsLocks(Protocol):
     def renew_locks(self) -> None:
-        """Replaces the locks by free ones."""
+        """Replace the locks by free ones."""
 
 
 _HOLDERS: weakref.WeakSet[_HoldsLocks] = weakref.WeakSet()
 
 
 def renew_in_children(holder: _HoldsLocks) -> None:
-    """From now on `holder.renew_locks` is called in each forked child, as long as the holder is referenced."""
+    """Call `holder.renew_locks` in each forked child from now on, as long as the holder is referenced."""
     _HOLDERS.add(holder)
 
 

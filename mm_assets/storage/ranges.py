@@ -8,16 +8,15 @@ from typing import Protocol
 
 __all__ = ["MAX_GAP", "MAX_REQUEST", "RangeSource", "merge_ranges", "slice_ranges"]
 
-MAX_GAP = 64 << 10  # ranges of a remote file this near are fetched as one: cheaper than the latency of a request
-
-MAX_REQUEST = 16 << 20  # bounds what one merged request holds in memory
+MAX_GAP = 64 << 10  # bytes between ranges that are fetched as one, which costs less than another request
+MAX_REQUEST = 16 << 20  # bytes of one merged request, which are in memory at once
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]], max_gap: int) -> list[tuple[int, int]]:
     """Sorted, disjoint (start, end) that cover ranges (offset, size).
 
-    Ranges nearer than `max_gap` bytes are one, up to `MAX_REQUEST`; overlapping ones always. Empty ones are left out:
-    HTTP cannot express them, and servers answer with the whole file.
+    Ranges with gaps of up to `max_gap` bytes are merged, up to `MAX_REQUEST`; overlapping ones always. Empty ones are
+    omitted: HTTP cannot express them, and servers answer with the whole file.
     """
     merged: list[tuple[int, int]] = []
     for offset, size in sorted({one for one in ranges if one[1]}):
@@ -25,7 +24,7 @@ def merge_ranges(ranges: Iterable[tuple[int, int]], max_gap: int) -> list[tuple[
         if merged:
             last_start, last_end = merged[-1]
             near = offset - last_end <= max_gap and max(end, last_end) - last_start <= MAX_REQUEST
-            if near or offset < last_end:  # overlapping ranges are one at any size: no byte twice
+            if near or offset < last_end:  # overlapping ranges are merged at any size, to read no byte twice
                 merged[-1] = (last_start, max(last_end, end))
                 continue
         merged.append((offset, end))
@@ -35,7 +34,7 @@ def merge_ranges(ranges: Iterable[tuple[int, int]], max_gap: int) -> list[tuple[
 def slice_ranges(
     ranges: Sequence[tuple[int, int]], merged: Sequence[tuple[int, int]], blocks: Sequence[memoryview]
 ) -> list[memoryview]:
-    """The bytes of each (offset, size) as views of the blocks that `merge_ranges` made of them."""
+    """The bytes of each (offset, size) as views of blocks, which are the contents of the merged ranges."""
     starts = [start for start, _ in merged]
     views = []
     for offset, size in ranges:

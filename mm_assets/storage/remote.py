@@ -1,4 +1,4 @@
-"""Remote files for the readers of packed formats: ranges through a bounded cache of blocks in memory."""
+"""Remote files for the readers of packed formats: ranges, through a bounded cache of blocks in memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Blocks:
         renew_in_children(self)
 
     def renew_locks(self) -> None:
-        """In a forked child: see `forking`. What the parent cached is dropped."""
+        """Drop what the parent of a forked child has cached: see `forking`."""
         self._lock = threading.Lock()  # requests run outside it
         self._cached: OrderedDict[tuple[int, int], memoryview] = OrderedDict()
         self._size = 0
@@ -47,7 +47,7 @@ class _Blocks:
         return found
 
     def put(self, file: int, blocks: Mapping[int, memoryview]) -> None:
-        """Caches blocks of a file, and evicts the least recently used ones."""
+        """Cache blocks of a file, and evict the least recently used ones."""
         with self._lock:
             for number, block in blocks.items():
                 self._drop((file, number))
@@ -57,7 +57,7 @@ class _Blocks:
                 self._drop(next(iter(self._cached)))
 
     def forget(self, file: int) -> None:
-        """Drops all blocks of a file."""
+        """Drop all blocks of a file."""
         with self._lock:
             for key in [key for key in self._cached if key[0] == file]:
                 self._drop(key)
@@ -79,7 +79,7 @@ class RemoteFile:
     Args:
         url: fsspec URL.
         storage_options: arguments for the file system.
-        cache: on disk; None: there is none.
+        cache: a cache on disk, if there is one.
 
     Raises:
         SourceError: the file is not there or may not be read, or cannot be cached.
@@ -122,7 +122,7 @@ class RemoteFile:
         spans = [(start // self.BLOCK, max(start, start + size - 1) // self.BLOCK) for start, size in ranges]
         numbers = sorted({number for first, last in spans for number in range(first, last + 1)})
         if len(numbers) > self.MAX_BLOCKS:
-            # Too scattered for the next look-up to find anything cached: only the requested bytes.
+            # Too scattered for the next look-up to find anything cached: read only the requested bytes.
             return self._read(ranges, MAX_GAP)
         blocks = self._fetched(numbers)
         views = []
@@ -135,7 +135,7 @@ class RemoteFile:
         return views
 
     def _fetched(self, numbers: Sequence[int]) -> dict[int, memoryview]:
-        """Blocks by number; those that are not cached with one request."""
+        """Blocks by number; one request for those that are not cached."""
         found = _BLOCKS.get(self._number, numbers)
         missing = [number for number in numbers if number not in found]
         if not missing:
@@ -153,7 +153,7 @@ class RemoteFile:
             raise TruncatedFileError(self.name, error.detail) from error
 
     def close(self) -> None:
-        """Forgets the cached blocks."""
+        """Close the file, and drop its blocks."""
         _BLOCKS.forget(self._number)
         self._source.close()
 
