@@ -83,15 +83,11 @@ class SourceFile:
 
     @property
     def identity(self) -> str:
-        """Identifies the file as it was opened: location, server, fingerprint and time of change."""
+        """What identifies the file as it was opened: location, server, fingerprint and time of change."""
         return json.dumps([self.location, _endpoint(self._options or {}), self.fingerprint, self.modified])
 
     def now(self) -> ShardFile:
-        """The file as the storage describes it at this moment.
-
-        Raises:
-            SourceError: it is no longer there, or may not be read.
-        """
+        """The file as the storage describes it now; `SourceError` if it is gone or may not be read."""
         return describe_file(self.location, self._options)
 
     def has_changed(self) -> bool:
@@ -100,7 +96,7 @@ class SourceFile:
         return (now.fingerprint, now.modified) != (self.fingerprint, self.modified)
 
     def check(self, offset: int, size: int) -> None:
-        """Refuses, with `SourceError`, a range that leaves the file."""
+        """Raise `SourceError` for a range that leaves the file."""
         if offset < 0 or size < 0 or offset + size > self.size:
             detail = f"a range of {size} bytes does not lie inside the file's {self.size} bytes"
             raise ShortFileError(self.url, detail, byte_offset=offset)
@@ -148,7 +144,7 @@ class SourceFile:
     def read_ranges(self, ranges: Sequence[tuple[int, int]], *, max_gap: int | None = None) -> list[memoryview]:
         """The bytes of each (offset, size), in the order of `ranges`.
 
-        Equal ranges are read once; ranges nearer than `max_gap` bytes become one request of at most 16 MiB.
+        Equal ranges are read once; ranges with gaps of up to `max_gap` bytes become one request of at most 16 MiB.
 
         Raises:
             SourceError: a range leaves the file or could not be read.
@@ -170,7 +166,7 @@ class SourceFile:
         return slice_ranges(ranges, merged, blocks)
 
     def read_into(self, ranges: Sequence[tuple[int, int]], buffer: memoryview, positions: Sequence[int]) -> None:
-        """Reads each (offset, size) straight to `buffer[position:position + size]`.
+        """Read each (offset, size) into `buffer[position:position + size]`.
 
         Raises:
             SourceError: a range leaves the file or could not be read.
@@ -196,7 +192,7 @@ class SourceFile:
         return io.BufferedReader(self.open(), buffer_size=(4 << 20) if self._fd < 0 else (256 << 10))
 
     def close(self) -> None:
-        """Closes the descriptor; ranges already read stay valid."""
+        """Close the descriptor; ranges already read stay valid."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

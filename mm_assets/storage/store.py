@@ -109,7 +109,7 @@ class Store:
         return f"{self.url}/{name}" if name else self.url
 
     def path_of(self, name: str) -> str:
-        """The path of a file as the file system spells it."""
+        """Path of a file in the file system."""
         return f"{self._root}/{name}" if name else self._root
 
     def exists(self, name: str) -> bool:
@@ -117,14 +117,14 @@ class Store:
         return bool(self.fs.isfile(self.path_of(name)))
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file, or None where there is none."""
+        """Bytes of a file; None if there is no such file."""
         try:
             return int(self.fs.info(self.path_of(name))["size"])
         except FileNotFoundError:
             return None
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Name (relative to the root) and bytes of each file directly in a folder, hidden ones left out."""
+        """Name (relative to the root) and bytes of each file directly in a folder, without hidden ones."""
         try:
             listed = self.fs.ls(self.path_of(folder), detail=True)
         except FileNotFoundError:
@@ -150,47 +150,20 @@ class Store:
 
     @contextmanager
     def draft(self, name: str) -> Iterator[Draft]:
-        """Builds a file under a temporary name and publishes it when the block ends without an exception.
+        """Build a file under a temporary name, and publish it when the block ends without an exception.
 
         Raises:
             SourceError: another process is building the same file, or the upload failed.
         """
-        if self.is_local:
-            with self._local_draft(name) as draft:
-                yield draft
-            return
-        with tempfile.TemporaryDirectory(prefix="mm-assets-") as scratch:
-            draft = Draft(Path(scratch) / name.rsplit("/", 1)[-1], name)
-            yield draft
-            digest, size = draft.digest(), draft.path.stat().st_size
-            self._upload(draft.path, draft.name)
-            draft.published = PublishedFile(path=draft.name, size=size, sha256=digest)
-
-    @contextmanager
-    def _local_draft(self, name: str) -> Iterator[Draft]:
-        target = Path(self.path_of(name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path = target.with_name(f".{target.name}.tmp")
-        # The lock is on a file beside the content: writers that replace their file would lose a lock held on it.
-        guard = target.with_name(f".{target.name}.lock")
-        lock = _lock(guard, target)
-        try:
-            path.unlink(missing_ok=True)  # left by a run that was killed
+        with _locked_path(Path(self.path_of(name))) if self.is_local else _scratch_path(name) as path:
             draft = Draft(path, name)
             yield draft
-            digest = draft.digest()
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                os.fsync(file.fileno())
-            final = Path(self.path_of(draft.name))
-            final.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, final)
-            _sync_folder(final.parent)
+            digest, size = draft.digest(), path.stat().st_size
+            if self.is_local:
+                _move(path, Path(self.path_of(draft.name)))
+            else:
+                self._upload(path, draft.name)
             draft.published = PublishedFile(path=draft.name, size=size, sha256=digest)
-        finally:
-            path.unlink(missing_ok=True)
-            guard.unlink(missing_ok=True)
-            os.close(lock)
 
     def _upload(self, path: Path, name: str) -> None:
         target = self.path_of(name)
@@ -202,19 +175,43 @@ class Store:
                 self.fs.put_file(str(path), target)
 
     def write_bytes(self, name: str, content: bytes) -> PublishedFile:
-        """Publishes a small file; errors as `draft`."""
+        """Publish a small file; errors as in `draft`."""
         with self.draft(name) as draft:
             draft.path.write_bytes(content)
         return draft.result()
 
     def delete(self, name: str) -> None:
-        """Removes a file if it is there."""
+        """Remove a file if it exists."""
         with suppress(FileNotFoundError):
             self.fs.rm_file(self.path_of(name))
 
 
+@contextmanager
+def _scratch_path(name: str) -> Iterator[Path]:
+    """A path in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="mm-assets-") as scratch:
+        yield Path(scratch) / name.rsplit("/", 1)[-1]
+
+
+@contextmanager
+def _locked_path(target: Path) -> Iterator[Path]:
+    """A temporary path beside a local file, which no other process builds in the meantime."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path = target.with_name(f".{target.name}.tmp")
+    # The lock is on a file beside the content: writers that replace their file would lose a lock held on it.
+    guard = target.with_name(f".{target.name}.lock")
+    lock = _lock(guard, target)
+    try:
+        path.unlink(missing_ok=True)  # left by a run that was killed
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+        guard.unlink(missing_ok=True)
+        os.close(lock)
+
+
 def _lock(guard: Path, target: Path) -> int:
-    """Locks the right to build `target` for this process; the lock ends with the process at the latest."""
+    """Lock the right to build `target` for this process; the lock ends with the process at the latest."""
     try:
         import fcntl
     except ImportError as error:
@@ -237,8 +234,16 @@ def _lock(guard: Path, target: Path) -> int:
         os.close(fd)
 
 
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
+def _move(path: Path, target: Path) -> None:
+    """Rename a file, durably."""
+    _sync(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(path, target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
