@@ -167,9 +167,8 @@ def layout_map(value: object, layout: str | LayoutMap = AUTO) -> LayoutMap | Non
         for key, choice in (("form", "funsd"), ("words", "sroie" if "labels" in value else "words")):
             if name is None and value.get(key) is not None:
                 if value[key] != []:
-                    raise wrong_layout(
-                        key, "entries of no known layout", f"those of {', '.join(LAYOUTS)}; or describe it"
-                    )
+                    expected = f"those of {', '.join(LAYOUTS)}; or describe it"
+                    raise wrong_layout(key, "entries of no known layout", expected)
                 name = choice
         return None if name is None else LAYOUTS[name]
     if isinstance(layout, str):
