@@ -235,7 +235,7 @@ def test_pages_that_are_not_resident_are_prefetched(folder: Path, monkeypatch: p
         monkeypatch.undo()
         assert plain(found)["blob"] == [value(int(i))["blob"] for i in indices]
         wanted: dict[int, set[int]] = {}
-        for number, where, local in data._files.parts(indices):
+        for number, where, local in data._files._parts(indices):
             reader = data._files[number]
             places = next(iter(reader._locate(local, [reader.number_of("blob")]).values()))
             pages = wanted.setdefault(os.open(reader.path, os.O_RDONLY), set())
