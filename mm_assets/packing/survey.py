@@ -115,8 +115,7 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
         names = ["sample_id", "modality", "content_type", "metadata_json", "source_ref"]
         table = with_parsed_source_ref_columns(pa.Table.from_batches([batch]).select(names))
         columns = [*names[:4], "_src_member", "_src_frame_index"]
-        for row in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
-            yield _Row(*row)
+        yield from map(_Row, *(table.column(name).to_pylist() for name in columns))
 
 
 class Survey:
@@ -174,8 +173,7 @@ class Survey:
             group.num_samples += 1
             group.most = max(group.most, count)
             by_modality[key[0]] += count
-        for modality, count in by_modality.items():
-            self.most[modality] = max(self.most[modality], count)
+        self.most |= by_modality
         for modality in ("text", "image", "audio"):
             self.least[modality] = min(self.least.get(modality, by_modality[modality]), by_modality[modality])
         self._most_plain = max(self._most_plain, texts[False])
