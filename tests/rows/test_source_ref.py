@@ -15,6 +15,7 @@ from mm_assets.rows.source_ref import (
     SourceRefWriter,
     build_source_ref,
     from_pandas,
+    is_allowed_reference,
     parse_source_ref,
     to_pandas,
     with_parsed_source_ref_columns,
@@ -201,3 +202,29 @@ def test_plain_frames_get_the_reserved_types() -> None:
         from_pandas(pandas.DataFrame({"position": [2**40]}))
     with pytest.raises(SchemaMismatchError, match="sample_id"):
         from_pandas(pandas.DataFrame({"sample_id": ["a", None]}))
+
+
+@pytest.mark.parametrize(
+    ("token", "allowed"),
+    [
+        ("https://a.org/x.jpg", True),
+        ("https://a.org/deep/x.jpg?y=1", True),
+        ("https://a.org.evil.net/x.jpg", False),
+        ("https://a.org@evil.net/x.jpg", False),
+        ("https://a.org/../x.jpg", False),
+        ("https://a.org/%2e%2E/x.jpg", False),
+        ("https://a.org/..%2fx.jpg", False),
+        ("https://a.org/x::file:///etc/passwd", False),
+        ("/data/ok/x.jpg", True),
+        ("/data/ok/../../etc/passwd", False),
+        ("/data/ok/..", False),
+        ("/data/okay/x.jpg", False),
+        ("/data/ok/a..b.jpg", True),
+        ("/data/ok/x\n.jpg", False),
+        ("data/ok/x.jpg", False),
+        ("", False),
+    ],
+)
+def test_references(token: str, allowed: bool) -> None:
+    """Only what is below an allowed prefix, in a plain spelling, may be followed."""
+    assert is_allowed_reference(token, ("https://a.org", "/data/ok/", "")) is allowed
