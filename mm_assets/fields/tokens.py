@@ -115,7 +115,8 @@ class TokensField(Field):
         self._expect_int("max_tokens", 1, _MAX_TOKENS, optional=True)
         self._expect_choice("truncate", _TRUNCATE)
         for name in ("keep_start", "keep_end"):
-            self._expect_int(name, 0, self.max_tokens or _MAX_TOKENS)
+            if not is_int(getattr(self, name), 0, self.max_tokens or _MAX_TOKENS):
+                raise self._wrong_setting(name, "an integer from 0 to max_tokens")
 
     @property
     def _vocab(self) -> int:
