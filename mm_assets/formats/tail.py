@@ -102,7 +102,8 @@ class TailWriter:
     def _write(self, *buffers: Buffer) -> int:
         end = self._file.tell()
         ptr = align(end, SECTION_ALIGNMENT)
-        self._file.write_all((bytes(ptr - end), *buffers))
+        for buffer in (bytes(ptr - end), *buffers):
+            self._file.write(buffer)
         return ptr
 
 

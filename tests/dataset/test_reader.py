@@ -1,12 +1,26 @@
 """Stored bytes out of a dataset: batches of several modalities and files, streams of batches, scans."""
 
+import gc
 import itertools
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import mm_assets
-from mm_assets.fields import TextField
+from mm_assets.errors import CorruptError
+from mm_assets.fields import BytesField, TextField
+from mm_assets.formats import byte_source as source
+from mm_assets.formats import fast_path
+from mm_assets.formats.batch import Bounds
+from mm_assets.formats.page_cache import CAN_ADVISE, PAGE, PageCache
 
 
 @pytest.mark.parametrize("extension", ["mult", "mstr"])
@@ -96,3 +110,235 @@ def test_a_raw_scan_gives_every_sample_in_order(tmp_path, extension):
                 }
         with pytest.raises(KeyError):
             next(dataset.scan_raw(["c"]))
+
+
+# --- many local files as one ------------------------------------------------------------------------------------------
+
+FIELDS = {"blob": BytesField(), "text": TextField()}
+SIZES = (5, 0, 1, 9, 0, 3)  # samples of each file
+TOTAL = sum(SIZES)
+
+
+def value(i: int) -> dict[str, bytes | str | None]:
+    """Sample `i` of all: some without a text, some with an empty one."""
+    return {"blob": bytes([i]) * (i * 700), "text": None if i % 5 == 2 else "t" * (i % 4)}
+
+
+@pytest.fixture(scope="module", params=["mult", "mstr"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six files, two of them without samples."""
+    folder = tmp_path_factory.mktemp(request.param)
+    i = 0
+    for number, size in enumerate(SIZES):
+        with mm_assets.create(folder / f"{number}.{request.param}", FIELDS) as writer:
+            for _ in range(size):
+                writer.write(f"id{i}", value(i))
+                i += 1
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Iterator[tuple[mm_assets.Dataset, mm_assets.Dataset]]:
+    """The files twice: read file by file, and as one."""
+    with mm_assets.open(folder) as apart, mm_assets.open(folder) as multi:
+        apart._files._shared.may_be_multi_file = False
+        multi.read_raw(range(TOTAL))
+        assert multi._files.multi_file is not None
+        yield apart, multi
+
+
+def plain(batch: dict[str, list[memoryview | None]]) -> dict[str, list[bytes | None]]:
+    return {name: [None if view is None else bytes(view) for view in views] for name, views in batch.items()}
+
+
+@settings(deadline=None)
+@given(
+    indices=st.lists(st.integers(-TOTAL, TOTAL - 1), max_size=40),
+    names=st.sampled_from([None, ("blob",), ("text",), ("text", "blob"), ()]),
+    chosen=st.none() | st.lists(st.integers(0, TOTAL - 1), min_size=1, max_size=30),
+)
+def test_files_as_one_give_the_same(
+    pair: tuple[mm_assets.Dataset, mm_assets.Dataset],
+    indices: list[int],
+    names: tuple[str, ...] | None,
+    chosen: list[int] | None,
+) -> None:
+    """Whatever indices, modalities and view: files read as one give what files apart give, and what was written."""
+    apart, multi = pair
+    if chosen is not None:
+        apart, multi = apart.select(chosen), multi.select(chosen)
+        indices = [i % len(chosen) for i in indices]
+    found = plain(multi.read_raw(indices, names))
+    assert found == plain(apart.read_raw(indices, names))
+    stored = [value(i if chosen is None else chosen[i]) for i in (i % TOTAL if chosen is None else i for i in indices)]
+    for name, column in found.items():
+        wanted = [one[name] for one in stored]
+        assert column == [one.encode() if isinstance(one, str) else one for one in wanted]
+
+
+def test_files_become_one_once_an_eighth_was_read(folder: Path) -> None:
+    """Few reads open few files; no such sample is said as before; a closed dataset reads nothing."""
+    with mm_assets.open(sorted(folder.iterdir())) as data:
+        data.read_raw([0])
+        assert data._files.multi_file is None
+        data.read_raw([0, TOTAL - 1])
+        assert data._files.multi_file is not None
+        with pytest.raises(IndexError, match=f"index {TOTAL} is out of range for {TOTAL} samples"):
+            data.read_raw([0, TOTAL])
+        with pytest.raises(KeyError):
+            data.read_raw([0], ["sound"])
+        view = data.select([3, 4])
+    assert plain(view.read_raw([1])) == plain(view.read_raw([1]))
+    with pytest.raises(ValueError, match="closed"):
+        data.read_raw([0])
+    view.close()
+    with pytest.raises(ValueError, match="closed"):
+        view.read_raw([0])
+
+
+def test_views_outlive_the_files(folder: Path) -> None:
+    """Values stay readable after the dataset is closed; other threads continue to read until then."""
+    with mm_assets.open(folder) as data:
+        found = [data.read_raw(range(TOTAL)) for _ in range(3)]
+
+        def read() -> None:
+            while True:
+                assert plain(data.read_raw([7, 1]))["text"] == [None, b"t"]
+
+        pool = ThreadPoolExecutor(2)
+        reading = [pool.submit(read) for _ in range(2)]
+    for future in reading:
+        with pytest.raises(ValueError, match="is closed"):
+            future.result(timeout=10)
+    pool.shutdown()
+    for batch in found:
+        assert plain(batch)["blob"] == [value(i)["blob"] for i in range(TOTAL)]
+
+
+def test_without_memory_budget(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the memory budget files are read one by one."""
+    monkeypatch.setattr("mm_assets.formats.fast_path.BUDGET", fast_path._Budget(0))
+    with mm_assets.open(folder) as data:
+        for _ in range(3):
+            assert plain(data.read_raw(range(TOTAL)))["blob"] == [value(i)["blob"] for i in range(TOTAL)]
+        multi = data._files.multi_file
+        assert multi is not None
+        assert multi.read(np.arange(3), ["blob"]) is None
+
+
+def test_damage_stays_that_of_its_file(folder: Path, tmp_path: Path) -> None:
+    """A file with a position out of place is named when that sample is read; all other samples are read."""
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    bad = sorted(tmp_path.iterdir())[3]  # samples 6 to 14
+    with mm_assets.open(bad) as one:
+        reader = one._files[0]
+        place = reader._locate(np.array([4]), [reader.number_of("blob")])
+        ptr = int(next(iter(place.values())).ptrs[0])
+    data = bytearray(bad.read_bytes())
+    at = data.find(ptr.to_bytes(8, "little"))
+    assert at > 0
+    while at >= 0:
+        data[at : at + 8] = (1 << 60).to_bytes(8, "little")
+        at = data.find(ptr.to_bytes(8, "little"), at)
+    bad.write_bytes(data)
+    with mm_assets.open(tmp_path) as found:
+        left = fast_path.BUDGET._left
+        for _ in range(3):
+            with pytest.raises(CorruptError, match=f"{bad.name}.*sample 4"):
+                found.read_raw(range(TOTAL), ["blob"])
+            others = [i for i in range(TOTAL) if i != 10]
+            assert plain(found.read_raw(others, ["blob"]))["blob"] == [value(i)["blob"] for i in others]
+        # What the others keep of their own; nothing is held for all of them together.
+        assert left - fast_path.BUDGET._left <= fast_path.CachedBounds.nbytes(TOTAL - SIZES[3])
+
+
+def test_threads_cache_bounds_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that read first at the same moment cache the bounds once, and read right meanwhile."""
+    monkeypatch.setattr("mm_assets.formats.fast_path.BUDGET", budget := fast_path._Budget(1 << 20))
+    make = fast_path.CachedBounds.__init__
+
+    def slow(self: fast_path.CachedBounds, bounds: Iterable[Bounds], num_samples: int) -> None:
+        time.sleep(0.02)
+        make(self, bounds, num_samples)
+
+    monkeypatch.setattr(fast_path.CachedBounds, "__init__", slow)
+    begin = threading.Barrier(8)
+
+    def read(data: mm_assets.Dataset) -> dict[str, list[bytes | None]]:
+        begin.wait()
+        for _ in range(5):
+            found = data.read_raw(range(TOTAL), ["blob"])
+        return plain(found)
+
+    with mm_assets.open(folder) as data:
+        with ThreadPoolExecutor(8) as pool:
+            for found in pool.map(read, [data] * 8):
+                assert found["blob"] == [value(i)["blob"] for i in range(TOTAL)]
+        assert data._files.multi_file is not None
+        one = fast_path.CachedBounds.nbytes(TOTAL)  # files that are read meanwhile may cache their own, once
+        assert one <= (1 << 20) - budget._left <= 2 * one
+    gc.collect()
+    assert budget._left == 1 << 20
+
+
+def test_a_view_of_few_samples_opens_few_files(folder: Path) -> None:
+    """However often it is read, a small view does not open all files as one; it uses what a larger one has made."""
+    with mm_assets.open(sorted(folder.iterdir())) as data:
+        view = data.select([0, 1])
+        for _ in range(50):
+            view.read_raw([0, 1, 1])
+        assert view._files.multi_file is None
+        data.read_raw(range(TOTAL))
+        assert view._files.multi_file is not None
+        view.close()
+
+
+@pytest.mark.skipif(not CAN_ADVISE, reason="the system has no posix_fadvise to ask for pages with")
+def test_pages_that_are_not_resident_are_prefetched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A miss prefetches the pages of the whole batch, in each file its own; without one nothing is, with few probes."""
+    monkeypatch.setattr(source, "WHOLE_LIMIT", 0)  # no stream is loaded whole
+    there, looked = True, 0
+    asked: dict[int, set[int]] = {}
+
+    def is_resident(self: PageCache, position: int) -> bool:
+        nonlocal looked
+        looked += 1
+        return there
+
+    def request(self: PageCache, start: int, end: int) -> None:
+        asked.setdefault(self._fd, set()).update(range(start // PAGE, -(-end // PAGE)))
+
+    monkeypatch.setattr(PageCache, "is_resident", is_resident)
+    monkeypatch.setattr(PageCache, "request", request)
+    indices = np.array([17, 3, 5, 12, 0, 8])
+    with mm_assets.open(folder) as data:
+        for _ in range(200):
+            data.read_raw(indices, ["blob"])
+        looked, before = 0, dict(asked)
+        for _ in range(160):
+            data.read_raw(indices, ["blob"])
+        assert 5 <= looked <= 20
+        assert asked == before
+        there = False
+        asked.clear()
+        for _ in range(32):
+            found = data.read_raw(indices, ["blob"])
+        found_pages = {os.fstat(fd).st_ino: pages for fd, pages in asked.items()}
+        monkeypatch.undo()
+        assert plain(found)["blob"] == [value(int(i))["blob"] for i in indices]
+        wanted: dict[int, set[int]] = {}
+        for number, where, local in data._files._parts(indices):
+            reader = data._files[number]
+            places = next(iter(reader._locate(local, [reader.number_of("blob")]).values()))
+            pages = wanted.setdefault(os.open(reader.path, os.O_RDONLY), set())
+            for row, ptr, size in zip(where.tolist(), places.ptrs.tolist(), places.sizes.tolist(), strict=True):
+                assert size >= len(value(int(indices[row]))["blob"] or b"")
+                pages.update(range(ptr // PAGE, -(-(ptr + size) // PAGE)))
+        same = {os.fstat(fd).st_ino: pages for fd, pages in wanted.items()}
+        for inode, pages in same.items():
+            # The record before the data is not asked for, and may be on a page of its own.
+            assert found_pages[inode] <= pages
+            assert len(pages) - len(found_pages[inode]) <= len(indices)
+        for fd in wanted:
+            os.close(fd)

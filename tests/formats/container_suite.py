@@ -1,4 +1,4 @@
-"""What holds for both containers: an abstract suite, subclassed in test_mult.py and test_mstr.py."""
+"""What holds for both containers: an abstract suite, subclassed in the tests of both readers."""
 
 from __future__ import annotations
 

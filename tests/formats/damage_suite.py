@@ -1,4 +1,4 @@
-"""How both containers report damaged files: an abstract suite, subclassed in test_mult.py and test_mstr.py."""
+"""How both containers report damaged files: an abstract suite, subclassed in the tests of both readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both writers owe: determinism, refusals and atomicity. Abstract; subclassed in test_mult.py and test_mstr.py."""
+"""What both writers owe: determinism, refusals and atomicity. Abstract; subclassed in the tests of both readers."""
 
 from __future__ import annotations
 

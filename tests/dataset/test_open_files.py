@@ -1,4 +1,4 @@
-"""Loading from object storage: the same batches as from local files, few requests, and those of coming ones early."""
+"""Open files behind URLs: the same batches as of local files, few requests, and those of coming ones early."""
 
 import gc
 import os
