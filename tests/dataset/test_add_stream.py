@@ -410,7 +410,7 @@ def test_partitions_whose_streams_differ_in_settings(dataset: DatasetStore) -> N
 def test_a_packed_file_that_is_gone(dataset: DatasetStore) -> None:
     """Without the file that was packed nothing can be added: the partition has to be run again."""
     Path(dataset.store.path_of(dataset.marker("docs-00001")["files"]["mstr"]["path"])).unlink()
-    with pytest.raises(SourceError, match=r"is gone, published with \d+ bytes: run partition 'docs-00001' again"):
+    with pytest.raises(SourceError, match=r"is gone, expected \d+ bytes: run partition 'docs-00001' again"):
         list(add_to_dataset(dataset, "score", SCORE, values_of({})))
     assert "added" not in dataset.marker("docs-00000")
 
