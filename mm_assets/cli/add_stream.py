@@ -16,11 +16,11 @@ import click
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import report_missing_streams
 from mm_assets.errors import ConfigError
+from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
     from mm_assets.dataset.add_stream import Values
     from mm_assets.fields import Field
-    from mm_assets.pipeline.store import DatasetStore
 
 
 @click.command("add-stream")
@@ -49,6 +49,8 @@ def command(
 ) -> None:
     """Add a modality to the MSTR file FILE in place, or to all published partitions of --dataset, and its manifest."""
     from mm_assets.dataset.add_stream import read_values
+    from mm_assets.pipeline.added_streams import add_to_dataset
+    from mm_assets.pipeline.publish import build_manifest
 
     if (file is None) == (not chosen.names):
         raise ConfigError("arguments", "FILE", "give either a file or --dataset")
@@ -61,8 +63,20 @@ def command(
     table = read_values(values, field)
     if file is not None:
         _add_to_file(file, name, field, table, ignore_unknown=ignore_unknown)
-    else:
-        _add_to_dataset(chosen, datasets[0], name, field, table, keys=keys, ignore_unknown=ignore_unknown)
+        return
+    (dataset,) = datasets
+    for done in add_to_dataset(dataset, name, field, table, keys=keys, ignore_unknown=ignore_unknown):
+        verb = "added" if done.added else "was there"
+        count = f"{done.num_present:,} of {counted(done.num_samples, 'sample')}"
+        click.echo(f"{dataset.spec.name}/{done.partition}: {name} {verb}, {count}")
+    report = build_manifest(dataset)
+    report_missing_streams(chosen, dataset.spec.name, report.missing_streams)
+    click.echo(f"{dataset.spec.name}: {report.url}")
+    if any(stream["name"] == name for stream in report.manifest.get("added_streams", ())):
+        inspect = shlex.join(["mm-assets", "inspect", report.url, "--format", "mstr"])
+        click.echo(
+            f'{name} is in the MSTR files: {inspect}, or mm_assets.open({report.url!r}, format="mstr") in Python'
+        )
 
 
 def _field(field_name: str, config: str) -> Field:
@@ -90,32 +104,5 @@ def _add_to_file(file: str, name: str, field: Field, values: Values, *, ignore_u
         detail = f"{file} belongs to a dataset, whose manifests have its digest; use {where}"
         raise ConfigError("arguments", "FILE", detail)
     summary = add_values(path, name, field, values, ignore_unknown=ignore_unknown)
-    count = f"{summary.num_present[name]:,} of {summary.num_samples:,} samples"
+    count = f"{summary.num_present[name]:,} of {counted(summary.num_samples, 'sample')}"
     click.echo(f"{file}: {name} added, {count}, {summary.num_bytes:,} bytes")
-
-
-def _add_to_dataset(
-    chosen: DatasetChoice,
-    dataset: DatasetStore,
-    name: str,
-    field: Field,
-    values: Values,
-    *,
-    keys: Sequence[str],
-    ignore_unknown: bool,
-) -> None:
-    from mm_assets.pipeline.added_streams import add_to_dataset
-    from mm_assets.pipeline.publish import build_manifest
-
-    for done in add_to_dataset(dataset, name, field, values, keys=keys, ignore_unknown=ignore_unknown):
-        verb = "added" if done.added else "was there"
-        count = f"{done.num_present:,} of {done.num_samples:,} samples"
-        click.echo(f"{dataset.spec.name}/{done.partition}: {name} {verb}, {count}")
-    report = build_manifest(dataset)
-    report_missing_streams(chosen, dataset.spec.name, report.missing_streams)
-    click.echo(f"{dataset.spec.name}: {report.url}")
-    if any(stream["name"] == name for stream in report.manifest.get("added_streams", ())):
-        inspect = shlex.join(["mm-assets", "inspect", report.url, "--format", "mstr"])
-        click.echo(
-            f'{name} is in the MSTR files: {inspect}, or mm_assets.open({report.url!r}, format="mstr") in Python'
-        )
