@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mm_assets.fields import Audio, TextBoxes, TimedSegment, TimeSeries
-from mm_assets.summaries import summarize
+from mm_assets.summaries import counted, summarize
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,8 @@ def test_values_show_their_arrays_by_shape() -> None:
     boxes = TextBoxes(["a"] * 9, np.zeros((9, 4), np.int32))
     assert "boxes=<int32 9 x 4>" in repr(boxes)
     assert "… 9 in all" in repr(boxes)
+
+
+def test_things_are_counted_with_their_noun() -> None:
+    """One is singular; none and many are plural, with separators."""
+    assert [counted(number, "file") for number in (0, 1, 2000)] == ["0 files", "1 file", "2,000 files"]

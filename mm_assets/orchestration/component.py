@@ -135,16 +135,15 @@ class ShardDataset(dg.Component):
     def load(cls, attributes: Any, context: dg.ComponentLoadContext) -> "ShardDataset":
         """Resolves the templates of a declaration and checks it; an error of it is raised where the spec is needed."""
         where = context.path / "defs.yaml" if context.path.is_dir() else context.path
-        given: Any = {} if attributes is None else attributes.root
-        name = given.get("name") if isinstance(given, Mapping) else None
+        given: dict[str, Any] = {} if attributes is None else attributes.root
+        name = given.get("name")
         unset = list(_unset_variables(given))
         declared: DatasetSpec | ConfigError
         try:
             for key, _, is_null in unset:
                 if not is_null:
-                    raise ConfigError(
-                        where, key, f"is {given[key]!r} and names an environment variable that is not set"
-                    )
+                    detail = f"is {given[key]!r} and names an environment variable that is not set"
+                    raise ConfigError(where, key, detail)
             config, root = context.resolution_context.resolve_value(given), default_root()
             declared = DatasetSpec.from_config(config, where=str(where), base=where.parent, default_root=root)
         except ConfigError as error:
@@ -170,9 +169,9 @@ def wrong_declarations_left_out() -> Iterator[None]:
         _LEFT_OUT.reset(token)
 
 
-def _unset_variables(attributes: Any) -> Iterator[tuple[str, str, bool]]:
+def _unset_variables(attributes: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
     """Key and environment variable of each template of one that is not set, and whether it makes its value null."""
-    for key, value in attributes.items() if isinstance(attributes, Mapping) else ():
+    for key, value in attributes.items():
         for opening, attribute, argument, closing in _VARIABLE.findall(json.dumps(value, default=str)):
             if (attribute or argument) not in os.environ:
                 yield key, attribute or argument, bool(attribute and opening and closing)
