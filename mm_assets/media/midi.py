@@ -312,12 +312,11 @@ def _notes_of(group: list[Track], clock: _Clock, first: int, *, sustain: bool) -
     if sustain:
         pedals = _Timed([track.pedals for track in group])
         for number in np.unique(channel):
-            of_channel = pedals.keys == number
-            is_down = pedals.values[of_channel] >= _PEDAL_DOWN
-            ours = channel == number
-            parts = (onset[ours], release[ours], pitch[ours], pedals.ticks[of_channel], is_down)
+            of_channel, ours = pedals.keys == number, channel == number
+            pedal = (pedals.ticks[of_channel], pedals.values[of_channel])
+            notes = (onset[ours], release[ours], pitch[ours].astype(np.int64))
             release = release.copy()
-            release[ours] = _sustained(*parts, clock.end)
+            release[ours] = _sustained(*notes, *pedal, clock.end)
     onset_units = clock.units(onset)
     tracks = np.repeat(np.arange(first, first + len(group)), [len(track.onset) for track in group])
     return NoteTable(
@@ -331,22 +330,16 @@ def _notes_of(group: list[Track], clock: _Clock, first: int, *, sustain: bool) -
     )
 
 
-def _sustained(
-    onset: _Ints,
-    release: _Ints,
-    pitch: npt.NDArray[np.uint8],
-    ticks: _Ints,
-    is_down: npt.NDArray[np.bool_],
-    end: int,
-) -> _Ints:
-    """Where the notes of one channel end with its pedal, whose states `is_down` start at `ticks`."""
+def _sustained(onset: _Ints, release: _Ints, pitch: _Ints, ticks: _Ints, pedal: _Ints, end: int) -> _Ints:
+    """Where the notes of one channel end with its pedal, whose values start at `ticks`."""
+    is_down = pedal >= _PEDAL_DOWN
     # Index -1, no pedal yet, finds the False at the end.
     is_held = np.append(is_down, False)[np.searchsorted(ticks, release, side="right") - 1]
     lifts = np.append(ticks[~is_down], end)
     lift = lifts[np.minimum(np.searchsorted(lifts, release, side="right"), len(lifts) - 1)]
     # Pitch and tick (below 2**53) in one number, so that one search finds the next onset of a pitch. A note that starts
     # and ends at one tick finds itself, and is not held.
-    shifted = pitch.astype(np.int64) << 54
+    shifted = pitch << 54
     onsets = np.append(np.sort(shifted | onset), np.iinfo(np.int64).max)
     following = onsets[np.searchsorted(onsets, shifted | release, side="left")]
     again = np.where(following >> 54 == pitch, following & (2**54 - 1), end)
