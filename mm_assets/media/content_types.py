@@ -1,7 +1,7 @@
 """MIME types of media, from their first bytes and from their names.
 
-Both tables are explicit and independent of the machine's MIME database: the same bytes and names give the same answer
-everywhere. No bytes make these functions raise.
+The tables do not depend on the machine's MIME database: the same bytes and names give the same answer everywhere. No
+bytes make these functions raise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Buffer = bytes | bytearray | memoryview  # as in `formats.records`: neither pack
 
 _U32_LE = struct.Struct("<I")
 
-_MAGIC: tuple[tuple[int, bytes, str], ...] = (  # (offset, bytes, MIME type); the first that fits is the answer
+_MAGIC: tuple[tuple[int, bytes, str], ...] = (  # (offset, bytes, MIME type); the first match applies
     (0, b"\xff\xd8\xff", "image/jpeg"),
     (0, b"\x89PNG\r\n\x1a\n", "image/png"),
     (0, b"GIF87a", "image/gif"),
@@ -47,7 +47,7 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (  # (offset, bytes, MIME type); th
     (257, b"ustar", "application/x-tar"),
 )
 _RIFF = {b"WEBP": "image/webp", b"WAVE": "audio/wav", b"AVI ": "video/x-msvideo"}
-_BRANDS = {  # major brand of an ISO base media file; any other is video/mp4
+_BRANDS = {  # by major brand of an ISO base media file; any other is video/mp4
     b"qt  ": "video/quicktime",
     b"M4A ": "audio/mp4",
     b"M4B ": "audio/mp4",
@@ -59,7 +59,7 @@ _BRANDS = {  # major brand of an ISO base media file; any other is video/mp4
     b"3gp4": "video/3gpp",
     b"3gp5": "video/3gpp",
 }
-_QUICKTIME_ATOMS = (b"moov", b"mdat", b"wide", b"skip")  # a QuickTime file of before 2001 has no ftyp
+_QUICKTIME_ATOMS = (b"moov", b"mdat", b"wide", b"skip")  # QuickTime files from before 2001 have no ftyp
 _BMP_HEADER_SIZES = (12, 40, 52, 56, 64, 108, 124)
 
 _NAMES: dict[str, str] = {
@@ -127,15 +127,14 @@ _NAMES: dict[str, str] = {
 
 def content_type_of_name(name: str) -> str | None:
     """The MIME type of a file's last extension, in any case; None for an unknown extension or without one."""
-    base = name.replace("\\", "/").rsplit("/", 1)[-1]
-    stem, dot, extension = base.rpartition(".")
-    return _NAMES.get(extension.lower()) if dot and (stem or extension) else None
+    _, dot, extension = name.replace("\\", "/").rsplit("/", 1)[-1].rpartition(".")
+    return _NAMES.get(extension.lower()) if dot else None
 
 
 def sniff_content_type(data: Buffer) -> str | None:
-    """The MIME type of the first bytes, from their magic numbers; None where they have none.
+    """The MIME type of the first bytes, from their magic number; None without one, as for text.
 
-    The first 512 bytes are enough. Text has no magic number, so plain text, JSON and the like give None.
+    The first 512 bytes are enough.
     """
     head = bytes(memoryview(data).cast("B")[:512])
     for offset, magic, content_type in _MAGIC:
@@ -161,7 +160,7 @@ def sniff_content_type(data: Buffer) -> str | None:
 
 
 def _sniff_mpeg_audio(head: bytes) -> str | None:
-    """MP3 and AAC have no magic number, only a sync word; all their fixed fields must be legal too."""
+    """MP3 and AAC have only a sync word: all their fixed fields must be valid too."""
     if len(head) < 4 or head[0] != 0xFF:
         return None
     if head[1] & 0xF6 == 0xF0:  # ADTS: layer 0

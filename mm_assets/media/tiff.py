@@ -27,6 +27,8 @@ from mm_assets.media.header import HeaderReader, read_tiff_layout
 
 __all__ = ["TiffFrames"]
 
+_Ints = npt.NDArray[np.int64]
+_Parts = list[tuple[int, int]]  # of the file: start and end
 
 MAX_FRAMES = 1 << 20  # bounds a hostile chain of overlapping directories; real stacks have thousands
 
@@ -174,7 +176,7 @@ class TiffFrames:
             entries[tag] = _Entry(tag, kind, values, self._data[start : start + size])
         return entries
 
-    def _numbers(self, entries: dict[int, _Entry], tag: int, what: str) -> npt.NDArray[np.int64] | None:
+    def _numbers(self, entries: dict[int, _Entry], tag: int, what: str) -> _Ints | None:
         """The values of a tag of unsigned numbers; None where it is missing or empty."""
         entry = entries.get(tag)
         if entry is None or entry.num_values == 0:
@@ -218,7 +220,7 @@ class TiffFrames:
             del entries[_DESCRIPTION]
         return self._assemble(entries, offsets_tag, blocks, places)
 
-    def _raw_sizes(self, entries: dict[int, _Entry], count: int, what: str) -> npt.NDArray[np.int64] | None:
+    def _raw_sizes(self, entries: dict[int, _Entry], count: int, what: str) -> _Ints | None:
         """Bytes that each strip or tile takes uncompressed; None where that is not plain arithmetic."""
         if self._number(entries, _PHOTOMETRIC, 0, what) == _YCBCR:
             return None  # may be subsampled
@@ -240,17 +242,11 @@ class TiffFrames:
         heights = [rows] * (per_plane - 1) + [length - rows * (per_plane - 1)]
         return self._bounded([row * height for height in heights] * planes)
 
-    def _bounded(self, sizes: Iterable[int]) -> npt.NDArray[np.int64]:
+    def _bounded(self, sizes: Iterable[int]) -> _Ints:
         limit = len(self._data) + 1  # more than any file position, and still an int64
         return np.array([min(size, limit) for size in sizes], np.int64)
 
-    def _blocks(
-        self,
-        offsets: npt.NDArray[np.int64],
-        sizes: npt.NDArray[np.int64],
-        needed: npt.NDArray[np.int64] | None,
-        what: str,
-    ) -> tuple[list[tuple[int, int]], npt.NDArray[np.int64]]:
+    def _blocks(self, offsets: _Ints, sizes: _Ints, needed: _Ints | None, what: str) -> tuple[_Parts, _Ints]:
         """The parts of the file to copy, none twice, and the place of each strip or tile in their concatenation.
 
         A strip or tile of no bytes at position 0 was omitted by its writer; its place is -1.
@@ -284,18 +280,12 @@ class TiffFrames:
         places[here] = placed[block_of] + starts - block_starts[block_of]
         return list(zip(block_starts.tolist(), block_ends.tolist(), strict=True)), places
 
-    def _positions(self, tag: int, numbers: npt.NDArray[np.int64]) -> _Entry:
+    def _positions(self, tag: int, numbers: _Ints) -> _Entry:
         kind = _LONG8 if self._is_big else _LONG
         value = numbers.astype(self._order + _NUMBERS[kind]).tobytes()
         return _Entry(tag, kind, len(numbers), memoryview(value))
 
-    def _assemble(
-        self,
-        entries: dict[int, _Entry],
-        offsets_tag: int,
-        blocks: list[tuple[int, int]],
-        places: npt.NDArray[np.int64],
-    ) -> bytes:
+    def _assemble(self, entries: dict[int, _Entry], offsets_tag: int, blocks: _Parts, places: _Ints) -> bytes:
         """Header, directory, values, data."""
         inline = self._inline
         entries[offsets_tag] = self._positions(offsets_tag, places)  # of the right size; its values follow below
