@@ -15,7 +15,7 @@ import pyarrow as pa
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.user_columns import UNFIT, Converter, converter
 
-__all__ = ["MemberIndex", "Rejects", "RowBuilder", "RowColumns", "RowStream", "content_views", "views"]
+__all__ = ["MemberIndex", "Rejects", "RowBuilder", "RowStream", "content_views", "views"]
 
 MemberIndex = Callable[[], Iterator[pa.RecordBatch]]
 """Reads the member index of a partition's containers from its start, shard by shard."""
@@ -28,15 +28,23 @@ FLUSH_REJECTS = 8 << 10
 _FILLED = [name for name in MULTIMODAL_SCHEMA.names if name != "binary_content"]
 
 
-class RowColumns:
-    """Collects rows and yields them as batches of the dataset's row schema.
+class RowBuilder:
+    """Collects rows as batches of the dataset's row schema, what did not become a row, and the numbers of both.
 
     Args:
+        layout: how members become rows.
         schema: the dataset's schema.
         batch_bytes: content of one batch.
+
+    Attributes:
+        user: the user columns that JSON fills, with their converters.
     """
 
-    def __init__(self, schema: DatasetSchema, batch_bytes: int) -> None:
+    def __init__(self, layout: MemberRules, schema: DatasetSchema, batch_bytes: int) -> None:
+        self.layout = layout
+        self.rejects = Rejects()
+        self.counts: Counter[str] = Counter(dict.fromkeys(("members", "samples", "rows", "rejects"), 0))
+        self.user = [(column, converter(column.type)) for column in schema.user_columns if column.source]
         self._schema = schema.row_schema()
         self._user_names = [column.name for column in schema.user_columns]
         self._batch_bytes = batch_bytes
@@ -46,8 +54,8 @@ class RowColumns:
     def _clear(self) -> None:
         self._columns: dict[str, list[Any]] = {name: [] for name in _FILLED}
         self._appends = [self._columns[name].append for name in _FILLED]
-        self._user: dict[str, tuple[list[int], list[Any]]] = {name: ([], []) for name in self._user_names}
-        self.num_rows = 0
+        self._cells: dict[str, dict[int, Any]] = {name: {} for name in self._user_names}  # of user columns, by row
+        self._num_rows = 0
         self._size = 0
 
     def append(
@@ -62,52 +70,52 @@ class RowColumns:
         metadata_json: str | None = None,
         error: str | None = None,
     ) -> None:
-        """Adds one row; its user columns are null until `set_user` fills them."""
+        """Adds one row; its user columns are null until `fill` sets them."""
         if self._size >= MAX_BATCH:
             self._flush()
         values = (sample_id, position, modality, content_type, text, source_ref, metadata_json, error)
         for append, value in zip(self._appends, values, strict=True):
             append(value)
-        self.num_rows += 1
+        self._num_rows += 1
         self._size += ROW_BYTES + len(sample_id)
         for content in (text, source_ref, metadata_json, error):
             if content is not None:
                 self._size += len(content)
 
-    def set_user(self, name: str, value: object) -> None:
-        """Fills a user column of the last row."""
-        rows, values = self._user[name]
-        rows.append(self.num_rows - 1)
-        values.append(value)
-        if isinstance(value, str | list):
-            self._size += len(value)
+    def fill(self, column: UserColumn, fit: Converter, value: object) -> None:
+        """Fills a user column of the last row, unless the value is null or does not fit."""
+        if value is None:
+            return
+        fitted = fit(value)
+        if fitted is UNFIT:
+            self.counts["null_casts"] += 1
+            return
+        self._cells[column.name][self._num_rows - 1] = fitted
+        if isinstance(fitted, str | list):
+            self._size += len(fitted)
 
     @property
     def full(self) -> bool:
         """Whether the rows should be yielded now."""
-        return bool(self._done) or self._size >= self._batch_bytes or self.num_rows >= MAX_ROWS
+        return bool(self._done) or self._size >= self._batch_bytes or self._num_rows >= MAX_ROWS
 
     def take(self) -> Iterator[pa.RecordBatch]:
         """The rows so far as a batch; none if there are none, several only for a sample that one batch cannot hold."""
-        if self.num_rows:
+        if self._num_rows:
             self._flush()
         done, self._done = self._done, []
         yield from done
 
     def _flush(self) -> None:
-        count = self.num_rows
         arrays = []
         for field in self._schema:
-            if field.name in self._user:
-                rows, values = self._user[field.name]
-                spread: list[Any] = [None] * count
-                for row, value in zip(rows, values, strict=True):
-                    spread[row] = value
-                arrays.append(pa.array(spread, field.type))
+            if field.name in self._cells:
+                cells = self._cells[field.name]
+                arrays.append(pa.array(map(cells.get, range(self._num_rows)), field.type))
             elif field.name in self._columns:
                 arrays.append(pa.array(self._columns[field.name], field.type))
             else:
-                arrays.append(pa.nulls(count, field.type))
+                arrays.append(pa.nulls(self._num_rows, field.type))
         self._clear()
         self._done.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
 
@@ -178,26 +186,6 @@ class RowStream:
         if not self._done:
             raise RuntimeError("the rows have not been read to their end yet")
         return self._rejects.table()
-
-
-class RowBuilder:
-    """What every maker of rows has: the rows so far, what did not become one, and the numbers of both."""
-
-    def __init__(self, layout: MemberRules, schema: DatasetSchema, batch_bytes: int) -> None:
-        self.layout = layout
-        self.columns = RowColumns(schema, batch_bytes)
-        self.rejects = Rejects()
-        self.counts: Counter[str] = Counter(dict.fromkeys(("members", "samples", "rows", "rejects"), 0))
-        self.user = [(column, converter(column.type)) for column in schema.user_columns if column.source]
-
-    def fill(self, column: UserColumn, fit: Converter, value: object) -> None:
-        """Fills a user column of the last row, unless the value is null or does not fit."""
-        if value is not None:
-            fitted = fit(value)
-            if fitted is UNFIT:
-                self.counts["null_casts"] += 1
-            else:
-                self.columns.set_user(column.name, fitted)
 
 
 def views(column: pa.ChunkedArray) -> list[memoryview | None]:

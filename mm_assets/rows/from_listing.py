@@ -149,9 +149,9 @@ class _ListingBuilder(RowBuilder):
     def batches(self) -> Iterator[pa.RecordBatch]:
         for sample_id, group in groupby(self._checked(), key=lambda entry: entry[1]["sample_id"]):
             self._sample(sample_id, list(group))
-            if self.columns.full:
-                yield from self.columns.take()
-        yield from self.columns.take()
+            if self.full:
+                yield from self.take()
+        yield from self.take()
         if self.missing and self.counts["rows"]:
             detail = f"no row has the column {min(self.missing)!r}, which is required"
             raise MissingColumnError(self.source.url, detail)
@@ -211,13 +211,13 @@ class _ListingBuilder(RowBuilder):
         self.counts["samples"] += 1
         text, row = metadata if metadata is not None else (None, {})
         content_type = None if text is None else "application/json"
-        self.columns.append(sample_id, METADATA_POSITION, "metadata", content_type=content_type, metadata_json=text)
+        self.append(sample_id, METADATA_POSITION, "metadata", content_type=content_type, metadata_json=text)
         self._fill(row)
         for position, modality, ref, content, row in sorted(items, key=lambda item: item[0]):
             name = ref.member or ref.path or ""
             declared = row.get("content_type")
             guessed = content_type_of_name(name) if name else ("text/plain" if modality == "text" else None)
-            self.columns.append(
+            self.append(
                 sample_id,
                 position,
                 modality,

@@ -115,7 +115,7 @@ class _Builder(RowBuilder):
     def batches(self, index: MemberIndex) -> Iterator[pa.RecordBatch]:
         for members in split_by_shard(index(), list(self.sources)):
             yield from self._shard(self.sources[members.shard], members)
-        yield from self.columns.take()
+        yield from self.take()
 
     def _shard(self, source: Source, members: ShardMembers) -> Iterator[pa.RecordBatch]:
         shard = _Shard(members, SourceRefWriter(members.shard))
@@ -137,8 +137,8 @@ class _Builder(RowBuilder):
             for window in texts.windows(samples):
                 for sample, found in window:
                     self._sample(shard, sample, found)
-                    if self.columns.full:
-                        yield from self.columns.take()
+                    if self.full:
+                        yield from self.take()
         for sample_id, member in (*shard.unreferenced, *((None, member) for member in set_aside)):
             if member.ordinal not in shard.claimed:
                 detail = "an interleaved sample's lists do not name it"
@@ -239,7 +239,7 @@ class _Builder(RowBuilder):
         value = {} if parsed is None else parsed.value
         self.counts["samples"] += 1
         self.counts["missing_values"] += len(self.required - value.keys())
-        self.columns.append(
+        self.append(
             sample_id,
             METADATA_POSITION,
             "metadata",
@@ -278,9 +278,7 @@ class _Builder(RowBuilder):
         used = {json_member.ordinal}
         for item in found.items:
             if item.modality == "text":
-                self.columns.append(
-                    sample_id, item.position, "text", content_type="text/plain", text=item.text, source_ref=ref
-                )
+                self.append(sample_id, item.position, "text", content_type="text/plain", text=item.text, source_ref=ref)
             else:
                 if item.member is not None:
                     used.add(item.member.ordinal)
@@ -292,7 +290,7 @@ class _Builder(RowBuilder):
                 else:
                     name, source_ref = "", None
                     self.counts["unresolved_tokens"] += 1
-                self.columns.append(
+                self.append(
                     sample_id,
                     item.position,
                     "image",
@@ -351,7 +349,7 @@ class _Builder(RowBuilder):
             return  # every member is in the rejects
         self._metadata_row(shard, sample_id, json_member, parsed)
         for position, (member, modality, text) in enumerate(content):
-            self.columns.append(
+            self.append(
                 sample_id,
                 position,
                 modality,

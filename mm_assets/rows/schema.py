@@ -32,7 +32,6 @@ __all__ = [
     "PACKABLE",
     "PIPELINE_FILTERS",
     "REJECTS_SCHEMA",
-    "REQUIRED_COLUMNS",
     "RESERVED_COLUMNS",
     "DatasetSchema",
     "Drop",
@@ -63,7 +62,6 @@ COLUMN_DESCRIPTIONS: Mapping[str, str] = {field.name: description for field, des
 """What each reserved column holds; not in the schema itself, which is part of the Parquet files."""
 
 RESERVED_COLUMNS: frozenset[str] = frozenset(MULTIMODAL_SCHEMA.names)
-REQUIRED_COLUMNS: frozenset[str] = frozenset(f.name for f in MULTIMODAL_SCHEMA if not f.nullable)
 METADATA_POSITION = -1  # position of a sample's one metadata row; content rows count from 0
 
 MODALITIES: frozenset[str] = frozenset({"metadata", "text", "image", "audio", "video", "array", "midi", "binary"})

@@ -9,6 +9,7 @@ other bytes after the end are listed as an entry "trailing bytes".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import cached_property
 from typing import ClassVar
 
@@ -63,12 +64,9 @@ class TarSource:
 
         "salvage" continues at the next header that can be trusted.
         """
-        cursor = open_cursor(self.file, self._compression)
-        try:
+        with closing(open_cursor(self.file, self._compression)) as cursor:
             for entry, _ in TarWalk(self.file.url, cursor, on_damaged_shard, damage).entries(lambda _: None):
                 yield entry.member
-        finally:
-            cursor.close()
 
     def payloads(
         self,
@@ -102,7 +100,7 @@ class TarSource:
             stored = cursor.read(place.at, place.stored)
             return _expand(place, stored) if len(stored) == place.stored else None
 
-        try:
+        with closing(cursor):
             for entry, taken in TarWalk(self.file.url, cursor, on_damaged_shard, damage).entries(take):
                 if isinstance(taken, SourceError):
                     if on_error is None:
@@ -110,8 +108,6 @@ class TarSource:
                     on_error(entry.member, taken)
                 elif isinstance(taken, bytes):
                     yield entry.member, taken
-        finally:
-            cursor.close()
         if late:
             targets = self.payloads(
                 wanted=lambda m: m.ordinal in late, max_bytes=max_bytes, on_damaged_shard=on_damaged_shard

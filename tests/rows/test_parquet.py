@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import EncodeError, SchemaMismatchError, SourceError
 from mm_assets.rows.parquet import MAX_VALUE, ParquetSink, open_table, read_batches, row_bytes, sample_groups
-from mm_assets.rows.schema import DROPPED_SCHEMA, REQUIRED_COLUMNS, DatasetSchema, UserColumn
+from mm_assets.rows.schema import DROPPED_SCHEMA, MULTIMODAL_SCHEMA, DatasetSchema, UserColumn
 from mm_assets.storage.store import Store
 
 SCHEMA = DatasetSchema(
@@ -71,7 +71,8 @@ def test_required_columns_are_required_in_the_file(tmp_path: Path) -> None:
     levels = {
         file.schema.column(i).path.split(".list")[0]: file.schema.column(i).max_definition_level for i in range(9)
     }
-    assert {name for name, level in levels.items() if level == 0} == REQUIRED_COLUMNS
+    required = {field.name for field in MULTIMODAL_SCHEMA if not field.nullable}
+    assert {name for name, level in levels.items() if level == 0} == required
 
 
 def test_media_is_stored_as_it_is_and_text_compressed(tmp_path: Path) -> None:
