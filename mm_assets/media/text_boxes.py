@@ -168,14 +168,11 @@ class PageLayout(ArrayValue):
             label or with an `outside` one. A blank word is ``O`` too, so that sequences stay valid without it.
         """
         found, begun = [], set()
-        groups = self.word_segments.tolist()
-        for index, label in enumerate(self.word_labels()):
-            if label is None or label in outside or not self.words.texts[index].strip():
+        for label, text, group in zip(self.word_labels(), self.words.texts, self.word_segments.tolist(), strict=True):
+            if label is None or label in outside or not text.strip():
                 found.append("O")
-                continue
-            group = groups[index]
-            found.append(f"{'I' if group in begun else 'B'}-{label.upper()}")
-            if group >= 0:
+            else:
+                found.append(f"{'I' if group >= 0 and group in begun else 'B'}-{label.upper()}")
                 begun.add(group)
         return found
 
