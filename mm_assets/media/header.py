@@ -46,7 +46,9 @@ class HeaderReader:
 
     def take(self, record: struct.Struct, offset: int, what: str) -> tuple[Any, ...]:
         """A record, unpacked; `MediaError` if the file is too short."""
-        return record.unpack(self.piece(offset, record.size, what))
+        if not self.has(offset, record.size):
+            raise self.fail(f"{what} is truncated: needs {record.size} bytes at {offset}, there are {self.size}")
+        return record.unpack_from(self.view, offset)  # `piece` would copy first
 
 
 def size_of_id3(data: memoryview) -> int:
