@@ -164,7 +164,7 @@ class JSONTokenizer:
         """
         where = os.fspath(path)
         try:
-            # Opening a pipe without a writer would block for ever.
+            # Without O_NONBLOCK, opening a pipe without a writer would block for ever.
             with open(where, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
                 status = os.fstat(file.fileno())
                 fits = stat.S_ISREG(status.st_mode) and status.st_size <= MAX_JSON_SIZE

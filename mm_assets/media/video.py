@@ -397,10 +397,7 @@ class _Cursor:
         return self.held[1]
 
     def _next(self) -> tuple[int, VideoFrame] | None:
-        for frame in self.frames:
-            if frame.pts is not None:
-                return frame.pts, frame
-        return None
+        return next(((frame.pts, frame) for frame in self.frames if frame.pts is not None), None)
 
     def _jump(self, position: int) -> None:
         """Seek to the last keyframe at or before the wanted frame, unless decoding up to it is faster."""
