@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from mm_assets.errors import EncodeError
+from mm_assets.errors import EncodeError, FormatError
 from mm_assets.fields.base import (
     JSON,
     Encoded,
@@ -91,10 +91,14 @@ class SequenceField(Field):
 
     def encode(self, value: Iterable[tuple[int, Any]]) -> Encoded:
         """Encode (position, value) pairs in order of position."""
-        return self._join(
-            (position, self._within(f"item at position {position}", self.inner.encode, item))
-            for position, item in self._pairs(value)
-        )
+        return self._join(self._encoded(value))
+
+    def _encoded(self, value: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Encoded]]:
+        for position, item in self._pairs(value):
+            try:
+                yield position, self.inner.encode(item)
+            except EncodeError as error:
+                raise self._placed(error, f"item at position {position}") from error
 
     def encode_items(self, items: Iterable[tuple[int, Encoded]]) -> Encoded:
         """Join (position, payload) pairs in order of position."""
@@ -176,7 +180,10 @@ class SequenceField(Field):
 
     def _decode_item(self, items: _Items, index: int) -> tuple[int, Any]:
         position, metadata, data = items.payload(index)
-        return position, self._within(f"item {index}", self.inner.decode, metadata, data)
+        try:
+            return position, self.inner.decode(metadata, data)
+        except FormatError as error:
+            raise self._placed(error, f"item {index}") from error
 
 
 def _starts(num_items: int, metadata_size: int) -> tuple[int, int, int]:

@@ -81,7 +81,7 @@ class TimedTextField(Field):
         segments = self._segments_of(value)
         texts = [self._utf8_of(segment.text, index) for index, segment in enumerate(segments)]
         offsets = np.cumsum([0, *map(len, texts)], dtype="<u8")
-        times = np.array([segment[:2] for segment in segments], dtype="<f8").reshape(-1, 2).T
+        times = np.array([[one.start_seconds for one in segments], [one.end_seconds for one in segments]], dtype="<f8")
         self._expect_data_size(times.nbytes + 4 * len(offsets) + int(offsets[-1]))
         extent = (float(times[0, 0]), float(times[1].max())) if segments else (0.0, 0.0)
         return Encoded(
