@@ -5,7 +5,7 @@ selects the violations from relations that `runner` provides by name, so it also
 The relations are:
 
 - each table of the partition by its name, without the columns of content; row tables have an `ordinal`;
-- what `relations.DERIVED` computes from a table, such as `filtered_rows_content`;
+- what a method of `relations.TableRelations` computes from a table, such as `filtered_rows_content`;
 - `own_rows`, the main table of the asset whose checks are run;
 - the methods without arguments of `relations.TableRelations` and `packed.PackedRelations`, and `FACT_RELATIONS`.
 """

@@ -24,7 +24,7 @@ from mm_assets.rows.parquet import open_table, read_batches
 from mm_assets.rows.schema import MODALITIES, MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
 
-__all__ = ["DERIVED", "TableBuilder", "TableRelations", "schema_of", "table_of"]
+__all__ = ["TableBuilder", "TableRelations", "schema_of", "table_of"]
 
 MEDIA = "binary_content"
 TEXTS = ("text_content", "metadata_json")
@@ -33,6 +33,7 @@ CONTENT = (MEDIA, *TEXTS)  # never read by DuckDB: one vector of them could be l
 MAX_REREAD = 8  # items of a partition whose range is read from its shard again
 MAX_REREAD_BYTES = 4 << 20  # of all of them: the check must not cost what the stage did
 _DIGEST = 16  # bytes
+_DERIVED = ("content", "reread", "texts", "source_refs")  # from the table whose name is before it
 _BATCH_ROWS = 4 << 10  # rows that become Python objects at a time
 
 _TYPES = {  # of the columns that are not text
@@ -112,7 +113,7 @@ class TableRelations:
     def relation(self, name: str) -> str | pa.Table:
         """A relation by its name: a statement for DuckDB where it is a table itself, else an Arrow table.
 
-        What is neither a table nor derived from one is made by the method of its name.
+        `rows_content` is what the method `content` makes of the table `rows`; others are the method of their name.
 
         Raises:
             SourceError: a file is missing or cannot be read.
@@ -120,11 +121,10 @@ class TableRelations:
         """
         if name in self.context.tables:
             return self._select(name)
-        for suffix, derive in DERIVED.items():
-            if name.endswith(suffix):
-                return derive(self, name.removesuffix(suffix))
-        found: pa.Table = getattr(self, name)()
-        return found
+        for derived in _DERIVED:
+            if name.endswith(f"_{derived}"):
+                return getattr(self, derived)(name.removesuffix(f"_{derived}"))
+        return getattr(self, name)()
 
     def parquet(self, table: str) -> pq.ParquetFile:
         """A table's file, opened once.
@@ -348,12 +348,3 @@ def _quoted(url: str) -> str:
     """A file as a literal, with DuckDB's wildcards escaped."""
     literal = "".join(f"[{c}]" if c in "*?[" else c for c in url)
     return "'" + literal.replace("'", "''") + "'"
-
-
-DERIVED: Mapping[str, Callable[[TableRelations, str], pa.Table]] = {
-    "_content": TableRelations.content,
-    "_reread": TableRelations.reread,
-    "_texts": TableRelations.texts,
-    "_source_refs": TableRelations.source_refs,
-}
-"""Suffix of a relation that is computed from the table whose name is before it."""

@@ -21,6 +21,7 @@ from mm_assets.rows.schema import DatasetSchema
 from mm_assets.sources.base import index_members
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile, expand_shards
+from mm_assets.summaries import counted
 
 __all__ = ["Registration", "group_shards", "list_partitions", "register"]
 
@@ -153,12 +154,10 @@ def register(
     if young and wait:
         sleep(spec.settle_seconds)
         partitions, unsettled, young = list_partitions(spec, seen=young)
-    if not partitions and not young and before:
+    if not partitions and not young and (before or not allow_empty):
         # An unmounted folder looks like this; accepting it would empty the next manifest.
-        detail = f"no shard was found there, though {len(before)} partitions are registered"
-        raise SourceError(spec.shards, detail)
-    if not partitions and not young and not allow_empty:
-        raise SourceError(spec.shards, "no shard was found there")
+        known = f", though it held {counted(len(before), 'partition')} before" if before else ""
+        raise SourceError(spec.shards, f"no shard was found there{known}")
     source = dataset.registered_source()
     if source is not None and source != spec.shards and not new_schema:
         detail = (
