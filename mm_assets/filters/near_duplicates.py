@@ -1,7 +1,7 @@
 """Near duplicates within a partition: images that look like an earlier one, by the distance of perceptual hashes.
 
 The first of several is kept, in source order. For each kept image its hash and its places in the index are held for the
-length of the partition: less than a kilobyte. A look-up finds every hash within the distance, and compares few others.
+length of the partition: less than a kilobyte. A lookup finds every hash within the distance, and compares few others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN = -1  # in place of the hash of an image too plain to have one: hashes ar
 _BANDS = 4
 _BAND_BITS = HASH_BITS // _BANDS
 
-_Look = int | bytes  # its hash; of an image too plain to have one, the start of its SHA-256
+_Signature = int | bytes  # its hash; of an image too plain to have one, the start of its SHA-256
 
 
 def image_hashes(block: Block, rows: Rows) -> list[int | None]:
@@ -134,13 +134,13 @@ class NearDuplicatesFilter(Filter):
     def judge(self, block: Block) -> Iterable[Drop]:
         """``near_duplicate`` with the distance, the largest of a sample's images."""
         rows = block.rows_of("image")
-        for row, images in by_scope(block, rows, self._looks(block, rows), self.scope):
+        for row, images in by_scope(block, rows, self._signatures(block, rows), self.scope):
             distance = self._distance_or_keep(images)
             if distance is not None:
                 yield Drop(row, "near_duplicate", float(distance))
 
-    def _looks(self, block: Block, rows: Rows) -> list[_Look | None]:
-        """How each row's image looks; None where it cannot be decoded."""
+    def _signatures(self, block: Block, rows: Rows) -> list[_Signature | None]:
+        """The signature of each row's image; None where it cannot be decoded."""
         hashes = _measured(block, rows)
         plain = rows[[found == _PLAIN for found in hashes]]
         digests = dict(zip(plain.tolist(), content_digests(block, plain), strict=True))
@@ -149,10 +149,10 @@ class NearDuplicatesFilter(Filter):
             for row, found in zip(rows.tolist(), hashes, strict=True)
         ]
 
-    def _distance_or_keep(self, images: Sequence[_Look]) -> int | None:
+    def _distance_or_keep(self, images: Sequence[_Signature]) -> int | None:
         """The distance to the nearest sample kept; None where none is near, and this one is kept from now on."""
-        plain = tuple(look if isinstance(look, bytes) else None for look in images)
-        hashes = [look for look in images if isinstance(look, int)]
+        plain = tuple(signature if isinstance(signature, bytes) else None for signature in images)
+        hashes = [signature for signature in images if isinstance(signature, int)]
         if not hashes:
             if plain in self._kept_plain:
                 return 0

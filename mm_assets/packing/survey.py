@@ -151,7 +151,7 @@ class Survey:
         for row in sample:
             if row.modality == "metadata":
                 json_member = row.member
-                self._look_into(row.json)
+                self._survey_json(row.json)
                 continue
             # Text out of the sample's JSON, and frames of one file: rows whose order matters.
             self.interleaved |= row.frame is not None or (
@@ -179,7 +179,7 @@ class Survey:
         self._most_plain = max(self._most_plain, texts[False])
         self._most_timed = max(self._most_timed, texts[True])
 
-    def _look_into(self, text: str | None) -> None:
+    def _survey_json(self, text: str | None) -> None:
         if text is None or self._num_json >= MAX_PARSED:
             return
         try:
@@ -266,10 +266,10 @@ class Survey:
         return min(clocks, key=lambda group: (-group.num_samples, group.role)) if clocks else None
 
     def _discovered(
-        self, choose: Callable[[Group, Selector], tuple[Field, dict[str, Selector] | None]], room: int
+        self, choose: Callable[[Group, Selector], tuple[Field, dict[str, Selector] | None]], limit: int
     ) -> list[PackedModality]:
-        room -= len(self._claimed)
-        frequent = sorted(self.groups.values(), key=lambda g: (-g.num_rows, g.modality, g.role))[: max(room, 0)]
+        limit -= len(self._claimed)
+        frequent = sorted(self.groups.values(), key=lambda g: (-g.num_rows, g.modality, g.role))[: max(limit, 0)]
         reserved = {name_hash(name): name for name in ("rest", "rows", "metadata", *(m.name for m in self._claimed))}
         modalities = []
         for group in sorted(frequent, key=lambda g: (g.modality, g.role)):

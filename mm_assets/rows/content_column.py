@@ -117,7 +117,7 @@ class ContentColumn:
         """Whether another `size` bytes fit in the present piece."""
         return self._buffer is None or self._used + size <= self._buffer.size
 
-    def _room(self, size: int) -> int:
+    def _allocate(self, size: int) -> int:
         if self._buffer is None:
             self._buffer = pa.allocate_buffer(max(size, min(self._ahead, self._limit)))
             self._view = memoryview(self._buffer).cast("B")
@@ -127,7 +127,7 @@ class ContentColumn:
 
     def keep(self, row: int, content: Buffer) -> None:
         """Takes over content that the row already has."""
-        position = self._room(len(content))
+        position = self._allocate(len(content))
         self._view[position : position + len(content)] = content
         self._sizes[row] = len(content)
 
@@ -143,7 +143,7 @@ class ContentColumn:
 
     def reserve(self, row: int, source: SourceFile, offset: int, size: int, *, member: str | None = None) -> None:
         """Gives a row a range that lies inside the file and is read later, with others; `member` is of an archive."""
-        self._pending.append(_Range(row, source, offset, size, self._room(size), member))
+        self._pending.append(_Range(row, source, offset, size, self._allocate(size), member))
         self._sizes[row] = size
         self._fresh.add(row)
 
