@@ -397,7 +397,7 @@ class DatasetIds(SampleIds):
 
     def _get(self, i: int) -> str:
         reader, local = self._files.place(i)
-        return reader.sample_ids[local]
+        return reader.sample_ids._get(local)
 
     def _get_many(self, indices: range) -> list[str]:
         return self._take(self._files.positions(indices))

@@ -156,10 +156,9 @@ def _write_rows(
             check_payload_size(spec, checked)
         except EncodeError as error:
             raise EncodeError(f"{reader.path}, sample {i} ({reader.sample_ids[i]!r}), {error}") from error
-        rows.write(ROW_PREFIX.pack(data.tell(), len(checked.data), crc32c(*checked)))
-        rows.write(checked.metadata)
-        data.write(checked.data)
-        data.write(FILL[: -len(checked.data) % PAYLOAD_ALIGNMENT])
+        prefix = ROW_PREFIX.pack(data.tell(), len(checked.data), crc32c(*checked))
+        rows.write_all((prefix, checked.metadata))
+        data.write_all((checked.data, FILL[: -len(checked.data) % PAYLOAD_ALIGNMENT]))
         num_present += 1
     if count < len(reader):
         raise EncodeError(f"{reader.path}: {count} payloads for {len(reader)} samples")

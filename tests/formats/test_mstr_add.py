@@ -493,9 +493,11 @@ class Recorder(GrowingFile):
         self.operations: list[Operation] = []
 
     def write_at(self, file: Recorder, parts: list[bytes], position: int) -> None:
-        """Notes and writes, in place of `output.write_at`."""
-        if data := b"".join(parts):
-            self.operations.append(("write", position, data))
+        """Notes and writes, in place of `output.write_at`; each part for itself, as the system may take them."""
+        at = position
+        for part in filter(None, parts):
+            self.operations.append(("write", at, bytes(part)))
+            at += len(part)
         write_at(file, parts, position)
 
     def truncate(self, size: int) -> None:
