@@ -25,6 +25,7 @@ HEAVY = {
     "cv2",
     "av",
     "soundfile",
+    "tifffile",
     "torch",
     "pandas",
     "s3fs",

@@ -86,8 +86,9 @@ def probe_image(data: Buffer) -> ImageInfo:
     Raises:
         MediaError: no JPEG, PNG, GIF, WebP, BMP or TIFF, or a header that is damaged or truncated.
     """
-    if id(data) in _PROBED:
-        return _PROBED[id(data)][1]
+    reference, cached = _PROBED.get(id(data), (None, None))
+    if reference is not None and cached is not None and reference() is data:
+        return cached
     head = HeaderReader(data, "<image>")
     content_type = sniff_content_type(head.view)
     parse = _IMAGE_PARSERS.get(content_type or "")

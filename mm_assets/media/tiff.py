@@ -9,8 +9,9 @@ omits tags that point elsewhere in the file (sub-images, EXIF and GPS directorie
 whole stack (ImageJ, OME, tifffile). Old-style JPEG (compression 6), whose tables are scattered over the file, is
 refused, unless the file has only one frame: such a file is returned unchanged.
 
-Why not tifffile: its `TiffWriter` refuses compressed bilevel frames, and its `TiffFile` skips damaged tags and only
-logs a cyclic chain, where a frame must be refused.
+The sizes of types and the names of tags come from tifffile. The walk and the copy do not: its `TiffWriter` refuses
+compressed bilevel frames, and its `TiffFile` skips damaged tags and only logs a cyclic chain, where a frame must be
+refused.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mm_assets.errors import optional_import
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.header import HeaderReader, read_tiff_layout
 
@@ -33,7 +35,6 @@ _Parts = list[tuple[int, int]]  # of the file: start and end
 MAX_FRAMES = 1 << 20  # bounds a hostile chain of overlapping directories; real stacks have thousands
 
 _LONG, _IFD, _LONG8, _IFD8 = 4, 13, 16, 18  # types
-_TYPE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 _NUMBERS = {1: "u1", 3: "u2", _LONG: "u4", _LONG8: "u8"}  # unsigned types, as NumPy spells them
 
 _WIDTH, _LENGTH, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
@@ -79,6 +80,11 @@ class TiffFrames:
     """
 
     def __init__(self, data: Buffer) -> None:
+        with optional_import("tifffile", "frames of a TIFF"):
+            from tifffile import TIFF
+
+        self._tags = TIFF.TAGS
+        self._type_sizes = {kind: struct.calcsize(f"={code}") for kind, code in TIFF.DATA_FORMATS.items()}
         self._head = head = HeaderReader(data, "<tiff>")
         self._data = head.view
         # `_next` is the position of the first directory that is not in `_directories`; 0 at the end of the chain.
@@ -160,21 +166,27 @@ class TiffFrames:
             start, value_at = value_at, value_at + self._entry.size
             if tag in _LEFT_OUT or kind in (_IFD, _IFD8):
                 continue
-            size = _TYPE_SIZES.get(kind, 0) * values
+            size = self._type_sizes.get(kind, 0) * values
             if size > self._inline:
                 (start,) = self._pointer.unpack(raw)
-            if kind not in _TYPE_SIZES or start + size > len(self._data) or tag in entries:
+            if kind not in self._type_sizes or start + size > len(self._data) or tag in entries:
                 if tag not in _ESSENTIAL:
                     continue
                 if tag in entries:
-                    raise self._head.fail(f"{what} has tag {tag} twice")
+                    raise self._head.fail(f"{what} has {self._named(tag)} twice")
                 found = f"{values} values of type {kind} at byte {start}"
-                raise self._head.fail(f"{what}: tag {tag} has {found}, beyond the TIFF's {len(self._data)} bytes")
+                raise self._head.fail(
+                    f"{what}: {self._named(tag)} has {found}, beyond the TIFF's {len(self._data)} bytes"
+                )
             total += size
             if total > len(self._data):
                 raise self._head.fail(f"{what}: its tags hold more than the TIFF's {len(self._data)} bytes")
             entries[tag] = _Entry(tag, kind, values, self._data[start : start + size])
         return entries
+
+    def _named(self, tag: int) -> str:
+        """A tag for a message."""
+        return f"tag {tag} ({self._tags.get(tag, 'not a tag of TIFF')})"
 
     def _numbers(self, entries: dict[int, _Entry], tag: int, what: str) -> _Ints | None:
         """The values of a tag of unsigned numbers; None where it is missing or empty."""
@@ -182,10 +194,10 @@ class TiffFrames:
         if entry is None or entry.num_values == 0:
             return None
         if entry.type not in _NUMBERS:
-            raise self._head.fail(f"{what}: tag {tag} is of type {entry.type}, expected unsigned numbers")
+            raise self._head.fail(f"{what}: {self._named(tag)} is of type {entry.type}, expected unsigned numbers")
         values = np.frombuffer(entry.value, self._order + _NUMBERS[entry.type])
         if values.dtype.itemsize == 8 and int(values.max()) > np.iinfo(np.int64).max:
-            raise self._head.fail(f"{what}: tag {tag} holds {values.max()}, more than 63 bits")
+            raise self._head.fail(f"{what}: {self._named(tag)} holds {values.max()}, more than 63 bits")
         return values.astype(np.int64)
 
     def _number(self, entries: dict[int, _Entry], tag: int, default: int, what: str) -> int:
@@ -206,7 +218,7 @@ class TiffFrames:
         sizes = self._numbers(entries, sizes_tag, what)
         if sizes is None:
             if needed is None:
-                detail = f"tag {sizes_tag} is missing: the sizes of its {len(offsets)} strips or tiles"
+                detail = f"{self._named(sizes_tag)} is missing: the sizes of its {len(offsets)} strips or tiles"
                 raise self._head.fail(f"{what}: {detail}")
             sizes = needed
             entries[sizes_tag] = self._positions(sizes_tag, sizes)
