@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo "make run         run the demo datasets, from tar shards to packed files and manifests"
 	@echo "make ui          Dagster UI and daemon on http://$(HOST):$(PORT), demo shards registered"
-	@echo "make quick       the tests without tests/e2e, which starts processes, servers and a browser"
+	@echo "make quick       the tests without tests/e2e, which starts processes, servers and a browser, and without fuzzing"
 	@echo "make test        all tests"
 	@echo "make nightly     the property tests and the fuzzing, with twenty times their examples (hours)"
 	@echo "make coverage    the lines and branches that the quick tests run, of the parts that must not be wrong"
@@ -48,7 +48,7 @@ ui: $(VENV)/run.done
 	$(BIN)/dagster dev --workspace workspace.yaml --host $(HOST) --port $(PORT)
 
 quick: $(VENV)/dev.done
-	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --ignore tests/e2e
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --ignore tests/e2e -m "not fuzz"
 
 test: $(VENV)/dev.done
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal

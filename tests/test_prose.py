@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .prose import WORDS, findings, main
+from .prose import findings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -46,9 +46,3 @@ def test_idiomatic_phrases_pass(tmp_path: Path, text: str) -> None:
     sheet = tmp_path / "page.md"
     sheet.write_text(text, encoding="utf-8")
     assert findings(sheet) == []
-
-
-def test_the_documentation_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
-    """What the check reads without arguments has no finding."""
-    assert (main([]), capsys.readouterr().out) == (0, "")
-    assert WORDS

@@ -174,6 +174,7 @@ def test_truncated_file_fails_without_raising(partition, form: str) -> None:
         assert {"intact", "samples", "items"} <= partition.failed(f"packed_{form}")
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("form", ["mult", "mstr"])
 def test_damage_anywhere_never_raises(partition, form: str) -> None:
     """Whatever byte of head, tables or tail is wrong, the checks judge; most of them find it."""

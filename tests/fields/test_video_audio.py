@@ -136,6 +136,11 @@ class TestSyncedVideoAudioField(FieldSuite):
         {"max_decoded_bytes": 0},
     ]
 
+    @pytest.mark.fuzz
+    def test_damage_anywhere_is_noticed_or_harmless(self) -> None:
+        """As for any field; each of the many payloads is opened by FFmpeg."""
+        super().test_damage_anywhere_is_noticed_or_harmless()
+
 
 # --- what is kept and what is missing ---------------------------------------------------------------------------------
 

@@ -649,6 +649,7 @@ def test_every_crash(tmp_path: Path, before: bytes, after: Content, joined: int)
     assert count >= (200 if joined == 16 else 8)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("start", ["garbage", "torn page", "new shadow", "torn shadow"])
 def test_every_crash_of_a_second_attempt(tmp_path: Path, before: bytes, after: Content, start: str) -> None:
     """A crash during the attempt that follows a crash is as harmless: repair and cutting are part of it."""
@@ -680,6 +681,7 @@ def test_every_crash_of_a_second_attempt(tmp_path: Path, before: bytes, after: C
     assert count >= 60
 
 
+@pytest.mark.fuzz
 def test_the_model_finds_a_missing_wait(tmp_path: Path, before: bytes, after: Content) -> None:
     """Without the wait between the two pages, with and without the one before them, a crash does harm."""
     operations = record(tmp_path / "record", before, SHORT_SCORE, SHORT_SCORES, 1 << 20)

@@ -21,7 +21,7 @@ import mm_assets
 from mm_assets.dataset import timeline
 from mm_assets.dataset.dataset import Dataset
 
-from .chain import declare, run_chain
+from ..pipeline.chain import declare, run_chain
 
 SHARDS = {
     "speech": "speech/*.tar",
