@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from mm_assets.errors import MediaError
 from mm_assets.filters.parameters import Limits, check_flag
+from mm_assets.media.images import share_probe
 from mm_assets.rows.columns import content_views
 from mm_assets.rows.schema import Drop, UserColumn
 
@@ -78,9 +79,9 @@ class Block:
     def contents(self) -> list[memoryview | None]:
         """The content of each row, uint8 and read-only: its bytes, or its text as UTF-8; None where it has neither.
 
-        Blocks of the same rows have the same views, so that `probe_image` reads each header once for all of them.
+        `probe_image` reads the header of each of them once, also for the blocks that are selected from this one.
         """
-        return content_views(self.table)
+        return [None if view is None else share_probe(view) for view in content_views(self.table)]
 
     @cached_property
     def is_metadata(self) -> npt.NDArray[np.bool_]:
@@ -158,7 +159,11 @@ class Block:
         """The block of the rows where `keep`, (num_rows,) bool, is True; measures taken so far stay."""
         chosen = self.with_table(self.table.filter(pa.array(keep)))
         chosen.origin = self.origin[keep]
-        chosen.contents = list(compress(self.contents, keep))
+        # Views of the new table: the old ones would hold its whole content in memory.
+        chosen.contents = [
+            None if old is None or new is None else share_probe(new, like=old)
+            for old, new in zip(compress(self.contents, keep), content_views(chosen.table), strict=True)
+        ]
         return chosen
 
     def with_table(self, table: pa.Table) -> Block:

@@ -14,11 +14,11 @@ from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_SEGMENTS, HeaderReader, read_tiff_layout
 
-__all__ = ["PILLOW_ERRORS", "ImageInfo", "probe_image"]
+__all__ = ["PILLOW_ERRORS", "ImageInfo", "probe_image", "share_probe"]
 
-# By the identity of a read-only view, as long as it lives: filters, annotators and fields probe the same image. Not a
+# The facts of views that `share_probe` was given, by identity, as long as they live; None before they are probed. Not a
 # WeakKeyDictionary, since the hash of a view reads all of its bytes.
-_PROBED: dict[int, tuple[weakref.ref[memoryview], ImageInfo]] = {}
+_SHARED: dict[int, tuple[weakref.ref[memoryview], ImageInfo | None]] = {}
 
 # Pillow's plugins raise these for damaged bytes. They do not promise a set: an index past a list or a failed assertion
 # is a sign of damage, as is an OSError. `Warning` is for callers who turn warnings into errors.
@@ -86,9 +86,10 @@ def probe_image(data: Buffer) -> ImageInfo:
     Raises:
         MediaError: no JPEG, PNG, GIF, WebP, BMP or TIFF, or a header that is damaged or truncated.
     """
-    reference, cached = _PROBED.get(id(data), (None, None))
-    if reference is not None and cached is not None and reference() is data:
-        return cached
+    reference, known = _SHARED.get(id(data), (None, None))
+    is_shared = reference is not None and reference() is data
+    if is_shared and known is not None:
+        return known
     head = HeaderReader(data, "<image>")
     content_type = sniff_content_type(head.view)
     parse = _IMAGE_PARSERS.get(content_type or "")
@@ -98,10 +99,22 @@ def probe_image(data: Buffer) -> ImageInfo:
     info = parse(head)
     if info.width < 1 or info.height < 1:
         raise head.fail(f"{info.codec} image has no pixels: {info.width} x {info.height}")
-    if isinstance(data, memoryview) and data.readonly:
-        key = id(data)
-        _PROBED[key] = weakref.ref(data, lambda _: _PROBED.pop(key, None)), info
+    if is_shared and reference is not None:
+        _SHARED[id(data)] = reference, info
     return info
+
+
+def share_probe(view: memoryview, *, like: memoryview | None = None) -> memoryview:
+    """The view itself, whose header `probe_image` from now on reads once for everyone who holds this very object.
+
+    Args:
+        view: bytes that do not change while the view lives.
+        like: another view of the same bytes, given here before: what is known of it is known of this one.
+    """
+    key = id(view)
+    _, known = _SHARED.get(id(like), (None, None))
+    _SHARED[key] = weakref.ref(view, lambda _: _SHARED.pop(key, None)), known
+    return view
 
 
 def _probe_jpeg(head: HeaderReader) -> ImageInfo:

@@ -333,8 +333,9 @@ class _Builder(RowBuilder):
         parsed: ParsedObject | None,
     ) -> None:
         content: list[tuple[Member, str, str | None]] = []
+        metadata = metadata_member(sample.members)
         for member in sample.members:
-            if member is metadata_member(sample.members):
+            if member is metadata:
                 continue  # the metadata, or rejected already
             modality = modality_of(member.extension, self.layout.extensions)
             text: str | None = None
