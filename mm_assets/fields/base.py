@@ -502,8 +502,10 @@ class Field(ABC):
 
     def _expect_choice(self, name: str, choices: Iterable[object]) -> None:
         """Refuse a setting that is none of `choices`."""
-        if getattr(self, name) not in tuple(choices):
-            raise self._wrong_setting(name, f"one of {', '.join(map(str, choices))}")
+        value, allowed = getattr(self, name), tuple(choices)
+        # With the type: a dtype is equal to its name, and 1 to True, but their configuration is not.
+        if (type(value), value) not in [(type(choice), choice) for choice in allowed]:
+            raise self._wrong_setting(name, f"one of {', '.join(map(str, allowed))}")
 
     def _expect_int(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
         """Refuse a setting that is not an integer from `low` to `high`, or None if that is allowed."""
@@ -553,7 +555,8 @@ class Field(ABC):
     def _placed(self, error: EncodeError | FormatError, place: str) -> EncodeError | FormatError:
         """The error of a part, as `_within` raises it: for loops, where a call more per part would cost."""
         if isinstance(error, FormatError):
-            return type(error)(error.path, f"{place}: {error.detail}", found=error.found, expected=error.expected)
+            detail = f"{place}: {error.detail}" if place else error.detail
+            return type(error)(error.path, detail, found=error.found, expected=error.expected)
         return EncodeError(f"{type(self).__name__}, {place}: {error}" if place else f"{type(self).__name__}: {error}")
 
 
@@ -572,8 +575,11 @@ def _record_struct(kind: np.dtype[np.void]) -> struct.Struct:
         elif part.kind in "SV" and not part.shape:
             codes += f"{part.itemsize}s"
         else:
-            codes += f"{math.prod(part.shape)}{_STRUCT_CODES[part.base.str]}"
-    return struct.Struct(codes)
+            codes += f"{math.prod(part.shape)}{_STRUCT_CODES.get(part.base.str, '?')}"
+    layout = struct.Struct(codes)
+    if layout.size != kind.itemsize or any(kind[name].base.str[0] == ">" for name in kind.names or ()):
+        raise TypeError(f"found the metadata_type {kind}, expected little-endian numbers without gaps")
+    return layout
 
 
 def batch_array(count: int, layout: ArraySpec, out: Out | None, name: str) -> npt.NDArray[Any]:

@@ -82,6 +82,12 @@ class ByteTokenizer:
     num_start_ids = 1
     num_end_ids = 1
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByteTokenizer)
+
+    def __hash__(self) -> int:
+        return hash(ByteTokenizer)
+
     def encode(self, text: str) -> list[int]:
         """Ids of a text, between those that begin and end it.
 

@@ -156,12 +156,14 @@ class MaterializeStream:
         self._started = True
         threads = max(self._threads, REMOTE_REQUESTS)
         with closing(self._shelf), ThreadPoolExecutor(threads, thread_name_prefix="materialize") as pool:
-            for batch, following in pairwise(chain(self._batches, [None])):
-                if batch is not None and batch.num_rows:
-                    for filled in self._batch(batch, pool, following is None):
-                        self._check(filled)
-                        yield filled
-            self._extracts.clear()
+            try:
+                for batch, following in pairwise(chain(self._batches, [None])):
+                    if batch is not None and batch.num_rows:
+                        for filled in self._batch(batch, pool, following is None):
+                            self._check(filled)
+                            yield filled
+            finally:
+                self._extracts.clear()  # which ends their passes over shards
 
     def _check(self, batch: pa.RecordBatch) -> None:
         """Counts the rows of a batch, and raises its first error where that is the policy."""

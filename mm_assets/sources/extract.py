@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Set
+from collections.abc import Callable, Hashable, Iterator, Set
 from typing import IO
 
 from mm_assets.errors import ShardError, ShardReadError, SourceError
@@ -142,12 +142,15 @@ class MemberExtract:
         """Begins a pass, whose first read opens the shard."""
         self._seen: set[str] = set()
         self._damage: list[ShardDamage] = []
-        self._pass = self._source.payloads(
+        self._pass = self._payloads(self._damage)
+
+    def _payloads(self, damage: list[ShardDamage]) -> Iterator[tuple[Member, bytes]]:
+        yield from self._source.payloads(
             wanted=self._wanted,
             max_bytes=self._max_bytes,
             on_error=self._note_error,
             on_damaged_shard="salvage",
-            damage=self._damage,
+            damage=damage,
         )
 
     def _wanted(self, member: Member) -> bool:

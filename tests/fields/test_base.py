@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mm_assets
 from mm_assets import fields
-from mm_assets.errors import EncodeError
+from mm_assets.errors import ConfigError, EncodeError
 from mm_assets.fields import (
     FIELD_TYPES,
     BytesField,
+    DepthField,
     Field,
     JSONField,
     NDArrayField,
@@ -142,3 +144,20 @@ def test_code_outside_fields_does_not_test_field_types() -> None:
 def test_the_question_is_found_in_each_form(code: str, lines: list[int]) -> None:
     """The search above finds every form of the question, and nothing else."""
     assert list(questions(code)) == lines
+
+
+@pytest.mark.parametrize("record", [np.dtype([("a", "u1"), ("b", "<u4")], align=True), np.dtype([("a", ">u4")])])
+def test_a_record_that_is_not_packed_little_endian_is_refused(record: np.dtype[np.void]) -> None:
+    """A field of the user's own whose record would be written wrongly says so when it first packs one."""
+
+    class Own(TextField):
+        metadata_type = record
+
+    with pytest.raises(TypeError, match="expected little-endian numbers without gaps"):
+        Own()._pack_record(*range(len(record)))
+
+
+def test_a_choice_has_the_type_of_its_setting() -> None:
+    """A dtype, which is equal to its name, is not a choice: a configuration holds JSON."""
+    with pytest.raises(ConfigError, match="dtype"):
+        DepthField(dtype=np.dtype("uint16"))  # type: ignore[arg-type]  # the wrong type is what is tested

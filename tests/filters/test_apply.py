@@ -3,6 +3,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -251,6 +252,18 @@ def test_payloads_are_unsigned_and_read_only(make_table):
     for row, content in ((1, b"\xff\x01"), (2, "ß".encode())):
         payload = block.payload(row)
         assert (payload.tobytes(), payload.format, payload.readonly) == (content, "B", True)
+
+
+def test_a_selected_block_holds_its_own_content_only(make_table):
+    """The content of the rows that were dropped is released with the block that they were in."""
+    size = 4 << 20
+    block = Block(make_table({"a": [("image", bytes(size)), ("image", b"\xff")]}))
+    assert block.payload(1) is not None
+    selected = block.select(np.array([True, False, True]))
+    before = pa.total_allocated_bytes()
+    del block
+    assert before - pa.total_allocated_bytes() >= size
+    assert bytes(selected.payload(1)) == b"\xff"
 
 
 # Order of work, fetching late

@@ -12,7 +12,7 @@ from PIL import Image
 from mm_assets.errors import MediaError
 from mm_assets.media import images
 from mm_assets.media.content_types import content_type_of_name, sniff_content_type
-from mm_assets.media.images import ImageInfo, probe_image
+from mm_assets.media.images import ImageInfo, probe_image, share_probe
 
 PIXELS = (np.add.outer(np.arange(11) * 20, np.arange(13) * 3)[:, :, None] + np.arange(4)).astype(np.uint8)
 
@@ -206,3 +206,19 @@ def test_real_images(shared_data):
                     data = shard.extractfile(member).read()
                     assert in_short(probe_image(data)) == by_pillow(data), member.name
     assert num_images > 500
+
+
+def bmp(width: int) -> bytes:
+    target = io.BytesIO()
+    Image.new("RGB", (width, 4)).save(target, "bmp")
+    return target.getvalue()
+
+
+def test_only_shared_views_are_probed_once() -> None:
+    """A read-only view of a user's own is read at each probe, since the memory below it may have changed."""
+    memory = bytearray(bmp(8))
+    own, shared = memoryview(memory).toreadonly(), share_probe(memoryview(memory).toreadonly())
+    assert (probe_image(own).width, probe_image(shared).width) == (8, 8)
+    like = share_probe(memoryview(bmp(8)), like=shared)
+    memory[:] = bmp(12)[: len(memory)]
+    assert (probe_image(own).width, probe_image(shared).width, probe_image(like).width) == (12, 8, 8)

@@ -54,6 +54,7 @@ def test_the_byte_tokenizer_refuses_what_it_cannot_represent():
         with pytest.raises(ValueError, match="expected 0 to 258"):
             ByteTokenizer().decode([1, wrong])
     assert ByteTokenizer().decode(ByteTokenizer().encode("é")[:2]) == "\ufffd"
+    assert ByteTokenizer() == ByteTokenizer()
 
 
 def test_the_byte_tokenizer_never_changes():
