@@ -146,6 +146,7 @@ class ShardDataset(dg.Component):
                     raise ConfigError(where, key, detail)
             config, root = context.resolution_context.resolve_value(given), default_root()
             declared = DatasetSpec.from_config(config, where=str(where), base=where.parent, default_root=root)
+            name = declared.name
         except ConfigError as error:
             variables = ", ".join(sorted({variable for _, variable, _ in unset}))
             note = f"; dataset {name!r} names environment variables that are not set: {variables}" if unset else ""

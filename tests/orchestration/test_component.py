@@ -140,6 +140,14 @@ def test_environment_variables_fill_in(tmp_path: Path, dagster_home: Path, monke
     assert component.spec.root == "s3://bucket/data"
 
 
+def test_a_name_from_the_environment(tmp_path: Path, dagster_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset whose name is a template is known by the name that the template gives."""
+    monkeypatch.setenv("DSNAME", "mine")
+    text = f'type: {TYPE}\nattributes:\n  name: "{{{{ env.DSNAME }}}}"\n  shards: x\n'
+    (component,) = load(tmp_path, text).component_tree.get_all_components(of_type=ShardDataset)  # type: ignore[union-attr]
+    assert component.name == component.spec.name == "mine"
+
+
 @pytest.mark.parametrize(
     ("line", "key", "says"),
     [
