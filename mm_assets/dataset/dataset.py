@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
@@ -486,8 +485,17 @@ class Dataset:
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(Dataset, self._files, fields=self._fields.given, modalities=self._fields.only), ()
+        return _reopen, (self._files.files, self._files.selection, self._fields.given, self._fields.only)
 
 
 def _writeable(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+
+
+def _reopen(
+    files: PackedFiles,
+    selection: npt.NDArray[np.int64] | None,
+    fields: Mapping[str, Field],
+    modalities: Sequence[str] | None,
+) -> Dataset:
+    return Dataset(OpenFiles(files, selection), fields=fields, modalities=modalities)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -525,4 +524,10 @@ class PackedReader(ABC):
     def __reduce__(self) -> tuple[object, ...]:
         source = self._source.path if isinstance(self._source, MappedFile) else self._source
         modalities = None if self.has_checksums else self.modalities
-        return partial(type(self), source, modalities=modalities, verify=self.verifies), ()
+        return _reopen, (type(self), source, modalities, self.verifies)
+
+
+def _reopen(
+    cls: type[PackedReader], source: str | ByteSource, modalities: Sequence[ModalitySpec] | None, verify: bool
+) -> PackedReader:
+    return cls(source, modalities=modalities, verify=verify)

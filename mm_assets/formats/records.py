@@ -10,10 +10,9 @@ import struct
 import sys
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from crc32c import crc32c as _crc32c
@@ -210,12 +209,16 @@ class ModalitySpec:
 
     def __reduce__(self) -> tuple[object, ...]:
         # A mapping proxy does not pickle.
-        rebuild = partial(ModalitySpec, name=self.name, type_id=self.type_id, metadata_size=self.metadata_size)
-        return partial(rebuild, type_name=self.type_name, config=dict(self.config)), ()
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return _rebuild_spec, ({**values, "config": dict(self.config)},)
 
     def __hash__(self) -> int:
         # The configuration may hold lists; equal specs have equal names.
         return hash((self.name, self.type_id, self.metadata_size))
+
+
+def _rebuild_spec(values: dict[str, Any]) -> ModalitySpec:
+    return ModalitySpec(**values)
 
 
 class Descriptor(NamedTuple):

@@ -1,5 +1,6 @@
 """A dataset: samples, fields, damage, manifests."""
 
+import copy
 import json
 import pickle
 import struct
@@ -232,6 +233,17 @@ def test_pickle_threads_and_close(packed):
     with pytest.raises(ValueError, match="closed"):
         dataset[0]
     copy.close()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_has_open_files_of_its_own(packed, copied):
+    """A copy of a dataset, also of a view, reads the same samples, and closing it leaves the original open."""
+    with mm_assets.open(packed) as dataset, dataset.select([5, 3]) as view:
+        for original, first in ((dataset, 0), (view, 5)):
+            with copied(original) as other:
+                assert list(other.sample_ids) == list(original.sample_ids)
+                assert other[0]["text"] == f"text {first} é"
+            assert original[0]["text"] == f"text {first} é"
 
 
 @dataclass(frozen=True)

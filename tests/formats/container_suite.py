@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import mmap
 import os
 import pickle
@@ -279,6 +280,12 @@ class ContainerSuite:
             assert repr(again) == repr(reader)
         source = pickle.loads(pickle.dumps(open_reader(file)._source))
         assert source.view(0, 4) == file.read_bytes()[:4]
+
+    def test_deep_copy(self, file: Path) -> None:
+        """A deep copy has a source of its own."""
+        with self.reader(MemorySource(file.read_bytes())) as reader:
+            copy.deepcopy(reader).close()
+            assert plain(reader.read_payload(0, "text")) == (b"12345678", b"hello")
 
     def test_threads(self, file: Path) -> None:
         """Several threads read one reader alike."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -153,3 +154,11 @@ def test_spec_is_a_value() -> None:
     assert spec.config == {"a": 1}
     with pytest.raises(TypeError):
         spec.config["a"] = 3
+
+
+def test_a_deep_copy_of_a_spec_has_its_own_configuration() -> None:
+    """The values in it are copied too."""
+    spec = ModalitySpec(name="x", type_id=1, metadata_size=8, config={"a": [1]})
+    copied = deepcopy(spec)
+    assert copied == spec
+    assert copied.config["a"] is not spec.config["a"]
