@@ -220,14 +220,14 @@ def run_partitions(work: Iterable[tuple[DatasetSpec, str]], *, num_processes: in
 
     Args:
         work: (spec, partition key) pairs, those of one spec together.
-        num_processes: 1 runs in this process; otherwise this number of processes is started.
+        num_processes: 1 or less runs in this process; otherwise this number of processes is started.
     """
     tasks: list[_Task] = []
     for spec, pairs in itertools.groupby(work, operator.itemgetter(0)):
         dataset, job = DatasetStore(spec), job_name(spec)
         fingerprints = partition_fingerprints(dataset, dataset.partitions().values())
         tasks += [_Task(spec=spec, job=job, partition=key, fingerprint=fingerprints.get(key)) for _, key in pairs]
-    yield from map(_execute, tasks) if num_processes == 1 else _run_side_by_side(tasks, num_processes)
+    yield from map(_execute, tasks) if num_processes <= 1 else _run_side_by_side(tasks, num_processes)
 
 
 def _pool() -> ProcessPoolExecutor:

@@ -13,6 +13,7 @@ import pytest
 
 from mm_assets.errors import ConfigError
 from mm_assets.filters.registry import build_filter
+from mm_assets.orchestration import launch
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import declared_datasets, register_dataset, run_partitions
 from mm_assets.orchestration.processes import process_is_gone, process_tag
@@ -98,6 +99,17 @@ def test_a_dead_process_fails_its_own_partition_only(
     assert (found.run_id, found.status) == (dead.run_id, dg.DagsterRunStatus.FAILURE)
     (again,) = run_partitions([(spec, dead.partition)])
     assert again.ok
+
+
+@pytest.mark.parametrize("num_processes", [1, 0, -1])
+def test_without_further_processes_runs_are_in_this_one(
+    demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch, num_processes: int
+) -> None:
+    """One process, or none, is this process."""
+    monkeypatch.setattr(launch, "_execute", lambda task: task.ended([], run_id=str(os.getpid())))
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    (ended,) = run_partitions([(spec, "captions-00000")], num_processes=num_processes)
+    assert (ended.partition, ended.run_id) == ("captions-00000", str(os.getpid()))
 
 
 def test_a_partition_at_work_is_refused(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
