@@ -120,6 +120,10 @@ def size_fault(expected: int, found: int | None) -> str | None:
     )
 
 
+# Raised where a root is not a folder, may not be written to, or is in a bucket that does not exist.
+_OF_THE_ROOT = (NotADirectoryError, FileExistsError, PermissionError, FileNotFoundError)
+
+
 class DatasetStore:
     """The dataset's folder below the storage root."""
 
@@ -213,6 +217,9 @@ class DatasetStore:
         try:
             self.store.write_bytes(name, canonical_json(value, indent=1))
         except (OSError, SourceError) as error:
+            cause = error.__cause__ if isinstance(error, SourceError) else error
+            if not isinstance(cause, _OF_THE_ROOT):  # another process is writing, or the transfer failed
+                raise
             raise ConfigError(self.spec.where, "root", f"{self.spec.root!r} cannot be written: {error}") from error
 
     def partition(self, key: str) -> Partition:

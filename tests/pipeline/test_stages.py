@@ -546,6 +546,23 @@ def test_an_unusable_root_is_named_by_its_key(tmp_path: Path) -> None:
         register(DatasetStore(declare(shard, shard)))
 
 
+def test_a_registration_that_fails_elsewhere_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root without its bucket is a wrong setting; another process at work, or a broken transfer, is not."""
+    shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
+    dataset = DatasetStore(declare(tmp_path / "root", shard))
+    with dataset.store.draft("schema.json") as draft:
+        draft.path.write_bytes(b"{}")
+        with pytest.raises(SourceError, match=r"schema\.json: another process is writing this file"):
+            register(dataset)
+    remote = DatasetStore(declare(tmp_path, shard).replace(root="memory://bucket"))
+    broken: list[Exception] = [ConnectionError("reset by peer"), FileNotFoundError("bucket")]
+    monkeypatch.setattr(type(remote.store.fs), "put_file", lambda *_: (_ for _ in ()).throw(broken.pop(0)))
+    with pytest.raises(SourceError, match=r"memory://bucket/data/schema\.json: cannot be written: reset by peer"):
+        register(remote)
+    with pytest.raises(ConfigError, match=r": root: 'memory://bucket' cannot be written: .*not found"):
+        register(remote)
+
+
 def test_an_unregistered_partition_names_the_command(tmp_path: Path) -> None:
     """A stage of an unknown partition says which ones are registered and how to register it."""
     dataset = DatasetStore(declare(tmp_path / "root", make_shard(tmp_path / "in" / "s.tar", CAPTIONS)))
