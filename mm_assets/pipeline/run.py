@@ -119,6 +119,10 @@ class Run:
         inputs: digest of each input by name; for shards their fingerprints.
         published: the files that the stage has made, by name.
         preview: collects what passes through the main table.
+        files: the shards, open, as they were when they were indexed, or registered if this stage indexes them.
+
+    Raises:
+        SourceError: a shard is gone, or has changed.
     """
 
     def __init__(self, dataset: DatasetStore, stage: Stage, key: str) -> None:
@@ -126,7 +130,8 @@ class Run:
         self.spec = dataset.spec
         self.stage = stage
         self.key = key
-        self._partition = dataset.partition(key)
+        self._started = time.perf_counter()
+        partition = dataset.partition(key)
         self.schema = dataset.schema()
         self.plan = PackPlan.from_json(self.schema.pack, where=dataset.store.url_of("schema.json"))
         self.inputs: dict[str, str] = {}
@@ -134,7 +139,12 @@ class Run:
         self.preview = Preview()
         self._opened = ExitStack()
         self._others = self._opened.enter_context(closing(_OtherFiles(self.spec)))
-        self._started = time.perf_counter()
+        indexed = None if stage is RAW_SHARDS else dataset.record(RAW_SHARDS, key).inputs
+        # Before the stage's work: a changed shard is refused before any table replaces a recorded one.
+        self.files = dataset.open_shards(partition, fingerprints=indexed)
+        for file in self.files:
+            self._opened.callback(file.close)
+        self._by_url = {file.url: file for file in self.files}
 
     def __enter__(self) -> Run:
         return self
@@ -145,23 +155,6 @@ class Run:
     def seconds(self) -> float:
         """Wall clock since the stage began."""
         return time.perf_counter() - self._started
-
-    @cached_property
-    def files(self) -> list[SourceFile]:
-        """The shards, open, as they were when they were indexed, or registered if this stage indexes them.
-
-        Raises:
-            SourceError: a shard is gone, or has changed.
-        """
-        indexed = None if self.stage is RAW_SHARDS else self.dataset.record(RAW_SHARDS, self.key).inputs
-        files = self.dataset.open_shards(self._partition, fingerprints=indexed)
-        for file in files:
-            self._opened.callback(file.close)
-        return files
-
-    @cached_property
-    def _by_url(self) -> dict[str, SourceFile]:
-        return {file.url: file for file in self.files}
 
     @cached_property
     def row_sources(self) -> list[RowSource]:

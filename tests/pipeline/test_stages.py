@@ -563,6 +563,20 @@ def test_a_registration_that_fails_elsewhere_names_its_file(tmp_path: Path, monk
         register(remote)
 
 
+@pytest.mark.parametrize("mode", ["read", "write"])
+@pytest.mark.parametrize("stage", ["rows", "materialized_rows", "filtered_rows", "packed"])
+def test_a_changed_shard_replaces_nothing(tmp_path: Path, mode: str, stage: str) -> None:
+    """A shard that changed after it was indexed is refused before a stage publishes anything over its last files."""
+    shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
+    dataset, _ = run_chain(declare(tmp_path / "root", shard, materialize=mode))
+    before = {path: path.stat().st_mtime_ns for path in Path(dataset.store.url).rglob("*") if path.is_file()}
+    make_shard(shard, DOCUMENTS)
+    with pytest.raises(SourceError, match=r"s\.tar: changed since it was indexed .*: materialize raw_shards again"):
+        getattr(stages, stage)(dataset, "s")
+    after = {path: path.stat().st_mtime_ns for path in Path(dataset.store.url).rglob("*") if path.is_file()}
+    assert after == before
+
+
 def test_an_unregistered_partition_names_the_command(tmp_path: Path) -> None:
     """A stage of an unknown partition says which ones are registered and how to register it."""
     dataset = DatasetStore(declare(tmp_path / "root", make_shard(tmp_path / "in" / "s.tar", CAPTIONS)))
