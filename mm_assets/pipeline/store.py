@@ -133,6 +133,11 @@ class DatasetStore:
             self.store = Store(spec.root, spec.root_options).child(spec.name)
         except (MmAssetsError, ValueError, TypeError) as error:
             raise ConfigError(spec.where, "root", f"{spec.root!r} cannot be used: {error}") from error
+        if spec.root_options:
+            try:
+                self.store.connect()
+            except SourceError as error:
+                raise ConfigError(spec.where, "root_options", f"are wrong for {spec.root!r}: {error}") from error
 
     # -- names
 

@@ -104,6 +104,16 @@ class Store:
         """The store of a folder below the root."""
         return Store(self.url_of(name), self.storage_options)
 
+    def connect(self) -> None:
+        """Make the client of an S3 store, as the first request would; `SourceError` if the options are wrong."""
+        if self._is_s3:
+            with storage_errors(self.url, "cannot be connected to"):
+                self.fs.connect()
+
+    @property
+    def _is_s3(self) -> bool:
+        return bool({"s3", "s3a"} & set(protocols(self.fs)))
+
     def url_of(self, name: str) -> str:
         """Path or URL of a file below the root."""
         return f"{self.url}/{name}" if name else self.url
@@ -168,7 +178,7 @@ class Store:
     def _upload(self, path: Path, name: str) -> None:
         target = self.path_of(name)
         with storage_errors(self.url_of(name), "cannot be written"):
-            if {"s3", "s3a"} & set(protocols(self.fs)):
+            if self._is_s3:
                 self.fs.put_file(str(path), target, **_UPLOAD)
             else:
                 self.fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)

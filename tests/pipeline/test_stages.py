@@ -546,6 +546,22 @@ def test_an_unusable_root_is_named_by_its_key(tmp_path: Path) -> None:
         register(DatasetStore(declare(shard, shard)))
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"nope": 1}, "unexpected keyword argument 'nope'"),
+        ({"client_kwargs": {"nope": 1}}, "unexpected keyword argument 'nope'"),
+        ({"key": "me"}, "Partial credentials found"),
+    ],
+)
+def test_wrong_root_options_are_named_by_their_key(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    """Options that the client of the root's storage does not take are a wrong setting, before any request."""
+    pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+    spec = declare(tmp_path, tmp_path, root_options=options).replace(root="s3://bucket")
+    with pytest.raises(ConfigError, match=rf"defs\.yaml: root_options: are wrong for 's3://bucket': .*{says}"):
+        DatasetStore(spec)
+
+
 def test_a_registration_that_fails_elsewhere_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A root without its bucket is a wrong setting; another process at work, or a broken transfer, is not."""
     shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
