@@ -283,9 +283,10 @@ class ContainerSuite:
 
     def test_deep_copy(self, file: Path) -> None:
         """A deep copy has a source of its own."""
-        with self.reader(MemorySource(file.read_bytes())) as reader:
+        source = MemorySource(file.read_bytes())
+        with self.reader(source) as reader:
             copy.deepcopy(reader).close()
-            assert plain(reader.read_payload(0, "text")) == (b"12345678", b"hello")
+            assert not source.closed
 
     def test_threads(self, file: Path) -> None:
         """Several threads read one reader alike."""
