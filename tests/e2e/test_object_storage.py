@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 
 import mm_assets
+from mm_assets.errors import ConfigError
 from mm_assets.orchestration.launch import make_manifest, register_dataset, run_partitions
 from mm_assets.pipeline import publish
 from mm_assets.pipeline.spec import DatasetSpec
@@ -134,22 +135,20 @@ END_OF_ARCHIVE = 6  # requests that find out that nothing but zeros follows the 
 READ_AHEAD = 4 << 10  # most that one header read fetches
 
 
-def test_a_failed_upload_leaves_no_object(
+def test_a_root_in_a_missing_bucket_is_named_by_its_key(
     instance: dg.DagsterInstance,
     demo_spec: Callable[..., DatasetSpec],
     demo_shards: Path,
     options: dict[str, Any],
     bucket: str,
 ) -> None:
-    """When the storage refuses an output the run fails with its URL and nothing stands under the final name."""
-    from mm_assets.errors import SourceError
-
+    """When the storage refuses the first output, the error names the key of the declaration, and the URL."""
     upload(options, demo_shards / "captions-00000.tar", bucket)
     spec = demo_spec("captions", shards=f"s3://{bucket}/shards/*.tar", storage_options=options).replace(
         root="s3://no-such-bucket/out",
         root_options=options,
     )
-    with pytest.raises(SourceError, match="s3://no-such-bucket/out"):
+    with pytest.raises(ConfigError, match=r"root: 's3://no-such-bucket/out' cannot be written: .*NoSuchBucket"):
         register_dataset(instance, DatasetStore(spec))
 
 
