@@ -95,7 +95,9 @@ class ArrayValue:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, type(self)):
             return NotImplemented
-        names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]  # a subclass is one
+        # mypy sees this class, which is not a dataclass; its subclasses are.
+        names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
         return all(same_value(getattr(self, name), getattr(other, name)) for name in names)
 
-    __hash__ = None  # type: ignore[assignment]  # arrays have none, so what holds one has none
+    # Python's way to say unhashable, which typeshed's `object` does not allow: arrays that change have no hash.
+    __hash__ = None  # type: ignore[assignment]

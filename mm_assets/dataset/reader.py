@@ -270,9 +270,10 @@ class RawReader:
                 found = self.read(next(given), names)
             except StopIteration:
                 pass
-            # The batch before it is good and comes first. Not caught around the `yield`: an exception thrown in there
-            # is the consumer's.
-            except Exception as error:  # noqa: BLE001  # of any kind: raised after the batch before it
+            # The batch before this one is good and is yielded first; then the error is raised below, whatever it is: a
+            # fault of the file, of the indices or of the caller's iterator. The `yield` is outside: what a consumer
+            # throws in there is not an error of the next batch.
+            except Exception as error:  # noqa: BLE001  # raised again below, unchanged
                 failed = error
             if waiting is not None:
                 yield waiting
@@ -291,8 +292,9 @@ class RawReader:
             for indices in batches:
                 # A copy: the reading happens later.
                 yield partial(self._read_each, self._files.positions(indices), names)
-        # Raised here it would be raised while tasks are begun ahead: before batches that are being read.
-        except Exception as error:  # noqa: BLE001  # of any kind: raised by its own batch
+        # Any error of the caller's iterator becomes a task that raises it. Tasks are begun ahead: raised here, it would
+        # overtake the batches that are still being read.
+        except Exception as error:  # noqa: BLE001  # raised again by its task, unchanged
             yield partial(_raise, error)
 
     def scan(self, modalities: Sequence[str] | None = None) -> Iterator[RawBatch]:

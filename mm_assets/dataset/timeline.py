@@ -57,7 +57,7 @@ def at_time(
 
     Returns:
         By modality: of a `TimeSeries` (D,) values; of a `Clip` `FrameAt`, the last decoded frame that has begun, or
-        None where there is no video; of timed text the list of segments that cover the time; of `MIDI` the notes that
+        None without video; of timed text the list of segments that cover the time; of `MIDI` the notes that
         sound. All other values have no time axis, or no meaning at a moment (sound), and are given as they are.
 
     Raises:

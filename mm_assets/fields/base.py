@@ -441,7 +441,9 @@ class Field(ABC):
         overrides this, and so does one with a mapping.
         """
         if isinstance(target, Mapping):
-            raise NotImplementedError(f"{type(self).__name__} has several arrays per batch and does not fill them")
+            # Only a field of the user's own comes here: it declares several arrays and leaves out the method for them.
+            found = f"{type(self).__name__}.value_layout names {', '.join(target)}"
+            raise NotImplementedError(f"{found}: a field with several arrays overrides _decode_into to fill them")
         target[...] = self.decode(metadata, data)
 
     def _pack_record(self, *values: Any) -> bytes:

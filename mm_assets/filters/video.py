@@ -23,7 +23,7 @@ def video_infos(block: Block, rows: Rows) -> list[VideoInfo | None]:
 
 
 def frames_a_second(info: VideoInfo) -> float | None:
-    """The nominal frame rate to three decimals; None where there is no video or the header does not say."""
+    """The nominal frame rate to three decimals; None without video, or without a rate in the header."""
     return None if info.frame_rate is None else round(float(info.frame_rate), _RATE_DECIMALS)
 
 

@@ -52,7 +52,7 @@ class HeaderReader:
 
 
 def size_of_id3(data: memoryview) -> int:
-    """Bytes of the ID3v2 tag at the start, without its footer; 0 if there is no tag."""
+    """Bytes of the ID3v2 tag at the start, without its footer; 0 for a file without a tag."""
     head = bytes(data[:10])
     if len(head) < 10 or not head.startswith(b"ID3"):
         return 0

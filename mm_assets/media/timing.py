@@ -117,7 +117,7 @@ class Timing:
 
     Attributes:
         num_frames: 0 where there is no video.
-        frame_rate: frames per second; None where there is no video.
+        frame_rate: frames per second; None without video.
         sample_rate: Hz; 0 where there is no audio.
         num_audio_samples: per channel.
         audio_offset_samples: added to every boundary; positive if the audio is late.

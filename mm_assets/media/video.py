@@ -255,7 +255,7 @@ def probe_video(data: Buffer) -> VideoInfo:
 
 
 def index_frames(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> tuple[FrameIndex, int, int] | None:
-    """The presentation times of all frames, and the frames' height and width; None where there is no video.
+    """The presentation times of all frames, and the frames' height and width; None for a file without video.
 
     Packets are listed, not decoded, unless the container gives them no presentation times (MPEG program streams, some
     AVI).

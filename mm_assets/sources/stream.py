@@ -59,10 +59,10 @@ class Cursor(ABC):
     def reach(self, end: int) -> bool:
         """Whether the archive has `end` bytes; a stream continues to there."""
 
-    def note_stride(self, stride: int, span: int) -> None:  # noqa: B027 (a stream reads everything in any case)
-        """Takes note that a member took `stride` bytes, of which its headers `span`."""
+    def note_stride(self, stride: int, span: int) -> None:  # noqa: B027  # a default: a stream reads everything anyway
+        """Notes that a member took `stride` bytes, of which its headers `span`; ranges adapt what they read ahead."""
 
-    def close(self) -> None:  # noqa: B027 (ranges hold nothing)
+    def close(self) -> None:  # noqa: B027  # a default: a cursor over ranges holds nothing
         """Releases what the cursor holds; the file stays open."""
 
 

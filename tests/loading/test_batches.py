@@ -552,11 +552,15 @@ def test_other_bytes_may_be_anything(files: dict[str, Path], form: str, num_work
 
 
 def resident(path: Path) -> np.ndarray:
-    """Of each page of a file whether it is in memory, without paging any in; skips where that cannot be determined."""
+    """Of each page of a file whether it is in memory, without paging any in.
+
+    Skips on systems whose C library has no `mincore`, and on file systems for which it fails: which pages were read
+    cannot be observed there in any other way.
+    """
     try:
         mincore = ctypes.CDLL(None, use_errno=True).mincore
     except (AttributeError, OSError):
-        pytest.skip("this platform does not tell which pages are in memory")
+        pytest.skip("the C library has no mincore: residency of pages cannot be observed")
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         view = np.frombuffer(mapped, np.uint8)
         pages = np.zeros(-(-len(view) // PAGE), np.uint8)
@@ -564,14 +568,18 @@ def resident(path: Path) -> np.ndarray:
         failed = mincore(*args)
         del view
         if failed:
-            pytest.skip(f"mincore failed: {os.strerror(ctypes.get_errno())}")
+            pytest.skip(f"mincore failed on this file system: {os.strerror(ctypes.get_errno())}")
     return (pages & 1).astype(bool)
 
 
 def evict(path: Path) -> None:
-    """Has the kernel drop a file's pages; skips where it does not, such as where files are in memory alone."""
+    """Has the kernel drop a file's pages.
+
+    Skips where it does not: on systems without `posix_fadvise`, and on tmpfs, where the pages are the file. A test that
+    began with cached pages would pass whatever is read.
+    """
     if not hasattr(os, "posix_fadvise"):
-        pytest.skip("this platform cannot be asked to drop pages")
+        pytest.skip("no posix_fadvise: pages cannot be dropped")
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -579,7 +587,7 @@ def evict(path: Path) -> None:
     finally:
         os.close(fd)
     if resident(path).mean() > 0.01:
-        pytest.skip("the file system keeps the pages")
+        pytest.skip("the file system keeps dropped pages, as tmpfs does")
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -98,6 +98,13 @@ def test_the_schema_allows_templates_and_empty_values(attributes: dict[str, Any]
     assert schema_errors({"name": "a", "shards": "s", **attributes}) == []
 
 
+def only_component(definitions: dg.Definitions) -> ShardDataset:
+    """The one dataset of definitions that were loaded from YAML."""
+    assert definitions.component_tree is not None
+    (component,) = definitions.component_tree.get_all_components(of_type=ShardDataset)
+    return component
+
+
 def test_a_few_lines_give_a_dataset(tmp_path: Path, dagster_home: Path) -> None:
     """Three settings make all assets, checks, jobs, sensors and the schedule of a dataset."""
     definitions = load(tmp_path, f"type: {TYPE}\nattributes:\n  name: mine\n  shards: shards/*.tar\n")
@@ -109,7 +116,7 @@ def test_a_few_lines_give_a_dataset(tmp_path: Path, dagster_home: Path) -> None:
     assert {job.name for job in definitions.resolve_all_job_defs()} >= {"mine_pack", "mine_manifest"}
     assert definitions.resolve_sensor_def("mine_shards")
     assert definitions.resolve_schedule_def("mine_pending")
-    (component,) = definitions.component_tree.get_all_components(of_type=ShardDataset)  # type: ignore[union-attr]
+    component = only_component(definitions)
     assert component.spec.shards.endswith("/mine/shards/*.tar")
     assert component.spec.root == str(dagster_home / "data")
 
@@ -136,7 +143,7 @@ def test_environment_variables_fill_in(tmp_path: Path, dagster_home: Path, monke
     """Templates of the YAML are resolved, so that a root or a secret can come from the environment."""
     monkeypatch.setenv("MY_BUCKET", "s3://bucket/data")
     text = f'type: {TYPE}\nattributes:\n  name: a\n  shards: x\n  root: "{{{{ env.MY_BUCKET }}}}"\n'
-    (component,) = load(tmp_path, text).component_tree.get_all_components(of_type=ShardDataset)  # type: ignore[union-attr]
+    component = only_component(load(tmp_path, text))
     assert component.spec.root == "s3://bucket/data"
 
 
@@ -144,7 +151,7 @@ def test_a_name_from_the_environment(tmp_path: Path, dagster_home: Path, monkeyp
     """A dataset whose name is a template is known by the name that the template gives."""
     monkeypatch.setenv("DSNAME", "mine")
     text = f'type: {TYPE}\nattributes:\n  name: "{{{{ env.DSNAME }}}}"\n  shards: x\n'
-    (component,) = load(tmp_path, text).component_tree.get_all_components(of_type=ShardDataset)  # type: ignore[union-attr]
+    component = only_component(load(tmp_path, text))
     assert component.name == component.spec.name == "mine"
 
 

@@ -146,7 +146,7 @@ def test_a_spec_is_immutable_and_crosses_processes() -> None:
     """A spec cannot be changed, and pickles with the file that it comes from."""
     made = spec(**EVERYTHING)
     with pytest.raises(ValueError, match="frozen"):
-        made.name = "other"  # type: ignore[misc]
+        made.name = "other"  # type: ignore[misc]  # what is tested
     restored = pickle.loads(pickle.dumps(made))
     assert restored == made
     assert restored.where == "defs.yaml"
