@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-__all__ = ["ArrayValue", "counted", "same_value", "summarize", "summary_repr"]
+__all__ = ["ArrayValue", "counted", "describe", "same_value", "summarize", "summary_repr"]
 
 MAX_TEXT = 100  # characters of a text
 MAX_LINE = 400  # characters of anything else
@@ -22,6 +22,19 @@ MAX_DEPTH = 3
 def counted(number: int, noun: str) -> str:
     """A number of things: "1 file", "2,000 files"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def describe(value: object) -> str:
+    """A value in a few words for a message: its type and extent, not its content."""
+    if isinstance(value, np.ndarray):
+        return f"array of {value.dtype} with shape {value.shape}"
+    if isinstance(value, bytes | bytearray):
+        return f"{type(value).__name__} of {len(value)} bytes"
+    if isinstance(value, str | list | tuple | dict):
+        return f"{type(value).__name__} of length {len(value)}"
+    if isinstance(value, bool | int | float | np.generic | None):
+        return f"{type(value).__name__} {value!r}"[:80]
+    return type(value).__name__
 
 
 def summary_repr(value: object) -> str:

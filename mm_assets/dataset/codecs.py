@@ -14,8 +14,8 @@ from mm_assets.dataset.files import Reader
 from mm_assets.dataset.open_files import OpenFiles
 from mm_assets.errors import ConfigError, MissingExtraError, SchemaMismatchError
 from mm_assets.fields import FIELD_TYPES, Field, field_from_config
-from mm_assets.fields.base import describe
 from mm_assets.formats import ModalitySpec
+from mm_assets.summaries import describe
 
 __all__ = ["DatasetFields"]
 

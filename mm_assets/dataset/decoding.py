@@ -18,8 +18,9 @@ import numpy.typing as npt
 from mm_assets.dataset.workers import WorkerPool, end
 from mm_assets.errors import CorruptError, FormatError
 from mm_assets.fields import ArraySpec, Field
-from mm_assets.fields.base import PAYLOAD, Out, describe
+from mm_assets.fields.base import PAYLOAD, Out
 from mm_assets.formats import Column
+from mm_assets.summaries import describe
 
 __all__ = [
     "Allocate",

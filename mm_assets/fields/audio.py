@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, MediaError, optional_import
-from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, describe, stored_array, truncated
+from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, stored_array, truncated
 from mm_assets.fields.facts import Fact, MediaLength
 from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.sounds import AudioInfo, probe_audio
-from mm_assets.summaries import ArrayValue
+from mm_assets.summaries import ArrayValue, describe
 
 __all__ = ["Audio", "AudioField", "samples_of"]
 

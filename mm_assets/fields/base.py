@@ -27,6 +27,7 @@ import numpy.typing as npt
 from mm_assets.errors import ConfigError, CorruptError, EncodeError, FormatError, TruncatedError
 from mm_assets.fields.facts import Fact
 from mm_assets.media.content_types import Buffer
+from mm_assets.summaries import describe
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +48,6 @@ __all__ = [
     "config_error",
     "corrupt",
     "decode_utf8",
-    "describe",
     "is_int",
     "parse_json",
     "stored_array",
@@ -116,19 +116,6 @@ class Item(NamedTuple):
     part: str
     position: int
     data: Buffer
-
-
-def describe(value: object) -> str:
-    """A value in a few words for a message: its type and extent, not its content."""
-    if isinstance(value, np.ndarray):
-        return f"array of {value.dtype} with shape {value.shape}"
-    if isinstance(value, bytes | bytearray):
-        return f"{type(value).__name__} of {len(value)} bytes"
-    if isinstance(value, str | list | tuple | dict):
-        return f"{type(value).__name__} of length {len(value)}"
-    if isinstance(value, bool | int | float | np.generic | None):
-        return f"{type(value).__name__} {value!r}"[:80]
-    return type(value).__name__
 
 
 def corrupt(detail: str, *, found: object = None, expected: object = None) -> CorruptError:
@@ -373,6 +360,13 @@ class Field(ABC):
         Raises:
             FormatError: the payload contradicts itself or a limit of this field; its path is ``<payload>``.
         """
+
+    def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
+        """Raise `FormatError` exactly when `decode` would.
+
+        An override is cheaper than decoding, in time or memory, and has the same verdict for every payload.
+        """
+        self.decode(metadata, data)
 
     def decode_batch(
         self,

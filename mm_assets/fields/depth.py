@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import FormatError, MediaError, optional_import
-from mm_assets.fields.base import ArraySpec, Encoded, Field, as_bytes_view, corrupt, describe, stored_array, truncated
+from mm_assets.fields.base import ArraySpec, Encoded, Field, as_bytes_view, corrupt, stored_array, truncated
 from mm_assets.fields.image import DEFAULT_MAX_PIXELS
 from mm_assets.fields.image_decode import open_with_pillow
 from mm_assets.fields.ndarray import array_of_npy, is_npy
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
+from mm_assets.summaries import describe
 
 if TYPE_CHECKING:
     from PIL import Image

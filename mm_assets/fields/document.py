@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, MediaError
-from mm_assets.fields.base import JSON, Encoded, Field, Item, Part, corrupt, describe
+from mm_assets.fields.base import JSON, Encoded, Field, Item, Part, corrupt
 from mm_assets.fields.document_payload import RECORD, Head, OpenDocument, check_places, write_document
 from mm_assets.fields.facts import Boxes, Fact
 from mm_assets.fields.image import ImageField
@@ -23,7 +23,7 @@ from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
 from mm_assets.media.page_layouts import AUTO, LAYOUTS, LayoutMap, layout_map, read_layout
 from mm_assets.media.text_boxes import MAX_COORDINATE, Numbers, PageLayout
-from mm_assets.summaries import ArrayValue, same_value
+from mm_assets.summaries import ArrayValue, describe, same_value
 
 __all__ = ["Document", "DocumentField"]
 
@@ -304,6 +304,19 @@ class DocumentField(Field):
         layout = self._layout_of(opened)
         if not opened.has_images:
             return Document(None, layout)
+        positions = self._positions(opened)
+        return Document([self._decode_image(opened, index) for index in range(len(positions))], layout, positions)
+
+    def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
+        """Judge each page image as its field does, and decode the layout."""
+        opened = self._open(metadata, data)
+        self._layout_of(opened)
+        if opened.has_images:
+            for index in range(len(self._positions(opened))):
+                self._within(f"page {index}", self.image.check_decodable, *opened.image(index))
+
+    def _positions(self, opened: OpenDocument) -> list[int]:
+        """The positions of the page images, which together are within `max_pixels`."""
         positions = opened.positions()
         # Each image's own limit is checked as it is decoded; many small bombs are one large one.
         sides = (
@@ -314,7 +327,7 @@ class DocumentField(Field):
             raise corrupt(
                 "pages are too large together", found=num_pixels, expected=f"at most {self.max_pixels} pixels"
             )
-        return Document([self._decode_image(opened, index) for index in range(len(positions))], layout, positions)
+        return positions
 
     def decode_page(self, metadata: Buffer | np.void, data: Buffer, k: int) -> npt.NDArray[np.uint8]:
         """Return page `k`, (H, W, C) uint8, counted from 0 (from the end where negative), decoding nothing else.

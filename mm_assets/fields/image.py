@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import ArraySpec, Encoded, Field, as_bytes_view, corrupt, describe, is_int
+from mm_assets.fields.base import ArraySpec, Encoded, Field, as_bytes_view, corrupt, is_int
 from mm_assets.fields.image_decode import (
     CODEC_NAMES,
     CODECS,
@@ -33,6 +33,7 @@ from mm_assets.fields.image_decode import (
 from mm_assets.fields.image_resize import RESIZES, Box, place, resample, resize, scratch
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import ImageInfo, probe_image
+from mm_assets.summaries import describe
 
 __all__ = ["ImageField"]
 

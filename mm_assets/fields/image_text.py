@@ -27,7 +27,6 @@ from mm_assets.fields.base import (
     as_bytes_view,
     corrupt,
     decode_utf8,
-    describe,
     parse_json,
     truncated,
 )
@@ -36,7 +35,7 @@ from mm_assets.fields.image_resize import RESIZES, place, resize
 from mm_assets.fields.plain import TextField
 from mm_assets.fields.tokens import TokensField
 from mm_assets.media.content_types import Buffer
-from mm_assets.summaries import ArrayValue
+from mm_assets.summaries import ArrayValue, describe
 
 __all__ = ["ImageText", "ImageTextPair", "ImageTextPairField"]
 
@@ -302,6 +301,13 @@ class ImageTextPairField(Field):
         score = None if math.isnan(pair.clip_score) else pair.clip_score
         pixels = self._image_field.decode(pair.image_record, pair.image)
         return ImageTextPair(pixels, rows["input_ids"], rows["attention_mask"], pair.text(), score)
+
+    def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
+        """Judge the image as its field does, and decode the rest."""
+        pair = _Pair(self, metadata, data)
+        self._tokens_field.decode(pair.token_record, pair.tokens)
+        pair.text()
+        self._image_field.check_decodable(pair.image_record, pair.image)
 
     def _decode_into(self, metadata: Buffer, data: Buffer, target: Mapping[str, npt.NDArray[Any]]) -> None:
         pair = _Pair(self, metadata, data)

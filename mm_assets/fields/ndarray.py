@@ -21,12 +21,12 @@ from mm_assets.fields.base import (
     as_bytes_view,
     config_error,
     corrupt,
-    describe,
     is_int,
     stored_array,
     truncated,
 )
 from mm_assets.media.content_types import Buffer
+from mm_assets.summaries import describe
 
 __all__ = ["REAL_CODES", "NDArrayField", "array_of_npy", "dtype_name", "is_npy"]
 

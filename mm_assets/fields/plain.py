@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
-from mm_assets.fields.base import JSON, Encoded, Field, Out, as_bytes_view, corrupt, decode_utf8, describe, truncated
+from mm_assets.fields.base import JSON, Encoded, Field, Out, as_bytes_view, corrupt, decode_utf8, truncated
 from mm_assets.media.content_types import Buffer
+from mm_assets.summaries import describe
 
 if TYPE_CHECKING:
     import pyarrow as pa

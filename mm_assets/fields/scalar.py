@@ -11,19 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError
-from mm_assets.fields.base import (
-    ArraySpec,
-    Encoded,
-    Field,
-    Out,
-    as_bytes_view,
-    batch_array,
-    corrupt,
-    describe,
-    parse_json,
-)
+from mm_assets.fields.base import ArraySpec, Encoded, Field, Out, as_bytes_view, batch_array, corrupt, parse_json
 from mm_assets.fields.ndarray import REAL_CODES
 from mm_assets.media.content_types import Buffer
+from mm_assets.summaries import describe
 
 __all__ = ["ScalarField"]
 

@@ -17,11 +17,11 @@ from mm_assets.fields.base import (
     as_bytes_view,
     config_error,
     corrupt,
-    describe,
     stored_array,
     truncated,
 )
 from mm_assets.media.content_types import Buffer
+from mm_assets.summaries import describe
 
 __all__ = ["SequenceField"]
 
@@ -148,6 +148,12 @@ class SequenceField(Field):
         """Return the list of (position, value)."""
         items = self._open(metadata, data)
         return [self._decode_item(items, index) for index in range(len(items))]
+
+    def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
+        """Judge each item as its field does."""
+        items = self._open(metadata, data)
+        for index in range(len(items)):
+            self._within(f"item {index}", self.inner.check_decodable, *items.payload(index)[1:])
 
     def decode_item(self, metadata: Buffer | np.void, data: Buffer, k: int) -> tuple[int, Any]:
         """Return (position, value) of item `k`, counted from 0 (from the end where negative), reading no other.

@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, decode_utf8, describe, stored_array, truncated
+from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, decode_utf8, stored_array, truncated
 from mm_assets.fields.facts import Fact, Spans
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.subtitles import TimedSegment, parse_subtitles
+from mm_assets.summaries import describe
 
 __all__ = ["TimedSegment", "TimedTextField", "segments_at", "segments_between"]
 

@@ -24,7 +24,6 @@ from mm_assets.fields.base import (
     as_bytes_view,
     config_error,
     corrupt,
-    describe,
     is_int,
     stored_array,
     truncated,
@@ -34,6 +33,7 @@ from mm_assets.fields.ndarray import REAL_CODES, dtype_name
 from mm_assets.fields.series_text import array_of_content, columns_of_csv
 from mm_assets.fields.series_value import Columns, TimeSeries
 from mm_assets.media.content_types import Buffer
+from mm_assets.summaries import describe
 
 __all__ = ["TimeSeries", "TimeSeriesField"]
 

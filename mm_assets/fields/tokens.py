@@ -22,7 +22,6 @@ from mm_assets.fields.base import (
     as_bytes_view,
     config_error,
     corrupt,
-    describe,
     is_int,
     stored_array,
     truncated,
@@ -30,6 +29,7 @@ from mm_assets.fields.base import (
 from mm_assets.fields.ndarray import array_of_npy, is_npy
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.tokenizers import Tokenizer, TokenizerRef, tokenizer_ref
+from mm_assets.summaries import describe
 
 __all__ = ["TokensField"]
 

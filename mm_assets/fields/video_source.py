@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError
 from mm_assets.fields.audio import samples_of
-from mm_assets.fields.base import MAX_DATA, describe
+from mm_assets.fields.base import MAX_DATA
 from mm_assets.fields.video_record import AUDIO_PART, VIDEO_PART
 from mm_assets.fields.video_values import VideoAudio, VideoFile
 from mm_assets.media.content_types import Buffer
@@ -36,6 +36,7 @@ from mm_assets.media.sound import (
 )
 from mm_assets.media.timing import FrameIndex, as_frame_rate, offset_in_samples
 from mm_assets.media.video import DEFAULT_MAX_PIXELS, index_frames, read_frames
+from mm_assets.summaries import describe
 
 __all__ = ["Plan", "Source", "clip_sound", "most_frames", "plan_of", "source_of"]
 

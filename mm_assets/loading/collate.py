@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from mm_assets.dataset.decoding import Allocate
 from mm_assets.errors import CollateError, ConfigError, optional_import
-from mm_assets.fields.base import describe
 from mm_assets.loading.rules import Rule, parse_rules
+from mm_assets.summaries import describe
 
 __all__ = ["MultimodalCollator", "Ragged", "as_tensors", "map_batch", "rows_of"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ __all__ = ["FieldSuite", "damaged", "flipped", "same"]
 
 FLIPS = (0x01, 0x80, 0xFF)
 MAX_FLIPPED = 400  # bytes of a payload that are flipped one by one; of a longer one, evenly spread
+MAX_TRUNCATED = 24  # sizes at which a payload is truncated
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -165,6 +166,18 @@ class FieldSuite:
                 except FormatError as error:
                     assert error.path == "<payload>"  # noqa: PT017  # no error is as good
 
+    def test_judging_agrees_with_decoding(self) -> None:
+        """check_decodable accepts a whole payload, and refuses a truncated one exactly when decode does."""
+        for value, _ in self.cases[:3]:
+            metadata, data = self.field.encode(value)
+            self.field.check_decodable(metadata, data)
+            step = max(1, len(data) // MAX_TRUNCATED)
+            for size in {*range(0, len(data), step), len(data) - 1, len(data)} - {-1}:
+                cut = bytes(data[:size])
+                assert _is_damaged(self.field.check_decodable, metadata, cut) == _is_damaged(
+                    self.field.decode, metadata, cut
+                ), size
+
     def test_a_record_of_another_size_is_refused(self) -> None:
         """A metadata record that is short or long is a FormatError before anything else is looked at."""
         metadata, data = self.field.encode(self.cases[0][0])
@@ -273,6 +286,14 @@ def _refuses(field: Field, value: Any, *, match: str = "expected") -> None:
         field.encode(value)
     with pytest.raises(EncodeError):
         field.check(value)
+
+
+def _is_damaged(judge: Callable[[bytes, bytes], Any], metadata: bytes, data: bytes) -> bool:
+    try:
+        judge(metadata, data)
+    except FormatError:
+        return True
+    return False
 
 
 def damaged(metadata: bytes, data: bytes) -> Iterable[tuple[bytes, bytes]]:
