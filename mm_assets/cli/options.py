@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ class DatasetChoice:
         root: storage root, instead of the declaration's.
         shards: shards of a dataset that no YAML declares.
         pack: its pack preset.
+        settings: its other settings, each as ``key=value``.
         wrong: errors of declarations that were left out, reported already.
     """
 
@@ -44,6 +45,7 @@ class DatasetChoice:
     root: str | None = None
     shards: str | None = None
     pack: str | None = None
+    settings: tuple[str, ...] = ()
     wrong: list[ConfigError] = field(default_factory=list)
 
     def specs(self) -> list[DatasetSpec]:
@@ -58,6 +60,10 @@ class DatasetChoice:
             return [self._undeclared(self.shards)]
         if self.pack is not None:
             raise ConfigError("arguments", "--pack", "goes with --shards; a declared dataset names its preset itself")
+        if self.settings:
+            raise ConfigError(
+                "arguments", "--set", "goes with --shards; a declared dataset has its settings in its YAML"
+            )
         declared = self._declared()
         unknown = [name for name in self.names if name not in declared]
         if unknown:
@@ -104,6 +110,8 @@ class DatasetChoice:
             elif self.shards is not None:  # the other commands find an undeclared dataset by its root
                 options |= {"--root": self.root or default_root()}
             words = [word for name, value in options.items() if value is not None for word in (name, value)]
+            if found[1] in ("register", "run"):
+                words += [word for setting in self.settings for word in ("--set", setting)]
             return f"{found[0]} {shlex.join(words)}" if words else found[0]
 
         return _SUGGESTED.sub(completed, message)
@@ -130,8 +138,47 @@ class DatasetChoice:
         _find_dagster_home()
         root = _absolute(self.root) if self.root else default_root()
         name = self.names[0] if self.names else "default"
-        config = {"name": name, "shards": _absolute(shards), "settle_seconds": 0, "pack": self.pack}
-        return DatasetSpec.from_config(config, where="arguments", default_root=root)
+        settings = _parsed(self.settings)
+        if "pack" in settings and self.pack is not None:
+            raise ConfigError("arguments", "--pack", "and --set pack= are given: give one of them")
+        config = {"settle_seconds": 0, "pack": self.pack, **settings, "name": name, "shards": _absolute(shards)}
+        return DatasetSpec.from_config(config, where="arguments", base=Path.cwd(), default_root=root)
+
+
+_OPTION_OF = {"name": "--dataset", "shards": "--shards", "root": "--root"}  # settings with an option of their own
+
+
+def _parsed(settings: Iterable[str]) -> dict[str, Any]:
+    """The keys and values of a declaration that ``key=value`` texts give; dots nest keys, and values are YAML.
+
+    Raises:
+        ConfigError: a text has another form, a key is given twice, or a value is not YAML.
+    """
+    import yaml
+
+    found: dict[str, Any] = {}
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        *outer, last = path.strip().split(".")
+        if not equals or not all((*outer, last)):
+            detail = f"found {setting!r}, expected KEY=VALUE such as on_damaged_shard=salvage"
+            raise ConfigError("arguments", "--set", detail)
+        if path.strip() in _OPTION_OF:
+            raise ConfigError("arguments", "--set", f"found {path.strip()!r}: use {_OPTION_OF[path.strip()]}")
+        try:
+            value = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            said = " ".join(str(error).split())
+            raise ConfigError("arguments", path.strip(), f"found {text!r}, expected YAML: {said}") from error
+        inner = found
+        for name in outer:
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise ConfigError("arguments", path.strip(), f"{name} is given as a whole by another --set")
+        if last in inner:
+            raise ConfigError("arguments", path.strip(), "is given by more than one --set")
+        inner[last] = value
+    return found
 
 
 def _find_dagster_home() -> None:
@@ -161,6 +208,13 @@ def dataset_options(*, undeclared: bool = False) -> Callable[[Callable[..., Any]
         options += [
             click.option("--shards", metavar="GLOB", help="Shards of a dataset that is not declared: glob or URL."),
             click.option("--pack", metavar="PRESET", help="With --shards: pack preset; else the first shard decides."),
+            click.option(
+                "--set",
+                "settings",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="With --shards: any setting of docs/settings.md; the value is YAML, and a.b=v sets b of a.",
+            ),
         ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
