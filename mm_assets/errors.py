@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 __all__ = [
     "BadMagicError",
+    "ChangedError",
     "CollateError",
     "ConfigError",
     "CorruptError",
@@ -131,6 +132,10 @@ class SourceError(MmAssetsError):
         if byte_offset is not None:
             where += f", at byte {byte_offset}"
         super().__init__(f"{where}: {detail}")
+
+
+class ChangedError(SourceError):
+    """A file was replaced by another process since it was read."""
 
 
 class ShardError(SourceError):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 
@@ -22,10 +25,11 @@ class Request:
 
 
 class Recorder:
-    """WSGI middleware that notes requests."""
+    """WSGI middleware that notes requests; `faults` makes some of them fail."""
 
     def __init__(self, application: Callable[..., Iterable[bytes]]) -> None:
         self.application = application
+        self.faults = Faults(self)
         self.requests: list[Request] = []
         self._lock = threading.Lock()
 
@@ -48,6 +52,75 @@ class Recorder:
         return [r for r in self.requests if r.method == "GET" and r.path == path]
 
 
+_REPLIES = {
+    "500": ("500 Internal Server Error", "InternalError"),
+    "501": ("501 Not Implemented", "NotImplemented"),
+    "503": ("503 Slow Down", "SlowDown"),
+}
+_ERROR = "<?xml version='1.0'?><Error><Code>{}</Code><Message>injected</Message></Error>"
+
+
+class Faults:
+    """WSGI middleware under which some requests fail, as on a busy object store: each kind of fault in turn.
+
+    Attributes:
+        every: how many requests one fails of; 0 for none.
+        kinds: the faults that are injected.
+        conditional: whether uploads with conditions are implemented; else the reply is 501.
+        injected: faults so far, by kind.
+    """
+
+    KINDS = ("500", "503", "reset before", "reset after", "slow", "truncated")
+
+    def __init__(self, application: Callable[..., Iterable[bytes]]) -> None:
+        self.application = application
+        self.every = 0
+        self.kinds = self.KINDS
+        self.conditional = True
+        self.injected: dict[str, int] = dict.fromkeys(self.KINDS, 0)
+        self._numbers = count()
+        self._lock = threading.Lock()
+
+    def _kind(self) -> str | None:
+        with self._lock:
+            if not self.every or next(self._numbers) % self.every != self.every - 1:
+                return None
+            kind = min(self.kinds, key=lambda kind: self.injected[kind])
+            self.injected[kind] += 1
+            return kind
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        kind = self._kind()
+        conditions = environ.keys() & {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"}
+        if conditions and environ["REQUEST_METHOD"] == "PUT" and not self.conditional:
+            kind = "501"
+        if kind == "reset before":
+            return self._reset(environ)
+        if kind in _REPLIES:
+            status, code = _REPLIES[kind]
+            body = _ERROR.format(code).encode()
+            start_response(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+            return [body]
+        if kind == "slow":
+            time.sleep(0.3)
+        body = b"".join(self.application(environ, start_response))
+        if kind == "reset after":
+            return self._reset(environ)
+        if kind == "truncated":
+            return self._truncated(environ, body)
+        return [body]
+
+    @staticmethod
+    def _truncated(environ: dict[str, Any], body: bytes) -> Iterator[bytes]:
+        yield body[: len(body) // 2]  # of the length that the headers announced
+        Faults._reset(environ)
+
+    @staticmethod
+    def _reset(environ: dict[str, Any]) -> Iterable[bytes]:
+        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+        raise ConnectionAbortedError("injected")
+
+
 @contextmanager
 def serve() -> Iterator[tuple[str, Recorder]]:
     """Starts the server on a free port of the loopback address; gives its URL and the record."""
@@ -59,7 +132,7 @@ def serve() -> Iterator[tuple[str, Recorder]]:
             """Requests are recorded, not printed."""
 
     recorder = Recorder(DomainDispatcherApplication(create_backend_app))
-    server = make_server("127.0.0.1", 0, recorder, threaded=True, request_handler=Quiet)
+    server = make_server("127.0.0.1", 0, recorder.faults, threaded=True, request_handler=Quiet)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

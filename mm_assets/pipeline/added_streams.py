@@ -188,14 +188,15 @@ def _add_to_partition(
 def _write_marker(
     dataset: DatasetStore, key: str, marker: Mapping[str, Any], file: PublishedFile, streams: list[dict[str, Any]]
 ) -> None:
-    if dataset.marker(key) != marker:
+    published = dataset.store.snapshot(dataset.marker_name(key))
+    if dataset.marker(key, published) != marker:
         detail = f"partition {key!r} was published again while a stream was added to it: add it again"
         raise SourceError(dataset.store.url_of(dataset.marker_name(key)), detail)
     changed = {**marker, "added": {"file": file.to_json(), "streams": streams}}
     lost = set(changed.pop("lost_streams", ())) - {stream["name"] for stream in streams}
     if lost:
         changed["lost_streams"] = sorted(lost)
-    dataset.store.write_bytes(dataset.marker_name(key), canonical_json(changed, indent=1))
+    dataset.store.replace(published, canonical_json(changed, indent=1))
 
 
 def _had_before(reader: MstrReader, key: str, name: str, field: Field, values: Values) -> PartitionAdded:

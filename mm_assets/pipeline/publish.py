@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mm_assets.dataset.manifest import PACKED_NAME, make_manifest
-from mm_assets.errors import SchemaMismatchError, SourceError
+from mm_assets.errors import ChangedError, SchemaMismatchError, SourceError
 from mm_assets.pipeline.added_streams import FORMAT as GROWING_FORMAT
 from mm_assets.pipeline.added_streams import added_streams, carried_over
 from mm_assets.pipeline.chain import (
@@ -44,6 +44,7 @@ __all__ = [
     "sql_connection",
 ]
 
+_ATTEMPTS = 5  # to make a manifest while other processes do the same
 _PACKED_PATH = re.compile(f"{PACKED_FOLDER}/{PACKED_NAME.pattern}")
 
 
@@ -76,7 +77,10 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
 
     Raises:
         SourceError: a stage has not run, a check failed, or the partition's files do not belong together.
+        ChangedError: another process published the partition meanwhile, with other files.
     """
+    # Before the records: what another process publishes after this line is noticed.
+    published = dataset.store.snapshot(dataset.marker_name(key))
     records = {stage: dataset.record(stage, key) for stage in RECORDED_STAGES}
     faults = _chain_faults(dataset, key, records)
     if faults:
@@ -99,9 +103,9 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
     }
     before = None
     with suppress(SchemaMismatchError, SourceError):  # a damaged marker does not prevent a good one
-        before = dataset.marker(key)
+        before = dataset.marker(key, published)
     marker = carried_over(before, marker)
-    dataset.store.write_bytes(dataset.marker_name(key), canonical_json(marker, indent=1))
+    dataset.store.replace(published, canonical_json(marker, indent=1))
     return marker
 
 
@@ -165,10 +169,21 @@ class ManifestReport:
 def build_manifest(dataset: DatasetStore) -> ManifestReport:
     """Lists the published partitions whose marker matches their shards, records and files, as a new dataset version.
 
+    Where another process makes a manifest at the same time, the later one is made again, of all markers.
+
     Raises:
         SourceError: the dataset is not registered, or the storage could not be read.
+        ChangedError: other processes made manifests each time that this one was about to be published.
     """
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(ChangedError):
+            return _build_manifest(dataset)
+    return _build_manifest(dataset)
+
+
+def _build_manifest(dataset: DatasetStore) -> ManifestReport:
     store = dataset.store
+    newest = store.snapshot("manifest.json")  # before the markers: a manifest of newer ones is not replaced
     schema = dataset.schema()
     present, markers = _Present(dataset), dataset.markers()
     sizes = {name: size for folder in TABLES for name, size in store.sizes(folder).items()} | dict(present.packed)
@@ -193,7 +208,7 @@ def build_manifest(dataset: DatasetStore) -> ManifestReport:
     if not store.exists(f"manifests/{digest}.json"):
         store.write_bytes(f"manifests/{digest}.json", content)
     store.write_bytes("catalog.sql", _catalog(dataset).encode())
-    store.write_bytes("manifest.json", content)
+    store.replace(newest, content)
     return ManifestReport(
         digest=digest,
         manifest=manifest,

@@ -19,7 +19,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
-from mm_assets.storage.store import PublishedFile, Store
+from mm_assets.storage.store import PublishedFile, Snapshot, Store
 
 __all__ = ["DatasetStore", "Partition", "StageRecord", "canonical_json", "size_fault"]
 
@@ -163,7 +163,9 @@ class DatasetStore:
         return self._read_json(name) if self.store.exists(name) else None
 
     def _read_json(self, name: str) -> Any:
-        content = self.store.read_bytes(name)
+        return self._parsed(name, self.store.read_bytes(name))
+
+    def _parsed(self, name: str, content: bytes) -> Any:
         try:
             return json.loads(content)
         except ValueError as error:
@@ -259,18 +261,21 @@ class DatasetStore:
     def markers(self) -> dict[str, dict[str, Any]]:
         """Every publication marker by partition key."""
         names = [name for name in self.store.sizes(PUBLISHED.name) if name.endswith(".json")]
-        return {name.rsplit("/", 1)[-1].removesuffix(".json"): self._marker(name) for name in names}
+        return {
+            name.rsplit("/", 1)[-1].removesuffix(".json"): self._marker(name, self.store.read_bytes(name))
+            for name in names
+        }
 
-    def _marker(self, name: str) -> dict[str, Any]:
-        value = self._read_json(name)
+    def _marker(self, name: str, content: bytes) -> dict[str, Any]:
+        value = self._parsed(name, content)
         if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
             raise SchemaMismatchError(f"{self.store.url_of(name)}: not a publication marker")
         return value
 
-    def marker(self, partition: str) -> dict[str, Any] | None:
-        """A partition's marker, or None."""
-        name = self.marker_name(partition)
-        return self._marker(name) if self.store.exists(name) else None
+    def marker(self, partition: str, snapshot: Snapshot | None = None) -> dict[str, Any] | None:
+        """A partition's marker, or None; as it is now, or as a snapshot of its file has it."""
+        snapshot = snapshot or self.store.snapshot(self.marker_name(partition))
+        return None if snapshot.content is None else self._marker(snapshot.name, snapshot.content)
 
     # -- shards
 

@@ -10,17 +10,19 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mm_assets.errors import SourceError
+from mm_assets.errors import ChangedError, SourceError
 from mm_assets.storage.urls import Options, filesystem, is_local, local_path, protocols, storage_errors
 
-__all__ = ["Draft", "PublishedFile", "Store"]
+__all__ = ["Draft", "PublishedFile", "Snapshot", "Store"]
 
+_CONFLICTS = (409, 412)  # of a conditional request: another one is under way, or has won
+_NOT_IMPLEMENTED = 501
 _UPLOAD = {"chunksize": 16 << 20, "max_concurrency": 2}  # bytes of one part, and parts in memory at a time
 
 
@@ -41,6 +43,21 @@ class PublishedFile:
     def to_json(self) -> dict[str, Any]:
         """The file as markers and manifests list it."""
         return {"path": self.path, "size": self.size, "sha256": self.sha256}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A small file as it was read, for `Store.replace`.
+
+    Attributes:
+        name: relative to the store's root.
+        content: its bytes, or None where there was no file.
+        etag: what an S3 store calls this version of it; None elsewhere.
+    """
+
+    name: str
+    content: bytes | None
+    etag: str | None = None
 
 
 class Draft:
@@ -123,22 +140,34 @@ class Store:
         return f"{self._root}/{name}" if name else self._root
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file at `name`."""
-        return bool(self.fs.isfile(self.path_of(name)))
+        """Whether there is a file at `name`; `SourceError` if the storage does not answer."""
+        return self._info(name).get("type") == "file"
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file; None if there is no such file."""
-        try:
-            return int(self.fs.info(self.path_of(name))["size"])
-        except FileNotFoundError:
-            return None
+        """Bytes of a file; None if there is no such file, `SourceError` if the storage does not answer."""
+        size = self._info(name).get("size")
+        return None if size is None else int(size)
+
+    def _info(self, name: str) -> Mapping[str, Any]:
+        """The facts that the storage has about a path; empty where there is nothing."""
+        # `isfile` of a file system answers "no" to any error, also of a store that is down.
+        with storage_errors(self.url_of(name), "cannot be read"):
+            try:
+                return dict(self.fs.info(self.path_of(name)))
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Name (relative to the root) and bytes of each file directly in a folder, without hidden ones."""
-        try:
-            listed = self.fs.ls(self.path_of(folder), detail=True)
-        except FileNotFoundError:
-            return {}
+        """Name (relative to the root) and bytes of each file directly in a folder, without hidden ones.
+
+        Raises:
+            SourceError: the storage does not answer.
+        """
+        with storage_errors(self.url_of(folder), "cannot be listed"):
+            try:
+                listed = self.fs.ls(self.path_of(folder), detail=True)
+            except FileNotFoundError:
+                return {}
         found = {}
         for info in listed:
             base = info["name"].rstrip("/").rsplit("/", 1)[-1]
@@ -190,10 +219,82 @@ class Store:
             draft.path.write_bytes(content)
         return draft.result()
 
+    def snapshot(self, name: str) -> Snapshot:
+        """A small file as it is now, to be replaced by `replace` only where no other process did so meanwhile.
+
+        Raises:
+            SourceError: the file cannot be read.
+        """
+        etag = None
+        with storage_errors(self.url_of(name), "cannot be read"):
+            try:
+                if self._is_s3:
+                    # Before the content: a version in between is noticed, because its tag is another one.
+                    etag = str(self.fs.info(self.path_of(name), refresh=True)["ETag"])
+                return Snapshot(name=name, content=bytes(self.fs.cat_file(self.path_of(name))), etag=etag)
+            except FileNotFoundError:
+                return Snapshot(name=name, content=None)
+
+    def replace(self, before: Snapshot, content: bytes) -> None:
+        """Publish a small file where the store still has the version that `snapshot` returned.
+
+        Local files are compared under the lock that every writer takes. An S3 store gets a conditional request
+        (``If-None-Match: *`` or ``If-Match``), so that of two hosts one wins. Other stores, and S3 servers that do not
+        implement such requests, are asked again right before the upload, which leaves a gap of one request.
+
+        Args:
+            before: the version that the content was made from.
+            content: the new content. Where the file has it already, nothing is written.
+
+        Raises:
+            ChangedError: another process replaced the file meanwhile with other content.
+            SourceError: the file cannot be written.
+        """
+        if before.content == content:
+            return
+        if self.is_local:
+            with self.draft(before.name) as draft:
+                self._expect_unchanged(before, content)
+                draft.path.write_bytes(content)
+            return
+        if self._is_s3 and self._put_if_unchanged(before, content):
+            return
+        self._expect_unchanged(before, content)
+        self.write_bytes(before.name, content)
+
+    def _expect_unchanged(self, before: Snapshot, content: bytes) -> None:
+        if self.snapshot(before.name).content not in (before.content, content):
+            detail = "another process published it meanwhile, with other content"
+            raise ChangedError(self.url_of(before.name), f"{detail}: let it end, then run this again")
+
+    def _put_if_unchanged(self, before: Snapshot, content: bytes) -> bool:
+        """Whether the conditional upload was made; False where the server does not implement it."""
+        condition = {"IfNoneMatch": "*"} if before.etag is None else {"IfMatch": before.etag}
+        target = self.path_of(before.name)
+        with storage_errors(self.url_of(before.name), "cannot be written"):
+            try:
+                self.fs.pipe_file(target, content, **condition)
+            except OSError as error:
+                status = _http_status(error)
+                if status == _NOT_IMPLEMENTED:
+                    return False
+                if status not in _CONFLICTS:
+                    raise
+                # Its own upload, where the first answer was lost and the client sent it again; or another process's.
+                self._expect_unchanged(Snapshot(name=before.name, content=content), content)
+        return True
+
     def delete(self, name: str) -> None:
         """Remove a file if it exists."""
         with suppress(FileNotFoundError):
             self.fs.rm_file(self.path_of(name))
+
+
+def _http_status(error: BaseException) -> int | None:
+    """The status of the reply that an S3 client's error, or its cause, is about."""
+    reply = getattr(error.__cause__, "response", None) or getattr(error, "response", None) or {}
+    status = reply.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status if isinstance(status, int) else None
 
 
 @contextmanager

@@ -1,0 +1,189 @@
+"""The chain on an object store that fails at every tenth request, and two hosts that publish to one root."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import mm_assets
+from mm_assets.errors import ChangedError, SourceError
+from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
+from mm_assets.storage.store import Store
+
+pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+pytest.importorskip("moto", reason="moto's server is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+
+PARTITION = "docs-00001"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, Any]]:
+    """An S3 server of this module, and its recorder."""
+    import sys
+
+    spec = spec_from_file_location("s3_server", Path(__file__).parent.parent / "s3_server.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with module.serve() as served:
+        yield served
+
+
+@pytest.fixture
+def options(server: tuple[str, Any]) -> Iterator[dict[str, Any]]:
+    """File-system arguments that lead to the server, which answers every request after the test."""
+    yield {"key": "test", "secret": "test", "endpoint_url": server[0]}
+    faults = server[1].faults
+    faults.every, faults.kinds, faults.conditional = 0, faults.KINDS, True
+
+
+@pytest.fixture
+def bucket(options: dict[str, Any], tmp_path: Path) -> str:
+    """A bucket with the demo's smallest shard."""
+    name = tmp_path.name.replace("_", "-").lower()[-50:].strip("-")
+    fsspec.filesystem("s3", **options).mkdir(name)
+    return name
+
+
+@pytest.fixture
+def dataset(
+    demo_spec: Callable[..., DatasetSpec], demo_shards: Path, options: dict[str, Any], bucket: str
+) -> DatasetStore:
+    """The demo's documents, with shard and root in the bucket."""
+    path = f"{bucket}/shards/{PARTITION}.tar"
+    fsspec.filesystem("s3", **options).put_file(str(demo_shards / f"{PARTITION}.tar"), path)
+    spec = demo_spec("docs", shards=f"s3://{path}", storage_options=options)
+    return DatasetStore(spec.replace(root=f"s3://{bucket}/out", root_options=options))
+
+
+def make(dataset: DatasetStore) -> None:
+    """Runs the whole chain over the one partition."""
+    register(dataset)
+    for stage in stages.TABLE_STAGES.values():
+        assert stage(dataset, PARTITION).passed
+    assert all(result.passed for result in stages.packed(dataset, PARTITION).values())
+    publish.publish(dataset, PARTITION)
+    publish.build_manifest(dataset)
+
+
+def contents(dataset: DatasetStore) -> dict[str, bytes]:
+    """Each file of the dataset by its name; fingerprints of shards aside."""
+    found = {}
+    for path in dataset.store.fs.find(dataset.store.path_of("")):
+        name = str(path)[len(dataset.store.path_of("")) + 1 :]
+        if not name.startswith(("records/", "published/", "manifest", "shards.json", "catalog.sql", "schema.json")):
+            found[name] = dataset.store.read_bytes(name)
+    return found
+
+
+def test_a_store_that_fails_at_times_loses_nothing(
+    dataset: DatasetStore, server: tuple[str, Any], bucket: str, tmp_path: Path
+) -> None:
+    """With errors, resets, slow and truncated replies at every tenth request, the same bytes are published."""
+    quiet = DatasetStore(dataset.spec.replace(root=str(tmp_path / "quiet"), root_options={}))
+    make(quiet)
+    server[1].faults.every = 10
+    make(dataset)
+    server[1].faults.every = 0
+    assert min(server[1].faults.injected.values()) >= 3, "every kind of fault was met"
+    assert contents(dataset) == contents(quiet)
+    listed = dataset.store.fs.find(f"{bucket}/out")
+    assert not [path for path in listed if path.rsplit("/", 1)[-1].startswith(".") or path.endswith(".tmp")]
+    url = dataset.store.url_of("manifest.json")
+    with mm_assets.open(url, storage_options=dict(dataset.spec.root_options)) as opened:
+        assert opened.verify().ok
+
+
+def test_a_store_that_is_down_is_named(dataset: DatasetStore, server: tuple[str, Any]) -> None:
+    """Where every request fails, the stage ends with the URL and the store's own words, and publishes nothing."""
+    register(dataset)
+    server[1].faults.every, server[1].faults.kinds = 1, ("500",)
+    with pytest.raises(SourceError, match=r"s3://.*(InternalError|injected)"):
+        stages.raw_shards(dataset, PARTITION)
+    server[1].faults.every = 0
+    assert dataset.store.sizes("raw_shards") == {}
+
+
+@pytest.mark.parametrize("kind", ["local", "s3", "s3 without conditions", "memory"])
+def test_of_two_writers_one_replaces_a_file(
+    options: dict[str, Any], bucket: str, server: tuple[str, Any], tmp_path: Path, kind: str
+) -> None:
+    """A file is replaced by who read its present version; the other is refused, unless the content is the same."""
+    server[1].faults.conditional = kind != "s3 without conditions"
+    urls = {"local": str(tmp_path / "store"), "memory": f"memory://{bucket}"}
+    url = urls.get(kind, f"s3://{bucket}/store")
+    first, second = (Store(url, None if kind in urls else options) for _ in range(2))
+    for before in (None, b"first"):
+        ours, theirs = first.snapshot("x.json"), second.snapshot("x.json")
+        assert ours.content == theirs.content == before
+        first.replace(ours, b"new")
+        with pytest.raises(ChangedError, match=r"x\.json: another process published it meanwhile, with other content"):
+            second.replace(theirs, b"other")
+        second.replace(theirs, b"new")
+        assert first.read_bytes("x.json") == b"new"
+        first.replace(first.snapshot("x.json"), b"first")
+
+
+@pytest.mark.parametrize("before", [None, b"before"])
+def test_a_lost_reply_is_not_a_conflict(
+    options: dict[str, Any], bucket: str, server: tuple[str, Any], before: bytes | None
+) -> None:
+    """Where the upload arrived and its reply was lost, the client's second attempt finds its own file."""
+    store = Store(f"s3://{bucket}/store", options)
+    if before is not None:
+        store.write_bytes("x.json", before)
+    snapshot = store.snapshot("x.json")
+    lost = server[1].faults.injected["reset after"]
+    server[1].faults.every, server[1].faults.kinds = 2, ("reset after",)
+    store.exists("other")  # so that the next request is the second
+    store.replace(snapshot, b"after")
+    server[1].faults.every = 0
+    assert server[1].faults.injected["reset after"] > lost
+    assert store.read_bytes("x.json") == b"after"
+
+
+def test_two_hosts_publish_a_partition_once(dataset: DatasetStore) -> None:
+    """Of two processes that publish one partition at a time one writes the marker, and both find it published."""
+    make(dataset)
+    dataset.store.delete(dataset.marker_name(PARTITION))
+    together = threading.Barrier(2, timeout=60)
+
+    def host(_: int) -> dict[str, Any]:
+        mine = DatasetStore(dataset.spec)
+        together.wait()
+        marker = publish.publish(mine, PARTITION)
+        publish.build_manifest(mine)
+        return marker
+
+    with ThreadPoolExecutor(2) as hosts:
+        first, second = hosts.map(host, range(2))
+    assert first == second == dataset.marker(PARTITION)
+    assert publish.pending_partitions(dataset) == []
+
+
+def test_a_partition_that_another_host_published_with_other_settings_is_refused(
+    dataset: DatasetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A marker that was written between the start of a publication and its end is not overwritten."""
+    make(dataset)
+    faults = publish._chain_faults
+
+    def meanwhile(*arguments: Any) -> list[str]:
+        dataset.store.write_bytes(dataset.marker_name(PARTITION), b'{"files": {}, "of": "another host"}\n')
+        return faults(*arguments)
+
+    monkeypatch.setattr(publish, "_chain_faults", meanwhile)
+    dataset.store.delete(dataset.marker_name(PARTITION))
+    with pytest.raises(ChangedError, match=f"{PARTITION}.json: another process published it meanwhile"):
+        publish.publish(dataset, PARTITION)
+    assert b"another host" in dataset.store.read_bytes(dataset.marker_name(PARTITION))
