@@ -6,12 +6,14 @@ the record last. Which stage it is, and which tables that means, comes from `pip
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +25,7 @@ from mm_assets.errors import SourceError
 from mm_assets.packing.plan import PackPlan
 from mm_assets.pipeline.chain import RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, StageRecord, size_fault
+from mm_assets.pipeline.store import DatasetStore, StageRecord, digest_fault, size_fault
 from mm_assets.rows.base import RowSource, row_sources
 from mm_assets.rows.parquet import ParquetSink, open_table, read_batches, sample_groups
 from mm_assets.rows.preview import Preview
@@ -181,17 +183,25 @@ class Run:
     def read(self, stage: Stage) -> pq.ParquetFile:
         """Opens the main table of an earlier stage and notes its digest as an input.
 
+        The whole file is hashed first: what is packed gets checksums of its own, which would hide earlier damage.
+
         Raises:
             SourceError: the stage has not run, or the file is not the one that it recorded.
         """
         table = stage.tables[0].name
         recorded = self.dataset.record(stage, self.key).files[table]
-        fault = size_fault(recorded.size, self.dataset.store.size(recorded.path))
-        if fault is not None:  # the stage was interrupted between its file and its record
-            detail = f"{fault} as recorded: materialize {stage.name} again"
+        store, fault = self.dataset.store, size_fault(recorded.size, self.dataset.store.size(recorded.path))
+        if fault is None:
+            if not store.is_local:  # its bytes are fetched once, to be hashed and to be read
+                scratch = self._opened.enter_context(tempfile.TemporaryDirectory(prefix="mm-assets-table-"))
+                store = self.dataset.store.copy(recorded.path, Path(scratch))
+            fault = digest_fault(recorded.sha256, store.digest(recorded.path))
+        if fault is not None:  # interrupted between its file and its record, or damaged since
+            again = f"mm-assets run --dataset {self.spec.name} --partition {self.key}"
+            detail = f"{fault} as recorded: materialize {stage.name} again, or run `{again}`"
             raise SourceError(self.dataset.store.url_of(recorded.path), detail)
         self.inputs[table] = recorded.sha256
-        opened = open_table(self.dataset.store, recorded.path)
+        opened = open_table(store, recorded.path)
         self._opened.callback(opened.close, force=True)
         return opened
 

@@ -21,7 +21,7 @@ from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
 from mm_assets.storage.store import PublishedFile, Snapshot, Store
 
-__all__ = ["DatasetStore", "Partition", "StageRecord", "canonical_json", "size_fault"]
+__all__ = ["DatasetStore", "Partition", "StageRecord", "canonical_json", "digest_fault", "size_fault"]
 
 
 def canonical_json(value: object, *, indent: int | None = None) -> bytes:
@@ -118,6 +118,11 @@ def size_fault(expected: int, found: int | None) -> str | None:
     return (
         None if found == expected else f"is {'gone' if found is None else f'{found} bytes'}, expected {expected} bytes"
     )
+
+
+def digest_fault(expected: str, found: str) -> str | None:
+    """How a file's SHA-256 differs from what was recorded of it, or None."""
+    return None if found == expected else f"was damaged or replaced: its SHA-256 is {found}, expected {expected}"
 
 
 # Raised where a root is not a folder, may not be written to, or is in a bucket that does not exist.

@@ -187,6 +187,19 @@ class Store:
         with storage_errors(self.url_of(name), "cannot be opened"):
             return self.fs.open(self.path_of(name), "rb", **options)
 
+    def digest(self, name: str) -> str:
+        """SHA-256 of a file, hexadecimal; `SourceError` if there is no such file or it cannot be read."""
+        with storage_errors(self.url_of(name), "cannot be read"), self.open(name) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def copy(self, name: str, folder: Path) -> Store:
+        """A store in a local folder that holds a copy of a file under the same name; errors as `digest`."""
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with storage_errors(self.url_of(name), "cannot be read"):
+            self.fs.get_file(self.path_of(name), str(target))
+        return Store(str(folder))
+
     @contextmanager
     def draft(self, name: str) -> Iterator[Draft]:
         """Build a file under a temporary name, and publish it when the block ends without an exception.

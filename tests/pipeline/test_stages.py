@@ -821,3 +821,28 @@ def test_content_that_is_not_what_its_name_says(tmp_path: Path) -> None:
     dataset, _ = run_chain(declare(tmp_path / "generic", shard, pack="generic"))
     assert values(dataset)["a"]["rest"] == [(0, b"no image")]
     assert drops(dataset) == [("c", 0, "packable", "not_materialized")]
+
+
+# --- damaged tables -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
+def test_a_flipped_bit_in_a_table_stops_the_next_stage(tmp_path: Path, remote: bool) -> None:
+    """One bit of a table that changed after it was recorded is refused by what reads the table, and nothing is made."""
+    shard = make_shard(tmp_path / "s.tar", CAPTIONS)
+    root = f"memory://{tmp_path.name}-flipped" if remote else tmp_path / "root"
+    dataset, _ = run_chain(declare(root, shard))
+    readers = [*stages.TABLE_STAGES.values(), stages.packed]
+    for stage, read in zip(stages.TABLE_STAGES, readers[1:], strict=True):
+        record = dataset.record(stage, "s").files[stage.tables[0].name]
+        whole = dataset.store.read_bytes(record.path)
+        for place in (7, len(whole) // 2, len(whole) - 9):
+            flipped = bytearray(whole)
+            flipped[place] ^= 1
+            dataset.store.write_bytes(record.path, bytes(flipped))
+            again = f"materialize {stage.name} again, or run `mm-assets run --dataset data --partition s`"
+            wrong = rf"{record.path}.*its SHA-256 is \w{{64}}, expected {record.sha256} as recorded: {again}"
+            with pytest.raises(SourceError, match=wrong):
+                read(dataset, "s")
+        dataset.store.write_bytes(record.path, whole)
+    stages.packed(dataset, "s")
