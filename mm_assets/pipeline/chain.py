@@ -113,6 +113,7 @@ RAW_SHARDS = Stage(
         "on_damaged_shard": spec.on_damaged_shard,
         "parquet": spec.parquet.compression,
         **({} if spec.source is None else {"source": spec.source}),
+        **({} if spec.on_missing_end == "note" else {"on_missing_end": spec.on_missing_end}),
     },
     numbers=(("members", "members"),),
 )

@@ -243,6 +243,12 @@ class DatasetSpec(Settings):
         "before and after the damage.",
         examples=["salvage"],
     )
+    on_missing_end: Literal["note", "fail"] = Field(
+        default="note",
+        description="For tars without the two blocks of zeros at their end, which may be truncated between members. "
+        "`note`: count and report them; `fail`: fail the partition.",
+        examples=["fail"],
+    )
     max_content_bytes: int = Field(
         default=256 << 20,  # an item is held in memory, a few times over while it is packed
         ge=1,

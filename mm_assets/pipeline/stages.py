@@ -16,7 +16,7 @@ import pyarrow as pa
 from mm_assets.checks.alignment import misaligned
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.dataset.manifest import packed_name
-from mm_assets.errors import SourceError
+from mm_assets.errors import ShardError, SourceError
 from mm_assets.filters.apply import FilterStream
 from mm_assets.packing.pack import PackSummary, pack_rows, packable
 from mm_assets.packing.plan import PackPlan
@@ -36,7 +36,7 @@ from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import read_batches
 from mm_assets.rows.source_ref import is_allowed_reference
-from mm_assets.sources.base import index_members
+from mm_assets.sources.base import index_members, missing_end
 from mm_assets.sources.member import ShardDamage
 from mm_assets.storage.store import Draft, PublishedFile
 
@@ -56,26 +56,38 @@ def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
     """Indexes the members of a partition's shards; payloads are not read.
 
     Raises:
-        ShardError: a shard cannot be read through and the declaration does not say to salvage.
+        ShardError: a shard cannot be read through and the declaration does not say to salvage; or it is not a shard.
         SourceError: a shard is gone, or is not the one that was registered.
     """
     on_damaged = dataset.spec.on_damaged_shard
     damaged = 0
+    unended: list[str] = []
     with Run(dataset, RAW_SHARDS, key) as run:
         run.inputs.update((file.url, file.fingerprint) for file in run.files)
         with run.write() as sink:
             for source in run.containers:
                 damage: list[ShardDamage] = []
+                num_usable = 0
                 for batch in index_members(source, on_damaged_shard=on_damaged, damage=damage):
+                    num_usable += batch.column("skip_reason").null_count
                     sink.write(run.preview.observe(batch))
+                if damage and not num_usable:
+                    detail = f"no member of it can be salvaged: {damage[0].detail}"
+                    raise ShardError(source.file.url, detail, byte_offset=damage[0].byte_offset)
                 damaged += len(damage)
+                lacks = missing_end(source)
+                if lacks is not None and dataset.spec.on_missing_end == "fail":
+                    raise ShardError(source.file.url, f"{lacks} (on_missing_end: fail)", byte_offset=source.file.size)
+                if lacks is not None:
+                    unended.append(f"{source.file.url}: {lacks}")
         counts = {
             "members": run.preview.num_rows,
             "shards": len(run.files),
             "shard_bytes": sum(file.size for file in run.files),
             "damaged_places": damaged,
+            "missing_ends": len(unended),
         }
-        return run.finish(counts=counts)
+        return run.finish(counts=counts, notes=unended)
 
 
 def rows(dataset: DatasetStore, key: str) -> StageResult:

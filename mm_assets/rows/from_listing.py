@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mm_assets.errors import MissingColumnError, SourceError, first_line
+from mm_assets.errors import MissingColumnError, ShardError, SourceError, first_line
 from mm_assets.media.content_types import content_type_of_name
 from mm_assets.rows.columns import MemberIndex, RowBuilder, RowStream
 from mm_assets.rows.schema import (
@@ -33,6 +33,7 @@ from mm_assets.rows.schema import (
 from mm_assets.rows.source_ref import SourceRef, is_allowed_reference, is_reference, parse_source_ref, source_ref_of
 from mm_assets.rows.user_columns import columns_of
 from mm_assets.sources.base import Source
+from mm_assets.sources.head import HEAD_BYTES, foreign_file
 from mm_assets.sources.member import split_member_name
 from mm_assets.sources.samples import modality_of
 from mm_assets.sources.text_members import BadTextError, decode_text, parse_object
@@ -49,8 +50,9 @@ Line = Mapping[str, Any] | BadTextError
 
 
 def _lines(source: SourceFile, layout: MemberRules) -> Iterator[Line]:
-    """Each row of the list as keys and values, or why it cannot be parsed."""
-    if source.size >= 4 and source.read(0, 4) == _PARQUET:
+    """Each row of the list as keys and values, or why it cannot be parsed; `ShardError` if it is something else."""
+    head = source.read(0, min(HEAD_BYTES, source.size))
+    if head.startswith(_PARQUET):
         try:
             file = pq.ParquetFile(source.open())
             for batch in file.iter_batches(batch_size=BATCH_ROWS):
@@ -58,6 +60,9 @@ def _lines(source: SourceFile, layout: MemberRules) -> Iterator[Line]:
         except pa.ArrowException as error:
             raise SourceError(source.url, f"is not a readable Parquet list: {first_line(error)}") from error
         return
+    foreign = foreign_file(head)
+    if foreign is not None and foreign.kind not in ("json", "text", "empty"):
+        raise ShardError(source.url, foreign.as_not("a list of files"), byte_offset=0)
     limit = layout.max_text_bytes
     with source.stream() as stream:
         while line := stream.readline(limit + 1):
@@ -152,6 +157,8 @@ class _ListingBuilder(RowBuilder):
             if self.full:
                 yield from self.take()
         yield from self.take()
+        if not self.counts["members"]:
+            self.rejects.add(self.source.url, reason="empty_shard", detail="the list has no rows", stage="index")
         if self.missing and self.counts["rows"]:
             detail = f"no row has the column {min(self.missing)!r}, which is required"
             raise MissingColumnError(self.source.url, detail)

@@ -122,6 +122,9 @@ class _Builder(RowBuilder):
         samples_before = self.counts["samples"]
         self.counts["members"] += sum(len(s.members) for s in members.samples)
         self.counts["members"] += len(members.skipped) + len(members.repeated)
+        if not (members.samples or members.skipped or members.repeated):
+            detail = "the shard has no members: it is an archive without files"
+            self.rejects.add(members.shard, reason="empty_shard", detail=detail, stage="index")
         for member in members.skipped:
             self.counts["skipped"] += 1
             reason, detail = _skipped(member)

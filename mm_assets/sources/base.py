@@ -14,20 +14,21 @@ from typing import ClassVar, Protocol, TypeVar
 import pyarrow as pa
 
 from mm_assets.errors import ShardError, SourceError
+from mm_assets.sources.head import HEAD_BYTES, foreign_file
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, OnDamage, ShardDamage
 from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
 
-__all__ = ["SOURCES", "Source", "detect", "index_members", "open_container"]
+__all__ = ["SOURCES", "Source", "detect", "index_members", "missing_end", "open_container"]
 
-HEAD_BYTES = 512  # of a file's start, by which its format is detected: a tar header
 BATCH_MEMBERS = 16 << 10  # rows of one index batch: a few megabytes
 
 
 class Source(Protocol):
     """One file read as a container.
 
-    A member with a `byte_offset` is read by its range of the file; every other comes from `payloads`.
+    A member with a `byte_offset` is read by its range of the file; every other comes from `payloads`. A source whose
+    format marks the end of a container may have an attribute `missing_end` (see the function of that name).
 
     Args:
         file: the file, which stays open and belongs to the caller.
@@ -125,8 +126,17 @@ def detect(file: SourceFile, formats: Mapping[str, type[_F]]) -> type[_F]:
         if file.url.lower().endswith(found.SUFFIXES):
             return found
     known = "; ".join(f"{name} ({', '.join(found.SUFFIXES)})" for name, found in formats.items())
+    foreign = foreign_file(head)
+    if foreign is not None:
+        raise ShardError(file.url, f"{foreign.as_not('a shard')}; expected {known}", byte_offset=0)
     detail = f"starts with {head[:8]!r}, and neither that nor its name is of a known source, expected {known}"
     raise ShardError(file.url, detail, byte_offset=0)
+
+
+def missing_end(source: Source) -> str | None:
+    """What lacks at the end of a container whose members have been listed; None where its format has no mark there."""
+    found: str | None = getattr(source, "missing_end", None)
+    return found
 
 
 def open_container(file: SourceFile) -> Source:

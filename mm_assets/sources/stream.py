@@ -7,12 +7,16 @@ The compression of a shard is determined by its first bytes, never by its name.
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
+import struct
 import zlib
 from abc import ABC, abstractmethod
-from typing import Any, BinaryIO, ClassVar
+from collections.abc import Callable
+from typing import Any, BinaryIO, ClassVar, cast
 
-from mm_assets.errors import ShardError, optional_import
+from mm_assets.errors import optional_import
 from mm_assets.sources.tar_header import BLOCK
 from mm_assets.storage.files import SourceFile
 
@@ -20,7 +24,7 @@ __all__ = [
     "Cursor",
     "RangeCursor",
     "StreamCursor",
-    "compression_of",
+    "ZstdFrames",
     "compression_of_head",
     "open_cursor",
 ]
@@ -33,7 +37,12 @@ SKIP_CHUNK = 1 << 20
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_UNSUPPORTED = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x04\x22\x4d\x18": "LZ4", b"PK\x03\x04": "a zip archive"}
+_BZIP2 = b"BZh"
+_BZIP2_BLOCKS = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")  # after the level: a block, or the end of the stream
+_XZ = b"\xfd7zXZ\0"
+
+MAX_XZ_MEMORY = 256 << 20  # bytes that the decoder may take: `xz -9` needs 65 MiB
+RAW_CHUNK = 64 << 10  # compressed bytes of one read
 
 
 class Cursor(ABC):
@@ -113,7 +122,7 @@ class StreamCursor(Cursor):
 
     Args:
         source: the shard.
-        compression: "gzip" or "zstd".
+        compression: as `compression_of_head` gives it.
     """
 
     ranged = False
@@ -173,27 +182,15 @@ class StreamCursor(Cursor):
 
 
 def compression_of_head(head: bytes) -> str | None:
-    """The compression of a file that starts with `head`: "gzip" or "zstd"; None for every other file."""
+    """The compression of a file that starts with `head`: "gzip", "zstd", "bzip2", "xz"; None for every other file."""
     if head.startswith(_GZIP):
         return "gzip"
     # A skippable frame may come first: the last three bytes of its magic are fixed.
-    if head.startswith(_ZSTD) or (head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F):
+    if head.startswith(_ZSTD) or _is_skippable(head):
         return "zstd"
-    return None
-
-
-def compression_of(source: SourceFile) -> str | None:
-    """The compression of a tar shard by its first bytes: "gzip", "zstd", or None for a plain tar.
-
-    Raises:
-        ShardError: it is of a kind that is not read.
-    """
-    head = source.read(0, min(BLOCK, source.size))
-    for magic, name in _UNSUPPORTED.items():
-        if head.startswith(magic) and head[257:262] != b"ustar":
-            detail = f"is {name}; a shard is a tar, plain or compressed with gzip or zstd"
-            raise ShardError(source.url, detail, byte_offset=0)
-    return compression_of_head(head)
+    if head.startswith(_BZIP2) and any(block.startswith(head[4:10]) for block in _BZIP2_BLOCKS):
+        return "bzip2"
+    return "xz" if head.startswith(_XZ) else None
 
 
 def open_cursor(source: SourceFile, compression: str | None) -> Cursor:
@@ -205,8 +202,159 @@ def _decompressed(raw: BinaryIO, compression: str) -> tuple[Any, tuple[type[Exce
     """The decompressed stream, and the errors of damaged bytes that it raises."""
     if compression == "gzip":
         return gzip.GzipFile(fileobj=raw, mode="rb"), (zlib.error, EOFError, gzip.BadGzipFile)
+    if compression == "bzip2":
+        return _Concatenated(raw, bz2.BZ2Decompressor, "bzip2"), (EOFError, OSError)
+    if compression == "xz":
+        return _Concatenated(raw, _xz_decoder, "xz"), (EOFError, lzma.LZMAError)
     with optional_import("zstandard", "a zstd shard"):
         import zstandard
 
-    stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
-    return stream, (zstandard.ZstdError,)
+    frames = ZstdFrames(raw)
+    stream = zstandard.ZstdDecompressor().stream_reader(
+        cast("BinaryIO", frames), read_across_frames=True, closefd=False
+    )
+    return _WholeFrames(stream, frames), (zstandard.ZstdError, EOFError)
+
+
+def _xz_decoder() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=MAX_XZ_MEMORY)
+
+
+class _Concatenated:
+    """Streams of bzip2 or xz one after the other, as their tools and their parallel versions write them.
+
+    Unlike `bz2.BZ2File` and `lzma.LZMAFile` it does not ignore bytes after a stream that are not another one.
+
+    Args:
+        raw: the compressed bytes.
+        decoder: makes the decompressor of one stream.
+        name: of the format, for messages.
+    """
+
+    def __init__(self, raw: BinaryIO, decoder: Callable[[], Any], name: str) -> None:
+        self._raw = raw
+        self._new = decoder
+        self._name = name
+        self._decoder = decoder()
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes, none only at the end.
+
+        Raises:
+            EOFError: the file ends inside a stream, or holds something else after one.
+        """
+        while True:
+            if self._decoder.eof:
+                rest = self._decoder.unused_data or self._raw.read(RAW_CHUNK)
+                while rest and not rest.strip(b"\0"):  # xz pads between streams, and tapes after them
+                    rest = self._raw.read(RAW_CHUNK)
+                if not rest:
+                    return b""
+                self._decoder = self._new()
+                try:
+                    found = self._decoder.decompress(rest.lstrip(b"\0"), size)
+                except (OSError, lzma.LZMAError) as error:
+                    raise EOFError(f"bytes after the {self._name} stream are not another one") from error
+            else:
+                data = b""
+                if self._decoder.needs_input:
+                    data = self._raw.read(RAW_CHUNK)
+                    if not data:
+                        raise EOFError(f"the {self._name} stream is unfinished: the file ends inside it")
+                found = self._decoder.decompress(data, size)
+            if found:
+                return bytes(found)
+
+    def close(self) -> None:
+        """Releases the decompressor."""
+        self._decoder = self._new()
+
+
+def _is_skippable(head: bytes) -> bool:
+    return head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F
+
+
+class ZstdFrames:
+    """The bytes of a zstd file as they are, followed from frame to frame: zstandard does not tell an unfinished one.
+
+    The format is in RFC 8878, section 3.1.
+
+    Args:
+        raw: the compressed bytes.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._held = b""  # of a header that is not complete yet
+        self._pass = 0  # bytes to the next header
+        self._checksum = 0
+        self._expect(4, self._magic)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the bytes that were read end where a frame does."""
+        return self._parse == self._magic and not self._pass and not self._held
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes of the file."""
+        data = self._raw.read(size)
+        at = 0
+        while at < len(data):
+            step = min(self._pass, len(data) - at)
+            self._pass -= step
+            at += step
+            if self._pass:
+                break
+            part = data[at : at + self._need - len(self._held)]
+            self._held += part
+            at += len(part)
+            if len(self._held) == self._need:
+                held, self._held = self._held, b""
+                self._parse(held)
+        return data
+
+    def _expect(self, need: int, parse: Callable[[bytes], None]) -> None:
+        self._need, self._parse = need, parse
+
+    def _magic(self, head: bytes) -> None:
+        if _is_skippable(head):
+            self._expect(4, self._skippable)
+        else:
+            self._expect(1, self._descriptor)  # of anything else zstandard says what it is
+
+    def _skippable(self, size: bytes) -> None:
+        (self._pass,) = struct.unpack("<I", size)
+        self._expect(4, self._magic)
+
+    def _descriptor(self, flags: bytes) -> None:
+        single, self._checksum = flags[0] >> 5 & 1, 4 * (flags[0] >> 2 & 1)
+        size_bytes = (single, 2, 4, 8)[flags[0] >> 6]
+        self._pass = (1 - single) + (0, 1, 2, 4)[flags[0] & 3] + size_bytes
+        self._expect(3, self._block)
+
+    def _block(self, header: bytes) -> None:
+        value = int.from_bytes(header, "little")
+        last, kind, size = value & 1, value >> 1 & 3, value >> 3
+        self._pass = 1 if kind == 1 else size  # of a run one byte is stored
+        if last:
+            self._pass += self._checksum
+            self._expect(4, self._magic)
+
+
+class _WholeFrames:
+    """A zstd stream whose end is an error if the last frame is unfinished."""
+
+    def __init__(self, stream: Any, frames: ZstdFrames) -> None:
+        self._stream = stream
+        self._frames = frames
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes, none only at the end; `EOFError` if the file ends inside a frame."""
+        data: bytes = self._stream.read(size)
+        if not data and size and not self._frames.whole:
+            raise EOFError("the zstd frame is unfinished: the file ends inside it")
+        return data
+
+    def close(self) -> None:
+        """Closes the stream."""
+        self._stream.close()

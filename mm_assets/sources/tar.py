@@ -1,4 +1,4 @@
-"""Tar shards, plain or compressed with gzip or zstd: where each member is, and what it is, from the headers alone.
+"""Tar shards, plain or in gzip, zstd, bzip2 or xz: where each member is, and what it is, from the headers alone.
 
 Walking reads headers and skips payloads; only a compressed shard is read whole, once. Offsets count in the archive, so
 in a compressed shard they are positions after decompression (in messages only: its members have no `byte_offset`).
@@ -13,9 +13,10 @@ from contextlib import closing
 from functools import cached_property
 from typing import ClassVar
 
-from mm_assets.errors import SourceError
+from mm_assets.errors import ShardError, SourceError
+from mm_assets.sources.head import HEAD_BYTES, foreign_file
 from mm_assets.sources.member import Member, OnDamage, ShardDamage
-from mm_assets.sources.stream import compression_of, compression_of_head, open_cursor
+from mm_assets.sources.stream import Cursor, compression_of_head, open_cursor
 from mm_assets.sources.tar_header import BLOCK, HeaderError, parse_header
 from mm_assets.sources.tar_walk import Entry, Place, TarWalk
 from mm_assets.storage.files import SourceFile
@@ -26,12 +27,20 @@ MAX_PAYLOAD = 1 << 30  # bytes of a member that `TarSource.payloads` yields by d
 
 
 class TarSource:
-    """A tar shard; see `mm_assets.sources.base.Source`."""
+    """A tar shard; see `mm_assets.sources.base.Source`.
 
-    SUFFIXES: ClassVar[tuple[str, ...]] = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst")
+    Attributes:
+        missing_end: what lacks at the end of the archive, once `members` has been read to it; None where nothing does.
+    """
+
+    SUFFIXES: ClassVar[tuple[str, ...]] = (
+        *(".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst"),
+        *(".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz"),
+    )
 
     def __init__(self, file: SourceFile) -> None:
         self._file = file
+        self.missing_end: str | None = None
 
     @property
     def file(self) -> SourceFile:
@@ -40,7 +49,23 @@ class TarSource:
 
     @cached_property
     def _compression(self) -> str | None:
-        return compression_of(self.file)
+        return compression_of_head(self.file.read(0, min(HEAD_BYTES, self.file.size)))
+
+    def _open(self) -> Cursor:
+        """A cursor at the start of the archive.
+
+        Raises:
+            ShardError: the file is empty, or something else by its first bytes. There is nothing to salvage in it.
+        """
+        cursor = open_cursor(self.file, self._compression)
+        head = cursor.read(0, HEAD_BYTES)
+        if not self.accepts(head) or compression_of_head(head) is not None:
+            found = foreign_file(head) if cursor.failure is None else None
+            if found is not None and (self._compression is None or found.kind != "text"):  # which damage may look like
+                cursor.close()
+                inside = "" if self._compression is None else f"compressed with {self._compression}, and inside "
+                raise ShardError(self.file.url, inside + found.as_not("a tar"), byte_offset=0)
+        return cursor
 
     @property
     def seekable(self) -> bool:
@@ -64,9 +89,12 @@ class TarSource:
 
         "salvage" continues at the next header that can be trusted.
         """
-        with closing(open_cursor(self.file, self._compression)) as cursor:
-            for entry, _ in TarWalk(self.file.url, cursor, on_damaged_shard, damage).entries(lambda _: None):
+        self.missing_end = None
+        with closing(self._open()) as cursor:
+            walk = TarWalk(self.file.url, cursor, on_damaged_shard, damage)
+            for entry, _ in walk.entries(lambda _: None):
                 yield entry.member
+            self.missing_end = walk.missing_end
 
     def payloads(
         self,
@@ -83,7 +111,7 @@ class TarSource:
         shard does a wanted hard link cost a second pass, and comes after all others.
         """
         late: dict[int, list[Member]] = {}
-        cursor = open_cursor(self.file, self._compression)
+        cursor = self._open()
 
         def take(entry: Entry) -> object:
             member, place = entry

@@ -101,6 +101,7 @@ class TarWalk:
         self.scanned = 0  # there is no trustworthy header before this position
         self.extended = False  # the header being read belongs to extended headers before it
         self.ended = False  # damage reaches to the end of the archive
+        self.missing_end: str | None = None  # what lacks at the end of the archive
 
     def entries(self, take: Callable[[Entry], object]) -> Iterator[tuple[Entry, object]]:
         """Each entry in order, with the result of `take`, which is called while the stream is at its payload.
@@ -114,6 +115,7 @@ class TarWalk:
                 raise ShardError(self.shard, detail, byte_offset=0)
             if self.damage is not None:
                 self.damage.append(ShardDamage(byte_offset=0, byte_size=0, detail=detail))
+            yield self._no_member(0, 0, f"damaged: {detail}"), None
             return
         while not self.ended:
             start = self.at
@@ -195,6 +197,7 @@ class TarWalk:
                     raise _DamagedError(at, self.cursor.failure)
                 if block.strip(b"\0") or at > start:
                     raise _DamagedError(at, f"the shard ends inside a header: {len(block)} of {BLOCK} bytes are there")
+                self._note_end(len(block))
                 return None
             header = self._parse(block, at)
             if header is None:
@@ -255,6 +258,7 @@ class TarWalk:
             if not chunk:
                 if self.cursor.failure is not None:
                     raise _DamagedError(position, self.cursor.failure)
+                self._note_end(position - at)
                 return None
             position += len(chunk)
         try:
@@ -271,6 +275,15 @@ class TarWalk:
             raise _DamagedError(position, "no tar header after zeros (found other bytes)")
         self.at = end
         return self._no_member(position, end, "trailing bytes")
+
+    def _note_end(self, num_zeros: int) -> None:
+        """Notes an archive that ends with fewer than the two blocks of zeros that POSIX asks for."""
+        if num_zeros < 2 * BLOCK:
+            found = f"{num_zeros} bytes of zeros" if num_zeros else "nothing"
+            self.missing_end = (
+                f"the archive ends at byte {self.cursor.end} with {found}, expected two blocks of zeros: members may "
+                "be missing"
+            )
 
     def _scan(self, position: int) -> tuple[int, bool]:
         """The end of the archive, and whether there may be a header at or after `position`."""
