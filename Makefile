@@ -19,7 +19,7 @@ help:
 	@echo "make coverage    the lines and branches that the quick tests run, of the parts that must not be wrong"
 	@echo "make check       ruff, mypy --strict, import-linter, the prose check, dg check defs"
 	@echo "make wheels      build mm-assets and mm-assets-reader into dist/, and check what is in them"
-	@echo "make test-wheels install the built mm-assets in an environment of its own and run tests/e2e against it"
+	@echo "make test-wheels install the built mm-assets in an environment of its own and run tests/e2e, without fuzzing, against it"
 	@echo "make bench-loading DATA=folder  reading and writing, side by side with other projects (an hour, 30 GB)"
 	@echo "make bench-memory  resident memory and throughput of each stage on a 500 MB shard"
 	@echo "make clean       remove the virtual environment and built files"
@@ -85,7 +85,7 @@ test-wheels: wheels
 	    "mm-assets[all] @ file://$$(echo $(CURDIR)/dist/mm_assets-*.whl)"
 	cd dist && venv/bin/python -c 'import mm_assets; assert "site-packages" in mm_assets.__file__, mm_assets.__file__'
 	cd dist && venv/bin/python -m pytest --config-file ../pyproject.toml --rootdir .. --numprocesses logical \
-	    --dist worksteal ../tests/e2e --wheels .
+	    --dist worksteal ../tests/e2e --wheels . -m "not fuzz"
 
 bench-memory: $(VENV)/dev.done
 	$(BIN)/python benchmarks/memory.py

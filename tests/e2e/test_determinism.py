@@ -65,12 +65,13 @@ def run(
         capture_output=True,
         text=True,
         check=False,
-        timeout=250,
+        timeout=280,
     )
     assert done.returncode in (0, 1), done.stderr
     return {str(p.relative_to(folder / root)): p.read_bytes() for p in (folder / root).rglob("*") if p.is_file()}
 
 
+@pytest.mark.timeout(600)
 def test_every_file_is_the_same_in_another_environment(shards: Path, tmp_path: Path) -> None:
     """Hash seed, locale, time zone, threads, processes and folders change no byte of any file."""
     first = run(shards, tmp_path / "a", *FIRST)

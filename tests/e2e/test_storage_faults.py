@@ -86,6 +86,7 @@ def contents(dataset: DatasetStore) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.fuzz
 def test_a_store_that_fails_at_times_loses_nothing(
     dataset: DatasetStore, server: tuple[str, Any], bucket: str, tmp_path: Path
 ) -> None:
