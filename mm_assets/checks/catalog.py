@@ -75,7 +75,7 @@ _CHECKS = {
     "raw_shards": "schema members ranges",
     "rows": "schema identity metadata_rows unique contiguous text no_content source_refs members",
     "materialized_rows": "schema same_rows content shard_bytes",
-    "filtered_rows": "schema metadata_rows unique content accounting dropped same_rows shard_bytes",
+    "filtered_rows": "schema metadata_rows unique content accounting dropped decodable same_rows shard_bytes",
     "packed_mult": _PACKED_CHECKS,
     "packed_mstr": _PACKED_CHECKS,
 }

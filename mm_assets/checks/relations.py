@@ -277,6 +277,10 @@ class TableRelations:
         """The mode, in one row."""
         return table_of([(self.context.materialize_mode,)], schema_of("mode"))
 
+    def on_undecodable(self) -> pa.Table:
+        """What becomes of undecodable media, in one row."""
+        return table_of([(self.context.on_undecodable,)], schema_of("policy"))
+
 
 def _values(column: Any) -> Iterator[memoryview | None]:
     """The bytes of each value of a column of text or bytes, not copied."""

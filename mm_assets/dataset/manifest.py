@@ -76,7 +76,8 @@ def make_manifest(
     Args:
         dataset: the dataset's name.
         schema: the dataset's schema as JSON.
-        shards: of each partition its key, its number of samples and its packed files by format.
+        shards: of each partition its key, its number of samples, how its media were judged, and its packed files by
+            format.
         added: name, field and config of each stream that was added after packing.
     """
     manifest = {

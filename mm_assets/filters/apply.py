@@ -9,7 +9,7 @@ The order is the same whether content is present or fetched late, so both give t
 1. annotators that need no content, then filters that need none, each in the order given;
 2. `fetch`, where content is not present yet, and then the policy for rows whose content could not be read;
 3. annotators that need content, then filters that do (or ask to run among them), each in the order given;
-4. `packable`; then samples without content are dropped, and positions renumbered if configured.
+4. `decodable` and `packable`; then samples without content are dropped, and positions renumbered if configured.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from mm_assets.filters.base import Annotator, Block, Filter, Scope
 from mm_assets.filters.parameters import check_choice
 from mm_assets.rows.parquet import sample_groups
 from mm_assets.rows.schema import (
+    DECODABLE,
     DROPPED_SCHEMA,
     EMPTY_SAMPLE,
     MATERIALIZE,
@@ -53,7 +54,8 @@ class FilterStream:
         annotators: fresh instances; together they fill `schema.annotator_columns`.
         filters: fresh instances.
         schema: the dataset's schema.
-        packable: names rows that cannot be packed; it sees the rows that all filters kept.
+        decodable: names rows whose media cannot be decoded; it sees the rows that all filters kept.
+        packable: names rows that cannot be packed; it sees the rows that `decodable` kept.
         misaligned: names samples whose parts contradict each other; it sees the rows that `packable` kept.
         fetch: materializes the rows that need content while they stream past, in order, keeping all columns; it pulls
             its input in the thread that iterates it. None where `blocks` hold their content.
@@ -75,6 +77,7 @@ class FilterStream:
         annotators: Sequence[Annotator],
         filters: Sequence[Filter],
         schema: DatasetSchema,
+        decodable: JudgeTable | None = None,
         packable: JudgeTable | None = None,
         misaligned: JudgeTable | None = None,
         fetch: Fetch | None = None,
@@ -98,6 +101,8 @@ class FilterStream:
         if on_materialize_error != "keep":
             scope: Scope = "sample" if on_materialize_error == "drop_sample" else "row"
             self._late_filters.insert(0, _Step(MATERIALIZE, scope, _not_materialized))
+        if decodable is not None:
+            self._late_filters.append(_Step(DECODABLE, "row", lambda block: decodable(block.table, block.contents)))
         if packable is not None:
             self._late_filters.append(_Step(PACKABLE, "row", lambda block: packable(block.table, block.contents)))
         if misaligned is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
@@ -24,11 +24,8 @@ from mm_assets.errors import EncodeError
 from mm_assets.formats import MstrWriter, MultWriter, Payload, crc32c
 from mm_assets.packing.placement import BlockRows, Placement, Placer
 from mm_assets.packing.plan import PackPlan
-from mm_assets.rows.schema import Drop
 
-__all__ = ["PackSummary", "encode_placed", "listing_json", "pack_rows", "packable"]
-
-MAX_SAMPLE_BYTES = (1 << 32) - (1 << 24)  # MULT counts a sample in uint32; the rest is for headers and records
+__all__ = ["PackSummary", "encode_placed", "listing_json", "pack_rows", "placed_contents"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,37 +73,7 @@ class PackSummary:
             self.first_refusals.setdefault(name, f"sample {sample_id!r}: {detail}")
 
 
-def packable(plan: PackPlan) -> Callable[..., Iterable[Drop]]:
-    """Makes the filter step that finds rows which cannot be packed by a plan.
-
-    Its reasons: ``not_materialized`` (the row has an error instead of content), ``no_content``, ``unpackable_<row
-    modality>`` (its field refuses the content), ``unpackable_<packed modality>`` (a composite refuses its parts),
-    ``incomplete_<packed modality>`` (a part that it needs is missing), ``not_selected`` (no packed modality takes it),
-    and for whole samples, named by their metadata row, ``unpackable_metadata``, ``unpackable_<packed modality>`` (a
-    value out of the JSON is refused) and ``sample_too_large`` (value: its bytes).
-
-    The function takes a table of whole samples, and their `content_views` where these are known, and yields a `Drop`
-    per refused row.
-    """
-    placer = Placer(plan)
-
-    def judge(table: pa.Table, contents: Sequence[memoryview | None] | None = None) -> Iterable[Drop]:
-        rows = BlockRows(table, contents)
-        for placement in placer.settle(rows):
-            for row, reason in sorted(placement.refused.items()):
-                detail = placement.unfit[row][1] if row in placement.unfit else None
-                yield Drop(row, reason, None, detail)
-            size = sum(len(content) for _, content in _placed_contents(rows, placement))
-            if size > MAX_SAMPLE_BYTES:
-                # A metadata row names its sample; a sample without one has only rows to name.
-                heads = [r for r in range(placement.start, placement.stop) if rows.is_metadata(r)]
-                for row in heads or range(placement.start, placement.stop):
-                    yield Drop(row, "sample_too_large", float(size))
-
-    return judge
-
-
-def _placed_contents(rows: BlockRows, placement: Placement) -> Iterator[tuple[int, memoryview]]:
+def placed_contents(rows: BlockRows, placement: Placement) -> Iterator[tuple[int, memoryview]]:
     """The rows of a sample that have a place, its metadata row too, with their content."""
     for item in chain.from_iterable(placement.items.values()):
         content = rows.metadata(item.row) if rows.is_metadata(item.row) else rows.content(item.row)
@@ -164,7 +131,7 @@ def pack_rows(
                 for writer in writers:
                     writer.write(sample_id, payloads)
                 summary.count(placer, sample_id, placement)
-                lines += (_digest_line(rows, *placed) for placed in _placed_contents(rows, placement))
+                lines += (_digest_line(rows, *placed) for placed in placed_contents(rows, placement))
         digest = hashlib.sha256()
         for line in sorted(lines):
             digest.update(line)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -185,17 +185,36 @@ class Placer:
         for start, stop in rows.samples():
             yield self._place_sample(rows, start, stop)
 
-    def settle(self, rows: BlockRows) -> Iterator[Placement]:
-        """As `place`, repeated without refused rows until none is refused: a composite may then be incomplete."""
-        for start, stop in rows.samples():
-            placement = self._place_sample(rows, start, stop)
-            while any(self._is_composite) and placement.refused:
-                left = self._place_sample(rows, start, stop, without=frozenset(placement.refused))
-                if not left.refused:
-                    break
-                placement.refused.update(left.refused)
-                placement.unfit.update(left.unfit)
-            yield placement
+    def settled(self, rows: BlockRows, start: int, stop: int, without: frozenset[int] = frozenset()) -> Placement:
+        """Where the rows of one sample go once those that are refused are left out: a composite may lack parts then.
+
+        Args:
+            rows: the block.
+            start: first row of the sample.
+            stop: the row after its last.
+            without: rows that are left out from the beginning, and not listed as refused.
+        """
+        placement = self._place_sample(rows, start, stop, without)
+        refused, unfit = placement.refused, placement.unfit
+        while any(self._is_composite) and placement.refused:
+            placement = self._place_sample(rows, start, stop, without.union(refused))
+            refused = refused | placement.refused
+            unfit = unfit | placement.unfit
+        return replace(placement, refused=refused, unfit=unfit)
+
+    def alone(self, number: int, rows: BlockRows, row: int) -> Encoded | None:
+        """The payload of composite `number` made of one of its rows; None where that cannot be without the others.
+
+        Raises:
+            EncodeError: the field refuses the row's content.
+        """
+        made, parts = self.fields[number], self.plan.modalities[number].parts
+        part = next(part for taker, part, _ in self._takers(rows, row) if taker == number)
+        if any(facts.needed for name, facts in made.PARTS.items() if name != part):
+            return None
+        content = rows.content(row)
+        given = content if parts[part].take == "one" else [(rows.position[row], content)]
+        return made.encode(made.assemble({part: given}))
 
     def value(self, number: int, modality: str, content: memoryview) -> Any:
         """The value that `content` of a row is for the field of packed modality `number`; `EncodeError` if none."""

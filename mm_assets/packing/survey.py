@@ -89,6 +89,7 @@ class Group:
         known: dict[str, tuple[frozenset[str], Callable[[], Field]]] = {
             "image": (IMAGE_TYPES, ImageField),
             "audio": (AUDIO_TYPES, AudioField),
+            "video": (VIDEO_TYPES, SyncedVideoAudioField),
             "array": (ARRAY_TYPES, NDArrayField),
         }
         types, made = known.get(self.modality, (frozenset(), BytesField))

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.pipeline.spec import DatasetSpec, plain
-from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema
+from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, UNDECODABLE_SCHEMA, DatasetSchema
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "ROWS",
     "STAGE_OF_FILE",
     "TABLES",
+    "UNDECODABLE",
     "Stage",
     "Table",
 ]
@@ -103,6 +104,7 @@ def _packed_settings(spec: DatasetSpec) -> Mapping[str, Any]:
 
 REJECTS = Table(name="rejects", schema=lambda _: REJECTS_SCHEMA)
 DROPPED = Table(name="dropped", schema=lambda _: DROPPED_SCHEMA)
+UNDECODABLE = Table(name="undecodable", schema=lambda _: UNDECODABLE_SCHEMA)
 
 RAW_SHARDS = Stage(
     name="raw_shards",
@@ -148,11 +150,12 @@ MATERIALIZED_ROWS = Stage(
 FILTERED_ROWS = Stage(
     name="filtered_rows",
     description=(
-        "The rows that the filters keep, with the annotators' columns; the others are in `dropped`, with the reason."
+        "The rows that the filters keep, with the annotators' columns; the others are in `dropped`, with the reason, "
+        "and media that do not decode in `undecodable`."
     ),
     kinds=frozenset({"parquet"}),
     upstream=(MATERIALIZED_ROWS,),
-    tables=(Table(name="filtered_rows", schema=DatasetSchema.filtered_schema), DROPPED),
+    tables=(Table(name="filtered_rows", schema=DatasetSchema.filtered_schema), DROPPED, UNDECODABLE),
     settings=lambda spec: {
         "on_materialize_error": spec.on_materialize_error,
         "annotators": [dict(config) for config in spec.annotators],
@@ -160,6 +163,8 @@ FILTERED_ROWS = Stage(
         "on_empty_sample": spec.on_empty_sample,
         "renumber": spec.renumber,
         "drop_misaligned": spec.on_misaligned == "drop_sample",
+        "on_undecodable": spec.on_undecodable,
+        "decodable": spec.decodable,
     },
     numbers=(("kept", "kept"), ("dropped", "dropped")),
 )

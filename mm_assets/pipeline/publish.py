@@ -20,6 +20,7 @@ from mm_assets.errors import ChangedError, SchemaMismatchError, SourceError
 from mm_assets.pipeline.added_streams import FORMAT as GROWING_FORMAT
 from mm_assets.pipeline.added_streams import added_streams, carried_over
 from mm_assets.pipeline.chain import (
+    FILTERED_ROWS,
     MATERIALIZED_ROWS,
     PACKED_FOLDER,
     PACKED_STAGES,
@@ -98,6 +99,11 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
         "counts": {
             "members": records[RAW_SHARDS].counts["members"],
             "rows": records[MATERIALIZED_ROWS].counts["rows"],
+        },
+        "decodable": {
+            "mode": dataset.spec.decodable,
+            "on_undecodable": dataset.spec.on_undecodable,
+            **{name: records[FILTERED_ROWS].counts[name] for name in ("judged", "undecodable")},
         },
         "files": {name: file.to_json() for record in records.values() for name, file in sorted(record.files.items())},
     }
@@ -201,7 +207,8 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
         files = {form: published["files"][form] for form in PACKED_STAGES}
         if added.files:
             files[GROWING_FORMAT] = added.files[key]
-        shards.append({"partition": key, "num_samples": published["num_samples"], "files": files})
+        facts = {name: published[name] for name in ("num_samples", "decodable")}
+        shards.append({"partition": key, **facts, "files": files})
     manifest = make_manifest(dataset=dataset.spec.name, schema=schema.to_json(), shards=shards, added=added.streams)
     content = canonical_json(manifest, indent=1)
     digest = hashlib.sha256(content).hexdigest()

@@ -251,6 +251,7 @@ class Run:
             known_modalities=frozenset(self.spec.samples.extensions.values()),
             materialize_mode=self.spec.materialize,
             on_misaligned=self.spec.on_misaligned,
+            on_undecodable=self.spec.on_undecodable,
         )
 
     def finish(

@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails
 from mm_assets.errors import ConfigError
 from mm_assets.filters.base import Annotator, Filter
 from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
+from mm_assets.packing.judge import Mode, Policy
 from mm_assets.packing.presets import PRESETS, check_pack_config
 from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
@@ -286,6 +287,19 @@ class DatasetSpec(Settings):
         description="For samples whose parts contradict each other in time or place, such as notes after the end of "
         "their audio. `warn`: pack them and report it; `fail`: fail the partition.",
         examples=["drop_sample"],
+    )
+    on_undecodable: Policy = Field(
+        default="drop_row",
+        description="For media that do not decode, or that their field refuses; the table `undecodable` lists them. "
+        "`drop_row` and `drop_sample`: drop the row, or its whole sample, in `filtered_rows`; `keep`: pack the bytes "
+        "where a field takes them; `fail`: fail the partition.",
+        examples=["drop_sample"],
+    )
+    decodable: Mode = Field(
+        default="full",
+        description="`full`: every media item is decoded once before it is packed; `headers`: only what a field "
+        "refuses by its header is found.",
+        examples=["headers"],
     )
     batch_bytes: int = Field(
         default=8 << 20, ge=1 << 16, description="Content of one batch in memory, in bytes.", examples=[32 << 20]

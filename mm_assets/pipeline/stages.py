@@ -18,7 +18,8 @@ from mm_assets.checks.packed import PackedFiles
 from mm_assets.dataset.manifest import packed_name
 from mm_assets.errors import ShardError, SourceError
 from mm_assets.filters.apply import FilterStream
-from mm_assets.packing.pack import PackSummary, pack_rows, packable
+from mm_assets.packing.judge import Judge
+from mm_assets.packing.pack import PackSummary, pack_rows
 from mm_assets.packing.plan import PackPlan
 from mm_assets.pipeline.chain import (
     DROPPED,
@@ -29,16 +30,20 @@ from mm_assets.pipeline.chain import (
     RAW_SHARDS,
     REJECTS,
     ROWS,
+    UNDECODABLE,
     Stage,
 )
 from mm_assets.pipeline.run import Run, StageResult
+from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import read_batches
+from mm_assets.rows.schema import DECODABLE, PACKABLE
 from mm_assets.rows.source_ref import is_allowed_reference
 from mm_assets.sources.base import index_members, missing_end
 from mm_assets.sources.member import ShardDamage
 from mm_assets.storage.store import Draft, PublishedFile
+from mm_assets.summaries import counted
 
 __all__ = [
     "TABLE_STAGES",
@@ -163,13 +168,17 @@ def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
         SourceError: a shard changed since it was indexed, or the policy is "fail" and an item could not be read.
     """
     spec = dataset.spec
-    with Run(dataset, FILTERED_ROWS, key) as run:
+    with (
+        Run(dataset, FILTERED_ROWS, key) as run,
+        Judge(run.plan, policy=spec.on_undecodable, mode=spec.decodable) as judge,
+    ):
         stream = FilterStream(
             run.samples(MATERIALIZED_ROWS),
             annotators=spec.build_annotators(),
             filters=spec.build_filters(),
             schema=run.schema,
-            packable=packable(run.plan),
+            decodable=judge.undecodable,
+            packable=lambda rows, _: judge.packable(rows),
             misaligned=misaligned(run.plan) if spec.on_misaligned == "drop_sample" else None,
             fetch=(lambda batches: _materialize(run, batches)) if spec.materialize == "write" else None,
             on_materialize_error="keep" if spec.on_materialize_error == "fail" else spec.on_materialize_error,
@@ -177,15 +186,26 @@ def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
             renumber=spec.renumber,
             batch_bytes=spec.batch_bytes,
         )
-        with run.write(DROPPED) as dropped, run.write() as kept:
-            for batch in stream:
-                kept.write(run.preview.observe(batch))
+        with run.write(DROPPED) as dropped, run.write(UNDECODABLE) as undecodable, run.write() as kept:
+
+            def write_losses() -> None:
                 for drop in stream.take_dropped():
                     dropped.write(drop)
-            for drop in stream.take_dropped():
-                dropped.write(drop)
-        counts = {**stream.counts, "content_bytes": run.preview.content_bytes}
-        return run.finish(counts=counts, notes=(*stream.notes, *_unpackable_notes(stream.counts, run.plan)))
+                for found in judge.take_undecodable():
+                    undecodable.write(found)
+
+            for batch in stream:
+                kept.write(run.preview.observe(batch))
+                write_losses()
+            write_losses()
+        counts = {
+            **stream.counts,
+            "judged": judge.num_judged,
+            "undecodable": judge.num_undecodable,
+            "content_bytes": run.preview.content_bytes,
+        }
+        notes = (*stream.notes, *_undecodable_notes(judge, spec), *_unpackable_notes(stream.counts, run.plan))
+        return run.finish(counts=counts, notes=notes)
 
 
 TABLE_STAGES: Mapping[Stage, Callable[[DatasetStore, str], StageResult]] = {
@@ -260,9 +280,19 @@ def _counts(summary: PackSummary) -> dict[str, int]:
     return present | refused | ({"rest_rows": summary.num_rest} if summary.num_rest else {})
 
 
+def _undecodable_notes(judge: Judge, spec: DatasetSpec) -> Iterator[str]:
+    """Notes on media that were not decoded, and on undecodable ones that are packed: of others the filter has one."""
+    if spec.decodable == "headers":
+        yield "media were not decoded before packing (decodable: headers)"
+    if judge.num_undecodable and spec.on_undecodable == "keep":
+        number = counted(judge.num_undecodable, "media item")
+        yield f"undecodable: {number}, packed as they are; the first is of {judge.first}"
+
+
 def _unpackable_notes(counts: Mapping[str, int], plan: PackPlan) -> Iterator[str]:
     """A note if most content rows have no place in the plan, which may be the wrong plan for them."""
-    refused = {name.rsplit(".", 1)[-1]: n for name, n in counts.items() if name.startswith("dropped.packable.")}
+    steps = tuple(f"dropped.{step}." for step in (DECODABLE, PACKABLE))
+    refused = {name.rsplit(".", 1)[-1]: n for name, n in counts.items() if name.startswith(steps)}
     if 2 * sum(refused.values()) > counts["rows"] - counts["samples"]:  # of content rows: each sample has one other
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.items())
         what = f"preset {plan.preset!r}" if plan.preset else "the declared fields"

@@ -22,6 +22,7 @@ from mm_assets.sources.member import required
 __all__ = [
     "COLUMN_DESCRIPTIONS",
     "COLUMN_TYPES",
+    "DECODABLE",
     "DROPPED_SCHEMA",
     "EMPTY_SAMPLE",
     "MATERIALIZE",
@@ -33,6 +34,7 @@ __all__ = [
     "PIPELINE_FILTERS",
     "REJECTS_SCHEMA",
     "RESERVED_COLUMNS",
+    "UNDECODABLE_SCHEMA",
     "DatasetSchema",
     "Drop",
     "MemberRules",
@@ -92,6 +94,26 @@ DROPPED_SCHEMA: pa.Schema = pa.schema(
 )
 """One row per row that a filter or an error policy took out."""
 
+UNDECODABLE_SCHEMA: pa.Schema = pa.schema(
+    [
+        required("sample_id", pa.string()),
+        required("position", pa.int32()),
+        required("modality", pa.string()),
+        pa.field("member", pa.string()),
+        pa.field("source_ref", pa.string()),
+        pa.field("content_type", pa.string()),
+        required("field", pa.string()),
+        required("reason", pa.string()),
+        required("detail", pa.string()),
+        required("action", pa.string()),
+    ]
+)
+"""One row per media item that no reader can decode, whatever became of it.
+
+`field` is the packed modality that refused it or would hold it, `detail` its field's message, and `action` the policy
+that was applied: ``drop_row``, ``drop_sample`` or ``keep``.
+"""
+
 _SCALARS: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
     "int64": pa.int64(),
@@ -109,8 +131,9 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
 _NAME = re.compile(r"[^\x00-\x1f]+")
 _MODALITY_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
-MATERIALIZE, PACKABLE, MISALIGNED, EMPTY_SAMPLE = "materialize", "packable", "misaligned", "empty_sample"
-PIPELINE_FILTERS: frozenset[str] = frozenset({MATERIALIZE, PACKABLE, MISALIGNED, EMPTY_SAMPLE})
+MATERIALIZE, DECODABLE, PACKABLE = "materialize", "decodable", "packable"
+MISALIGNED, EMPTY_SAMPLE = "misaligned", "empty_sample"
+PIPELINE_FILTERS: frozenset[str] = frozenset({MATERIALIZE, DECODABLE, PACKABLE, MISALIGNED, EMPTY_SAMPLE})
 """Values of the ``filter`` column that the pipeline itself writes; no declared filter may take such a name."""
 
 

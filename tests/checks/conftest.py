@@ -19,7 +19,8 @@ from PIL import Image
 from mm_assets.checks.context import CheckContext, Outcome, TableFile
 from mm_assets.checks.runner import run_checks
 from mm_assets.filters.apply import FilterStream
-from mm_assets.packing.pack import pack_rows, packable
+from mm_assets.packing.judge import packable
+from mm_assets.packing.pack import pack_rows
 from mm_assets.packing.plan import PackPlan
 from mm_assets.packing.presets import choose_plan
 from mm_assets.pipeline.chain import CHAIN
@@ -27,7 +28,7 @@ from mm_assets.rows.columns import RowStream
 from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import ParquetSink, read_batches, sample_groups
-from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules
+from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, UNDECODABLE_SCHEMA, DatasetSchema, MemberRules
 from mm_assets.sources.base import index_members
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
 from mm_assets.sources.tar import TarSource
@@ -35,7 +36,7 @@ from mm_assets.storage.files import SourceFile
 from mm_assets.storage.store import Store
 
 BATCH = 1 << 20
-OWN = {"rows": ("rows", "rejects"), "filtered_rows": ("filtered_rows", "dropped")}
+OWN = {"rows": ("rows", "rejects"), "filtered_rows": ("filtered_rows", "dropped", "undecodable")}
 
 
 def picture(shade: int, kind: str = "PNG", size: tuple[int, int] = (24, 16)) -> bytes:
@@ -226,6 +227,7 @@ def build(
         )
         _publish(store, "filtered_rows", schema.filtered_schema(), filtered)
         _publish(store, "dropped", DROPPED_SCHEMA, filtered.take_dropped())
+        _publish(store, "undecodable", UNDECODABLE_SCHEMA, [])
     made.pack()
     return made
 

@@ -191,7 +191,10 @@ def test_spoiled_table_fails_its_check(partition, asset: str, check: str, table:
 
 def test_every_check_of_tables_is_spoiled_once() -> None:
     """No check of a table goes without a table that it refuses."""
-    guarded = {(asset, check) for asset, check, _, _ in SPOILED} | {("filtered_rows", "dropped")}
+    guarded = {(asset, check) for asset, check, _, _ in SPOILED} | {
+        ("filtered_rows", "dropped"),
+        ("filtered_rows", "decodable"),
+    }
     assets = ("raw_shards", "rows", "materialized_rows", "filtered_rows")
     assert {(a, c.name) for a in assets for c in checks_of(a) if c.name != "schema"} <= guarded
 
@@ -465,3 +468,59 @@ def test_file_names_are_not_patterns(partition, tmp_path: Path) -> None:
     partition.root.rename(root)
     for asset in ("raw_shards", "rows", "materialized_rows", "filtered_rows", "packed_mstr"):
         assert partition.failed(asset, store=Store(str(root))) == set()
+
+
+# --- undecodable media ------------------------------------------------------------------------------------------------
+
+UNDECODABLE = {"filter": "decodable", "reason": "undecodable"}
+
+
+def undecodable(partition, policy: str) -> None:
+    """Makes b's first image undecodable under a policy, as the stage would."""
+    ref = find(partition.read("materialized_rows").to_pylist(), sample_id="b", position=0)["source_ref"]
+    item = {"sample_id": "b", "position": 0, "modality": "image", "member": "b.0.jpg", "source_ref": ref}
+    item |= {"field": "image", "reason": "undecodable", "detail": "truncated", "action": policy}
+    partition.spoil("undecodable", lambda rows: [item])
+    if policy == "drop_row":
+        partition.spoil("filtered_rows", lambda rows: drop_b(rows, renumber=False))
+        partition.spoil("dropped", lambda rows: [dropped_row(**UNDECODABLE)])
+    elif policy == "drop_sample":
+        gone = [row for row in partition.read("filtered_rows").to_pylist() if row["sample_id"] == "b"]
+        partition.spoil("filtered_rows", lambda rows: [row for row in rows if row["sample_id"] != "b"])
+        keys = [{name: row[name] for name in ("sample_id", "position", "modality")} for row in gone]
+        partition.spoil("dropped", lambda rows: [dropped_row(**key, **UNDECODABLE) for key in keys])
+
+
+@pytest.mark.parametrize("policy", ["drop_row", "drop_sample", "keep"])
+def test_undecodable_media_are_what_the_policy_says(partition, policy: str) -> None:
+    """What each policy makes of an undecodable item violates nothing, and is a violation under any other policy."""
+    undecodable(partition, policy)
+    assert partition.failed("filtered_rows", on_undecodable=policy) == set()
+    for other in {"drop_row", "drop_sample", "keep", "fail"} - {policy}:
+        assert partition.failed("filtered_rows", on_undecodable=other) == {"decodable"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "table", "change"),
+    [
+        ("drop_row", "undecodable", lambda rows: rows.clear()),
+        ("drop_row", "undecodable", setting("position", 1)),
+        ("drop_row", "undecodable", setting("sample_id", "nobody")),
+        ("drop_row", "undecodable", setting("modality", "text")),
+        ("drop_row", "undecodable", setting("source_ref", None)),
+        ("drop_row", "undecodable", setting("reason", "")),
+        ("drop_row", "undecodable", setting("detail", "")),
+        ("drop_row", "undecodable", setting("field", "")),
+        ("drop_row", "undecodable", setting("action", "keep")),
+        ("drop_row", "undecodable", repeated()),
+        ("drop_row", "dropped", setting("filter", "blur")),
+        ("drop_sample", "dropped", without(position=1)),
+        ("drop_sample", "undecodable", lambda rows: rows.clear()),
+        ("keep", "dropped", lambda rows: [dropped_row(**UNDECODABLE)]),
+    ],
+)
+def test_undecodable_media_are_accounted_for(partition, policy: str, table: str, change: Change) -> None:
+    """An item without its loss, a loss without its item, or a wrong cell of either is a violation."""
+    undecodable(partition, policy)
+    partition.spoil(table, change)
+    assert "decodable" in partition.failed("filtered_rows", on_undecodable=policy)

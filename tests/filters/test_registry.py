@@ -69,7 +69,7 @@ def test_every_built_in_annotator_can_be_built(kind):
         ({"type": "exact_duplicates", "modalities": []}, "filters[0].modalities", "expected a list of names"),
         ({"type": "exact_duplicates", "modalities": ["a", "a"]}, "filters[0].modalities", "names something twice"),
         ({"type": "blur", "name": ""}, "filters[0].name", "is '', expected text"),
-        ({"type": "blur", "name": "packable"}, "filters[0].name", "not allowed: empty_sample, materialize, .*packable"),
+        ({"type": "blur", "name": "packable"}, "filters[0].name", "not allowed: decodable, empty_sample, .*packable"),
         ({"type": "blur", "after_content": "yes"}, "filters[0].after_content", "is 'yes', expected true or false"),
         ({"type": "no.such.module:Filter"}, "filters[0].type", "cannot be imported: No module named"),
         ({"type": ":Filter"}, "filters[0].type", "cannot be imported"),

@@ -16,8 +16,9 @@ from PIL import Image
 from mm_assets.errors import EncodeError, SchemaMismatchError
 from mm_assets.formats import MstrReader, MultReader, crc32c
 from mm_assets.media.content_types import content_type_of_name
-from mm_assets.packing import pack as pack_module
-from mm_assets.packing.pack import pack_rows, packable
+from mm_assets.packing import judge as judge_module
+from mm_assets.packing.judge import packable
+from mm_assets.packing.pack import pack_rows
 from mm_assets.packing.plan import PackPlan
 from mm_assets.packing.presets import choose_plan
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
@@ -147,7 +148,7 @@ def test_metadata_that_is_not_json_drops_its_sample() -> None:
 
 def test_sample_beyond_the_format_is_dropped_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample larger than a packed file can count goes as a whole, with its bytes as the deciding value."""
-    monkeypatch.setattr(pack_module, "MAX_SAMPLE_BYTES", 10)
+    monkeypatch.setattr(judge_module, "MAX_SAMPLE_BYTES", 10)
     rows = table(
         ("a", "{}", [("text", "12345678901")]), ("b", None, [("text", "x" * 20)]), ("c", "{}", [("text", "1")])
     )

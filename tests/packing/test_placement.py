@@ -15,7 +15,8 @@ import mm_assets
 from mm_assets.errors import ConfigError
 from mm_assets.fields import TimeSeries
 from mm_assets.media.content_types import content_type_of_name
-from mm_assets.packing.pack import pack_rows, packable
+from mm_assets.packing.judge import packable
+from mm_assets.packing.pack import pack_rows
 from mm_assets.packing.plan import PackPlan
 from mm_assets.packing.presets import choose_plan
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA

@@ -217,7 +217,7 @@ def test_generic_gives_each_role_its_modality() -> None:
         ("midi", "BytesField", "one"),
         ("text", "TextField", "sequence"),
         ("lyrics", "TextField", "one"),
-        ("video", "BytesField", "one"),
+        ("video", "SyncedVideoAudioField", "one"),
     ]
     assert plan.fields()["rest"] == SequenceField(BytesField())
     assert plan.fields()["rows"] == JSONField()

@@ -17,7 +17,7 @@ import mm_assets
 from mm_assets.errors import ConfigError
 from mm_assets.fields import SequenceField
 from mm_assets.formats import crc32c, open_reader
-from mm_assets.packing.pack import MAX_SAMPLE_BYTES
+from mm_assets.packing.judge import MAX_SAMPLE_BYTES
 from mm_assets.packing.plan import Take
 from mm_assets.packing.presets import PRESETS, check_pack_config, choose_plan
 from mm_assets.packing.survey import MAX_GROUPS

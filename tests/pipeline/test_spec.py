@@ -127,9 +127,9 @@ def test_digests_stay_as_they_are() -> None:
         "b0e6d2fce02532e2",
         "f06a88c3ae1669b6",
         "b09fc2f9b817ca09",
-        "3fdff19951f39853",
-        "2fac0243e1ba521e",
-        "2fac0243e1ba521e",
+        "526840d2c861fc7d",
+        "6d3d80275086d796",
+        "6d3d80275086d796",
     ]
 
 

@@ -812,13 +812,13 @@ def test_fields_and_selectors(tmp_path: Path) -> None:
 
 
 def test_content_that_is_not_what_its_name_says(tmp_path: Path) -> None:
-    """A .png that is not an image is dropped with a reason, or kept as bytes by `generic`; its sample stays."""
+    """A .png that is not an image is dropped with a reason; `generic` packs its bytes by `keep`. Its sample stays."""
     members = {"a.png": b"no image", "a.txt": "a", "b.png": png(1), "b.txt": "b", "c.png": b"", "c.txt": "c"}
     shard = make_shard(tmp_path / "s.tar", members)
     dataset, _ = run_chain(declare(tmp_path / "fixed", shard, pack="image_text"))
-    assert drops(dataset) == [("a", 0, "packable", "unpackable_image"), ("c", 0, "packable", "not_materialized")]
+    assert drops(dataset) == [("a", 0, "decodable", "undecodable"), ("c", 0, "packable", "not_materialized")]
     assert [v["image"] is None for v in values(dataset).values()] == [True, False, True]
-    dataset, _ = run_chain(declare(tmp_path / "generic", shard, pack="generic"))
+    dataset, _ = run_chain(declare(tmp_path / "generic", shard, pack="generic", on_undecodable="keep"))
     assert values(dataset)["a"]["rest"] == [(0, b"no image")]
     assert drops(dataset) == [("c", 0, "packable", "not_materialized")]
 
