@@ -1,0 +1,81 @@
+"""A root without space left: the stage says so, publishes nothing partial, and goes on once there is space."""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import mm_assets
+from mm_assets.errors import MmAssetsError
+from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
+
+PARTITION = "docs-00001"
+PLENTY = 64 << 20  # bytes
+
+
+def mount(*arguments: str) -> None:
+    done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False, timeout=30)
+    if done.returncode != 0:
+        pytest.skip(f"a file system in memory cannot be mounted here: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """An empty file system in memory."""
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount command, or this is not Linux")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount("-t", "tmpfs", "-o", f"size={PLENTY}", "tmpfs", str(folder))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
+
+
+def make(dataset: DatasetStore) -> None:
+    """Runs the chain over the partition, from registration to the manifest."""
+    register(dataset)
+    for stage in stages.TABLE_STAGES.values():
+        assert stage(dataset, PARTITION).passed
+    assert all(result.passed for result in stages.packed(dataset, PARTITION).values())
+    publish.publish(dataset, PARTITION)
+    publish.build_manifest(dataset)
+
+
+def contents(dataset: DatasetStore) -> dict[str, bytes]:
+    folder = Path(dataset.store.url)
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_full_disk_is_named_and_leaves_nothing_partial(
+    demo_spec: Callable[..., DatasetSpec], tmp_path: Path, disk: Path
+) -> None:
+    """With space for ever more of the outputs each attempt ends with the system's words; the last gives equal bytes."""
+    spec = demo_spec("docs")
+    undisturbed = DatasetStore(spec.replace(root=str(tmp_path / "undisturbed")))
+    make(undisturbed)
+    expected = contents(undisturbed)
+    total = sum(map(len, expected.values()))
+    dataset = DatasetStore(spec.replace(root=str(disk)))
+    for share in (0.0, 0.1, 0.3, 0.6, 0.9):
+        mount("-o", f"remount,size={max(int(total * share), 4096)}", str(disk))
+        with pytest.raises(MmAssetsError, match=r"No space left on device"):
+            make(dataset)
+        for path in disk.rglob("*"):
+            assert not path.name.startswith("."), "a file under construction is removed"
+            if path.suffix == ".parquet":
+                pq.read_table(path)
+            elif path.suffix in (".mult", ".mstr"):
+                with mm_assets.open(str(path)) as opened:
+                    assert opened.verify().ok
+        assert publish.pending_partitions(dataset) in ([], ["docs-00000", PARTITION])
+    mount("-o", f"remount,size={PLENTY}", str(disk))
+    make(dataset)
+    assert contents(dataset) == expected
