@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -16,9 +21,12 @@ from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
+    from mm_assets.orchestration.interrupts import Stop
     from mm_assets.orchestration.launch import PartitionRun
     from mm_assets.pipeline.spec import DatasetSpec
     from mm_assets.pipeline.store import DatasetStore
+
+_SHOWN = 10  # partitions that are listed after a signal
 
 
 @click.command()
@@ -27,68 +35,156 @@ if TYPE_CHECKING:
 @click.option("--jobs", "-j", "num_processes", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
 def command(chosen: DatasetChoice, keys: tuple[str, ...], num_processes: int) -> None:
     """Register the shards, run every pending partition, make the manifests."""
-    from mm_assets.orchestration.launch import make_manifest, open_instance, register_dataset
-    from mm_assets.pipeline.publish import missing_streams, pending_partitions
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.orchestration.interrupts import Stopped, stoppable
 
-    work: list[tuple[DatasetSpec, str]] = []
-    failed: list[str] = []
-    datasets: dict[str, DatasetStore] = {}
-    specs = chosen.specs()
-    with open_instance() as instance:
-        for spec in specs:
-            try:
-                dataset = DatasetStore(spec)
-                found = register_dataset(instance, dataset, sleep=wait_for_shards(spec))
-            except MmAssetsError as error:
-                if len(specs) == 1:
-                    raise
-                failed.append(f"{spec.name}: {error}")  # one dataset's trouble is not the others'
-                continue
-            datasets[spec.name] = dataset
-            report_registration(spec.name, found)
-            registered = {partition.key for partition in found.partitions}
-            wanted = [key for key in keys if key in registered] if keys else pending_partitions(dataset)
-            work += [(spec, key) for key in wanted]
-    missing = [key for key in keys if key not in {key for _, key in work}]
-    if missing:
-        names = ", ".join(spec.name for spec in specs)
-        raise ConfigError("arguments", "--partition", f"{missing[0]!r} is not a registered partition of {names}")
-    began = time.perf_counter()
-    ended = _run_all(work, num_processes)
-    failed += [f"{r.dataset}/{r.partition}: {line}" for r in ended for line in r.failures]
-    for name, dataset in datasets.items():
-        failed += [f"{name}: manifest: {line}" for line in make_manifest(dataset.spec).failures]
-    _print_summary(datasets, ended, time.perf_counter() - began)
-    for name, dataset in datasets.items():
-        report_missing_streams(chosen, name, missing_streams(dataset))
-    for result in ended:
-        records = datasets[result.dataset].records(result.partition).values()
-        for line in dict.fromkeys((*(note for record in records for note in record.notes), *result.warnings)):
-            click.echo(f"warning: {result.dataset}/{result.partition}: {line}", err=True)
-    for line in failed:
-        click.echo(f"failed: {chosen.complete(line)}", err=True)
-    if failed:
+    run = _Run(chosen=chosen, keys=keys, num_processes=num_processes)
+    with stoppable(run.abandon) as stop:
+        try:
+            run.register()
+            run.execute(stop)
+            stop.check()
+            run.make_manifests()
+            stop.check()
+        except Stopped as stopped:
+            run.abandon(stopped.signum)
+    run.report()
+    if run.failed:
         sys.exit(1)
 
 
-def _run_all(work: Sequence[tuple[DatasetSpec, str]], num_processes: int) -> list[PartitionRun]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+@dataclass(kw_only=True)
+class _Run:
+    """What one command does, as far as it has come.
 
-    from mm_assets.orchestration.launch import run_partitions
+    Attributes:
+        chosen: the datasets that it was given.
+        keys: the partitions that it was given; none means those that are pending.
+        num_processes: as given.
+        datasets: by name, those that are registered.
+        work: the partitions to run.
+        ended: how runs ended.
+        failed: what went wrong, one line each.
+        began: when the first run was started.
+    """
 
-    ended: list[PartitionRun] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("partitions", total=len(work))
-        for result in run_partitions(work, num_processes=num_processes):
-            ended.append(result)
-            progress.update(task, advance=1, description=f"{result.dataset}/{result.partition}")
-            if not console.is_terminal:
-                click.echo(f"{result.dataset}/{result.partition}: {'done' if result.ok else 'FAILED'}", err=True)
-    return ended
+    chosen: DatasetChoice
+    keys: tuple[str, ...]
+    num_processes: int
+    datasets: dict[str, DatasetStore] = field(default_factory=dict)
+    work: list[tuple[DatasetSpec, str]] = field(default_factory=list)
+    ended: list[PartitionRun] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    began: float = field(default_factory=time.perf_counter)
+    _abandoned: threading.Lock = field(default_factory=threading.Lock)
+    _stderr: int = field(default_factory=lambda: os.dup(2))  # while a step runs, Dagster redirects the standard one
+
+    def register(self) -> None:
+        """Registers the shards and finds the partitions to run."""
+        from mm_assets.orchestration.launch import open_instance, register_dataset
+        from mm_assets.pipeline.publish import pending_partitions
+        from mm_assets.pipeline.store import DatasetStore
+
+        specs = self.chosen.specs()
+        with open_instance() as instance:
+            for spec in specs:
+                try:
+                    dataset = DatasetStore(spec)
+                    found = register_dataset(instance, dataset, sleep=wait_for_shards(spec))
+                except MmAssetsError as error:
+                    if len(specs) == 1:
+                        raise
+                    self.failed.append(f"{spec.name}: {error}")  # one dataset's trouble is not the others'
+                    continue
+                self.datasets[spec.name] = dataset
+                report_registration(spec.name, found)
+                registered = {partition.key for partition in found.partitions}
+                wanted = [key for key in self.keys if key in registered] if self.keys else pending_partitions(dataset)
+                self.work += [(spec, key) for key in wanted]
+        missing = [key for key in self.keys if key not in {key for _, key in self.work}]
+        if missing:
+            names = ", ".join(spec.name for spec in specs)
+            raise ConfigError("arguments", "--partition", f"{missing[0]!r} is not a registered partition of {names}")
+
+    def execute(self, stop: Stop) -> None:
+        """Runs the partitions."""
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        from mm_assets.orchestration.launch import run_partitions
+
+        self.began = time.perf_counter()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        console = Console(stderr=True)
+        with (
+            Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+            closing(run_partitions(self.work, num_processes=self.num_processes)) as results,
+        ):
+            task = progress.add_task("partitions", total=len(self.work))
+            for result in results:
+                if not result.ok:
+                    stop.check()  # Dagster fails the run that a signal interrupts
+                self.ended.append(result)
+                stop.check()
+                progress.update(task, advance=1, description=f"{result.dataset}/{result.partition}")
+                if not console.is_terminal:
+                    click.echo(f"{result.dataset}/{result.partition}: {'done' if result.ok else 'FAILED'}", err=True)
+
+    def make_manifests(self) -> None:
+        """Makes the manifest of each dataset."""
+        from mm_assets.orchestration.launch import make_manifest
+
+        for name, dataset in self.datasets.items():
+            self.failed += [f"{name}: manifest: {line}" for line in make_manifest(dataset.spec).failures]
+
+    def report(self) -> None:
+        """Prints what was done and what went wrong."""
+        from mm_assets.pipeline.publish import missing_streams
+
+        self.failed += [f"{r.dataset}/{r.partition}: {line}" for r in self.ended for line in r.failures]
+        _print_summary(self.datasets, self.ended, time.perf_counter() - self.began)
+        for name, dataset in self.datasets.items():
+            report_missing_streams(self.chosen, name, missing_streams(dataset))
+        for result in self.ended:
+            records = self.datasets[result.dataset].records(result.partition).values()
+            for line in dict.fromkeys((*(note for record in records for note in record.notes), *result.warnings)):
+                click.echo(f"warning: {result.dataset}/{result.partition}: {line}", err=True)
+        for line in self.failed:
+            click.echo(f"failed: {self.chosen.complete(line)}", err=True)
+
+    def abandon(self, signum: int) -> NoReturn:
+        """Prints what was done before a signal came, and how to continue, and ends the process at once.
+
+        It is called in another thread if the work does not end: nothing of it is visible, since files appear whole.
+        """
+        with self._abandoned:  # the process ends in the block
+            try:
+                os.dup2(self._stderr, 2)
+                self._report_stop(signum)
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(128 + signum)
+
+    def _report_stop(self, signum: int) -> None:
+        from mm_assets.pipeline.publish import pending_partitions
+
+        pending = {name: set(pending_partitions(dataset)) for name, dataset in self.datasets.items()}
+        for result in self.ended:
+            for line in result.failures:
+                click.echo(f"failed: {result.dataset}/{result.partition}: {self.chosen.complete(line)}", err=True)
+        left = [(spec.name, key) for spec, key in self.work if key in pending[spec.name]]
+        name = signal.Signals(signum).name
+        done = f"{len(self.work) - len(left)} of {counted(len(self.work), 'partition')} done"
+        click.echo(f"stopped by {name}: {done}, the manifest is as it was", err=True)
+        for dataset, key in left[:_SHOWN]:
+            click.echo(f"  not done: {dataset}/{key}", err=True)
+        if len(left) > _SHOWN:
+            click.echo(f"  and {len(left) - _SHOWN} more", err=True)
+        words = [word for given in self.chosen.names for word in ("--dataset", given)]
+        words += [word for key in self.keys for word in ("--partition", key)]
+        words += ["--jobs", str(self.num_processes)] if self.num_processes > 1 else []
+        again = shlex.join(["mm-assets", "run", *words])
+        click.echo(f"to continue: {self.chosen.complete(f'`{again}`')}", err=True)
 
 
 def _print_summary(datasets: Mapping[str, DatasetStore], ended: Sequence[PartitionRun], seconds: float) -> None:

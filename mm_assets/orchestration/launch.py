@@ -3,6 +3,7 @@
 A bad partition never stops the others; its errors are returned as text. Nothing here prints.
 """
 
+import fcntl
 import importlib
 import itertools
 import multiprocessing
@@ -12,9 +13,10 @@ import pickle
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +27,7 @@ import dagster as dg
 from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
+from mm_assets.orchestration.interrupts import begin_worker, end_workers, sheltered
 from mm_assets.orchestration.partitions import add_partitions, job_name, manifest_job_name
 from mm_assets.orchestration.runs import partition_fingerprints, run_tags, working_run
 from mm_assets.pipeline.register import Registration, register
@@ -87,16 +90,25 @@ def ensure_dagster_home(project: Path | None = None) -> Path:
         homes = (folder / "dagster_home" for folder in folders)
         home = next(filter(Path.is_dir, homes), (project or here) / "dagster_home")
     home.mkdir(parents=True, exist_ok=True)
-    if not (home / "dagster.yaml").exists():
-        (home / "dagster.yaml").write_text(_HOME_SETTINGS)
+    with _alone(home):
+        if not (home / "dagster.yaml").exists():
+            (home / "dagster.yaml").write_text(_HOME_SETTINGS)
     os.environ["DAGSTER_HOME"] = str(home)
     return home
 
 
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Keeps other commands from creating the instance's files at the same time, for which Dagster has no lock."""
+    with (home / ".instance.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def open_instance() -> dg.DagsterInstance:
     """The Dagster instance that the UI shows too."""
-    ensure_dagster_home()
-    return dg.DagsterInstance.get()
+    with _alone(ensure_dagster_home()):
+        return dg.DagsterInstance.get()
 
 
 def declared_datasets(module: str) -> dict[str, DatasetSpec | ConfigError]:
@@ -215,12 +227,15 @@ def _innermost(error: Any) -> str:
     return "failed" if error is None else str(error.message)
 
 
-def run_partitions(work: Iterable[tuple[DatasetSpec, str]], *, num_processes: int = 1) -> Iterator[PartitionRun]:
+def run_partitions(
+    work: Iterable[tuple[DatasetSpec, str]], *, num_processes: int = 1
+) -> Generator[PartitionRun, None, None]:
     """Runs partitions and yields each as it ends; one that another run is working on is refused.
 
     Args:
         work: (spec, partition key) pairs, those of one spec together.
-        num_processes: 1 or less runs in this process; otherwise this number of processes is started.
+        num_processes: 1 or less runs in this process; otherwise this number of processes is started. They end when
+            the iterator is closed, or this process ends.
     """
     tasks: list[_Task] = []
     for spec, pairs in itertools.groupby(work, operator.itemgetter(0)):
@@ -232,7 +247,12 @@ def run_partitions(work: Iterable[tuple[DatasetSpec, str]], *, num_processes: in
 
 def _pool() -> ProcessPoolExecutor:
     # Spawned and not forked: a fork of a process with threads (Arrow, DuckDB) may hang.
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=begin_worker)
+
+
+def _start(pool: ProcessPoolExecutor, task: _Task) -> Future[PartitionRun]:
+    with sheltered():  # multiprocessing unblocks SIGINT when it starts the first process of its own
+        return pool.submit(_execute, task)
 
 
 def _run_side_by_side(tasks: Sequence[_Task], num_processes: int) -> Iterator[PartitionRun]:
@@ -245,11 +265,11 @@ def _run_side_by_side(tasks: Sequence[_Task], num_processes: int) -> Iterator[Pa
             while todo and free:
                 task, pool = todo.popleft(), free.pop()
                 try:
-                    future = pool.submit(_execute, task)
+                    future = _start(pool, task)
                 except BrokenProcessPool:  # its process died between two tasks
                     pool.shutdown()
                     pool = _pool()
-                    future = pool.submit(_execute, task)
+                    future = _start(pool, task)
                 running[future] = (pool, task)
             ended, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in ended:
@@ -261,6 +281,10 @@ def _run_side_by_side(tasks: Sequence[_Task], num_processes: int) -> Iterator[Pa
                 free.append(pool)
                 yield future.result() if error is None else _without_result(task, error)
     finally:
+        if running:  # the caller was stopped, or asks for no more
+            end_workers(multiprocessing.active_children())
+            for _, task in running.values():  # in the instance no run stays at work without a process
+                _without_result(task, InterruptedError("it was stopped"))
         for pool in [*free, *(pool for pool, _ in running.values())]:
             pool.shutdown(cancel_futures=True)
 
