@@ -8,7 +8,8 @@ in another run, whether the files belong together.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,7 +22,15 @@ from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
 from mm_assets.storage.store import PublishedFile, Snapshot, Store
 
-__all__ = ["DatasetStore", "Partition", "StageRecord", "canonical_json", "digest_fault", "size_fault"]
+__all__ = [
+    "DatasetStore",
+    "Partition",
+    "StageFailure",
+    "StageRecord",
+    "canonical_json",
+    "digest_fault",
+    "size_fault",
+]
 
 
 def canonical_json(value: object, *, indent: int | None = None) -> bytes:
@@ -111,6 +120,41 @@ class StageRecord:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise SchemaMismatchError(f"{where}: not a stage record: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFailure:
+    """The error that ended a run of a partition.
+
+    Attributes:
+        partition: the partition key.
+        stage: name of the stage that raised it.
+        detail: its message.
+        path: path or URL of the file that it is about, or None.
+        member: member of that file, or None.
+        byte_offset: position in that file, or None.
+    """
+
+    partition: str
+    stage: str
+    detail: str
+    path: str | None = None
+    member: str | None = None
+    byte_offset: int | None = None
+
+    @classmethod
+    def of(cls, error: Exception, *, stage: str, partition: str) -> StageFailure:
+        """The failure that an exception is; a bug's has the name of its class."""
+        detail = str(error) if isinstance(error, MmAssetsError) else f"{type(error).__name__}: {error}"
+        found = error if isinstance(error, SourceError) else None
+        return cls(
+            partition=partition,
+            stage=stage,
+            detail=detail,
+            path=None if found is None else found.path,
+            member=None if found is None else found.member,
+            byte_offset=None if found is None else found.byte_offset,
+        )
 
 
 def size_fault(expected: int, found: int | None) -> str | None:
@@ -262,6 +306,37 @@ class DatasetStore:
         """Stores what a stage did; the last act of a stage."""
         name = f"records/{record.partition}/{record.stage}.json"
         self.store.write_bytes(name, canonical_json(record.to_json(), indent=1))
+
+    def write_failure(self, failure: StageFailure) -> None:
+        """Stores why the last run of a partition ended early."""
+        self.store.write_bytes(f"failures/{failure.partition}.json", canonical_json(asdict(failure), indent=1))
+
+    def clear_failure(self, partition: str) -> None:
+        """Removes what `write_failure` stored of an earlier run."""
+        self.store.delete(f"failures/{partition}.json")
+
+    def failure(self, partition: str) -> StageFailure | None:
+        """Why the last run of a partition ended early, or None."""
+        name = f"failures/{partition}.json"
+        found = self._found(name)
+        try:
+            return None if found is None else StageFailure(**found)
+        except TypeError as error:
+            raise SchemaMismatchError(f"{self.store.url_of(name)}: not a stage's failure: {error!r}") from error
+
+    @contextmanager
+    def duckdb(self) -> Iterator[Any]:
+        """A DuckDB connection that reads the dataset's tables, by the paths of `duckdb_path`."""
+        import duckdb
+
+        with closing(duckdb.connect(config={"autoinstall_known_extensions": False})) as connection:
+            if not self.store.is_local:
+                connection.register_filesystem(self.store.fs)
+            yield connection
+
+    def duckdb_path(self, name: str) -> str:
+        """What DuckDB calls a file of the dataset, or its folder where `name` is empty."""
+        return self.store.path_of(name) if self.store.is_local else self.store.url_of(name)
 
     def markers(self) -> dict[str, dict[str, Any]]:
         """Every publication marker by partition key."""
