@@ -19,7 +19,7 @@ from mm_assets.errors import EncodeError
 from mm_assets.fields.audio import Audio, AudioField
 from mm_assets.fields.base import ArraySpec, Encoded, Field, Item, Part, as_bytes_view, corrupt, truncated
 from mm_assets.fields.facts import ClipLengths, Fact, MediaLength
-from mm_assets.fields.video_frames import encode_frames, fill_frames, index_of
+from mm_assets.fields.video_frames import check_decodable, encode_frames, fill_frames, index_of
 from mm_assets.fields.video_record import FILE, IN_VIDEO, JPEG, NONE, OWN_FILE, RECORD, VIDEO_PART, Record
 from mm_assets.fields.video_sound import brought_to, decoded_size, stored_sound, timing_at
 from mm_assets.fields.video_source import Plan, Source, clip_sound, plan_of, source_of
@@ -309,6 +309,18 @@ class SyncedVideoAudioField(Field):
             timing=timing,
         )
 
+    def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
+        """Decode every frame and the audio once, without holding more than one frame.
+
+        A frame that is larger than `max_decoded_bytes` is refused, a clip is not: `decode_frames` and `target_frames`
+        read it, and it is not damaged.
+        """
+        record, video, audio = self._open(metadata, data)
+        if record.num_frames:
+            self._check_decoded(record, 1)
+        check_decodable(record, video, max_pixels=self.max_pixels)
+        self._sound(record, video, audio)
+
     def decode_frames(
         self, metadata: Buffer | np.void, data: Buffer, indices: Sequence[int] | npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint8]:
@@ -366,7 +378,12 @@ class SyncedVideoAudioField(Field):
 
     def _new_frames(self, record: Record, count: int) -> npt.NDArray[np.uint8]:
         self._check_decoded(record, count)
-        return np.empty((count, *(self.size or (record.height, record.width)), 3), dtype=np.uint8)
+        shape = (count, *(self.size or (record.height, record.width)), 3)
+        try:
+            return np.empty(shape, dtype=np.uint8)
+        except MemoryError as error:
+            expected = "what the memory holds: set a lower max_decoded_bytes, or use decode_frames"
+            raise corrupt("frames do not fit the memory", found=shape, expected=expected) from error
 
     def _sound(self, record: Record, video: memoryview, audio: memoryview) -> Audio | None:
         sound = stored_sound(record, video, audio, max_decoded_bytes=self.max_decoded_bytes)

@@ -12,10 +12,11 @@ from mm_assets.fields.base import MAX_DATA, corrupt
 from mm_assets.fields.image_resize import Box, resample, resize
 from mm_assets.fields.video_record import FILE, Record
 from mm_assets.fields.video_source import Plan, Source, most_frames
+from mm_assets.media.frames import check_frames, read_frames
 from mm_assets.media.timing import FrameIndex
-from mm_assets.media.video import index_frames, read_frames
+from mm_assets.media.video import index_frames
 
-__all__ = ["encode_frames", "fill_frames", "index_of"]
+__all__ = ["check_decodable", "encode_frames", "fill_frames", "index_of"]
 
 
 def encode_frames(source: Source, plan: Plan, *, size: tuple[int, int] | None, quality: int) -> bytes:
@@ -65,10 +66,32 @@ def index_of(record: Record, video: memoryview, *, max_pixels: int) -> FrameInde
     if indexed is None or indexed[1:] != (record.height, record.width):
         found = None if indexed is None else indexed[1:]
         raise corrupt("video is not as its record says", found=found, expected=(record.height, record.width))
-    if record.num_frames > most_frames(indexed[0]):
-        expected = f"at most {most_frames(indexed[0])} for such a file"
-        raise corrupt("clip has more frames than its file gives", found=record.num_frames, expected=expected)
-    return indexed[0]
+    index = indexed[0]
+    start = Fraction(record.start_us, 1_000_000)
+    rate = Fraction(record.frame_rate_num, record.frame_rate_den)
+    most = min(max(index.num_frames(rate, start), 0 if start else 1), most_frames(index))
+    if record.num_frames > most:
+        raise corrupt("clip has more frames than its file", found=record.num_frames, expected=f"at most {most}")
+    return index
+
+
+def check_decodable(record: Record, video: memoryview, *, max_pixels: int) -> None:
+    """Decode every frame once, each into the same memory or none.
+
+    Raises:
+        CorruptError: `fill_frames` would raise it for some frame.
+    """
+    index = index_of(record, video, max_pixels=max_pixels)
+    size = record.height, record.width
+    if index is not None:
+        try:
+            check_frames(video, index, size, max_pixels=max_pixels)
+        except MediaError as error:
+            raise corrupt(error.reason) from error
+    elif record.num_frames:
+        target = np.empty((1, *size, 3), dtype=np.uint8)
+        for number in range(record.num_frames):
+            fill_frames(record, video, None, np.array([number], dtype=np.int64), target, max_pixels=max_pixels)
 
 
 def fill_frames(

@@ -23,6 +23,7 @@ from mm_assets.fields.base import MAX_DATA
 from mm_assets.fields.video_record import AUDIO_PART, VIDEO_PART
 from mm_assets.fields.video_values import VideoAudio, VideoFile
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.frames import read_frames
 from mm_assets.media.sound import (
     MAX_SOUND_CHANNELS,
     MAX_SOUND_RATE,
@@ -35,7 +36,7 @@ from mm_assets.media.sound import (
     resampled_length,
 )
 from mm_assets.media.timing import FrameIndex, as_frame_rate, offset_in_samples
-from mm_assets.media.video import DEFAULT_MAX_PIXELS, index_frames, read_frames
+from mm_assets.media.video import DEFAULT_MAX_PIXELS, index_frames
 from mm_assets.summaries import describe
 
 __all__ = ["Plan", "Source", "clip_sound", "most_frames", "plan_of", "source_of"]

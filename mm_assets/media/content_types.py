@@ -56,10 +56,10 @@ _BRANDS = {  # by major brand of an ISO base media file; any other is video/mp4
     b"heic": "image/heic",
     b"heix": "image/heic",
     b"mif1": "image/heif",
-    b"3gp4": "video/3gpp",
-    b"3gp5": "video/3gpp",
+    **dict.fromkeys((b"3gp4", b"3gp5", b"3gp6", b"3gp7", b"3g2a", b"3g2b"), "video/3gpp"),
 }
 _QUICKTIME_ATOMS = (b"moov", b"mdat", b"wide", b"skip")  # QuickTime files from before 2001 have no ftyp
+_TS_PACKETS = ((0, 188), (4, 192))  # first sync byte and distance of the next; Blu-ray discs have times between
 _BMP_HEADER_SIZES = (12, 40, 52, 56, 64, 108, 124)
 
 _NAMES: dict[str, str] = {
@@ -92,8 +92,9 @@ _NAMES: dict[str, str] = {
         "video/x-matroska": "mkv",
         "video/x-msvideo": "avi",
         "video/ogg": "ogv",
-        "video/mpeg": "mpg mpeg",
-        "video/3gpp": "3gp",
+        "video/mpeg": "mpg mpeg vob",
+        "video/mp2t": "ts mts m2ts",
+        "video/3gpp": "3gp 3g2",
         "video/x-flv": "flv",
         "video/x-ms-asf": "asf wmv wma",
         "text/plain": "txt text caption cls log",
@@ -156,6 +157,8 @@ def sniff_content_type(data: Buffer) -> str | None:
         return "image/bmp"
     if head.startswith(b"ID3"):
         return "audio/mpeg"
+    if any(len(head) > at + 2 * step and {head[at + n * step] for n in range(3)} == {0x47} for at, step in _TS_PACKETS):
+        return "video/mp2t"
     return _sniff_mpeg_audio(head)
 
 

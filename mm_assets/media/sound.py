@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError, optional_import
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.video import audio_stream_of, open_media, seconds_of, time_base_of
+from mm_assets.media.video import audio_stream_of, damage_of, open_media, seconds_of, time_base_of
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
@@ -62,10 +62,13 @@ def index_sound(data: Buffer) -> SoundIndex | None:
     Raises:
         MediaError: the file is damaged, or its packets are so far apart that more than 99.9 % of it is silence.
     """
+    damage = damage_of(data)
     with open_media(data) as (container, _):
         stream = audio_stream_of(container)
         if stream is None:
             return None
+        if damage is not None:
+            raise MediaError("<video>", f"found a damaged file ({damage}), expected a whole one")
         time_base = time_base_of(stream.time_base)
         start: Fraction | None = None
         end: int | None = None

@@ -1,4 +1,4 @@
-"""Video files, read by PyAV: facts about them, the presentation times of their frames, and the frames themselves.
+"""Video files, read by PyAV: facts about them, and the presentation times of their frames.
 
 The first bytes determine the demuxer. No playlist format is among them, so that bytes never make this module open a
 file or an address. Decoders get their limits before they read a byte. Any input gives an answer or a `MediaError`;
@@ -16,9 +16,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mm_assets.errors import MediaError, optional_import
+from mm_assets.media.container_damage import find_damage
 from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.media.header import size_of_id3
 from mm_assets.media.mp4 import check_sample_tables
@@ -27,25 +27,27 @@ from mm_assets.media.timing import FrameIndex, nominal_rate
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.container import InputContainer
-    from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
 __all__ = [
     "DEFAULT_MAX_PIXELS",
+    "MAX_TICKS",
+    "VIDEO_TYPES",
     "VideoInfo",
     "audio_stream_of",
+    "damage_of",
     "index_frames",
     "open_media",
     "probe_video",
-    "read_frames",
     "seconds_of",
     "time_base_of",
+    "video_stream_of",
+    "words_of",
 ]
 
 DEFAULT_MAX_PIXELS = 8192 * 8192  # of one frame: twice as many as 8K
-_MAX_TICKS = 2**53  # a later presentation time is hostile: sums and products of times stay within 64 bits
+MAX_TICKS = 2**53  # a later presentation time is hostile: sums and products of times stay within 64 bits
 _MAX_STREAMS = 64
-_NEAR = 8  # frames: decoding up to a keyframe this near is faster than a seek
 
 _DEMUXERS = {  # MIME type to FFmpeg's name; no playlists, manifests or image sequences
     "video/mp4": "mov",
@@ -67,10 +69,15 @@ _DEMUXERS = {  # MIME type to FFmpeg's name; no playlists, manifests or image se
     "audio/aac": "aac",
     "audio/aiff": "aiff",
 }
+VIDEO_TYPES = frozenset(name for name in _DEMUXERS if name.startswith("video/"))
+"""MIME types of the containers that are read."""
+
 _MAX_SAMPLES = str(2**20)  # per channel, that one packet decodes to
 _ASF_INDEX = bytes.fromhex("90080033b1e5cf1189f400a0c90349cb")  # identifier of an ASF index
 _ASF_COUNT_AT = 52  # bytes into the index
-_TS_PACKET = 188  # bytes; each packet starts with 0x47
+_BOOL_CODED = frozenset(("vp8", "vp9", "av1"))  # codecs whose decoders take zeros for pictures
+_ZEROS = bytes(512)  # a sector of them is damage in these codecs: entropy coding does not write so many
+_TITLES = {"mov": "MP4", "matroska": "Matroska", "mpeg": "MPEG-PS", "mpegts": "MPEG-TS", "ogg": "Ogg"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +140,6 @@ def _refuse(url: str, flags: int, options: dict[str, Any]) -> Any:
 def _sniff(view: memoryview) -> tuple[str, str]:
     """MIME type and demuxer of the bytes."""
     content_type = sniff_content_type(view)
-    if content_type is None and len(view) > 2 * _TS_PACKET:
-        starts = (view[0], view[_TS_PACKET], view[2 * _TS_PACKET])
-        content_type = "video/mp2t" if starts == (0x47, 0x47, 0x47) else None
     if content_type not in _DEMUXERS:
         found = content_type or "bytes of no known container"
         raise MediaError("<video>", f"found {found}, expected a video or audio file of one container")
@@ -190,19 +194,41 @@ def open_media(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Iterato
             yield container, content_type
     except MediaError:
         raise
-    except (av.FFmpegError, ValueError, OverflowError, IndexError, MemoryError, EOFError, OSError) as error:
+    except (
+        av.FFmpegError,
+        ArithmeticError,
+        AssertionError,
+        EOFError,
+        LookupError,
+        MemoryError,
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:
         # PyAV's own errors, and those that its bindings raise for numbers out of range
-        raise MediaError("<video>", f"{demuxer} file cannot be read ({type(error).__name__}: {error})") from error
+        raise MediaError("<video>", f"{_title(demuxer)} file cannot be read ({words_of(error)})") from error
 
 
-def _video_stream(container: InputContainer, max_pixels: int = DEFAULT_MAX_PIXELS) -> VideoStream | None:
+def _title(demuxer: str) -> str:
+    return _TITLES.get(demuxer, demuxer.upper())
+
+
+def words_of(error: Exception) -> str:
+    """An error of FFmpeg, without its number and its name of the file."""
+    return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
+
+
+def video_stream_of(container: InputContainer, max_pixels: int = DEFAULT_MAX_PIXELS) -> VideoStream | None:
     """The first video stream that is not a cover picture, with limits for its decoder."""
     from av.stream import Disposition
 
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic and stream.codec_context is not None:
             # `open_media` limits FFmpeg's own probe of the file, and this the decoder that PyAV opens.
-            stream.codec_context.options = {"max_pixels": str(max_pixels)}
+            options = {"max_pixels": str(max_pixels)}
+            if stream.codec_context.name == "mjpeg":
+                options["err_detect"] = "explode"  # else what a damaged picture lacks is left from another one
+            stream.codec_context.options = options
             stream.codec_context.thread_count = 1
             return stream
     return None
@@ -227,7 +253,7 @@ def probe_video(data: Buffer) -> VideoInfo:
         MediaError: the bytes are not a video or audio file, or its header is damaged.
     """
     with open_media(data) as (container, content_type):
-        video, sound = _video_stream(container), audio_stream_of(container)
+        video, sound = video_stream_of(container), audio_stream_of(container)
         if video is None and sound is None:
             raise MediaError("<video>", "found neither a video nor an audio stream, expected one of them")
         durations = [
@@ -258,13 +284,23 @@ def index_frames(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> tuple
     """The presentation times of all frames, and the frames' height and width; None for a file without video.
 
     Packets are listed, not decoded, unless the container gives them no presentation times (MPEG program streams, some
-    AVI).
+    AVI). Damage that the container shows is found here, and named with the number of frames that are left.
 
     Raises:
         MediaError: the file is damaged, or its frames have more than `max_pixels`.
     """
+    damage = damage_of(data)
+    try:
+        return _index(data, damage, max_pixels)
+    except MediaError as error:
+        if damage is None or damage in error.reason:
+            raise
+        raise MediaError("<video>", f"{error.reason}; {damage}") from error
+
+
+def _index(data: Buffer, damage: str | None, max_pixels: int) -> tuple[FrameIndex, int, int] | None:
     with open_media(data, max_pixels=max_pixels) as (container, content_type):
-        stream = _video_stream(container, max_pixels)
+        stream = video_stream_of(container, max_pixels)
         if stream is None:
             return None
         height, width = stream.codec_context.height, stream.codec_context.width
@@ -272,29 +308,60 @@ def index_frames(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> tuple
             raise MediaError("<video>", f"found frames of {height} x {width}, expected 1 to {max_pixels} pixels")
         time_base = time_base_of(stream.time_base)
         hints = [rate for rate in (stream.guessed_rate, stream.average_rate, stream.base_rate) if rate]
+        is_bool_coded = stream.codec_context.name in _BOOL_CODED
         pts, keys = array("q"), array("q")  # a file may have as many frames as bytes
+        num_packets = num_whole = 0
         end = None
         # MPEG program streams give times to some packets only, and FFmpeg guesses the others wrongly.
         is_timed = content_type != "video/mpeg"
         for packet in container.demux(stream):
             if packet.size == 0 or packet.is_discard:
                 continue
+            num_packets += 1
+            if packet.is_corrupt or (is_bool_coded and _ZEROS in bytes(packet)):
+                damage = damage or f"packet {num_packets - 1} is damaged"
+            else:
+                num_whole += 1
             if packet.pts is None or not is_timed:
                 is_timed = False
-                break
+                continue
             if packet.is_keyframe:
                 keys.append(packet.pts)
             pts.append(packet.pts)
             end = max(end or packet.pts, packet.pts + (packet.duration or 0))
+        if damage is not None:
+            of = f" of {stream.frames}" if stream.frames else _frames_of_duration(container, stream, num_whole)
+            found = f"{_title(_DEMUXERS[content_type])}: found {num_whole}{of} frames ({damage})"
+            raise MediaError("<video>", f"{found}, expected a whole file")
     if not is_timed or len(set(pts)) < len(pts):
         pts, keys, end = _decoded_times(data, max_pixels), array("q"), None
     return _frame_index(pts, keys, end, time_base, hints), height, width
 
 
+def damage_of(data: Buffer) -> str | None:
+    """What `mm_assets.media.container_damage` finds in a file, without tags before it; None for a whole one.
+
+    Raises:
+        MediaError: the bytes are not a video or audio file.
+    """
+    view = memoryview(data).cast("B")
+    return find_damage(_without_tags(view), _sniff(view)[1])
+
+
+def _frames_of_duration(container: InputContainer, stream: VideoStream, found: int) -> str:
+    """How many frames the header's duration and rate promise, in words; "" where it is not more than `found`."""
+    rate = stream.guessed_rate or stream.average_rate
+    seconds = stream.duration * stream.time_base if stream.duration and stream.time_base else None
+    if seconds is None and container.duration:
+        seconds = Fraction(container.duration, 1_000_000)  # AV_TIME_BASE
+    promised = round(seconds * rate) if seconds and rate and 0 < seconds * rate < MAX_TICKS else 0
+    return f" of about {promised}" if promised > found else ""
+
+
 def seconds_of(ticks: int, time_base: Fraction) -> Fraction:
     """Ticks in seconds; `MediaError` for hostile ones."""
-    if abs(ticks) > _MAX_TICKS:
-        raise MediaError("<video>", f"found presentation time {ticks}, expected at most {_MAX_TICKS} ticks")
+    if abs(ticks) > MAX_TICKS:
+        raise MediaError("<video>", f"found presentation time {ticks}, expected at most {MAX_TICKS} ticks")
     return ticks * time_base
 
 
@@ -308,7 +375,7 @@ def time_base_of(time_base: Fraction | None) -> Fraction:
 def _decoded_times(data: Buffer, max_pixels: int) -> array[int]:
     times = array("q")
     with open_media(data, max_pixels=max_pixels) as (container, _):
-        for frame in container.decode(_video_stream(container, max_pixels)):
+        for frame in container.decode(video_stream_of(container, max_pixels)):
             if frame.pts is None:
                 raise MediaError("<video>", "found frames without a presentation time, expected one for each")
             times.append(frame.pts)
@@ -320,8 +387,8 @@ def _frame_index(
 ) -> FrameIndex:
     if not pts:
         raise MediaError("<video>", "found a video stream without frames, expected at least one")
-    if max(abs(min(pts)), abs(max(pts)), abs(end or 0)) > _MAX_TICKS:
-        raise MediaError("<video>", f"found presentation times beyond {_MAX_TICKS} ticks")
+    if max(abs(min(pts)), abs(max(pts)), abs(end or 0)) > MAX_TICKS:
+        raise MediaError("<video>", f"found presentation times beyond {MAX_TICKS} ticks")
     times = np.unique(np.array(pts, dtype=np.int64))
     rate, is_constant = nominal_rate(times, time_base, hints)
     last = int(times[-1])
@@ -337,86 +404,3 @@ def _frame_index(
         is_constant=is_constant,
         duration=(last - int(times[0])) * time_base + length,
     )
-
-
-def read_frames(
-    data: Buffer,
-    index: FrameIndex,
-    positions: Sequence[int] | npt.NDArray[np.int64],
-    *,
-    max_pixels: int = DEFAULT_MAX_PIXELS,
-) -> Iterator[npt.NDArray[np.uint8]]:
-    """Decode the frames at some positions; groups of pictures without any of them are skipped.
-
-    Args:
-        data: the file's bytes.
-        index: of the same bytes.
-        positions: in `index.pts`, never decreasing.
-        max_pixels: of a frame; FFmpeg refuses more.
-
-    Yields:
-        (H, W, 3) uint8 RGB per position; the same array again for a repeated position.
-
-    Raises:
-        MediaError: the file is damaged, or ends before a frame that is in its index.
-    """
-    with open_media(data, max_pixels=max_pixels) as (container, _):
-        stream = _video_stream(container, max_pixels)
-        if stream is None:
-            raise MediaError("<video>", "found no video stream, expected the one that was indexed")
-        cursor = _Cursor(container, stream, index)
-        last, pixels = -1, None
-        for position in positions:
-            if position != last or pixels is None:
-                pixels = np.asarray(cursor.frame_at(int(position)).to_ndarray(format="rgb24"), dtype=np.uint8)
-                last = position
-            yield pixels
-
-
-class _Cursor:
-    """Moves forward through a stream's frames, and skips groups of pictures by seeking."""
-
-    def __init__(self, container: InputContainer, stream: VideoStream, index: FrameIndex) -> None:
-        self.container, self.stream, self.index = container, stream, index
-        self.frames: Iterator[VideoFrame] = container.decode(stream)
-        self.held: tuple[int, VideoFrame] | None = None  # the latest frame, with its presentation time
-        self.ahead: tuple[int, VideoFrame] | None = None  # the one after it, if it had to be decoded
-
-    def frame_at(self, position: int) -> VideoFrame:
-        """The last frame shown at or before the time of `position`: a packet's frame may never be shown."""
-        wanted = int(self.index.pts[position])
-        self._jump(position)
-        while self.held is None or self.held[0] < wanted:
-            if self.ahead is None:
-                self.ahead = self._next()
-            if self.ahead is None or (self.ahead[0] > wanted and self.held is not None):
-                break
-            self.held, self.ahead = self.ahead, None
-        if self.held is None:
-            raise MediaError("<video>", f"found no frame for tick {wanted}, expected one")
-        return self.held[1]
-
-    def _next(self) -> tuple[int, VideoFrame] | None:
-        return next(((frame.pts, frame) for frame in self.frames if frame.pts is not None), None)
-
-    def _jump(self, position: int) -> None:
-        """Seek to the last keyframe at or before the wanted frame, unless decoding up to it is faster."""
-        wanted, keys = self.index.pts[position], self.index.keyframe_pts
-        k = int(np.searchsorted(keys, wanted, side="right")) - 1
-        here = -1 if self.held is None else int(np.searchsorted(self.index.pts, self.held[0]))
-        if k <= 0 or int(np.searchsorted(self.index.pts, keys[k])) <= here + _NEAR:
-            return
-        step = 1
-        while k > 0:
-            self._seek(int(keys[k]))
-            self.ahead = self._next()
-            if self.ahead is not None and self.ahead[0] <= wanted:
-                return
-            k -= step  # too far: the container seeks by decoding times
-            step *= 2
-        self._seek(int(self.index.pts[0]))
-
-    def _seek(self, pts: int) -> None:
-        self.container.seek(pts, stream=self.stream, backward=True)
-        self.frames = self.container.decode(self.stream)
-        self.held, self.ahead = None, None

@@ -20,10 +20,11 @@ from mm_assets.errors import EncodeError, FormatError, SourceError
 from mm_assets.fields import AudioField, BytesField, DepthField, Encoded, Field, ImageField, SyncedVideoAudioField
 from mm_assets.fields.base import PAYLOAD
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.video import VIDEO_TYPES
 from mm_assets.packing.pack import placed_contents
 from mm_assets.packing.placement import BlockRows, Placement, Placer
 from mm_assets.packing.plan import PackPlan
-from mm_assets.packing.survey import AUDIO_TYPES, DEPTH_TYPES, IMAGE_TYPES, VIDEO_TYPES
+from mm_assets.packing.survey import AUDIO_TYPES, DEPTH_TYPES, IMAGE_TYPES
 from mm_assets.rows.schema import UNDECODABLE_SCHEMA, Drop
 from mm_assets.rows.source_ref import parse_source_ref
 

@@ -34,6 +34,7 @@ from mm_assets.fields import (
 from mm_assets.formats import name_hash
 from mm_assets.formats.records import MAX_MODALITIES
 from mm_assets.media.page_layouts import detect_layout
+from mm_assets.media.video import VIDEO_TYPES
 from mm_assets.packing.plan import NUMBERED, PackedModality, Selector, Take
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
 from mm_assets.sources.member import split_member_name
@@ -48,9 +49,6 @@ MAX_PARSED = 1000  # samples whose JSON is parsed
 IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/webp", "image/tiff", "image/gif", "image/bmp"})
 DEPTH_TYPES = frozenset({"image/png", "image/tiff"})
 AUDIO_TYPES = frozenset({"audio/wav", "audio/flac", "audio/ogg", "audio/mpeg"})
-VIDEO_TYPES = frozenset(
-    {"video/mp4", "video/quicktime", "video/webm", "video/x-matroska", "video/x-msvideo", "video/ogg"}
-)
 ARRAY_TYPES = frozenset({"application/x-npy"})
 SUBTITLES = ("srt", "vtt", "lrc")
 

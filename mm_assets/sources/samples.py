@@ -35,7 +35,7 @@ MODALITY_OF_EXTENSION: Mapping[str, str] = _table(
     image="jpg jpeg jpe jfif png gif webp bmp tif tiff jp2 avif heic heif ppm pgm pbm pnm",
     text="txt caption cls csv json yaml yml srt vtt",
     audio="wav flac mp3 ogg oga opus m4a aac aif aiff",
-    video="mp4 m4v mov webm mkv avi ogv mpg mpeg",
+    video="mp4 m4v mov webm mkv avi ogv mpg mpeg vob ts mts m2ts flv asf wmv 3gp 3g2",
     array="npy",
     midi="mid midi",
 )

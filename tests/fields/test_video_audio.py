@@ -593,13 +593,16 @@ def record_with(metadata, **values):
 
 @pytest.mark.parametrize("sizes", [{}, {"height": 1, "width": 1}])
 def test_a_kept_file_bounds_the_frames_of_its_record(sizes):
-    """A record that counts more than 1000 times the file's frames is refused before a list of as many is made."""
+    """A record that counts more frames than the file has is refused before a list of as many is made."""
     metadata, data = KEEP.encode(FILE)
     hostile = record_with(metadata, num_frames=2_000_000, **sizes)
+    with pytest.raises(CorruptError, match=r"more frames than its file .found 4, expected at most 3"):
+        KEEP.decode(record_with(metadata, num_frames=4), data)
     small = SyncedVideoAudioField(target_frames=4, size=(2, 2))
-    for function in (KEEP.decode, lambda *args: KEEP.decode_frames(*args, [0]), small.decode):
+    for function in (KEEP.decode, lambda *args: KEEP.decode_frames(*args, [0]), small.decode, KEEP.check_decodable):
         assert peak_of(function, hostile, data) < 2_000_000
-    assert len(KEEP.decode_frames(record_with(metadata, num_frames=3000), data, [2999])) == 1
+    fast = record_with(metadata, num_frames=90, frame_rate_num=750)
+    assert len(KEEP.decode_frames(fast, data, [89])) == 1
     timing = KEEP.timing(record_with(metadata, num_frames=2**32 - 1))
     assert timing.audio_segments([2**32 - 2]).shape == (1, 2)
     assert timing.frame_times([2**32 - 2]).tolist() == [(2**32 - 2) / 25]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mm_assets.errors import MediaError, MissingExtraError
+from mm_assets.media.frames import read_frames
 from mm_assets.media.sound import index_sound, mix, read_sound, resample, resampled_length
-from mm_assets.media.video import index_frames, open_media, probe_video, read_frames
+from mm_assets.media.video import index_frames, open_media, probe_video
 
 from ..fields.clips import SIZE, clip_file, number_of, ramp, sound_at
 from ..fields.conftest import wav_file

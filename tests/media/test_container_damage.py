@@ -1,0 +1,84 @@
+"""Containers whose bytes do not keep what they promise, and unusual ones that do."""
+
+import io
+import struct
+
+import av
+import numpy as np
+import pytest
+
+from mm_assets.media.container_damage import find_damage
+
+
+def ts_packets(*numbers: int, pid: int = 256) -> bytes:
+    """Transport stream packets with these counters."""
+    heads = (bytes([0x47, pid >> 8, pid & 255, 0x10 | number]) for number in numbers)
+    return b"".join(head + b"\xff" * 184 for head in heads)
+
+
+def vorbis() -> bytes:
+    """An Ogg file of a second of sound, in pages of 100 ms."""
+    target = io.BytesIO()
+    with av.open(target, "w", format="ogg", options={"page_duration": "100000"}) as output:
+        stream = output.add_stream("flac", rate=8000, layout="mono")
+        noise = np.random.default_rng(1).integers(-9000, 9000, (1, 8000)).astype(np.int16)
+        for at in range(0, 8000, 400):
+            frame = av.AudioFrame.from_ndarray(noise[:, at : at + 400], format="s16", layout="mono")
+            frame.sample_rate, frame.pts = 8000, at
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return target.getvalue()
+
+
+OGG = vorbis()
+SECOND = OGG.index(b"OggS", OGG.index(b"OggS", 1) + 1)
+
+
+@pytest.mark.parametrize(
+    ("demuxer", "data", "found"),
+    [
+        ("mpegts", ts_packets(0, 1, 1, 2, 3), None),
+        ("mpegts", ts_packets(14, 15, 0) + bytes(1000), None),
+        ("mpegts", ts_packets(0, 1, 3), "packets of stream 256 are missing before byte 376"),
+        ("mpegts", ts_packets(0, 9, pid=0x1FFF), None),
+        ("mpegts", ts_packets(0, 1)[:-1], "packet at byte 188 is truncated"),
+        ("mpegts", ts_packets(0, 1) + bytes(5000), "no packet at byte 376"),
+        ("mpegts", ts_packets(0) + b"\x47\x81\x00\x11" + bytes(184), "packet at byte 188 is marked as damaged"),
+        ("ogg", OGG, None),
+        ("ogg", OGG[:SECOND] + OGG[OGG.index(b"OggS", SECOND + 1) :], "pages of stream"),
+        ("ogg", OGG[: OGG.rindex(b"OggS")], "1 of 1 streams have no last page"),
+        ("ogg", OGG[:-1], "ends 1 bytes after the file"),
+        ("ogg", OGG[:-1] + bytes([OGG[-1] ^ 1]), "has a wrong checksum"),
+        ("mov", struct.pack(">I4s", 8, b"ftyp"), "no box moov"),
+        ("mov", struct.pack(">I4sI4s", 8, b"moov", 0, b"mdat"), None),
+        ("mov", struct.pack(">I4sI4s", 8, b"moov", 9, b"mdat"), "box mdat at byte 8 ends 1 bytes after the file"),
+        ("mov", struct.pack(">I4s", 8, b"moov") + b"anything after it", None),
+        ("avi", b"RIFF" + struct.pack("<I4s", 4, b"AVI ") + b"anything after it", None),
+        ("avi", b"RIFF" + struct.pack("<I4s", 0x7FFFFFFF, b"AVI ") + b"JUNK" + struct.pack("<I", 0), None),
+        ("avi", b"RIFF" + struct.pack("<I4s", 99, b"AVI "), "chunk RIFF AVI  at byte 0 ends 95 bytes after the file"),
+        ("flv", b"FLV\x01\x01" + struct.pack(">II", 9, 0), None),
+        ("flv", b"FLV\x01\x01" + struct.pack(">II", 9, 0) + b"\x07" + bytes(5000), "no tag at byte 13"),
+        ("asf", b"\x30\x26\xb2\x75", "no header"),
+        ("wav", b"RIFF", None),
+    ],
+)
+def test_containers_are_held_to_their_promises(demuxer, data, found):
+    """A container that is shorter than it says, or has bytes that belong to nothing, is damaged, and no other is."""
+    damage = find_damage(memoryview(data), demuxer)
+    assert (damage is None) if found is None else (damage is not None and found in damage), damage
+
+
+@pytest.mark.parametrize("demuxer", ["mov", "matroska", "avi", "flv", "mpeg", "mpegts", "ogg", "asf"])
+def test_any_bytes_have_an_answer(demuxer):
+    """Short and random bytes after each container's first ones never raise."""
+    heads = {
+        "matroska": b"\x1aE\xdf\xa3\x80\x18\x53\x80\x67\x01\xff\xff\xff\xff\xff\xff\xff",
+        "avi": b"RIFF\xff\xff\0\0AVI ",
+    }
+    heads |= {"ogg": OGG[:60], "mpeg": b"\0\0\1\xba\x44", "flv": b"FLV\x01\x05\0\0\0\x09\0\0\0\0", "mpegts": b"G" * 400}
+    heads["asf"] = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c") + struct.pack("<Q", 30)
+    rng = np.random.default_rng(7)
+    for size in (*range(40), 400, 4000):
+        for head in (b"", heads.get(demuxer, b"")):
+            answer = find_damage(memoryview(head + rng.bytes(size)), demuxer)
+            assert answer is None or isinstance(answer, str)
