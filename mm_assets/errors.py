@@ -172,6 +172,8 @@ _EXTRAS = {  # import name of an optional package: the extra that installs it
     "duckdb": "arrow",
     "hypothesis": "testing",
     "pandas": "pandas",
+    "pillow_heif": "images-extra",
+    "pillow_jxl": "images-extra",
     "pyarrow": "arrow",
     "pytest": "testing",
     "s3fs": "s3",

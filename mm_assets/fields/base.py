@@ -197,6 +197,9 @@ class Field(ABC):
     LIMITS: ClassVar[tuple[str, ...]] = ()
     """Settings that bound what decoding may cost. A packed file may lower them, not raise them above their defaults."""
 
+    EARLIER: ClassVar[Mapping[str, JSON]] = {}
+    """What settings that earlier releases did not have must be for their files to decode as they did."""
+
     @property
     @abstractmethod
     def metadata_type(self) -> np.dtype[np.void]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mm_assets.errors import FormatError, MediaError, optional_import
 from mm_assets.fields.base import ArraySpec, Encoded, Field, as_bytes_view, corrupt, stored_array, truncated
 from mm_assets.fields.image import DEFAULT_MAX_PIXELS
-from mm_assets.fields.image_decode import open_with_pillow
+from mm_assets.fields.image_pillow import open_with_pillow
 from mm_assets.fields.ndarray import array_of_npy, is_npy
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
@@ -34,9 +34,8 @@ _DTYPE_NUMBERS = {dtype.name: number for number, dtype in _DTYPES.items()}
 _ENCODINGS = ("keep", "png", "raw", "zstd")
 
 _ZSTD_LEVEL = 3  # zstd's own default; a fixed one, since the bytes of a file depend on it
-# (tag, default): bits per sample; photometric, of which 0 would turn near into far; compression; a tile's sides
-_TIFF_TAGS = ((258, 1), (262, None), (259, 1), (322, 0), (323, 0))
-_MAX_TILE_PIXELS = 2**26  # a tile is decoded whole, however small the image is
+# (tag, default): bits per sample; photometric, of which 0 would turn near into far; compression
+_TIFF_TAGS = ((258, 1), (262, None), (259, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +151,7 @@ class DepthField(Field):
                 raise self._wrong_content(f"tiff of orientation {info.orientation}", "one that is stored upright")
             tiff_dtype = self._dtype_of_tiff(data)
             if tiff_dtype is None:
-                found = f"{words}, of another kind of numbers, compressed big-endian floats, or huge tiles"
+                found = f"{words}, of another kind of numbers, or compressed big-endian floats"
                 raise self._wrong_content(found, expected)
             dtype = tiff_dtype
         self._check_dtype(dtype)
@@ -279,8 +278,8 @@ def _tiff_dtype(image: Image.Image) -> np.dtype[Any] | None:
     if not isinstance(image, TiffImagePlugin.TiffImageFile):
         return None
     tags = image.tag_v2
-    bits, photometric, compression, *tile = (_number_of(tags.get(tag, default)) for tag, default in _TIFF_TAGS)
-    if photometric != 1 or not 0 <= tile[0] * tile[1] <= _MAX_TILE_PIXELS:
+    bits, photometric, compression = (_number_of(tags.get(tag, default)) for tag, default in _TIFF_TAGS)
+    if photometric != 1:
         return None
     if image.mode == "F" and compression != 1 and tags.prefix == b"MM":
         return None  # libtiff has turned these bytes already, and Pillow turns them again

@@ -103,6 +103,8 @@ class DocumentField(Field):
     def __post_init__(self) -> None:
         if not isinstance(self.image, ImageField):
             raise self._wrong_setting("image", "settings of ImageField")
+        if self.image.frames != "first":
+            raise self._wrong_setting("image", "frames: first, since a page is one image")
         if not isinstance(self.layout, LayoutMap) and self.layout not in (AUTO, *LAYOUTS):
             names = ", ".join((AUTO, *LAYOUTS))
             raise self._wrong_setting("layout", f"{names}, or a description of a JSON layout")
@@ -180,7 +182,7 @@ class DocumentField(Field):
             if tuple(expected[index].tolist()) != size:
                 width, height = expected[index].tolist()
                 found = f"a layout for {width} x {height} pixels and an image of {size[0]} x {size[1]} on page {index}"
-                turned = "; set apply_orientation of image to turn it" if size == (height, width) else ""
+                turned = "; set orientation of image to apply to turn it" if size == (height, width) else ""
                 raise self._wrong_content(found, f"the same size, or another box_scale{turned}")
 
     def items(self, metadata: Buffer | np.void, data: Buffer) -> Iterator[Item]:
@@ -257,7 +259,7 @@ class DocumentField(Field):
             info = probe_image(page)
         except MediaError as error:
             raise self._wrong_content(f"page {index} that is not an image ({error.reason})", "an image file") from error
-        turned = self.image.apply_orientation and info.orientation >= 5
+        turned = self.image.orientation == "apply" and info.orientation >= 5
         size = (info.height, info.width) if turned else (info.width, info.height)
         if max(size) > MAX_COORDINATE:
             raise self._wrong_content(f"page {index} of {size[0]} x {size[1]} pixels", f"sides up to {MAX_COORDINATE}")

@@ -7,15 +7,26 @@ image is resized to while it is decoded is a setting of the reader, and does not
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import MediaError
-from mm_assets.fields.base import ArraySpec, Encoded, Field, as_bytes_view, corrupt, is_int
+from mm_assets.fields.base import (
+    JSON,
+    ArraySpec,
+    Encoded,
+    Field,
+    as_bytes_view,
+    config_error,
+    corrupt,
+    is_int,
+)
 from mm_assets.fields.image_decode import (
     CODEC_NAMES,
     CODECS,
@@ -24,9 +35,11 @@ from mm_assets.fields.image_decode import (
     SCALES,
     UPRIGHT,
     Allocator,
+    decode_frames,
     decode_pixels,
     new_pixels,
     orient,
+    pixels_of,
     scaled,
     with_channels,
 )
@@ -41,6 +54,11 @@ _JPEG = CODECS["jpeg"]
 _ENCODINGS = ("keep", "jpeg", "png", "webp")
 _SUBSAMPLINGS = ("444", "420")
 _DECODE_MODES = ("exact", "fast")
+_PIL_MODES = {  # channels of what Pillow calls a mode; the others have no 8-bit form
+    **dict.fromkeys(("1", "L"), 1),
+    **dict.fromkeys(("P", "RGB", "CMYK", "YCbCr", "RGBX"), 3),
+    **dict.fromkeys(("LA", "PA", "RGBA"), 4),
+}
 
 DEFAULT_MAX_PIXELS = 178_956_970  # where Pillow itself refuses: 512 MiB of RGB
 
@@ -49,10 +67,12 @@ DEFAULT_MAX_PIXELS = 178_956_970  # where Pillow itself refuses: 512 MiB of RGB
 class ImageField(Field):
     """An image.
 
-    Value: (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) uint8, or the bytes of a JPEG, PNG, WebP, TIFF, GIF or BMP file.
-    Decodes to (H, W, C) uint8. Of an animation or a multi-page TIFF the first frame is decoded. 16-bit samples decode
-    to their high byte, 1-bit ones to 0 and 255, palettes to their colours, CMYK to RGB. Images that have no 8-bit
-    form, such as floating-point TIFFs, are refused: they are arrays.
+    Value: (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) uint8, as an array or a tensor on the CPU; a Pillow image; or a
+    JPEG, PNG, WebP, TIFF, GIF, BMP, AVIF, HEIC, JPEG XL, JPEG 2000, PNM, ICO or TGA file, as its bytes or its `Path`.
+    HEIC and JPEG XL need the extra ``images-extra``. Decodes to (H, W, C) uint8. Of an animation or a multi-page TIFF
+    the first frame is decoded, of an ICO its largest image. 16-bit samples decode to their high byte, 1-bit ones to 0
+    and 255, palettes to their colours, CMYK to RGB. Images that have no 8-bit form, such as floating-point TIFFs, are
+    refused: they are arrays.
 
     Attributes:
         encoding: ``keep`` stores encoded bytes as they are, and arrays as PNG, without loss. ``jpeg``, ``png`` and
@@ -64,9 +84,13 @@ class ImageField(Field):
             is resized later, unless `decode_size` asks for another size.
         channels: of the decoded array: 1, 3 or 4, or None for as many as the image has (grey 1, colour 3, with alpha
             4). Dropped alpha is not blended with anything; added alpha is 255.
-        apply_orientation: turn pixels upright by the EXIF orientation: while encoding, where pixels are encoded again,
-            otherwise while decoding.
-        max_pixels: height times width that is encoded or decoded at most; more is refused by the header.
+        orientation: ``apply`` turns pixels upright by the EXIF orientation: while encoding, where pixels are encoded
+            again, otherwise while decoding. ``keep`` leaves them as they are stored.
+        icc: ``convert`` converts colours by the file's ICC profile to sRGB, at the same places; a damaged profile is
+            logged and not used. ``keep`` gives the stored numbers.
+        frames: ``first``, or ``all``: decodes to (T, H, W, C), every frame of an animation or page of a TIFF, which
+            must have one size. Needs the encoding ``keep``.
+        max_pixels: height times width, and times the frames that are decoded, at most; more is refused by the header.
         decode_size: (height, width) of the decoded array, whatever is stored; None for what is stored.
         decode_resize: how an image of another shape comes to `decode_size`. ``stretch`` does not keep its aspect
             ratio. ``crop`` takes the largest centred rectangle of the size's aspect ratio, to a whole pixel, and fills
@@ -98,7 +122,9 @@ class ImageField(Field):
     subsampling: str = "444"
     size: tuple[int, int] | None = None
     channels: int | None = None
-    apply_orientation: bool = False
+    orientation: str = "apply"
+    icc: str = "convert"
+    frames: str = "first"
     max_pixels: int = DEFAULT_MAX_PIXELS
     decode_size: tuple[int, int] | None = None
     decode_resize: str = "stretch"
@@ -113,7 +139,11 @@ class ImageField(Field):
         self._expect_int("max_pixels", 1, 2**40)
         if self.channels is not None and (not is_int(self.channels, 1, 4) or self.channels == 2):
             raise self._wrong_setting("channels", "1, 3, 4 or None")
-        self._expect_bool("apply_orientation")
+        self._expect_choice("orientation", ("apply", "keep"))
+        self._expect_choice("icc", ("convert", "keep"))
+        self._expect_choice("frames", ("first", "all"))
+        if self.frames == "all" and self.encoding != "keep":
+            raise self._wrong_setting("frames", "first: what is encoded again is the first frame")
         self._expect_size("size", 65_535, max_pixels=self.max_pixels)
         self._expect_size("decode_size", 65_535, max_pixels=self.max_pixels)
         if self.size is not None and self.encoding == "keep":
@@ -128,6 +158,22 @@ class ImageField(Field):
                 if getattr(self, name) != default:
                     raise self._wrong_setting(name, f"{default!r}: without decode_size it would do nothing")
 
+    @classmethod
+    def from_config(cls, config: Mapping[str, JSON]) -> Self:
+        """Restore a field from its configuration.
+
+        Earlier releases had `apply_orientation`, false by default, and did not convert colours: a configuration that
+        names it means what it meant to them.
+        """
+        if "apply_orientation" in config:
+            if not isinstance(config["apply_orientation"], bool) or "orientation" in config:
+                expected = "true or false, or rather the setting orientation: apply or keep"
+                raise config_error("apply_orientation", config["apply_orientation"], expected)
+            values = {"icc": "keep", **config}
+            values["orientation"] = "apply" if values.pop("apply_orientation") else "keep"
+            config = values
+        return super().from_config(config)
+
     @property
     def keeps_bytes(self) -> bool:
         """With the encoding ``keep``."""
@@ -137,14 +183,16 @@ class ImageField(Field):
     def value_layout(self) -> ArraySpec | None:
         """(height, width, channels) uint8, where `decode_size` or `size`, and `channels`, are set."""
         size = self.decode_size or self.size
-        if size is None or self.channels is None:
+        if size is None or self.channels is None or self.frames == "all":
             return None
         return ArraySpec((*size, self.channels), np.dtype(np.uint8))
 
     # --- encode -------------------------------------------------------------------------------------------------------
 
-    def encode(self, value: npt.NDArray[np.uint8] | Buffer) -> Encoded:
-        """Encode pixels, or an image file's bytes."""
+    def encode(self, value: npt.NDArray[np.uint8] | Buffer | Path | Any) -> Encoded:
+        """Encode pixels, or an image file."""
+        value = self._file_or_pixels(value)
+        orientation = UPRIGHT
         if isinstance(value, Buffer):
             data, info = bytes(value), self._probe(value)
             if self.encoding == "keep":
@@ -152,13 +200,14 @@ class ImageField(Field):
                 return Encoded(self._pack_record(info.height, info.width, info.channels, *facts), data)
             try:
                 channels = self.channels or info.channels
-                pixels = decode_pixels(data, CODECS[info.codec], (info.height, info.width), channels)
+                size, to_srgb = (info.height, info.width), self.icc == "convert"
+                pixels = decode_pixels(data, CODECS[info.codec], size, channels, to_srgb=to_srgb)
             except ValueError as error:  # a FormatError is one: the bytes are the caller's here
                 raise self._wrong_content(f"{info.codec} bytes that cannot be decoded ({error})", "an image") from error
             orientation = info.orientation
         else:
-            pixels, orientation = self._check_pixels(value), UPRIGHT
-        if self.apply_orientation and orientation != UPRIGHT:
+            pixels = self._check_pixels(value)
+        if self.orientation == "apply" and orientation != UPRIGHT:
             pixels, orientation = np.ascontiguousarray(orient(pixels, orientation)), UPRIGHT
         if self.size is not None and pixels.shape[:2] != self.size:
             pixels = resize(pixels, self.size)
@@ -167,8 +216,9 @@ class ImageField(Field):
         height, width, channels = pixels.shape
         return Encoded(self._pack_record(height, width, channels, CODECS[codec], 8, orientation, 1), data)
 
-    def check(self, value: npt.NDArray[np.uint8] | Buffer) -> None:
+    def check(self, value: npt.NDArray[np.uint8] | Buffer | Path | Any) -> None:
         """Read the header of bytes that are stored unchanged; encode other values."""
+        value = self._file_or_pixels(value)
         if self.encoding == "keep" and isinstance(value, Buffer):
             self._probe(value)
         elif self.encoding in ("keep", "png") and not isinstance(value, Buffer):
@@ -176,13 +226,54 @@ class ImageField(Field):
         else:
             self.encode(value)
 
+    def _file_or_pixels(self, value: Any) -> Any:
+        """The bytes of a path; the array of a tensor or of a Pillow image; any other value unchanged."""
+        if isinstance(value, np.ndarray | Buffer | str | list):
+            return value
+        if isinstance(value, Path):
+            try:
+                return value.read_bytes()
+            except OSError as error:
+                raise self._wrong_content(
+                    f"the path {value}, which cannot be read ({error})", "an image file"
+                ) from error
+        if hasattr(value, "getexif"):  # a Pillow image, of its own classes or of a plug-in
+            return self._pixels_of_pillow(value)
+        if hasattr(value, "__array__"):
+            try:
+                return np.asarray(value)
+            except (TypeError, ValueError, RuntimeError) as error:  # a tensor of another device, or with gradients
+                raise self._wrong_content(f"{describe(value)} ({error})", "an array on the CPU") from error
+        return value
+
+    def _pixels_of_pillow(self, image: Any) -> npt.NDArray[np.uint8]:
+        """What the image shows, as the bytes of its file would decode."""
+        channels = _PIL_MODES.get(getattr(image, "mode", ""))
+        if channels is None:
+            raise self._wrong_content(f"a Pillow image of mode {getattr(image, 'mode', None)}", "one of 8-bit channels")
+        if image.width * image.height > self.max_pixels:
+            found = f"a Pillow image of {image.height} x {image.width} pixels"
+            raise self._wrong_content(found, f"at most {self.max_pixels} (max_pixels)")
+        orientation = image.getexif().get(0x0112, UPRIGHT) if self.orientation == "apply" else UPRIGHT
+        channels = 4 if "transparency" in image.info else channels
+        try:
+            image.load()
+            if getattr(image, "format", None) == "TIFF":
+                orientation = UPRIGHT  # Pillow has turned it
+            pixels = pixels_of(image, channels, to_srgb=self.icc == "convert")
+        except (OSError, ValueError, SyntaxError) as error:
+            raise self._wrong_content(f"a Pillow image that cannot be loaded ({error})", "an image") from error
+        return np.ascontiguousarray(orient(pixels, orientation)) if 1 < orientation <= 8 else pixels
+
     def _probe(self, data: Buffer) -> ImageInfo:
         try:
             info = probe_image(data)
         except MediaError as error:
             raise self._wrong_content(f"bytes that are not an image ({error.reason})", "an image file") from error
-        if info.width * info.height > self.max_pixels:
+        num_frames = info.num_frames if self.frames == "all" else 1
+        if num_frames * info.width * info.height > self.max_pixels:
             found = f"{info.codec} of {info.height} x {info.width} pixels"
+            found += f" in {num_frames} frames" if num_frames > 1 else ""
             raise self._wrong_content(found, f"at most {self.max_pixels} pixels (max_pixels)")
         if not info.has_8bit_form:
             raise self._wrong_content(f"{info.codec} of {info.bit_depth} bits", "an image with an 8-bit form")
@@ -223,19 +314,28 @@ class ImageField(Field):
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.uint8]:
-        """Return (H, W, C) uint8."""
+        """Return (H, W, C) uint8; (T, H, W, C) with all frames."""
+        if self.frames == "all":
+            return self._decode_frames(metadata, data)
         return self._decode(metadata, data, None)
+
+    def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
+        """Read all of a JPEG's data at an eighth of its size, where every bit is read too; decode other files."""
+        if self.frames == "all":
+            self._decode_frames(metadata, data)
+            return
+        stored, _ = self._open(metadata, data)
+        scale = SCALES[0] if stored.codec == _JPEG else 1
+        stored.pixels(scale=scale, allocate=partial(scratch, "decoded"))
 
     def _decode_into(self, metadata: Buffer, data: Buffer, target: npt.NDArray[Any]) -> None:
         pixels = self._decode(metadata, data, target)
         if pixels is not target:
             target[...] = pixels
 
-    def _decode(
-        self, metadata: Buffer | np.void, data: Buffer, target: npt.NDArray[np.uint8] | None
-    ) -> npt.NDArray[np.uint8]:
-        """The decoded image: `target`, or another array where that is None or no codec can write there."""
-        height, width, channels, codec, _, orientation, _ = self._unpack_record(metadata)
+    def _open(self, metadata: Buffer | np.void, data: Buffer) -> tuple[_Stored, int]:
+        """An image's file with the facts of its record, checked, and its number of frames."""
+        height, width, channels, codec, _, orientation, num_frames = self._unpack_record(metadata)
         if codec not in CODEC_NAMES:
             raise corrupt("image is of an unknown codec", found=codec, expected=f"one of {CODEC_NAMES}")
         if channels not in MODES:
@@ -246,15 +346,43 @@ class ImageField(Field):
             raise corrupt("image is too large", found=f"{height} x {width}", expected=f"1 to {self.max_pixels} pixels")
         if self.size is not None and (height, width) != self.size:
             raise corrupt("image is not of the field's size", found=(height, width), expected=self.size)
-        if not self.apply_orientation:
+        if self.orientation == "keep":
             orientation = UPRIGHT
         elif self.size is not None and orientation != UPRIGHT:
             raise corrupt("image stored at a size is not upright", found=orientation, expected=UPRIGHT)
-        stored = _Stored(as_bytes_view(data), codec, (height, width), self.channels or channels, orientation)
-        if self.decode_size is not None:
-            return self._decode_to_size(stored, self.decode_size, target)
-        pixels = stored.pixels(allocate=_allocator_for(target))
-        return pixels if orientation == UPRIGHT else np.ascontiguousarray(orient(pixels, orientation))
+        wanted, to_srgb = self.channels or channels, self.icc == "convert"
+        return _Stored(as_bytes_view(data), codec, (height, width), wanted, orientation, to_srgb), num_frames
+
+    def _decode(
+        self, metadata: Buffer | np.void, data: Buffer, target: npt.NDArray[np.uint8] | None
+    ) -> npt.NDArray[np.uint8]:
+        """The decoded image: `target`, or another array where that is None or no codec can write there."""
+        stored, _ = self._open(metadata, data)
+        try:
+            if self.decode_size is not None:
+                return self._decode_to_size(stored, self.decode_size, target)
+            pixels = stored.pixels(allocate=_allocator_for(target))
+            upright = stored.orientation == UPRIGHT
+            return pixels if upright else np.ascontiguousarray(orient(pixels, stored.orientation))
+        except MemoryError as error:
+            raise corrupt("image needs more memory than there is", found=stored.size) from error
+
+    def _decode_frames(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.uint8]:
+        stored, num_frames = self._open(metadata, data)
+        if not 1 <= num_frames * stored.size[0] * stored.size[1] <= self.max_pixels:
+            found = f"{num_frames} frames of {stored.size[0]} x {stored.size[1]}"
+            raise corrupt("image is too large", found=found, expected=f"1 to {self.max_pixels} pixels (max_pixels)")
+        try:
+            frames = decode_frames(
+                stored.data, stored.codec, stored.size, stored.channels, num_frames, to_srgb=stored.to_srgb
+            )
+            upright = [np.ascontiguousarray(orient(pixels, stored.orientation)) for pixels in frames]
+            if self.decode_size is not None:
+                how, fill = self.decode_resize, self.decode_fill
+                upright = [resize(pixels, self.decode_size, policy=how, fill=fill) for pixels in upright]
+            return np.stack(upright)
+        except MemoryError as error:
+            raise corrupt("image needs more memory than there is", found=(num_frames, *stored.size)) from error
 
     def _decode_to_size(
         self, stored: _Stored, size: tuple[int, int], target: npt.NDArray[np.uint8] | None
@@ -299,6 +427,7 @@ class _Stored(NamedTuple):
     size: tuple[int, int]
     channels: int
     orientation: int
+    to_srgb: bool
 
     @property
     def upright_size(self) -> tuple[int, int]:
@@ -307,7 +436,9 @@ class _Stored(NamedTuple):
 
     def pixels(self, *, scale: int = 1, allocate: Allocator) -> npt.NDArray[np.uint8]:
         """Pixels as stored, see `decode_pixels`."""
-        return decode_pixels(self.data, self.codec, self.size, self.channels, scale=scale, allocate=allocate)
+        return decode_pixels(
+            self.data, self.codec, self.size, self.channels, scale=scale, allocate=allocate, to_srgb=self.to_srgb
+        )
 
 
 def _allocator_for(target: npt.NDArray[np.uint8] | None) -> Allocator:

@@ -1,24 +1,26 @@
 """Image files to pixels as they are stored: the codecs.
 
-JPEG is decoded by libjpeg-turbo, also at a part of its size; other files by Pillow, and by the one plugin that the
+JPEG is decoded by libjpeg-turbo, also at a part of its size; other files by Pillow, and by the one plug-in that the
 codec's number names. Width and height are read from the file's own header before it is decoded. Any bytes decode or
-raise `FormatError`.
+raise `FormatError`. Damage that libjpeg only warns of is damage: pixels that it made up are not the image's.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import FormatError
-from mm_assets.fields.base import corrupt
+from mm_assets.errors import MediaError
+from mm_assets.fields.base import as_bytes_view, corrupt, truncated
+from mm_assets.fields.image_color import Conversion, conversion_of
+from mm_assets.fields.image_pillow import open_with_pillow
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.images import PILLOW_ERRORS
+from mm_assets.media.images import probe_image
+from mm_assets.media.jpeg import MAX_SCANS, JpegHead, num_scans, read_jpeg_head, without_padding
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -31,15 +33,17 @@ __all__ = [
     "SCALES",
     "UPRIGHT",
     "Allocator",
+    "decode_frames",
     "decode_pixels",
     "new_pixels",
-    "open_with_pillow",
     "orient",
+    "pixels_of",
     "scaled",
     "with_channels",
 ]
 
 CODECS = {"jpeg": 1, "png": 2, "webp": 3, "tiff": 4, "gif": 5, "bmp": 6}  # docs/fields.md, type 10
+CODECS |= {"avif": 7, "heic": 8, "jxl": 9, "jp2": 10, "pnm": 11, "ico": 12, "tga": 13}
 CODEC_NAMES = {number: name for name, number in CODECS.items()}
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
@@ -50,6 +54,15 @@ INVERSE_ORIENTATION = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}
 SCALES = (8, 4, 2)
 
 _COLORSPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
+
+# Their decoders allocate while they open a file, or know its size only once it is decoded: its header is read here.
+_PROBED = frozenset({"avif", "heic", "jxl", "jp2", "pnm", "ico", "tga"})
+
+# What libjpeg warns of, and decodes all the same. It gives its last warning only, and those of the data come last.
+_HARMLESS = ("Warning: unknown JFIF revision", "Unknown Adobe color transform", "Invalid SOS parameters")
+_DAMAGE = ("Premature end", "Corrupt JPEG data", "Inconsistent progression")
+_EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
+_EOI = 0xD9
 
 Allocator = Callable[[tuple[int, int, int]], npt.NDArray[np.uint8]]
 """Returns the C-contiguous array of a shape to decode into; called only if the file's header confirms the shape."""
@@ -66,7 +79,14 @@ def scaled(size: tuple[int, int], scale: int) -> tuple[int, int]:
 
 
 def decode_pixels(
-    data: Buffer, codec: int, size: tuple[int, int], channels: int, *, scale: int = 1, allocate: Allocator = new_pixels
+    data: Buffer,
+    codec: int,
+    size: tuple[int, int],
+    channels: int,
+    *,
+    scale: int = 1,
+    allocate: Allocator = new_pixels,
+    to_srgb: bool = False,
 ) -> npt.NDArray[np.uint8]:
     """Decode the first frame.
 
@@ -77,6 +97,7 @@ def decode_pixels(
         channels: 1, 3 or 4.
         scale: 1, 2, 4 or 8: decode at that part of the size where the codec can, which is JPEG.
         allocate: returns the array to decode into where the codec can, which is JPEG too.
+        to_srgb: convert colours by the file's ICC profile.
 
     Returns:
         (height, width, channels) uint8 as stored, not rotated; of a JPEG (ceil(height / scale), ceil(width / scale),
@@ -84,94 +105,183 @@ def decode_pixels(
 
     Raises:
         CorruptError: the bytes are damaged, or are an image of another size than `size`.
+        TruncatedError: a JPEG that ends too early.
+        MissingExtraError: the codec's plug-in is not installed.
     """
-    if codec == CODECS["jpeg"]:
-        pixels = _decode_jpeg(data, size, channels, scale, allocate)
-        if pixels is not None:
-            return pixels
-    return _decode_with_pillow(data, CODEC_NAMES[codec], size, channels)
+    try:
+        if codec == CODECS["jpeg"]:
+            pixels = _decode_jpeg(as_bytes_view(data), size, channels, scale, allocate, to_srgb)
+            if pixels is not None:
+                return pixels
+        return _decode_with_pillow(data, CODEC_NAMES[codec], size, channels, 1, to_srgb)[0]
+    except MemoryError as error:
+        raise corrupt(f"{CODEC_NAMES[codec]} needs more memory than there is", found=size) from error
+
+
+def decode_frames(
+    data: Buffer, codec: int, size: tuple[int, int], channels: int, num_frames: int, *, to_srgb: bool = False
+) -> list[npt.NDArray[np.uint8]]:
+    """Decode all frames, each (height, width, channels) uint8; arguments and errors as of `decode_pixels`."""
+    if num_frames == 1:
+        return [decode_pixels(data, codec, size, channels, to_srgb=to_srgb)]
+    try:
+        return _decode_with_pillow(data, CODEC_NAMES[codec], size, channels, num_frames, to_srgb)
+    except MemoryError as error:
+        raise corrupt(f"{CODEC_NAMES[codec]} needs more memory than there is", found=(num_frames, *size)) from error
 
 
 def _decode_jpeg(
-    data: Buffer, size: tuple[int, int], channels: int, scale: int, allocate: Allocator
+    view: memoryview, size: tuple[int, int], channels: int, scale: int, allocate: Allocator, to_srgb: bool
 ) -> npt.NDArray[np.uint8] | None:
-    """None where Pillow has to decode: CMYK, and JPEGs with a warning, of which it accepts the harmless ones."""
+    """None where Pillow has to decode: CMYK, and JPEGs that libjpeg-turbo cannot describe."""
     import simplejpeg
 
     try:
-        height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-        if (height, width) != size:
-            raise corrupt("JPEG is not of the size in its record", found=(height, width), expected=size)
-        if space in ("CMYK", "YCCK"):
-            return None
-        wanted = scaled(size, scale)
-        pixels = allocate((*wanted, channels))
-        least_height, least_width = wanted if scale > 1 else (0, 0)
+        height, width, space, _ = simplejpeg.decode_jpeg_header(view)
+    except ValueError:
+        return None
+    if (height, width) != size:
+        raise corrupt("JPEG is not of the size in its record", found=(height, width), expected=size)
+    head = read_jpeg_head(view)
+    if head.is_progressive and num_scans(view, MAX_SCANS) > MAX_SCANS:
+        return None  # refused there, where they are counted exactly
+    if space in ("CMYK", "YCCK"):
+        # Pillow converts its colours, but would not see its damage.
+        _read_scans(view, head, size, "CMYK", 8, np.empty((*scaled(size, 8), 4), dtype=np.uint8))
+        return None
+    conversion = conversion_of(head.icc) if to_srgb and head.icc else None
+    if conversion is not None and (conversion.space == "L") == (space == "Gray"):
+        return _converted_jpeg(view, head, size, channels, scale, conversion)
+    pixels = allocate((*scaled(size, scale), channels))
+    return pixels if _read_scans(view, head, size, _COLORSPACES[channels], scale, pixels) else None
+
+
+def _converted_jpeg(
+    view: memoryview, head: JpegHead, size: tuple[int, int], channels: int, scale: int, conversion: Conversion
+) -> npt.NDArray[np.uint8] | None:
+    own = 1 if conversion.space == "L" else 3
+    pixels = new_pixels((*scaled(size, scale), own))
+    if not _read_scans(view, head, size, _COLORSPACES[own], scale, pixels):
+        return None
+    return with_channels(conversion.apply_to_pixels(pixels), channels)
+
+
+def _read_scans(
+    view: Buffer,
+    head: JpegHead,
+    size: tuple[int, int],
+    colorspace: str,
+    scale: int,
+    pixels: npt.NDArray[np.uint8],
+    *,
+    is_padded: bool = False,
+) -> bool:
+    """Decode into `pixels`, reading all of the data; False where libjpeg-turbo cannot, so that they hold nothing."""
+    import simplejpeg
+
+    wanted = scaled(size, scale)
+    least_height, least_width = wanted if scale > 1 else (0, 0)
+    try:
         decoded = simplejpeg.decode_jpeg(
-            data,
-            colorspace=_COLORSPACES[channels],
+            view,
+            colorspace=colorspace,
             min_height=least_height,
             min_width=least_width,
             buffer=pixels,
             strict=True,
         )
-    except MemoryError as error:
-        raise corrupt("JPEG needs more memory than there is", found=size) from error
-    except FormatError:
-        raise
-    except ValueError:
-        return None
+    except ValueError as error:
+        said = str(error)
+        if said.startswith(_HARMLESS):
+            return True
+        match = _EXTRANEOUS.search(said)
+        if match is not None and not is_padded:
+            num_bytes, marker = int(match[1]), int(match[2], 16)
+            if (num_bytes, marker) == head.junk:
+                return True  # between two segments of the header
+            shorter = without_padding(as_bytes_view(view), num_bytes) if marker == _EOI else None
+            if shorter is not None:  # the proof that it is padding: without it, nothing is wrong
+                return _read_scans(shorter, head, size, colorspace, scale, pixels, is_padded=True)
+        if not said.startswith(_DAMAGE):
+            return False
+        if said.startswith("Premature end"):
+            raise truncated(f"JPEG is truncated: {_what_is_there(view, head, size)}") from error
+        raise corrupt(f"JPEG is damaged: {said}") from error
     # libjpeg chose the scale itself, the smallest that gives at least these sides: pixels of another shape would be
     # there in disorder.
-    return pixels if decoded.shape[:2] == wanted else None
+    return bool(decoded.shape[:2] == wanted)
 
 
-def _decode_with_pillow(data: Buffer, codec: str, size: tuple[int, int], channels: int) -> npt.NDArray[np.uint8]:
+def _what_is_there(view: Buffer, head: JpegHead, size: tuple[int, int]) -> str:
+    """How much of a truncated JPEG there is: rows, or the scans of a progressive one."""
+    import simplejpeg
+
+    num_bytes = f"{len(view):,} bytes"
+    if head.is_progressive:
+        return f"{num_scans(as_bytes_view(view), MAX_SCANS)} scans begin in {num_bytes}"
+    height, width = scaled(size, 8)
+    try:
+        grey = simplejpeg.decode_jpeg(view, colorspace="GRAY", min_height=height, min_width=width, strict=False)
+    except ValueError:
+        return num_bytes
+    # libjpeg fills what is missing with the middle grey.
+    there = np.flatnonzero((grey[:, :, 0] != 128).any(axis=1))
+    rows = 0 if not len(there) else min(size[0], -(-size[0] * (int(there[-1]) + 1) // grey.shape[0]))
+    return f"{rows:,} of {size[0]:,} rows in {num_bytes}"
+
+
+def _decode_with_pillow(
+    data: Buffer, codec: str, size: tuple[int, int], channels: int, num_frames: int, to_srgb: bool
+) -> list[npt.NDArray[np.uint8]]:
+    """The first frames, as stored."""
+    orientation = _confirm(data, codec, size) if codec in _PROBED else UPRIGHT
     with open_with_pillow(data, codec) as image:
-        turned = image.getexif().get(0x0112, UPRIGHT) if codec == "tiff" else UPRIGHT
-        expected = size if turned < 5 else size[::-1]  # Pillow turns TIFFs upright while it loads them
-        if (image.height, image.width) != expected:
+        turned = UPRIGHT  # by the decoder
+        if codec == "tiff":
+            turned = image.getexif().get(0x0112, UPRIGHT)  # Pillow turns TIFFs upright while it loads them
+        elif codec == "heic" or (codec == "jxl" and not getattr(image, "jpeg", False)):
+            turned = orientation
+        expected = size if turned < 5 else size[::-1]
+        if codec != "ico" and (image.height, image.width) != expected:
             found = (image.height, image.width)
             raise corrupt(f"{codec} is not of the size in its record", found=found, expected=expected)
-        image.load()
-        pixels = _pixels_of(image, channels)
-    if 1 < turned <= 8:
-        pixels = np.ascontiguousarray(orient(pixels, INVERSE_ORIENTATION[turned]))
-    if pixels.shape != (*size, channels):
-        raise corrupt(f"{codec} is not of the size in its record", found=pixels.shape, expected=(*size, channels))
-    return pixels
+        first = int(bool(num_frames > 1 and getattr(image, "default_image", False)))  # of an APNG: not a frame of it
+        frames = []
+        for index in range(num_frames):
+            if num_frames > 1:
+                image.seek(first + index)
+                if (image.height, image.width) != expected:
+                    found = (image.height, image.width)
+                    raise corrupt(f"{codec} has frames of two sizes", found=found, expected=expected)
+            image.load()
+            pixels = pixels_of(image, channels, to_srgb=to_srgb)
+            if 1 < turned <= 8:
+                pixels = np.ascontiguousarray(orient(pixels, INVERSE_ORIENTATION[turned]))
+            if pixels.shape != (*size, channels):
+                shape = (*size, channels)
+                raise corrupt(f"{codec} is not of the size in its record", found=pixels.shape, expected=shape)
+            frames.append(pixels)
+    return frames
 
 
-@contextmanager
-def open_with_pillow(data: Buffer, codec: str) -> Iterator[Image.Image]:
-    """An image file, opened by the one plugin of its codec.
-
-    Raises:
-        CorruptError: damage that Pillow finds while the file is open.
-    """
-    # The plugin itself rather than Image.open: no other format can be smuggled in, and the size limit is the field's
-    # instead of a global of Pillow's that only warns.
-    from PIL import BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
-    from PIL.Image import DecompressionBombError
-
-    plugins: dict[str, Callable[[io.BytesIO], Image.Image]] = {
-        "jpeg": JpegImagePlugin.JpegImageFile,
-        "png": PngImagePlugin.PngImageFile,
-        "webp": WebPImagePlugin.WebPImageFile,
-        "tiff": TiffImagePlugin.TiffImageFile,
-        "gif": GifImagePlugin.GifImageFile,
-        "bmp": BmpImagePlugin.BmpImageFile,
-    }
+def _confirm(data: Buffer, codec: str, size: tuple[int, int]) -> int:
+    """Compare a file's own header with its record; its orientation."""
     try:
-        with plugins[codec](io.BytesIO(data)) as image:
-            yield image
-    except FormatError:
-        raise
-    except (*PILLOW_ERRORS, DecompressionBombError) as error:
-        raise corrupt(f"{codec} cannot be decoded: {type(error).__name__}: {error}") from error
+        info = probe_image(data)
+    except MediaError as error:
+        raise corrupt(f"{codec} {error.reason}") from error
+    if (info.codec, info.height, info.width) != (codec, *size):
+        found = (info.codec, info.height, info.width)
+        raise corrupt(f"{codec} is not of the size in its record", found=found, expected=(codec, *size))
+    return info.orientation
 
 
-def _pixels_of(image: Image.Image, channels: int) -> npt.NDArray[np.uint8]:
+def pixels_of(image: Image.Image, channels: int, *, to_srgb: bool = False) -> npt.NDArray[np.uint8]:
+    """The 8-bit pixels of a loaded image, (H, W, channels); in sRGB where its ICC profile is to be used."""
+    profile = image.info.get("icc_profile") if to_srgb else None
+    conversion = conversion_of(profile) if isinstance(profile, bytes) and profile else None
+    if conversion is not None:
+        image = conversion.apply(image)
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it to 255 instead of scaling
         deep = np.asarray(image)
         grey = (deep.astype(np.int64).clip(0, 65_535) >> 8).astype(np.uint8)[:, :, np.newaxis]

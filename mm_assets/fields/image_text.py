@@ -101,6 +101,7 @@ class ImageTextPairField(Field):
             and enlarge bilinearly.
         fill: value of the bars' channels, 0 to 255.
         channels: of the decoded image, 1, 3 or 4, or None for as many as the image has.
+        icc: ``convert`` to sRGB or ``keep``, as in `ImageField`.
         max_pixels: of an image, before it is resized.
         tokenizer: as in `TokensField`; None where none is wanted: then only texts are stored, and no row has tokens.
         vocab_size: as in `TokensField`.
@@ -131,6 +132,7 @@ class ImageTextPairField(Field):
     )
     TAKES_CONTENT: ClassVar[bool] = False
     LIMITS: ClassVar[tuple[str, ...]] = ("max_pixels",)
+    EARLIER: ClassVar[Mapping[str, JSON]] = {"icc": "keep"}
     PARTS: ClassVar[Mapping[str, Part]] = {"image": Part(needed=True), "text": Part(), "clip_score": Part()}
 
     encoding: str = "keep"
@@ -140,6 +142,7 @@ class ImageTextPairField(Field):
     resize: str = "stretch"
     fill: int = 0
     channels: int | None = 3
+    icc: str = "convert"
     max_pixels: int = DEFAULT_MAX_PIXELS
     tokenizer: Any = "bytes"
     vocab_size: int | None = None
@@ -174,7 +177,7 @@ class ImageTextPairField(Field):
 
     @cached_property
     def _image_field(self) -> ImageField:
-        return ImageField(size=self.image_size, apply_orientation=True, **self._settings_of(ImageField))
+        return ImageField(size=self.image_size, orientation="apply", **self._settings_of(ImageField))
 
     @cached_property
     def _tokens_field(self) -> TokensField:
@@ -276,7 +279,7 @@ class ImageTextPairField(Field):
         if self.image_size is None or self.resize == "stretch":
             return image
         if isinstance(image, Buffer):
-            source = ImageField(channels=self.channels, apply_orientation=True, max_pixels=self.max_pixels)
+            source = ImageField(channels=self.channels, icc=self.icc, max_pixels=self.max_pixels)
             try:
                 image = source.decode(*source.encode(image))
             except FormatError as error:

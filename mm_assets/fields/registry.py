@@ -178,9 +178,9 @@ def complete_config(type_name: object, config: Mapping[str, JSON]) -> dict[str, 
 
 
 def _within_limits(cls: type[Field], config: Mapping[str, JSON]) -> dict[str, JSON]:
-    """A stored configuration with no limit above its default, also in the fields within it."""
+    """A stored configuration with no limit above its default, and what earlier releases did; also in inner fields."""
     defaults = {one.name: one.default for one in dataclasses.fields(cls)}
-    tame = dict(config)
+    tame = {**cls.EARLIER, **config}
     for name, value in config.items():
         default = defaults.get(name)
         if name in cls.LIMITS and isinstance(value, int) and isinstance(default, int):

@@ -24,6 +24,9 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (  # (offset, bytes, MIME type); th
     (0, b"II+\x00", "image/tiff"),
     (0, b"MM\x00+", "image/tiff"),
     (0, b"\x00\x00\x00\x0cjP  \r\n\x87\n", "image/jp2"),
+    (0, b"\xff\x4f\xff\x51", "image/j2c"),
+    (0, b"\x00\x00\x00\x0cJXL \r\n\x87\n", "image/jxl"),
+    (0, b"\xff\x0a", "image/jxl"),
     (0, b"fLaC", "audio/flac"),
     (0, b"MThd", "audio/midi"),
     (0, b"#!AMR", "audio/amr"),
@@ -55,11 +58,21 @@ _BRANDS = {  # by major brand of an ISO base media file; any other is video/mp4
     b"avis": "image/avif",
     b"heic": "image/heic",
     b"heix": "image/heic",
+    b"heim": "image/heic",
+    b"heis": "image/heic",
+    b"hevc": "image/heic",
+    b"hevx": "image/heic",
     b"mif1": "image/heif",
+    b"msf1": "image/heif",
     **dict.fromkeys((b"3gp4", b"3gp5", b"3gp6", b"3gp7", b"3g2a", b"3g2b"), "video/3gpp"),
 }
 _QUICKTIME_ATOMS = (b"moov", b"mdat", b"wide", b"skip")  # QuickTime files from before 2001 have no ftyp
 _TS_PACKETS = ((0, 188), (4, 192))  # first sync byte and distance of the next; Blu-ray discs have times between
+_PNM = {  # by the second byte; text begins so too, but not with a number after it
+    code: f"image/x-portable-{kind}"
+    for kind, codes in (("bitmap", b"14"), ("graymap", b"25"), ("pixmap", b"36"))
+    for code in codes
+}
 _BMP_HEADER_SIZES = (12, 40, 52, 56, 64, 108, 124)
 
 _NAMES: dict[str, str] = {
@@ -73,8 +86,15 @@ _NAMES: dict[str, str] = {
         "image/bmp": "bmp dib",
         "image/avif": "avif",
         "image/heic": "heic",
-        "image/heif": "heif",
-        "image/jp2": "jp2",
+        "image/heif": "heif hif",
+        "image/jxl": "jxl",
+        "image/jp2": "jp2 jpx jpf",
+        "image/j2c": "j2k j2c jpc",
+        "image/x-portable-anymap": "pnm",
+        "image/x-portable-bitmap": "pbm",
+        "image/x-portable-graymap": "pgm",
+        "image/x-portable-pixmap": "ppm",
+        "image/x-tga": "tga",
         "image/svg+xml": "svg",
         "image/x-icon": "ico",
         "audio/wav": "wav wave",
@@ -155,11 +175,22 @@ def sniff_content_type(data: Buffer) -> str | None:
         return "audio/aiff"
     if head.startswith(b"BM") and len(head) >= 18 and _U32_LE.unpack_from(head, 14)[0] in _BMP_HEADER_SIZES:
         return "image/bmp"
+    if head[:1] == b"P" and head[1:2] in b"123456" and head[2:3].isspace() and head[3:4] in b"#0123456789":
+        return _PNM.get(head[1]) if len(head) >= 4 else None
+    if head.startswith(b"\0\0\1\0") and len(head) >= 22 and _is_ico(head):
+        return "image/x-icon"
     if head.startswith(b"ID3"):
         return "audio/mpeg"
     if any(len(head) > at + 2 * step and {head[at + n * step] for n in range(3)} == {0x47} for at, step in _TS_PACKETS):
         return "video/mp2t"
     return _sniff_mpeg_audio(head)
+
+
+def _is_ico(head: bytes) -> bool:
+    """Whether the first entry of a directory of icons is a possible one."""
+    count, reserved = head[4] | head[5] << 8, head[9]
+    offset = _U32_LE.unpack_from(head, 18)[0]
+    return 1 <= count <= 1024 and reserved == 0 and offset >= 6 + 16 * count
 
 
 def _sniff_mpeg_audio(head: bytes) -> str | None:

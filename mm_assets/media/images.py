@@ -8,11 +8,14 @@ from __future__ import annotations
 import struct
 import weakref
 import zlib
-from dataclasses import dataclass
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_SEGMENTS, HeaderReader, read_tiff_layout
+from mm_assets.media.image_info import ImageInfo
+from mm_assets.media.iso_images import probe_heif, probe_jp2, probe_jxl
+from mm_assets.media.jpeg import MAX_JUNK
+from mm_assets.media.plain_images import probe_ico, probe_pnm, probe_tga
 
 __all__ = ["PILLOW_ERRORS", "ImageInfo", "probe_image", "share_probe"]
 
@@ -38,7 +41,6 @@ PILLOW_ERRORS = (
     zlib.error,
     Warning,
 )
-_MAX_JUNK = 65_536  # bytes that may be between two JPEG segments, as libjpeg tolerates them
 _EXIF = b"Exif\0\0"
 _U16_BE = struct.Struct(">H")
 _U32_BE = struct.Struct(">I")
@@ -48,43 +50,16 @@ _TIFF_SIZES = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q"}  # types of whole numbe
 _TIFF_TAGS = frozenset((256, 257, 258, 262, 274, 277, 338, 339))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageInfo:
-    """An image as its header describes it.
-
-    Attributes:
-        codec: ``jpeg``, ``png``, ``gif``, ``webp``, ``bmp`` or ``tiff``.
-        width: columns as stored, before any EXIF rotation, at least 1.
-        height: rows as stored, at least 1.
-        channels: of the image decoded to 8 bits: 1 grey, 3 colour, 4 colour with alpha. A palette and CMYK are 3,
-            grey with alpha is 4, and a transparent colour counts as alpha.
-        bit_depth: bits of one stored sample (of a palette's index).
-        has_8bit_form: whether there is one way to convert it to 8-bit grey or RGB. False for floating-point, signed
-            or wider than 16-bit samples, for Lab and the like (TIFF), and for 12-bit JPEG.
-        num_frames: frames (TIFF pages, animation frames) whose headers are in the bytes, at least 1; the other
-            attributes describe the first one.
-        orientation: EXIF orientation, 1 to 8; 1 if there is none.
-    """
-
-    codec: str
-    width: int
-    height: int
-    channels: int
-    bit_depth: int
-    has_8bit_form: bool = True
-    num_frames: int = 1
-    orientation: int = 1
-
-
 def probe_image(data: Buffer) -> ImageInfo:
     """Read an image's header without decoding it.
 
     The head of a JPEG, PNG, BMP or WebP file is enough: the size is at the front (in JPEG after EXIF and the like);
     transparency, orientation and frames are those that the head shows. A TIFF needs the bytes up to its first
-    directory, which may be at the end.
+    directory, which may be at the end, AVIF and HEIC their meta box, JPEG 2000 and JPEG XL the start of their
+    codestream.
 
     Raises:
-        MediaError: no JPEG, PNG, GIF, WebP, BMP or TIFF, or a header that is damaged or truncated.
+        MediaError: not an image of a codec of `ImageInfo`, or a header that is damaged or truncated.
     """
     reference, known = _SHARED.get(id(data), (None, None))
     is_shared = reference is not None and reference() is data
@@ -92,16 +67,25 @@ def probe_image(data: Buffer) -> ImageInfo:
         return known
     head = HeaderReader(data, "<image>")
     content_type = sniff_content_type(head.view)
-    parse = _IMAGE_PARSERS.get(content_type or "")
-    if parse is None:
-        found = content_type or f"unknown bytes {bytes(head.view[:8])!r}"
-        raise head.fail(f"is not a readable image: found {found}, expected JPEG, PNG, GIF, WebP, BMP or TIFF")
-    info = parse(head)
+    info = _parse(head, content_type)
     if info.width < 1 or info.height < 1:
         raise head.fail(f"{info.codec} image has no pixels: {info.width} x {info.height}")
     if is_shared and reference is not None:
         _SHARED[id(data)] = reference, info
     return info
+
+
+def _parse(head: HeaderReader, content_type: str | None) -> ImageInfo:
+    parse = _IMAGE_PARSERS.get(content_type or "")
+    if parse is not None:
+        return parse(head)
+    if content_type is None and head.has(0, 18):
+        try:
+            return probe_tga(head)  # it has no magic number
+        except MediaError:
+            pass  # an error about TGA would mislead
+    found = content_type or f"unknown bytes {bytes(head.view[:8])!r}"
+    raise head.fail(f"is not a readable image: found {found}, expected {_READABLE}")
 
 
 def share_probe(view: memoryview, *, like: memoryview | None = None) -> memoryview:
@@ -118,18 +102,19 @@ def share_probe(view: memoryview, *, like: memoryview | None = None) -> memoryvi
 
 
 def _probe_jpeg(head: HeaderReader) -> ImageInfo:
-    pos, orientation = 2, 1
+    pos, orientation, total_junk = 2, 1, 0
     for _ in range(MAX_SEGMENTS):
         if head.starts(pos, b"\xff") and head.has(pos, 2) and head.view[pos + 1] != 0xFF:
             marker = head.view[pos + 1]  # undamaged, as almost always
             pos += 2
         else:
-            junk = bytes(head.view[pos : pos + _MAX_JUNK])
+            junk = bytes(head.view[pos : pos + MAX_JUNK - total_junk])
             start = junk.find(b"\xff")
             filled = junk[start:].lstrip(b"\xff") if start >= 0 else b""
             if not filled:
                 raise head.fail(f"JPEG header is truncated or damaged: no marker after byte {pos}")
             pos += len(junk) - len(filled) + 1
+            total_junk += len(junk) - len(filled)
             marker = filled[0]
         if marker <= 0x01 or 0xD0 <= marker <= 0xD8:
             continue  # markers without a segment, and a stuffed byte in junk
@@ -346,6 +331,7 @@ def _probe_tiff(head: HeaderReader) -> ImageInfo:
     )
 
 
+_READABLE = "JPEG, PNG, GIF, WebP, BMP, TIFF, AVIF, HEIC, JPEG XL, JPEG 2000, PNM, ICO or TGA"
 _IMAGE_PARSERS = {
     "image/jpeg": _probe_jpeg,
     "image/png": _probe_png,
@@ -353,4 +339,14 @@ _IMAGE_PARSERS = {
     "image/webp": _probe_webp,
     "image/bmp": _probe_bmp,
     "image/tiff": _probe_tiff,
+    "image/avif": probe_heif,
+    "image/heic": probe_heif,
+    "image/heif": probe_heif,
+    "image/jxl": probe_jxl,
+    "image/jp2": probe_jp2,
+    "image/j2c": probe_jp2,
+    "image/x-portable-bitmap": probe_pnm,
+    "image/x-portable-graymap": probe_pnm,
+    "image/x-portable-pixmap": probe_pnm,
+    "image/x-icon": probe_ico,
 }

@@ -46,7 +46,13 @@ MAX_NAME = 64  # characters of a name that is made from a role
 MAX_PARSED = 1000  # samples whose JSON is parsed
 
 # Names by the extension alone: at registration nothing has been materialized yet.
-IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/webp", "image/tiff", "image/gif", "image/bmp"})
+IMAGE_TYPES = frozenset(
+    {
+        *("image/jpeg", "image/png", "image/webp", "image/tiff", "image/gif", "image/bmp", "image/avif", "image/heic"),
+        *("image/heif", "image/jxl", "image/jp2", "image/j2c", "image/x-portable-anymap", "image/x-portable-bitmap"),
+        *("image/x-portable-graymap", "image/x-portable-pixmap", "image/x-icon", "image/x-tga"),
+    }
+)
 DEPTH_TYPES = frozenset({"image/png", "image/tiff"})
 AUDIO_TYPES = frozenset({"audio/wav", "audio/flac", "audio/ogg", "audio/mpeg"})
 ARRAY_TYPES = frozenset({"application/x-npy"})

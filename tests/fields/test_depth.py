@@ -240,9 +240,9 @@ def test_huge_claims_allocate_nothing():
     for tag in (322, 323):  # a tile's sides, uint32
         assert huge.count(struct.pack("<HHII", tag, 4, 1, 16)) == 1
         huge = huge.replace(struct.pack("<HHII", tag, 4, 1, 16), struct.pack("<HHII", tag, 4, 1, 65_520))
-    with pytest.raises(EncodeError, match="huge tiles"):
+    with pytest.raises(EncodeError, match="has tiles of"):
         field.encode(huge)
-    with pytest.raises(FormatError, match="dtype"):
+    with pytest.raises(FormatError, match="has tiles of"):
         field.decode(record(16, 16, 2, 2), huge)
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(MM.tobytes())
     with pytest.raises(FormatError):

@@ -261,14 +261,14 @@ class TestPages:
         exif = Image.Exif()
         exif[0x0112] = 6
         data = image_file(Image.fromarray(PIXELS), "JPEG", exif=exif)
-        for apply, size in ((False, [17, 12]), (True, [12, 17])):
-            field = DocumentField(image=ImageField(apply_orientation=apply, **image))
+        for orientation, size in (("keep", [17, 12]), ("apply", [12, 17])):
+            field = DocumentField(image=ImageField(orientation=orientation, **image))
             found = field.decode(*field.encode(Document([data], PageLayout())))
             assert found.layout.page_sizes.tolist() == [size]
             assert found.pages[0].shape[:2] == (size[1], size[0])
         told = {"words": [{"text": "w", "box": [0, 0, 12, 17]}], "width": 12, "height": 17}
-        with pytest.raises(EncodeError, match="apply_orientation"):
-            DocumentField().assemble({"pages": [(0, data)], "layout": told})
+        with pytest.raises(EncodeError, match="orientation of image"):
+            DocumentField(image=ImageField(orientation="keep")).assemble({"pages": [(0, data)], "layout": told})
 
     def test_an_error_names_the_page(self):
         """The error of an image that the inner field refuses names its page."""

@@ -93,7 +93,7 @@ def test_a_rotated_image_is_resized_as_if_it_were_upright(mode, policy, orientat
     """The decode size is that of the upright image: turning first and resizing then gives the same to a rounding."""
     exif = Image.Exif()
     exif[0x0112] = orientation
-    wanted = {"decode_size": (30, 19), "decode_resize": policy, "decode_mode": mode, "apply_orientation": True}
+    wanted = {"decode_size": (30, 19), "decode_resize": policy, "decode_mode": mode, "orientation": "apply"}
     for codec, options in (("JPEG", {"quality": 100, "subsampling": 0}), ("PNG", {})):
         data = image_file(Image.fromarray(PHOTO), codec, exif=exif, **options)
         with Image.open(io.BytesIO(data)) as image:
@@ -101,8 +101,9 @@ def test_a_rotated_image_is_resized_as_if_it_were_upright(mode, policy, orientat
         expected = decoded(upright, decode_size=(30, 19), decode_resize=policy)
         tolerance = 1 if (codec, mode) == ("PNG", "exact") else 6
         assert distance(decoded(data, **wanted), expected) <= tolerance
-        as_stored = decoded(data, **{**wanted, "apply_orientation": False})
-        assert distance(as_stored, decoded(data, decode_size=(30, 19), decode_resize=policy)) <= tolerance
+        as_stored = decoded(data, **{**wanted, "orientation": "keep"})
+        unturned = {"decode_size": (30, 19), "decode_resize": policy, "orientation": "keep"}
+        assert distance(as_stored, decoded(data, **unturned)) <= tolerance
 
 
 @given(
@@ -137,7 +138,7 @@ def test_any_image_comes_to_any_size(shape, size, policy, mode, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     plain = jpeg(np.full((*shape, 3), 200, np.uint8), exif=exif)
-    found = decoded(plain, decode_size=size, decode_resize=policy, decode_mode=mode, apply_orientation=True)
+    found = decoded(plain, decode_size=size, decode_resize=policy, decode_mode=mode, orientation="apply")
     assert found.shape == (*size, 3)
     bars = (found == 0).all(axis=2)
     assert np.abs(found[~bars].astype(int) - 200).max() <= 1
@@ -244,7 +245,7 @@ def test_a_reader_asks_for_its_own_size(tmp_path, form):
 @pytest.mark.parametrize("codec", ["JPEG", "PNG", "TIFF", "WEBP"])
 def test_damage_is_noticed_or_harmless(mode, codec):
     """Truncated, extended, or with any byte flipped, an image decodes to the size or raises FormatError."""
-    field = ImageField(decode_size=(4, 5), decode_mode=mode, decode_resize="crop", apply_orientation=True)
+    field = ImageField(decode_size=(4, 5), decode_mode=mode, decode_resize="crop", orientation="apply")
     metadata, data = ImageField().encode(image_file(Image.fromarray(picture(33, 47)), codec))
     for broken in damaged(bytes(metadata), bytes(data)):
         try:
@@ -344,7 +345,7 @@ def test_pillow_resizes_where_there_is_no_opencv(mode, policy, orientation, chan
     exif[0x0112] = orientation
     data = image_file(Image.fromarray(PHOTO), "JPEG", exif=exif, quality=95)
     sizes = ((24, 31), (50, 10), (150, 200))
-    settings = {"decode_resize": policy, "channels": channels, "apply_orientation": True}
+    settings = {"decode_resize": policy, "channels": channels, "orientation": "apply"}
     expected = [decoded(data, decode_size=size, **settings) for size in sizes]
     request.getfixturevalue("without_opencv")
     for size, pixels in zip(sizes, expected, strict=True):

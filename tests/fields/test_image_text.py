@@ -232,7 +232,7 @@ def test_a_reader_asks_for_its_own_size(tmp_path, form, mode):
         assert dataset.read_batch([0, 1])["pair"].values[0].image.shape == (30, 50, 3)
         batch = dataset.with_settings({"pair": wanted}).read_batch(range(3), threads=2)["pair"].values
         single = dataset.with_settings({"pair": wanted})[1]["pair"]
-    field = ImageField.from_config({**wanted, "channels": 3, "apply_orientation": True})
+    field = ImageField.from_config({**wanted, "channels": 3, "orientation": "apply"})
     expected = np.stack([field.decode(*field.encode(image)) for image in images])
     np.testing.assert_array_equal(batch["image"], expected)
     np.testing.assert_array_equal(single.image, expected[1])

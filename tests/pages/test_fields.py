@@ -62,6 +62,8 @@ def test_every_setting_is_documented():
 def test_codec_numbers_are_as_documented():
     """The numbers of the image codecs are those of the page."""
     words = {"jpeg": "JPEG", "png": "PNG", "webp": "WebP", "tiff": "TIFF", "gif": "GIF", "bmp": "BMP"}
+    words |= {"avif": "AVIF", "heic": "HEIC", "jxl": "JPEG XL", "jp2": "JPEG 2000", "pnm": "PNM", "ico": "ICO"}
+    words |= {"tga": "TGA"}
     listed = ", ".join(f"{number} {words[name]}" for name, number in IMAGE_CODECS.items())
     assert f"`codec` is {listed}." in PAGE
 

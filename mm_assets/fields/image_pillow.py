@@ -1,0 +1,143 @@
+"""Image files opened by Pillow: by the one plug-in of their codec, without its warnings, and only if they are whole."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mm_assets.errors import FormatError, MissingExtraError, first_line, optional_import
+from mm_assets.fields.base import corrupt
+from mm_assets.media.content_types import Buffer
+from mm_assets.media.image_damage import find_damage
+from mm_assets.media.images import PILLOW_ERRORS
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["open_with_pillow"]
+
+_Opener = Callable[[io.BytesIO], "Image.Image"]
+
+
+@contextmanager
+def open_with_pillow(data: Buffer, codec: str) -> Iterator[Image.Image]:
+    """An image file, opened by the one plug-in of its codec.
+
+    Raises:
+        CorruptError: damage that the file's structure shows, or that Pillow finds while the file is open.
+        MissingExtraError: the codec's plug-in is not installed.
+    """
+    from PIL.Image import DecompressionBombError
+
+    open_file = _opener(codec)
+    damage = find_damage(data, codec)
+    if damage is not None:
+        raise corrupt(f"{codec} {damage}")
+    try:
+        with _without_warnings(), open_file(io.BytesIO(data)) as image:
+            # All at once: fed in blocks, a decoder that waits for more reads the same bytes again and again.
+            image.decodermaxblock = max(len(data), 65_536)  # type: ignore[attr-defined]  # of every ImageFile
+            yield image
+    except (FormatError, MissingExtraError):
+        raise
+    except (*PILLOW_ERRORS, DecompressionBombError) as error:
+        raise corrupt(f"{codec} cannot be decoded: {type(error).__name__}: {first_line(error)}") from error
+
+
+@functools.cache
+def _opener(codec: str) -> _Opener:
+    # The plug-in itself rather than Image.open: no other format can be smuggled in, and the size limit is the field's
+    # instead of a global of Pillow's that only warns.
+    if codec == "heic":
+        with optional_import("pillow_heif", "decoding HEIC"):
+            from pillow_heif import HeifImageFile
+        return _as_opener(HeifImageFile)
+    if codec == "jxl":
+        with optional_import("pillow_jxl", "decoding JPEG XL"):
+            from pillow_jxl.JpegXLImagePlugin import JXLImageFile
+        return _as_opener(JXLImageFile)
+    from PIL import (
+        AvifImagePlugin,
+        BmpImagePlugin,
+        GifImagePlugin,
+        IcoImagePlugin,
+        Jpeg2KImagePlugin,
+        JpegImagePlugin,
+        PngImagePlugin,
+        PpmImagePlugin,
+        TgaImagePlugin,
+        TiffImagePlugin,
+        WebPImagePlugin,
+        features,
+    )
+
+    plugins: dict[str, Any] = {
+        "jpeg": JpegImagePlugin.JpegImageFile,
+        "png": PngImagePlugin.PngImageFile,
+        "webp": WebPImagePlugin.WebPImageFile,
+        "tiff": TiffImagePlugin.TiffImageFile,
+        "gif": GifImagePlugin.GifImageFile,
+        "bmp": BmpImagePlugin.BmpImageFile,
+        "avif": AvifImagePlugin.AvifImageFile,
+        "jp2": Jpeg2KImagePlugin.Jpeg2KImageFile,
+        "pnm": PpmImagePlugin.PpmImageFile,
+        "ico": IcoImagePlugin.IcoImageFile,
+        "tga": TgaImagePlugin.TgaImageFile,
+    }
+    if codec == "avif" and not features.check("avif"):
+        raise MissingExtraError("decoding AVIF (Pillow was built without it)", "pillow")
+    if codec == "tiff":
+        _silence_libtiff()
+    return _as_opener(plugins[codec])
+
+
+def _as_opener(plugin: Any) -> _Opener:
+    return plugin  # type: ignore[no-any-return]  # the plug-ins' classes are called with a file
+
+
+def _silence_libtiff() -> None:
+    """Turn off the lines that Pillow's own libtiff prints to stderr for damaged files; Pillow raises all the same."""
+    from PIL import _imaging
+
+    try:
+        library = ctypes.CDLL(_imaging.__file__)
+        for name in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
+            getattr(library, name)(None)
+    except (OSError, AttributeError):
+        return  # linked in another way: its lines cannot be reached
+
+
+class _Decoding(threading.local):
+    """Whether this thread is inside `_without_warnings`."""
+
+    depth = 0
+
+    def match(self, module: str) -> bool:
+        """As a module pattern of a warnings filter."""
+        return self.depth > 0 and module.startswith(("PIL.", "pillow_"))
+
+
+_DECODING = _Decoding()
+_FILTER: Any = ("ignore", None, Warning, _DECODING, 0)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Ignore Pillow's warnings in this thread.
+
+    `warnings.catch_warnings` replaces the filters of all threads, and two that overlap leave them wrong. Here is one
+    more filter, once, that applies only to the threads in this context.
+    """
+    if _FILTER not in warnings.filters[:1]:
+        warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined]  # a list, though typed as a sequence
+    _DECODING.depth += 1
+    try:
+        yield
+    finally:
+        _DECODING.depth -= 1

@@ -1,0 +1,260 @@
+"""Damage that the structure of an image file shows: what is missing from it, and checksums that do not fit.
+
+Decoders read on where bytes are missing: many fill the rest with grey, skip checksums, or never look at the end. Each
+check here takes linear time and bounded memory, and says how much of the file is there. It decodes nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+from mm_assets.errors import MediaError
+from mm_assets.media.content_types import Buffer
+from mm_assets.media.header import CHUNK_BE, CHUNK_LE, HeaderReader, TiffLayout, read_tiff_layout
+from mm_assets.media.iso_images import iter_boxes
+from mm_assets.media.jpeg import find_jpeg_damage
+from mm_assets.media.plain_images import pnm_size, read_icons, tga_size
+
+__all__ = ["find_damage"]
+
+_MAX_PARTS = 1 << 20  # chunks, blocks or tile-parts; the loops over them run in Python
+_MAX_TILE_PIXELS = 2**26  # a tile is decoded whole, however small the image is
+_INFLATE = 1 << 20  # bytes at a time
+_PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_TIFF_NUMBERS = {1: "u1", 3: "u2", 4: "u4", 16: "u8"}
+_DATA_BOXES = frozenset((b"mdat", b"meta", b"jxlc", b"jxlp"))  # that of a HEIF file may be in its meta box
+_BOXES = _DATA_BOXES.union((b"ftyp", b"moov", b"free", b"skip", b"uuid", b"Exif", b"xml ", b"jumb", b"jbrd", b"brob"))
+_STRIPS, _TILES = (273, 279), (324, 325)  # positions and sizes
+
+
+def find_damage(data: Buffer, codec: str) -> str | None:
+    """What is wrong with a file of a codec, as a clause that follows its name; None where nothing is."""
+    head = HeaderReader(data, codec)
+    check = _CHECKS[codec]
+    try:
+        return check(head)
+    except MediaError as error:
+        return error.reason if error.reason.startswith(("is ", "has ")) else f"is damaged: {error.reason}"
+
+
+def _of(found: int, expected: int, what: str = "bytes") -> str:
+    return f"is truncated: {found:,} of {expected:,} {what}"
+
+
+def _needs(head: HeaderReader, size: int) -> str | None:
+    return _of(head.size, size) if head.size < size else None
+
+
+def _check_jpeg(head: HeaderReader) -> str | None:
+    return find_jpeg_damage(head.view)
+
+
+def _check_png(head: HeaderReader, start: int = 0) -> str | None:
+    pos = start + 8
+    data: list[memoryview] = []
+    for _ in range(_MAX_PARTS):
+        if not head.has(pos, 12):
+            return f"is truncated: {_png_rows(head, start, data)} in {head.size - start:,} bytes, its end is missing"
+        length, kind = head.take(CHUNK_BE, pos, "chunk")
+        end = pos + 8 + length
+        if not head.has(pos + 8, length + 4):
+            if kind == b"IDAT":
+                data.append(head.view[pos + 8 : end])
+            rows = _png_rows(head, start, data)
+            return f"is truncated: {rows}; chunk {kind!r} at byte {pos:,} needs {length:,} bytes"
+        if zlib.crc32(head.view[pos + 4 : end]) != int.from_bytes(head.view[end : end + 4], "big"):
+            return (
+                f"is damaged after {_png_rows(head, start, data)}: chunk {kind!r} at byte {pos:,} has a wrong checksum"
+            )
+        if kind == b"IDAT":
+            data.append(head.view[pos + 8 : end])
+        elif kind == b"IEND":
+            return None
+        pos = end + 4
+    return f"has more than {_MAX_PARTS:,} chunks"
+
+
+def _png_rows(head: HeaderReader, start: int, data: list[memoryview]) -> str:
+    """How many rows the image data holds; of an interlaced image how many bytes."""
+    if not head.has(start + 8, 21):
+        return "its header is not complete"
+    width, height, depth, colour, *_, interlaced = head.take(struct.Struct(">IIBBBBB"), start + 16, "header")
+    row = 1 + (width * depth * _PNG_SAMPLES.get(colour, 1) + 7) // 8
+    most, found = row * height, 0
+    inflater = zlib.decompressobj()
+    try:
+        for piece in data:
+            rest: Buffer = piece
+            while rest and found < most and not inflater.eof:
+                found += len(inflater.decompress(rest, _INFLATE))
+                rest = inflater.unconsumed_tail
+    except zlib.error:
+        pass  # the rows before it count
+    if interlaced:
+        return f"{found:,} bytes of its passes"
+    return f"{min(height, found // row):,} of {height:,} rows"
+
+
+def _check_webp(head: HeaderReader) -> str | None:
+    _, size = head.take(CHUNK_LE, 0, "RIFF header")
+    if wrong := _needs(head, 8 + size):
+        return wrong
+    pos, end = 12, 8 + size
+    for _ in range(_MAX_PARTS):
+        if pos + 8 > end:
+            return None
+        kind, length = head.take(CHUNK_LE, pos, "chunk")
+        if pos + 8 + length > end:
+            return f"is damaged: chunk {kind!r} at byte {pos:,} has {length:,} bytes, {end - pos - 8:,} are there"
+        pos += 8 + length + (length & 1)
+    return f"has more than {_MAX_PARTS:,} chunks"
+
+
+def _check_bmp(head: HeaderReader) -> str | None:
+    start, size = head.take(struct.Struct("<II"), 10, "header")
+    if size == 12:
+        width, height, _, bits = head.take(struct.Struct("<HHHH"), 18, "header")
+        compression = packed = 0
+    else:
+        width, height, _, bits, compression, packed = head.take(struct.Struct("<iiHHII"), 18, "header")
+    if compression in (1, 2):  # runs: only their size is known
+        return _needs(head, start + packed)
+    return _needs(head, start + (width * bits + 31) // 32 * 4 * abs(height))
+
+
+def _check_gif(head: HeaderReader) -> str | None:
+    flags = head.take(struct.Struct("<10xB"), 0, "header")[0]
+    pos, num_frames = 13 + (3 << ((flags & 7) + 1) if flags & 0x80 else 0), 0
+    view, size = head.view, head.size
+    blocks = 0
+    while pos < size:
+        kind = view[pos]
+        if kind == 0x3B:
+            return None if num_frames else "is damaged: it has no frame"
+        if kind == 0x2C:
+            if pos + 10 > size:
+                break
+            local = view[pos + 9]
+            pos += 11 + (3 << ((local & 7) + 1) if local & 0x80 else 0)
+        elif kind == 0x21:
+            pos += 2
+        else:
+            return f"is damaged: found byte {kind:#04x} at {pos:,} after {num_frames:,} frames, expected a block"
+        while pos < size and view[pos]:
+            pos += 1 + view[pos]
+            blocks += 1
+        pos += 1
+        num_frames += kind == 0x2C and pos <= size
+    return f"is truncated: {num_frames:,} whole frames in {size:,} bytes, its end is missing"
+
+
+def _tiff_numbers(head: HeaderReader, layout: TiffLayout) -> dict[int, list[int]]:
+    """The numbers of the first directory that say where the pixels are; a list of several is within the file."""
+    (count,) = head.take(layout.num_entries, layout.first, "directory")
+    found: dict[int, list[int]] = {}
+    at = layout.first + layout.num_entries.size
+    if not head.has(at, count * layout.entry.size):
+        raise head.fail(f"is truncated: its directory at byte {layout.first:,} needs {count} entries")
+    for index in range(count):
+        where = at + index * layout.entry.size
+        tag, kind, number, _ = head.take(layout.entry, where, "entry")
+        if tag not in (*_STRIPS, *_TILES, 322, 323) or kind not in _TIFF_NUMBERS or tag in found:
+            continue
+        dtype = np.dtype(layout.order + _TIFF_NUMBERS[kind])
+        where += layout.entry.size - layout.pointer.size
+        if number * dtype.itemsize > layout.pointer.size:
+            (where,) = head.take(layout.pointer, where, "entry")
+        if not head.has(where, number * dtype.itemsize):
+            raise head.fail(f"is truncated: tag {tag} has {number:,} values at byte {where:,}, beyond its end")
+        found[tag] = np.frombuffer(head.view, dtype, number, where).tolist() if number else []
+    return found
+
+
+def _check_tiff(head: HeaderReader) -> str | None:
+    numbers = _tiff_numbers(head, read_tiff_layout(head))
+    tile = [max(numbers.get(tag) or [0]) for tag in (322, 323)]
+    if tile[0] * tile[1] > _MAX_TILE_PIXELS:
+        return f"has tiles of {tile[0]:,} x {tile[1]:,} pixels, expected at most {_MAX_TILE_PIXELS:,}"
+    for what, (position, size) in (("strips", _STRIPS), ("tiles", _TILES)):
+        starts, sizes = numbers.get(position, []), numbers.get(size, [])
+        if len(sizes) != len(starts):
+            continue  # sizes may be missing; the decoder knows them where pixels are not compressed
+        there = sum(start + length <= head.size for start, length in zip(starts, sizes, strict=True))
+        if there < len(starts):
+            return _of(there, len(starts), what) + f", in {head.size:,} bytes"
+    return None
+
+
+def _check_boxes(head: HeaderReader) -> str | None:
+    has_data = False
+    for box in iter_boxes(head, 0, 2**62):
+        if box.end > head.size and box.end < 2**62:  # one of size 0 reaches to the end
+            is_junk = has_data and box.kind not in _BOXES  # bytes after the last box, which decoders ignore
+            return None if is_junk else _of(head.size, box.end)
+        has_data |= box.kind in _DATA_BOXES
+    return None if has_data else f"is truncated: there is no data in {head.size:,} bytes"
+
+
+def _check_jxl(head: HeaderReader) -> str | None:
+    return None if head.starts(0, b"\xff\x0a") else _check_boxes(head)
+
+
+def _check_jp2(head: HeaderReader) -> str | None:
+    start, end = 0, head.size
+    if not head.starts(0, b"\xff\x4f"):
+        box = next((box for box in iter_boxes(head, 0, head.size) if box.kind == b"jp2c"), None)
+        if box is None:
+            return "is truncated: it has no codestream"
+        if box.end > head.size:
+            return _of(head.size, box.end)
+        start, end = box.body, box.end
+    pos, tiles = start + 2, 0
+    for _ in range(_MAX_PARTS):
+        if pos + 2 > end:
+            break
+        (marker,) = head.take(struct.Struct(">H"), pos, "codestream")
+        if marker == 0xFFD9:
+            return None if tiles else "is damaged: it has no tile"
+        if marker == 0xFF90:  # a tile-part, with its size
+            if pos + 12 > end:
+                break
+            (size,) = head.take(struct.Struct(">6xI"), pos, "tile")
+            if size == 0:  # the last one reaches to the end marker
+                return None if bytes(head.view[end - 2 : end]) == b"\xff\xd9" else "is truncated: it has no end marker"
+            if size < 12:
+                return f"is damaged: a tile-part at byte {pos:,} has {size} bytes"
+            tiles, pos = tiles + (pos + size <= end), pos + size
+        elif marker >= 0xFF01 and pos + 4 <= end:
+            pos += 2 + head.take(struct.Struct(">2xH"), pos, "codestream")[0]
+        else:
+            return f"is damaged: found {marker:#06x} at byte {pos:,}, expected a marker"
+    return f"is truncated: {tiles:,} whole tile-parts in {head.size:,} bytes, its end is missing"
+
+
+def _check_ico(head: HeaderReader) -> str | None:
+    icons = read_icons(head)
+    *_, start, size = max(icons, key=lambda icon: (icon[0] * icon[1], -icon[2]))
+    if wrong := _needs(head, start + size):
+        return wrong
+    return _check_png(head, start) if head.starts(start, b"\x89PNG\r\n\x1a\n") else None
+
+
+_CHECKS: dict[str, Callable[[HeaderReader], str | None]] = {
+    "jpeg": _check_jpeg,
+    "png": _check_png,
+    "webp": _check_webp,
+    "tiff": _check_tiff,
+    "gif": _check_gif,
+    "bmp": _check_bmp,
+    "avif": _check_boxes,
+    "heic": _check_boxes,
+    "jxl": _check_jxl,
+    "jp2": _check_jp2,
+    "pnm": lambda head: _needs(head, pnm_size(head)),
+    "ico": _check_ico,
+    "tga": lambda head: _needs(head, tga_size(head)),
+}

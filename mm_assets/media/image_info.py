@@ -1,0 +1,36 @@
+"""The facts of an image, as its header gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ImageInfo"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageInfo:
+    """An image as its header describes it.
+
+    Attributes:
+        codec: ``jpeg``, ``png``, ``gif``, ``webp``, ``bmp``, ``tiff``, ``avif``, ``heic``, ``jxl``, ``jp2``, ``pnm``,
+            ``ico`` or ``tga``.
+        width: columns as stored, before any rotation, at least 1.
+        height: rows as stored, at least 1.
+        channels: of the image decoded to 8 bits: 1 grey, 3 colour, 4 colour with alpha. A palette and CMYK are 3,
+            grey with alpha is 4, and a transparent colour counts as alpha.
+        bit_depth: bits of one stored sample (of a palette's index).
+        has_8bit_form: whether there is one way to convert it to 8-bit grey or RGB. False for floating-point, signed
+            or wider than 16-bit samples, for Lab and the like (TIFF), and for 12-bit JPEG.
+        num_frames: frames (TIFF pages, animation frames) whose headers are in the bytes, at least 1; the other
+            attributes describe the first one.
+        orientation: EXIF orientation, 1 to 8, or what the container says in its place; 1 if there is none.
+    """
+
+    codec: str
+    width: int
+    height: int
+    channels: int
+    bit_depth: int
+    has_8bit_form: bool = True
+    num_frames: int = 1
+    orientation: int = 1
