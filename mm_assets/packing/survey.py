@@ -75,7 +75,7 @@ class Group:
     num_rows: int = 0
     num_samples: int = 0
     most: int = 0  # rows in one sample
-    types: Counter[str | None] = field(default_factory=Counter)
+    types: Counter[str] = field(default_factory=Counter)
 
     def made_field(self) -> Field:
         """The field that most of the rows' types call for; `rest` has the others."""
@@ -168,7 +168,7 @@ class Survey:
             key = (row.modality, NUMBERED if role.isascii() and role.isdigit() else role)
             group = self.groups.setdefault(key, Group(*key))
             group.num_rows += 1
-            group.types[row.content_type] += 1
+            group.types[(row.content_type or "").partition(";")[0]] += 1
             counts[key] += 1
             if row.modality == "text":
                 texts[extension in SUBTITLES] += 1

@@ -128,7 +128,7 @@ ROWS = Stage(
     upstream=(RAW_SHARDS,),
     tables=(Table(name="rows", schema=DatasetSchema.row_schema), REJECTS),
     settings=lambda spec: {
-        "layout": {name: plain(value) for name, value in spec.samples},
+        "layout": {name: plain(value) for name, value in spec.samples if (name, value) != ("encoding", "auto")},
         "grouped": spec.partition_pattern is not None,
         "batch_bytes": spec.batch_bytes,
         "row_group_bytes": spec.parquet.row_group_bytes,

@@ -126,7 +126,7 @@ def rows(dataset: DatasetStore, key: str) -> StageResult:
                 counts.update(f"rejects.{reason}" for reason in rejects["reason"].to_pylist())
                 for batch in rejects.to_batches():
                     sink.write(batch)
-        return run.finish(counts=counts)
+        return run.finish(counts=counts, notes=[note for stream in streams for note in stream.notes])
 
 
 def materialized_rows(dataset: DatasetStore, key: str) -> StageResult:

@@ -6,7 +6,7 @@ A row costs a few list appends and never a dictionary. Batches are bounded by th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,13 @@ class RowBuilder:
 
     Attributes:
         user: the user columns that JSON fills, with their converters.
+        notes: what a person should know about how the rows were made.
     """
 
     def __init__(self, layout: MemberRules, schema: DatasetSchema, batch_bytes: int) -> None:
         self.layout = layout
         self.rejects = Rejects()
+        self.notes: list[str] = []
         self.counts: Counter[str] = Counter(dict.fromkeys(("members", "samples", "rows", "rejects"), 0))
         self.user = [(column, converter(column.type)) for column in schema.user_columns if column.source]
         self._schema = schema.row_schema()
@@ -162,9 +164,17 @@ class RowStream:
 
     Attributes:
         counts: numbers of members, samples, rows, rejects and of each kind of repair, complete once iterated.
+        notes: what a person should know about how the rows were made, complete once iterated.
     """
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], rejects: Rejects, counts: Counter[str]) -> None:
+    def __init__(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        rejects: Rejects,
+        counts: Counter[str],
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.notes = notes
         self._batches = batches
         self._rejects = rejects
         self.counts: dict[str, int] = counts

@@ -6,6 +6,7 @@ neighbours. JSON and text members are read in windows of bounded size; of a shar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -31,12 +32,20 @@ from mm_assets.sources.samples import (
     shard_labels,
     split_by_shard,
 )
-from mm_assets.sources.text_members import BadTextError, ParsedObject, TextMembers, parse_object
+from mm_assets.sources.text_members import (
+    BadTextError,
+    ParsedObject,
+    Read,
+    TextMembers,
+    parse_object,
+    with_charset,
+)
+from mm_assets.summaries import counted
 
 __all__ = ["MemberRows"]
 
 MAX_ITEMS = 1 << 20  # entries of one sample's list: its rows are held together
-Texts = Mapping[int, str | BadTextError]
+Texts = Mapping[int, Read]
 
 
 class MemberRows:
@@ -76,7 +85,7 @@ class MemberRows:
         a shard raises `MissingColumnError` while reading.
         """
         builder = _Builder(self.sources, layout=layout, schema=schema, grouped=grouped, batch_bytes=batch_bytes)
-        return RowStream(builder.batches(index), builder.rejects, builder.counts)
+        return RowStream(builder.batches(index), builder.rejects, builder.counts, builder.notes)
 
 
 @dataclass(slots=True)
@@ -86,6 +95,7 @@ class _Shard:
     members: ShardMembers
     ref: SourceRefWriter
     present: set[str] = field(default_factory=set)  # required keys that some sample has
+    encodings: Counter[str] = field(default_factory=Counter)  # of texts that are not UTF-8
     claimed: set[int] = field(default_factory=set)  # ordinals of members that interleaved samples use
     unreferenced: list[tuple[str | None, Member]] = field(default_factory=list)  # with the sample that has them
 
@@ -134,7 +144,13 @@ class _Builder(RowBuilder):
             where = "" if first is None or first.byte_offset is None else f" at byte {first.byte_offset}"
             self._reject_member(member, "repeated_member", f"an earlier member has this name{where}")
         with closing(
-            TextMembers(source, members, is_text=self._is_text, max_bytes=self.layout.max_text_bytes)
+            TextMembers(
+                source,
+                members,
+                is_text=self._is_text,
+                max_bytes=self.layout.max_text_bytes,
+                encoding=self.layout.encoding,
+            )
         ) as texts:
             samples, set_aside = self._without_claimed(members, texts)
             for window in texts.windows(samples):
@@ -142,6 +158,7 @@ class _Builder(RowBuilder):
                     self._sample(shard, sample, found)
                     if self.full:
                         yield from self.take()
+            self._note_encodings(shard, texts)
         for sample_id, member in (*shard.unreferenced, *((None, member) for member in set_aside)):
             if member.ordinal not in shard.claimed:
                 detail = "an interleaved sample's lists do not name it"
@@ -151,6 +168,18 @@ class _Builder(RowBuilder):
         if missing and num_samples:
             detail = f"none of {num_samples} samples has the key {missing[0]!r}, which is a required column"
             raise MissingColumnError(members.shard, detail)
+
+    def _note_encodings(self, shard: _Shard, texts: TextMembers) -> None:
+        """Notes the texts that were not read as UTF-8, and what the shard voted for."""
+        url = shard.members.shard
+        for encoding, count in sorted(shard.encodings.items()):
+            self.counts[f"encoding.{encoding}"] += count
+            self.notes.append(f"{url}: {counted(count, 'text')} read as {encoding}")
+        choice = texts.choice
+        if choice is not None:
+            chosen = choice.encoding or "no encoding"
+            voted = f"{choice.share:.0%} of {counted(choice.votes, 'vote')} from {counted(choice.ballots, 'ballot')}"
+            self.notes.append(f"{url}: the encoding of its texts that are not UTF-8 is {chosen} by {voted}")
 
     def _is_text(self, member: Member) -> bool:
         return is_metadata(member) or modality_of(member.extension, self.layout.extensions) == "text"
@@ -219,7 +248,7 @@ class _Builder(RowBuilder):
         self.counts["unknown_keys"] += len(parsed.value.keys() - self.known_keys)
         shard.present.update(self.required & parsed.value.keys())
         if is_interleaved(parsed.value, self.layout):
-            self._interleaved(shard, sample_id, sample, json_member, parsed)
+            self._interleaved(shard, sample_id, sample, json_member, parsed, _encoding(texts[json_member.ordinal]))
         else:
             self._paired(shard, sample_id, sample, texts, json_member, parsed)
 
@@ -236,9 +265,16 @@ class _Builder(RowBuilder):
         return sample.key if label is None else f"{label}/{sample.key}"
 
     def _metadata_row(
-        self, shard: _Shard, sample_id: str, json_member: Member | None, parsed: ParsedObject | None
+        self,
+        shard: _Shard,
+        sample_id: str,
+        json_member: Member | None,
+        parsed: ParsedObject | None,
+        encoding: str | None,
     ) -> str | None:
         ref = None if json_member is None else _ref(shard, json_member)
+        content_type = None if json_member is None else with_charset("application/json", encoding)
+        shard.encodings.update(filter(None, [encoding]))
         value = {} if parsed is None else parsed.value
         self.counts["samples"] += 1
         self.counts["missing_values"] += len(self.required - value.keys())
@@ -246,7 +282,7 @@ class _Builder(RowBuilder):
             sample_id,
             METADATA_POSITION,
             "metadata",
-            content_type=None if json_member is None else "application/json",
+            content_type=content_type,
             source_ref=ref,
             metadata_json=None if parsed is None else parsed.text,
         )
@@ -264,9 +300,15 @@ class _Builder(RowBuilder):
     # -- the two kinds of samples
 
     def _interleaved(
-        self, shard: _Shard, sample_id: str, sample: Sample, json_member: Member, parsed: ParsedObject
+        self,
+        shard: _Shard,
+        sample_id: str,
+        sample: Sample,
+        json_member: Member,
+        parsed: ParsedObject,
+        encoding: str | None,
     ) -> None:
-        ref = self._metadata_row(shard, sample_id, json_member, parsed)
+        ref = self._metadata_row(shard, sample_id, json_member, parsed, encoding)
         value = parsed.value
         found = interleaved_items(value, sample, json_member, shard.members, self.layout)
         for reason, detail in found.problems:
@@ -335,29 +377,32 @@ class _Builder(RowBuilder):
         json_member: Member | None,
         parsed: ParsedObject | None,
     ) -> None:
-        content: list[tuple[Member, str, str | None]] = []
+        content: list[tuple[Member, str, str | None, str | None]] = []
         metadata = metadata_member(sample.members)
         for member in sample.members:
             if member is metadata:
                 continue  # the metadata, or rejected already
             modality = modality_of(member.extension, self.layout.extensions)
             text: str | None = None
+            encoding: str | None = None
             if modality == "text":
                 found = texts[member.ordinal]
                 if isinstance(found, BadTextError):
                     self._reject_member(member, found.reason, found.detail, sample_id=sample_id)
                     continue
-                text = found
-            content.append((member, modality, text))
+                text, encoding = found
+                shard.encodings.update(filter(None, [encoding]))
+            content.append((member, modality, text, encoding))
         if not content and json_member is None:
             return  # every member is in the rejects
-        self._metadata_row(shard, sample_id, json_member, parsed)
-        for position, (member, modality, text) in enumerate(content):
+        json_encoding = None if parsed is None or json_member is None else _encoding(texts[json_member.ordinal])
+        self._metadata_row(shard, sample_id, json_member, parsed, json_encoding)
+        for position, (member, modality, text, encoding) in enumerate(content):
             self.append(
                 sample_id,
                 position,
                 modality,
-                content_type=content_type_of_name(member.member),
+                content_type=with_charset(content_type_of_name(member.member), encoding),
                 text=text,
                 source_ref=_ref(shard, member),
             )
@@ -365,6 +410,10 @@ class _Builder(RowBuilder):
 
 def _ref(shard: _Shard, member: Member, frame: int | None = None) -> str:
     return shard.ref(member.member, member.byte_offset, member.byte_size, frame)
+
+
+def _encoding(read: Read) -> str | None:
+    return None if isinstance(read, BadTextError) else read.encoding
 
 
 def _check_lists(value: Mapping[str, Any], layout: MemberRules) -> None:
@@ -388,7 +437,13 @@ def _objects(source: Source, members: ShardMembers, layout: MemberRules) -> Iter
     """The JSON of each sample, {} of one without; a sample that is only JSON that cannot be parsed has none."""
     ordinals = {json_member.ordinal for s in members.samples if (json_member := metadata_member(s.members)) is not None}
     with closing(
-        TextMembers(source, members, is_text=lambda m: m.ordinal in ordinals, max_bytes=layout.max_text_bytes)
+        TextMembers(
+            source,
+            members,
+            is_text=lambda m: m.ordinal in ordinals,
+            max_bytes=layout.max_text_bytes,
+            encoding=layout.encoding,
+        )
     ) as texts:
         for window in texts.windows(members.samples):
             for sample, found in window:
@@ -400,8 +455,8 @@ def _objects(source: Source, members: ShardMembers, layout: MemberRules) -> Iter
                         yield {}
 
 
-def _parse(text: str | BadTextError) -> ParsedObject:
+def _parse(read: Read) -> ParsedObject:
     """The JSON of a sample; raises `BadTextError` if it could not be read or parsed."""
-    if isinstance(text, BadTextError):
-        raise text
-    return parse_object(text)
+    if isinstance(read, BadTextError):
+        raise read
+    return parse_object(read.text)

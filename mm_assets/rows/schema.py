@@ -17,6 +17,7 @@ import pyarrow as pa
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from mm_assets.errors import SchemaMismatchError
+from mm_assets.sources.encodings import is_encoding
 from mm_assets.sources.member import required
 
 __all__ = [
@@ -236,6 +237,12 @@ def _check_extension(extension: str) -> str:
     return extension
 
 
+def _check_encoding(encoding: str) -> str:
+    if encoding != "auto" and not is_encoding(encoding):
+        raise ValueError(f"is {encoding!r}, expected `auto` or the name of an encoding, such as cp932 or latin-1")
+    return encoding
+
+
 def _check_modality(modality: str) -> str:
     if not _MODALITY_NAME.fullmatch(modality) or modality == "metadata":
         raise ValueError(f"is {modality!r}, expected the name of a row modality")
@@ -304,6 +311,12 @@ class MemberRules(Settings):
         description="Prefixes of the URLs and paths that image tokens, and the `path` of a `source_ref`, may point "
         "to. Only applies with `allow_references: true`.",
         examples=[["https://images.example.org/"]],
+    )
+    encoding: Annotated[Text, AfterValidator(_check_encoding)] = Field(
+        default="auto",
+        description="Encoding of the texts that are not UTF-8: a name of Python's codecs, or `auto`: the one that "
+        "the texts of a shard vote for together (docs/pipeline.md). A declared UTF-16 or UTF-32 is that of all texts.",
+        examples=["cp932"],
     )
     max_text_bytes: int = Field(
         default=16 << 20,

@@ -1,7 +1,8 @@
 """The text of JSON and text members, read ahead in windows of bounded size.
 
 Members with a range are read by merged ranges; those without (compressed shards, sparse members) are copied to a
-scratch file in one pass over the shard, because the members of one sample may be far apart.
+scratch file in one pass over the shard, because the members of one sample may be far apart. A first text that is not
+UTF-8 costs a second pass over the shard's texts, which vote for their encoding together.
 """
 
 from __future__ import annotations
@@ -14,11 +15,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 from mm_assets.errors import SourceError, first_line
+from mm_assets.sources import encodings
 from mm_assets.sources.base import Source
+from mm_assets.sources.encodings import Choice, Decoded
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import Sample, ShardMembers
 
-__all__ = ["BadTextError", "ParsedObject", "TextMembers", "decode_text", "dump_json", "parse_object"]
+__all__ = [
+    "BadTextError",
+    "ParsedObject",
+    "Read",
+    "TextMembers",
+    "decode_text",
+    "dump_json",
+    "parse_object",
+    "stored_text",
+    "with_charset",
+]
 
 WINDOW_BYTES = 4 << 20  # payloads held at a time; their parsed values take several times as much
 WINDOW_SAMPLES = 1024
@@ -56,6 +69,35 @@ def decode_text(payload: bytes | memoryview) -> str:
     return text[1:] if text.startswith(_BOM) else text
 
 
+Read = Decoded | BadTextError
+"""A text member as it was read, or why it cannot be read."""
+
+
+def with_charset(content_type: str | None, encoding: str | None) -> str | None:
+    """The content type of a text that was read in an encoding other than UTF-8: ``text/plain; charset=cp932``."""
+    return content_type if encoding is None else f"{content_type or 'text/plain'}; charset={encoding}"
+
+
+def stored_text(payload: bytes | memoryview, content_type: str | None) -> str:
+    """The text of a member's bytes, as its row says that they were read; nothing is guessed.
+
+    Args:
+        payload: the member's content, decompressed.
+        content_type: of its row, with the charset unless that is UTF-8.
+
+    Raises:
+        BadTextError: the bytes are not text in that encoding.
+    """
+    charset = (content_type or "").partition("; charset=")[2]
+    if not charset:
+        return decode_text(payload)
+    try:
+        text = str(payload, charset)
+    except (UnicodeDecodeError, LookupError) as error:
+        raise BadTextError("not_utf8", f"is not {charset}: {first_line(error)}") from error
+    return text[1:] if text.startswith(_BOM) else text
+
+
 class TextMembers:
     """Reads the text members of one shard's samples.
 
@@ -64,11 +106,21 @@ class TextMembers:
         members: its grouped index.
         is_text: which members are read.
         max_bytes: larger members are refused.
+        encoding: of the texts that are not UTF-8: "auto", or a name of Python's codecs.
     """
 
     def __init__(
-        self, source: Source, members: ShardMembers, *, is_text: Callable[[Member], bool], max_bytes: int
+        self,
+        source: Source,
+        members: ShardMembers,
+        *,
+        is_text: Callable[[Member], bool],
+        max_bytes: int,
+        encoding: str = "auto",
     ) -> None:
+        self._declared = None if encoding == "auto" else encoding
+        self._choice: Choice | None = None
+        self._samples = members.samples
         self._source = source
         self._is_text = is_text
         self._max_bytes = min(max_bytes, MAX_TEXT)
@@ -97,27 +149,63 @@ class TextMembers:
             self._spooled[member.ordinal] = at, len(payload)
             at += len(payload)
 
-    def windows(self, samples: Iterable[Sample]) -> Iterator[list[tuple[Sample, dict[int, str | BadTextError]]]]:
+    @property
+    def choice(self) -> Choice | None:
+        """What the shard voted for as the encoding of its texts; None unless a text asked for it."""
+        return self._choice
+
+    def _vote(self) -> Choice:
+        """Counts the votes of the shard's texts, the first time that one is not UTF-8."""
+        if self._choice is None:
+            ballots = encodings.Ballots()
+            for payload in self._payloads():
+                ballots.add(payload)
+                if ballots.full:
+                    break
+            self._choice = ballots.result()
+        return self._choice
+
+    def _payloads(self) -> Iterator[bytes]:
+        """The text members of all samples in order, those that may be read; one window is held."""
+        for window in self._grouped(self._samples):
+            places: list[bytes | None] = []
+            ranges: list[tuple[int, int]] = []
+            for member in (m for sample in window for m in sample.members if self._is_text(m)):
+                if not 0 < member.byte_size <= self._max_bytes:
+                    continue
+                if member.byte_offset is None:
+                    places.append(self._from_spool(member))
+                else:
+                    places.append(None)
+                    ranges.append((member.byte_offset, member.byte_size))
+            read = iter(self._source.file.read_ranges(ranges, max_gap=MAX_GAP))
+            yield from (bytes(next(read)) if payload is None else payload for payload in places)
+
+    def windows(self, samples: Iterable[Sample]) -> Iterator[list[tuple[Sample, dict[int, Read]]]]:
         """The samples in order, each with the text of its text members by ordinal, or why it cannot be read.
 
         Raises:
             SourceError: the shard could not be read.
         """
+        return map(self._read, self._grouped(samples))
+
+    def _grouped(self, samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+        """The samples in groups whose texts are held together."""
         window: list[Sample] = []
         size = 0
         for sample in samples:
             more = sum(m.byte_size for m in sample.members if self._is_text(m) and m.byte_size <= self._max_bytes)
             if window and (size + more > WINDOW_BYTES or len(window) >= WINDOW_SAMPLES):
-                yield self._read(window)
+                yield window
                 window, size = [], 0
             window.append(sample)
             size += more
         if window:
-            yield self._read(window)
+            yield window
 
-    def _read(self, samples: Sequence[Sample]) -> list[tuple[Sample, dict[int, str | BadTextError]]]:
-        window: list[tuple[Sample, dict[int, str | BadTextError]]] = [(sample, {}) for sample in samples]
-        waiting: list[tuple[dict[int, str | BadTextError], Member, int]] = []  # those to read by range
+    def _read(self, samples: Sequence[Sample]) -> list[tuple[Sample, dict[int, Read]]]:
+        window: list[tuple[Sample, dict[int, Read]]] = [(sample, {}) for sample in samples]
+        waiting: list[tuple[dict[int, Read], Member, int]] = []  # those to read by range
         for sample, found in window:
             held = 0
             for member in filter(self._is_text, sample.members):
@@ -130,16 +218,28 @@ class TextMembers:
                     detail = f"the sample's text members hold more than {MAX_TEXT} bytes up to this one"
                     found[member.ordinal] = BadTextError("too_large", detail)
                 elif member.byte_size == 0:
-                    found[member.ordinal] = ""  # an empty range is not a valid request to an object store
+                    found[member.ordinal] = Decoded(
+                        "", None
+                    )  # an empty range is not a valid request to an object store
                 elif member.byte_offset is not None:
                     waiting.append((found, member, member.byte_offset))
                 else:
-                    found[member.ordinal] = _decoded(self._from_spool(member))
+                    found[member.ordinal] = self._decoded(self._from_spool(member))
         ranges = [(offset, member.byte_size) for _, member, offset in waiting]
         payloads = self._source.file.read_ranges(ranges, max_gap=MAX_GAP)
         for (found, member, _), payload in zip(waiting, payloads, strict=True):
-            found[member.ordinal] = _decoded(payload)
+            found[member.ordinal] = self._decoded(bytes(payload))
         return window
+
+    def _decoded(self, payload: bytes) -> Read:
+        found = encodings.decode(payload, declared=self._declared, choice=self._vote)
+        if isinstance(found, str):
+            try:
+                decode_text(payload)
+            except BadTextError as error:
+                found = f"{error.detail}; {found}"
+            return BadTextError("not_utf8", f"{found}: name its encoding as samples.encoding")
+        return found
 
     def _from_spool(self, member: Member) -> bytes:
         place = self._spooled.get(member.ordinal)
@@ -154,13 +254,6 @@ class TextMembers:
         """Removes the scratch file."""
         if self._spool is not None:
             self._spool.close()
-
-
-def _decoded(payload: bytes | memoryview) -> str | BadTextError:
-    try:
-        return decode_text(payload)
-    except BadTextError as error:
-        return error
 
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")

@@ -370,7 +370,7 @@ def test_bad_json_costs_only_itself(tmp_path: Path) -> None:
     files: list[tuple[str, Any]] = []
     for name, (content, _) in bad.items():
         files += [(f"{name}.json", content), (f"{name}.jpg", b"j")]
-    files += [("good.json", {"a": 1}), ("lonely.json", b"{"), ("t.txt", b"\xff\xfe"), ("t.jpg", b"j")]
+    files += [("good.json", {"a": 1}), ("lonely.json", b"{"), ("t.txt", b"\xff\x80"), ("t.jpg", b"j")]
     layout = MemberRules(max_text_bytes=150_000)
     for compress in (False, True):
         out = Outcome(write_shard(tmp_path / "s.tar", files, compress=compress), layout=layout)

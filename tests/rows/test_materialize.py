@@ -428,7 +428,7 @@ def test_memory_is_bounded(tmp_path: Path, opener: Opener) -> None:
         ('{"path": "SHARD.gone", "member": "a"}', "No such file"),
         ('{"path": "FOLDER"}', "is a folder"),
         ('{"path": "FOLDER/empty"}', "is empty: found 0 bytes"),
-        ('{"path": "FOLDER/empty", "member": "a"}', "nor its name is of a known source"),
+        ('{"path": "FOLDER/empty", "member": "a"}', "is empty (0 bytes), not a shard"),
         ('{"path": "FOLDER/text", "member": "a\\nb"}', r"member 'a\nb'"),
     ],
 )
