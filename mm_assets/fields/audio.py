@@ -1,13 +1,15 @@
 """Audio: files stored as they are, or samples as PCM, float or FLAC. Decoding gives samples and their rate.
 
-NumPy reads PCM and float payloads, libsndfile reads files. Nothing is resampled or mixed.
+NumPy reads PCM and float payloads, libsndfile or PyAV reads files. Nothing is resampled or mixed.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,8 +18,8 @@ import numpy.typing as npt
 from mm_assets.errors import EncodeError, MediaError, optional_import
 from mm_assets.fields.base import Encoded, Field, as_bytes_view, corrupt, stored_array, truncated
 from mm_assets.fields.facts import Fact, MediaLength
-from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.sound_files import SHORT_SUBTYPES, OpenAudio, open_audio
 from mm_assets.media.sounds import AudioInfo, probe_audio
 from mm_assets.summaries import ArrayValue, describe
 
@@ -25,10 +27,13 @@ __all__ = ["Audio", "AudioField", "samples_of"]
 
 _PCM16, _FLOAT32 = 1, 2
 _CODECS = {"pcm16": _PCM16, "float32": _FLOAT32, "wav": 3, "flac": 4, "ogg": 5, "mp3": 6}
+# From 32 on: a clip's record uses 16 and 17 for where its audio is.
+_CODECS |= {"aiff": 32, "au": 33, "caf": 34, "w64": 35, "mp4": 36, "aac": 37, "ac3": 38, "matroska": 39}
+_CODECS |= {"wavpack": 40, "asf": 41, "amr": 42}
 _CODEC_NAMES = {number: name for name, number in _CODECS.items()}
 _RAW_DTYPES: dict[int, np.dtype[Any]] = {_PCM16: np.dtype("<i2"), _FLOAT32: np.dtype("<f4")}
-_SHORT_SUBTYPES = ("PCM_16", "PCM_S8", "PCM_U8")
 _RAW_ENCODINGS = ("pcm16", "float32")
+_LOSSY = ("ogg", "mp3", "mp4", "aac", "ac3", "matroska", "asf", "amr")  # as most of their files are
 _ENCODINGS = ("keep", *_RAW_ENCODINGS, "flac")
 
 MAX_CHANNELS = 1024  # libsndfile's own limit
@@ -60,8 +65,10 @@ class Audio(ArrayValue):
 class AudioField(Field):
     """Audio.
 
-    Value: `Audio`; a tuple (samples, sample_rate); bare samples where the field's `sample_rate` is set; or the bytes
-    of a WAV, FLAC, Ogg or MP3 file. Samples are (num_frames,) or (num_frames, num_channels), int16 or float32.
+    Value: `Audio`; a tuple (samples, sample_rate); bare samples where the field's `sample_rate` is set; or an audio
+    file, as bytes or a `Path`: of libsndfile's formats, or with the extra ``video`` of PyAV's (docs/fields.md). Samples
+    are (num_frames,) or (num_frames, num_channels), int16 or float32; float64, tensors and lists of floats become
+    float32.
     Decodes to `Audio`, always with two dimensions. An int16 sample x and the float x / 32768 are equivalent, so
     int16 comes back exactly from either.
 
@@ -105,8 +112,10 @@ class AudioField(Field):
 
     # --- encode -------------------------------------------------------------------------------------------------------
 
-    def encode(self, value: Audio | tuple[npt.NDArray[Any], int] | npt.NDArray[Any] | Buffer) -> Encoded:
-        """Encode samples, or an audio file's bytes."""
+    def encode(self, value: Audio | tuple[npt.NDArray[Any], int] | npt.NDArray[Any] | Buffer | Path) -> Encoded:
+        """Encode samples, or an audio file's bytes or path."""
+        if isinstance(value, Path):
+            value = self._read(value)
         if isinstance(value, Buffer):
             data = bytes(value)
             info = self._probe(data)
@@ -114,7 +123,7 @@ class AudioField(Field):
                 return Encoded(self._record(info.sample_rate, info.channels, info.codec, info.num_frames), data)
             rate = info.sample_rate
             # 16 bits stay 16 bits; a lossy codec may overshoot, which every decoder to 16 bits clips.
-            is_16bit = info.subtype in _SHORT_SUBTYPES or info.codec in ("ogg", "mp3")
+            is_16bit = info.subtype in SHORT_SUBTYPES or info.codec in _LOSSY
             dtype = np.dtype(np.int16 if is_16bit and self.encoding != "float32" else np.float32)
             try:
                 samples = _decode_file(data, info.codec, (info.num_frames, info.channels), rate, dtype)
@@ -138,8 +147,18 @@ class AudioField(Field):
         # FLAC cannot hold audio without samples: its header would say "unknown length".
         return "pcm16" if self.encoding == "flac" and samples.shape[0] == 0 else self.encoding
 
-    def check(self, value: Audio | tuple[npt.NDArray[Any], int] | npt.NDArray[Any] | Buffer) -> None:
+    def _read(self, path: Path) -> bytes:
+        try:
+            size = path.stat().st_size
+            self._expect_data_size(size)
+            return path.read_bytes()
+        except OSError as error:
+            raise self._wrong_content(f"the path {str(path)!r} ({error.strerror})", "an audio file") from error
+
+    def check(self, value: Audio | tuple[npt.NDArray[Any], int] | npt.NDArray[Any] | Buffer | Path) -> None:
         """Read the header of a file that is kept; encode everything else."""
+        if isinstance(value, Path):
+            value = self._read(value)
         if self.encoding != "keep":
             self.encode(value)
         elif isinstance(value, Buffer):
@@ -152,7 +171,7 @@ class AudioField(Field):
 
     def _probe(self, data: Buffer) -> AudioInfo:
         try:
-            info = probe_audio(data)
+            info = probe_audio(data, max_frames=self.max_frames)
         except MediaError as error:
             raise self._wrong_content(f"bytes that are not an audio file ({error.reason})", "an audio file") from error
         self._check_extent(info.num_frames, info.channels, info.sample_rate)
@@ -169,9 +188,12 @@ class AudioField(Field):
             raise self._wrong_content(f"audio of {sample_rate} Hz", f"1 to {MAX_RATE} Hz")
 
     def _check_samples(self, value: object) -> tuple[npt.NDArray[Any], int]:
-        if isinstance(value, np.ndarray) and self.sample_rate is not None:
+        is_bare = isinstance(value, np.ndarray | list) or hasattr(value, "__array__")
+        if is_bare and self.sample_rate is not None:
             value = (value, self.sample_rate)
-        expected = "Audio, (samples, sample_rate) or an audio file's bytes; bare samples where sample_rate is set"
+        expected = (
+            "Audio, (samples, sample_rate) or an audio file's bytes or Path; bare samples where sample_rate is set"
+        )
         samples, rate = self._within("", samples_of, value, expected)
         self._check_extent(samples.shape[0], samples.shape[1], rate)
         return samples, rate
@@ -201,13 +223,32 @@ class AudioField(Field):
 
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> Audio:
         """Return `Audio`; samples may be a read-only view of the payload."""
+        rate, codec, shape = self._opened_record(metadata)
+        view = as_bytes_view(data)
+        raw = _RAW_DTYPES.get(codec)
+        if raw is None:
+            return Audio(_decode_file(view, _CODEC_NAMES[codec], shape, rate, np.dtype(self.decoded)), rate)
+        samples = self._raw_samples(view, raw, shape)
+        return Audio(_to_float(samples) if self.decoded == "float32" else _to_int16(samples), rate)
+
+    def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
+        """Decode a file block by block; of samples, and of a WAV with PCM, only the sizes are compared."""
+        rate, codec, shape = self._opened_record(metadata)
+        view = as_bytes_view(data)
+        raw = _RAW_DTYPES.get(codec)
+        if raw is None:
+            _check_file(view, _CODEC_NAMES[codec], shape, rate, np.dtype(self.decoded))
+        else:
+            self._raw_samples(view, raw, shape)
+
+    def _opened_record(self, metadata: Buffer | np.void) -> tuple[int, int, tuple[int, int]]:
+        """Rate, codec and shape of a payload, within the field's limits."""
         rate, num_channels, codec, num_frames = self._unpack_record(metadata)
         if codec not in _CODEC_NAMES:
             raise corrupt("audio is of an unknown codec", found=codec, expected=f"one of {_CODEC_NAMES}")
         if num_frames > self.max_frames:
-            raise corrupt(
-                "audio is too long", found=num_frames, expected=f"at most {self.max_frames} samples per channel"
-            )
+            expected = f"at most {self.max_frames} samples per channel, the field's max_frames"
+            raise corrupt("audio is too long", found=num_frames, expected=expected)
         if not 1 <= num_channels <= MAX_CHANNELS:
             raise corrupt(
                 "audio has an impossible number of channels", found=num_channels, expected=f"1 to {MAX_CHANNELS}"
@@ -216,20 +257,17 @@ class AudioField(Field):
             raise corrupt("audio has an impossible rate", found=rate, expected=f"1 to {MAX_RATE} Hz")
         if self.sample_rate not in (None, rate):
             raise corrupt("audio is not of the field's rate", found=rate, expected=self.sample_rate)
-        view = as_bytes_view(data)
-        shape = (num_frames, num_channels)
-        raw = _RAW_DTYPES.get(codec)
-        if raw is None:
-            return Audio(_decode_file(view, _CODEC_NAMES[codec], shape, rate, np.dtype(self.decoded)), rate)
-        expected = num_frames * num_channels * raw.itemsize
+        return rate, codec, (num_frames, num_channels)
+
+    def _raw_samples(self, view: memoryview, raw: np.dtype[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:
+        """Stored samples, which can be converted to the field's `decoded`."""
+        expected = shape[0] * shape[1] * raw.itemsize
         if len(view) != expected:
             raise truncated("audio is not as long as its record says", found=len(view), expected=expected)
         samples = stored_array(view, raw, shape)
-        if self.decoded == "float32":
-            return Audio(_to_float(samples), rate)
-        if raw.kind == "f" and not np.isfinite(samples).all():
+        if self.decoded == "int16" and raw.kind == "f" and not np.isfinite(samples).all():
             raise corrupt("audio has samples that are infinite or NaN", found="NaN", expected="finite samples")
-        return Audio(_to_int16(samples), rate)
+        return samples
 
     def facts(self, metadata: Buffer, data: Buffer) -> Iterator[MediaLength]:
         """The duration."""
@@ -243,7 +281,7 @@ def samples_of(value: object, expected: str = "Audio or (samples, sample_rate)")
 
     Raises:
         EncodeError: another value, of which `expected` was; samples of another dtype or shape, infinite or NaN; or a
-            rate that is not an integer.
+            rate that is not an integer. Samples of float64, in a list or in a tensor are converted.
     """
     if isinstance(value, Audio):
         value = (value.samples, value.sample_rate)
@@ -252,8 +290,10 @@ def samples_of(value: object, expected: str = "Audio or (samples, sample_rate)")
     samples, rate = value
     if isinstance(rate, bool) or not isinstance(rate, int | np.integer):
         raise EncodeError(f"found sample rate {describe(rate)}, expected Hz, an integer")
-    if not isinstance(samples, np.ndarray) or samples.dtype.newbyteorder("<") not in _RAW_DTYPES.values():
-        raise EncodeError(f"found {describe(samples)}, expected samples of int16 or float32")
+    array = _array_of(samples)
+    if array is None:
+        raise EncodeError(f"found {describe(samples)}, expected samples of int16, float32 or float64")
+    samples = array
     if samples.ndim not in (1, 2):
         raise EncodeError(f"found {describe(samples)}, expected shape (num_frames,) or (num_frames, num_channels)")
     if samples.dtype.kind == "f" and not np.isfinite(samples).all():
@@ -276,26 +316,78 @@ def _to_int16(samples: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
     return np.rint(samples * np.float32(32768)).clip(-32768, 32767).astype("<i2")
 
 
-def _decode_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """(num_frames, num_channels) of `dtype`, int16 or float32; `CorruptError` for other audio or damaged bytes."""
-    with optional_import("soundfile", "AudioField"):
-        import soundfile
+@contextmanager
+def _opened(data: Buffer, codec: str, shape: tuple[int, int], rate: int) -> Iterator[OpenAudio]:
+    """An audio file, which is whole and as its record says, as far as that is known before it is decoded."""
+    with open_audio(data, codec, length=shape[0]) as sound:
+        found = (shape[0] if sound.num_frames is None else sound.num_frames, sound.channels, sound.sample_rate)
+        if found != (*shape, rate):
+            raise corrupt("audio is not as its record says", found=found, expected=(*shape, rate))
+        yield sound
 
-    if codec == "flac":
-        try:
-            data = flac.with_known_length(as_bytes_view(data), shape[0])
-        except MediaError as error:
-            raise corrupt(error.reason) from error
+
+def _file_blocks(sound: OpenAudio, num_frames: int, dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
+    """The (n, num_channels) blocks of `dtype`, int16 or float32, of a file; together they have `num_frames`."""
+    # Short PCM is read unchanged: libsndfile would not scale floats to it, and it rounds 24 bits down.
+    is_short = dtype.kind == "i" and sound.subtype in SHORT_SUBTYPES
+    left = num_frames
+    for block in sound.blocks("int16" if is_short else "float32"):
+        if len(block) > left:
+            raise corrupt("audio is longer than its record says", expected=f"{num_frames} samples per channel")
+        left -= len(block)
+        if dtype.kind == "i" and not is_short:
+            if not np.isfinite(block).all():
+                raise corrupt("audio has samples that are infinite or NaN", found="NaN", expected="finite samples")
+            block = _to_int16(block)
+        yield block
+    if left:
+        found, expected = (f"{count} samples per channel" for count in (num_frames - left, num_frames))
+        raise truncated("audio ends early", found=found, expected=expected)
+
+
+def _decode_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """(num_frames, num_channels) of `dtype`, int16 or float32; `FormatError` for other audio or damaged bytes."""
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as sound:
-            found = (sound.frames, sound.channels, sound.samplerate)
-            if found != (*shape, rate):
-                raise corrupt("audio is not as its record says", found=found, expected=(*shape, rate))
-            # Short PCM is read unchanged: libsndfile would not scale floats to it, and it rounds 24 bits down.
-            is_short = dtype.kind == "i" and sound.subtype in _SHORT_SUBTYPES
-            samples = sound.read(dtype="int16" if is_short else "float32", always_2d=True)
-    except (soundfile.SoundFileError, OSError, TypeError, RuntimeError, MemoryError) as error:
-        raise corrupt(f"audio cannot be decoded: {error}") from error
-    if samples.shape != shape:
-        raise truncated("audio ends early", found=samples.shape, expected=shape)
-    return _to_int16(samples) if dtype.kind == "i" else np.asarray(samples)
+        with _opened(data, codec, shape, rate) as sound:
+            samples = np.empty(shape, dtype)
+            done = 0
+            for block in _file_blocks(sound, shape[0], dtype):
+                samples[done : done + len(block)] = block
+                done += len(block)
+    except MediaError as error:
+        raise corrupt(f"audio cannot be decoded: {error.reason}") from error
+    except MemoryError as error:
+        needed = f"{shape[0] * shape[1] * dtype.itemsize} bytes"
+        raise corrupt(
+            "audio needs more memory than is available", found=needed, expected="fewer; see max_frames"
+        ) from error
+    return samples
+
+
+def _check_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dtype: np.dtype[Any]) -> None:
+    """Raise what `_decode_file` would, in bounded memory. PCM whose bytes are all there is not read."""
+    try:
+        with _opened(data, codec, shape, rate) as sound:
+            if not sound.is_plain:
+                for _ in _file_blocks(sound, shape[0], dtype):
+                    pass
+    except MediaError as error:
+        raise corrupt(f"audio cannot be decoded: {error.reason}") from error
+
+
+def _array_of(samples: object) -> npt.NDArray[Any] | None:
+    """Samples as an array that the field takes, if what they mean is clear; else None.
+
+    Lists and float64 become float32. Integers in a list may be samples of 16 bits or floats: they are not clear.
+    """
+    if not isinstance(samples, np.ndarray):
+        if not isinstance(samples, list) and not hasattr(samples, "__array__"):
+            return None
+        try:
+            samples = np.asarray(samples)
+        except (TypeError, ValueError, RuntimeError):  # a ragged list; a tensor on a device, or with a gradient
+            return None
+    if samples.dtype.newbyteorder("<") == np.dtype("<f8"):
+        with np.errstate(over="ignore"):
+            samples = samples.astype(np.float32)
+    return samples if samples.dtype.newbyteorder("<") in _RAW_DTYPES.values() else None

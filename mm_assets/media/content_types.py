@@ -30,6 +30,11 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (  # (offset, bytes, MIME type); th
     (0, b"fLaC", "audio/flac"),
     (0, b"MThd", "audio/midi"),
     (0, b"#!AMR", "audio/amr"),
+    (0, b".snd", "audio/basic"),
+    (0, b"dns.", "audio/basic"),
+    (0, b"caff\x00\x01", "audio/x-caf"),
+    (0, b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb", "audio/x-w64"),
+    (0, b"wvpk", "audio/x-wavpack"),
     (0, b"FLV\x01", "video/x-flv"),
     (0, b"\x00\x00\x01\xba", "video/mpeg"),
     (0, b"\x00\x00\x01\xb3", "video/mpeg"),
@@ -97,13 +102,22 @@ _NAMES: dict[str, str] = {
         "image/x-tga": "tga",
         "image/svg+xml": "svg",
         "image/x-icon": "ico",
-        "audio/wav": "wav wave",
+        "audio/wav": "wav wave rf64",
         "audio/flac": "flac",
-        "audio/ogg": "ogg oga opus",
-        "audio/mpeg": "mp3",
+        "audio/ogg": "ogg oga opus spx",
+        "audio/mpeg": "mp3 mp2 mpga",
         "audio/mp4": "m4a m4b",
         "audio/aac": "aac",
-        "audio/aiff": "aif aiff",
+        "audio/ac3": "ac3",
+        "audio/eac3": "eac3 ec3",
+        "audio/aiff": "aif aiff aifc",
+        "audio/basic": "au snd",
+        "audio/x-caf": "caf",
+        "audio/x-w64": "w64",
+        "audio/x-wavpack": "wv",
+        "audio/x-matroska": "mka",
+        "audio/webm": "weba",
+        "audio/x-ms-wma": "wma",
         "audio/amr": "amr",
         "audio/midi": "mid midi",
         "video/mp4": "mp4 m4v",
@@ -116,7 +130,7 @@ _NAMES: dict[str, str] = {
         "video/mp2t": "ts mts m2ts",
         "video/3gpp": "3gp 3g2",
         "video/x-flv": "flv",
-        "video/x-ms-asf": "asf wmv wma",
+        "video/x-ms-asf": "asf wmv",
         "text/plain": "txt text caption cls log",
         "text/csv": "csv",
         "text/tab-separated-values": "tsv",
@@ -181,6 +195,8 @@ def sniff_content_type(data: Buffer) -> str | None:
         return "image/x-icon"
     if head.startswith(b"ID3"):
         return "audio/mpeg"
+    if head.startswith(b"\x0bw") and len(head) > 5:
+        return "audio/ac3" if head[5] >> 3 <= 10 else "audio/eac3"
     if any(len(head) > at + 2 * step and {head[at + n * step] for n in range(3)} == {0x47} for at, step in _TS_PACKETS):
         return "video/mp2t"
     return _sniff_mpeg_audio(head)

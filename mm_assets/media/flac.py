@@ -16,7 +16,7 @@ from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.header import size_of_id3
 
-__all__ = ["StreamInfo", "count_frames", "read_stream_info", "with_known_length", "with_length"]
+__all__ = ["StreamInfo", "count_frames", "md5_of", "read_stream_info", "with_known_length", "with_length"]
 
 _STREAMINFO_SIZE: Final = 34  # section 8.2
 _PACKED_OFFSET: Final = 4 + 4 + 10  # marker, block header, block and frame sizes; then rate, channels, bits, length
@@ -68,6 +68,12 @@ def read_stream_info(data: memoryview, start: int) -> StreamInfo:
         max_block_size=int.from_bytes(block[6:8], "big"),
         num_frames=packed & (1 << _LENGTH_BITS) - 1,
     )
+
+
+def md5_of(data: memoryview, start: int) -> bytes:
+    """The MD5 of the samples, from the header of the FLAC stream at `start`; zeros if the encoder left it out."""
+    end = start + 8 + _STREAMINFO_SIZE
+    return bytes(data[end - 16 : end])
 
 
 def with_known_length(data: memoryview, num_frames: int) -> Buffer:

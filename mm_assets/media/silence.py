@@ -6,15 +6,14 @@ below a threshold (docs/filters.md). Audio is decoded in blocks, so that memory 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import MediaError, optional_import
-from mm_assets.media import flac
+from mm_assets.errors import MediaError
+from mm_assets.media.sound_files import open_audio
 from mm_assets.media.sounds import AudioInfo, probe_audio
 
 __all__ = ["LEVELS", "MAX_SAMPLES", "Silence", "measure_silence"]
@@ -44,7 +43,7 @@ def measure_silence(data: memoryview, *, threshold_dbfs: float, level: str, wind
     """The silence in one encoded audio file.
 
     Args:
-        data: a WAV, FLAC, Ogg or MP3 file.
+        data: an audio file that `probe_audio` reads.
         threshold_dbfs: level below which a channel is silent, in decibels relative to a level of 1.0.
         level: ``rms``, the root of the mean square over the window, or ``peak``, the largest magnitude in it.
         window_seconds: length of a window, rounded to a whole number of samples, at least one.
@@ -81,26 +80,19 @@ def measure_silence(data: memoryview, *, threshold_dbfs: float, level: str, wind
 
 
 def _blocks(data: memoryview, info: AudioInfo) -> Iterator[npt.NDArray[np.float32]]:
-    """The samples in blocks of (up to `_BLOCK_SAMPLES` // channels, channels); the next one overwrites each."""
-    with optional_import("soundfile", "measuring silence"):
-        import soundfile
-
-    file = flac.with_known_length(data, info.num_frames) if info.codec == "flac" else data
-    buffer = np.empty((max(1, _BLOCK_SAMPLES // info.channels), info.channels), dtype=np.float32)
+    """The samples in blocks of (up to `_BLOCK_SAMPLES` // channels, channels)."""
+    size = max(1, _BLOCK_SAMPLES // info.channels)
     left = info.num_frames
-    try:
-        with soundfile.SoundFile(io.BytesIO(file)) as sound:
-            found = (sound.channels, sound.samplerate)
-            if found != (info.channels, info.sample_rate):
-                raise MediaError("<audio>", f"decodes to {found} channels and Hz, its header says otherwise")
-            while left:
-                block = sound.read(dtype="float32", always_2d=True, out=buffer[:left])
-                if not len(block):
-                    break
-                left -= len(block)
-                yield block
-    except (soundfile.SoundFileError, OSError, TypeError, RuntimeError, MemoryError) as error:
-        raise MediaError("<audio>", f"cannot be decoded: {error}") from error
+    with open_audio(data, info.codec, length=info.num_frames, whole=False) as sound:
+        found = (sound.channels, sound.sample_rate)
+        if found != (info.channels, info.sample_rate):
+            raise MediaError("<audio>", f"decodes to {found} channels and Hz, its header says otherwise")
+        for block in sound.blocks("float32"):
+            for start in range(0, len(block), size):
+                piece = block[start : start + min(size, left)]
+                if len(piece):
+                    left -= len(piece)
+                    yield piece
     if left:
         raise MediaError("<audio>", f"ends {left} samples before its length of {info.num_frames}")
 

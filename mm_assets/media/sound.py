@@ -6,6 +6,7 @@ Any input gives an answer or a `MediaError`; without the packages of the extra `
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from mm_assets.media.video import audio_stream_of, damage_of, open_media, second
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
+    from av.packet import Packet
 
 __all__ = [
     "MAX_SOUND_CHANNELS",
@@ -30,6 +32,7 @@ __all__ = [
     "read_sound",
     "resample",
     "resampled_length",
+    "samples_of_frame",
 ]
 
 MAX_SOUND_CHANNELS = 64
@@ -37,6 +40,12 @@ MAX_SOUND_RATE = 768_000  # Hz
 _MAX_SILENCE = 1000  # times the actual audio: else a few bytes become gigabytes of zeros
 _LONG_PACKET = 8192  # samples that a packet of few bytes may claim
 _SAMPLES_PER_BYTE = 8  # that a longer packet may claim: more than uncompressed audio has
+
+
+_OPUS = ("opus", "libopus")
+_OPUS_RATE = 48_000  # Hz, whatever rate was encoded
+_LONGEST_OPUS = 5760  # samples of a packet: 120 ms
+_OPUS_FRAMES = (*(480, 960, 1920, 2880) * 3, *(480, 960) * 2, *(120, 240, 480, 960) * 4)  # samples by configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +82,7 @@ def index_sound(data: Buffer) -> SoundIndex | None:
         start: Fraction | None = None
         end: int | None = None
         rate, channels, usual, claimed_total = stream.codec_context.sample_rate, 0, 1024, 0
+        exact: int | None = 0 if stream.codec_context.name in _OPUS else None
         for packet in container.demux(stream):
             if start is None:
                 for frame in packet.decode():
@@ -80,6 +90,8 @@ def index_sound(data: Buffer) -> SoundIndex | None:
                         start = seconds_of(frame.pts, frame.time_base or time_base)
                         rate, channels, usual = frame.sample_rate, frame.layout.nb_channels, frame.samples
                         break
+            if exact is not None and packet.size:
+                exact = exact + _opus_length(packet) if packet.pts is not None else None
             if packet.size and packet.pts is not None:
                 end = max(end or packet.pts, packet.pts + (packet.duration or 0))
                 # A duration is only a claim: the limit is more than real packets have.
@@ -91,10 +103,25 @@ def index_sound(data: Buffer) -> SoundIndex | None:
             raise MediaError("<video>", f"found audio of {channels} channels at {rate} Hz")
         length = max(seconds_of(end, time_base) - start, Fraction(0))
         num_samples = round(length * rate)
+        # Matroska rounds times to milliseconds, and has the padding of the last packet beside its duration.
+        if exact is not None and rate == _OPUS_RATE and abs(exact - num_samples) <= _LONGEST_OPUS:
+            num_samples = exact
         if num_samples > _MAX_SILENCE * claimed_total:
             expected = f"at most {_MAX_SILENCE} times the {claimed_total} that its packets can hold"
             raise MediaError("<video>", f"found audio of {num_samples} samples, expected {expected}")
         return SoundIndex(start=start, num_samples=num_samples, sample_rate=rate, channels=channels)
+
+
+def _opus_length(packet: Packet[Any]) -> int:
+    """Samples of an Opus packet (RFC 6716, section 3.1), without those that the container says to skip or discard."""
+    data = bytes(memoryview(packet)[:2])
+    code = data[0] & 3
+    count = {0: 1, 1: 2, 2: 2}.get(code, data[1] & 63 if len(data) > 1 else 0)
+    length = count * _OPUS_FRAMES[data[0] >> 3]
+    if packet.has_sidedata("skip_samples"):
+        first, last = struct.unpack_from("<II", bytes(packet.get_sidedata("skip_samples")))
+        length = max(0, length - first - last)
+    return min(length, _LONGEST_OPUS)
 
 
 def read_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> npt.NDArray[np.float32]:
@@ -133,7 +160,7 @@ def read_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> n
                     at = round(due)
             if at >= count:
                 break
-            samples = _samples_of(frame)
+            samples = samples_of_frame(frame)
             first, last = max(at, 0), min(at + len(samples), count)
             if first < last:
                 sound[first:last] = samples[first - at : last - at]
@@ -144,7 +171,7 @@ def read_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> n
     return sound
 
 
-def _samples_of(frame: AudioFrame) -> npt.NDArray[np.float32]:
+def samples_of_frame(frame: AudioFrame) -> npt.NDArray[np.float32]:
     """(samples, channels) float32 of a frame of any layout."""
     raw: npt.NDArray[Any] = frame.to_ndarray()
     packed = raw.T if frame.format.is_planar else raw.reshape(-1, frame.layout.nb_channels)

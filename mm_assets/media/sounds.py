@@ -1,19 +1,19 @@
-"""Facts about audio files, read from their headers: codec, rate, channels, length. Nothing is decoded."""
+"""Facts about audio files, read from their headers: codec, rate, channels, length."""
 
 from __future__ import annotations
 
-import io
 import struct
 from dataclasses import dataclass
 
-from mm_assets.errors import optional_import
 from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer, sniff_content_type
+from mm_assets.media.extents import is_streamed_size
 from mm_assets.media.header import CHUNK_LE, MAX_SEGMENTS, HeaderReader, size_of_id3
+from mm_assets.media.sound_files import CODEC_OF_TYPE, open_audio
 
 __all__ = ["AudioInfo", "probe_audio"]
 
-_STREAMED_SIZES = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # written by programs that cannot seek back
+DEFAULT_MAX_COUNTED = 4 * 3600 * 192_000  # samples per channel: four hours at 192 kHz
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,13 @@ class AudioInfo:
     """An audio file as its header describes it.
 
     Attributes:
-        codec: ``wav``, ``flac``, ``ogg`` or ``mp3``.
+        codec: ``wav``, ``flac``, ``ogg``, ``mp3``, ``aiff``, ``au``, ``caf``, ``w64``, ``mp4``, ``aac`` (ADTS),
+            ``ac3``, ``matroska``, ``wavpack``, ``asf`` or ``amr``.
         sample_rate: Hz, at least 1.
         channels: at least 1.
         num_frames: samples per channel.
-        subtype: how samples are stored, in libsndfile's names: ``PCM_16``, ``FLOAT``, ``VORBIS``, and so on.
+        subtype: how samples are stored, in libsndfile's names: ``PCM_16``, ``FLOAT``, ``VORBIS``, and so on; of a file
+            that PyAV reads FFmpeg's name of the codec, in upper case.
     """
 
     codec: str
@@ -52,17 +54,20 @@ _WAV_SUBTYPES = {  # (format, bits) -> (libsndfile's name)
 }
 
 
-def probe_audio(data: Buffer, *, size: int | None = None) -> AudioInfo:
-    """Read an audio file's header without decoding it.
+def probe_audio(data: Buffer, *, size: int | None = None, max_frames: int = DEFAULT_MAX_COUNTED) -> AudioInfo:
+    """Read an audio file's header.
 
     Args:
         data: the file's bytes. Its head is enough for WAV and for a FLAC that has its length. Ogg and MP3 have their
-            length at the end or nowhere, so libsndfile reads the whole file.
+            length at the end or nowhere, so the whole file is read. The formats that PyAV reads are decoded: their
+            headers give no exact length.
         size: bytes of the whole file, if `data` is only its head. A WAV that is shorter than its header says has the
             existing frames.
+        max_frames: samples per channel that are counted at most by decoding; more are not, and the count is larger.
 
     Raises:
-        MediaError: no WAV, FLAC, Ogg or MP3, or a header that is damaged or truncated.
+        MediaError: bytes that are not an audio file, or a header that is damaged or truncated.
+        MissingExtraError: the format needs a package that is not installed.
     """
     head = HeaderReader(data, "<audio>")
     content_type = sniff_content_type(head.view)
@@ -71,20 +76,20 @@ def probe_audio(data: Buffer, *, size: int | None = None) -> AudioInfo:
     if start and head.starts(start, b"fLaC"):
         content_type = "audio/flac"
     if content_type == "audio/wav":
-        info = _probe_wav(head, file_size)
+        info = _probe_wav(head, file_size, max_frames)
     elif content_type == "audio/flac":
         info = _probe_flac(head, start, file_size)
-    elif content_type in ("audio/ogg", "audio/mpeg"):
-        info = _probe_sndfile(head, "ogg" if content_type == "audio/ogg" else "mp3")
+    elif content_type in CODEC_OF_TYPE:
+        info = _probe_opened(head, CODEC_OF_TYPE[content_type], max_frames)
     else:
         found = content_type or f"unknown bytes {bytes(head.view[:8])!r}"
-        raise head.fail(f"is not readable audio: found {found}, expected WAV, FLAC, Ogg or MP3")
+        raise head.fail(f"is not readable audio: found {found}, expected an audio file such as WAV, FLAC, Ogg or MP3")
     if info.sample_rate < 1 or info.channels < 1:
         raise head.fail(f"{info.codec} header has {info.sample_rate} Hz and {info.channels} channels")
     return info
 
 
-def _probe_wav(head: HeaderReader, file_size: int) -> AudioInfo:
+def _probe_wav(head: HeaderReader, file_size: int, max_frames: int) -> AudioInfo:
     pos = 12
     layout: tuple[int, ...] | None = None
     declared64: int | None = None
@@ -103,13 +108,13 @@ def _probe_wav(head: HeaderReader, file_size: int) -> AudioInfo:
             code, channels, rate, _, block, bits = layout
             subtype = _WAV_SUBTYPES.get((code, bits))
             if subtype is None:
-                return _probe_sndfile(head, "wav")
+                return _probe_opened(head, "wav", max_frames)
             if block == 0 or block != channels * bits // 8:
                 raise head.fail(f"WAV has blocks of {block} bytes for {channels} channels of {bits} bits")
             there = max(0, file_size - body)
             if declared64 is not None and length == 0xFFFFFFFF:
                 there = min(there, declared64)
-            elif length not in _STREAMED_SIZES or (length == 0 and there < block):
+            elif not is_streamed_size(length) and (length or there < block):
                 there = min(there, length)
             return AudioInfo(
                 codec="wav",
@@ -138,18 +143,20 @@ def _probe_flac(head: HeaderReader, start: int, file_size: int) -> AudioInfo:
     )
 
 
-def _probe_sndfile(head: HeaderReader, codec: str) -> AudioInfo:
-    with optional_import("soundfile", "reading an audio header"):
-        import soundfile
-
-    try:
-        with soundfile.SoundFile(io.BytesIO(head.view)) as sound:
-            return AudioInfo(
-                codec=codec,
-                sample_rate=int(sound.samplerate),
-                channels=int(sound.channels),
-                num_frames=max(0, int(sound.frames)),
-                subtype=str(sound.subtype),
-            )
-    except (soundfile.SoundFileError, OSError, ValueError, TypeError) as error:
-        raise head.fail(f"{codec} header cannot be read: {error}") from error
+def _probe_opened(head: HeaderReader, codec: str, max_frames: int) -> AudioInfo:
+    """The facts of an opened file; where only decoding tells its length, its samples are counted."""
+    with open_audio(head.view, codec, whole=False) as sound:
+        count = sound.num_frames
+        if count is None:
+            count = 0
+            for block in sound.blocks("float32"):
+                count += len(block)
+                if count > max_frames:
+                    break
+        return AudioInfo(
+            codec=codec,
+            sample_rate=sound.sample_rate,
+            channels=sound.channels,
+            num_frames=count,
+            subtype=sound.subtype,
+        )

@@ -68,6 +68,13 @@ _DEMUXERS = {  # MIME type to FFmpeg's name; no playlists, manifests or image se
     "audio/mpeg": "mp3",
     "audio/aac": "aac",
     "audio/aiff": "aiff",
+    "audio/basic": "au",
+    "audio/x-caf": "caf",
+    "audio/x-w64": "w64",
+    "audio/x-wavpack": "wv",
+    "audio/ac3": "ac3",
+    "audio/eac3": "eac3",
+    "audio/amr": "amr",
 }
 VIDEO_TYPES = frozenset(name for name in _DEMUXERS if name.startswith("video/"))
 """MIME types of the containers that are read."""

@@ -54,7 +54,13 @@ IMAGE_TYPES = frozenset(
     }
 )
 DEPTH_TYPES = frozenset({"image/png", "image/tiff"})
-AUDIO_TYPES = frozenset({"audio/wav", "audio/flac", "audio/ogg", "audio/mpeg"})
+AUDIO_TYPES = frozenset(
+    f"audio/{kind}"
+    for kind in (
+        *("wav", "flac", "ogg", "mpeg", "mp4", "aac", "ac3", "eac3", "aiff", "amr", "basic", "webm"),
+        *("x-caf", "x-w64", "x-wavpack", "x-matroska", "x-ms-wma"),
+    )
+)
 ARRAY_TYPES = frozenset({"application/x-npy"})
 SUBTITLES = ("srt", "vtt", "lrc")
 

@@ -34,7 +34,10 @@ def _table(**extensions: str) -> dict[str, str]:
 MODALITY_OF_EXTENSION: Mapping[str, str] = _table(
     image="jpg jpeg jpe jfif png gif webp bmp tif tiff jp2 avif heic heif ppm pgm pbm pnm",
     text="txt caption cls csv json yaml yml srt vtt",
-    audio="wav flac mp3 ogg oga opus m4a aac aif aiff",
+    audio=(
+        "wav rf64 w64 flac mp3 mp2 ogg oga opus spx m4a m4b aac ac3 eac3 ec3 amr wma mka weba wv aif aiff aifc au snd "
+        "caf"
+    ),
     video="mp4 m4v mov webm mkv avi ogv mpg mpeg vob ts mts m2ts flv asf wmv 3gp 3g2",
     array="npy",
     midi="mid midi",

@@ -1,0 +1,447 @@
+"""Audio files as samples: read by libsndfile, or by PyAV where libsndfile cannot, in blocks of bounded size.
+
+Whether a file is whole is judged by its own structure (`mm_assets.media.extents`, `mm_assets.media.mpeg_audio`), for
+decoders read what is there, and by the checksums of its format. Any input gives samples or a `MediaError`; a format
+that needs a package that is not installed raises `MissingExtraError`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_assets.errors import MediaError, optional_import
+from mm_assets.media import flac
+from mm_assets.media.content_types import Buffer
+from mm_assets.media.extents import Extent, OggStream, extent_of, read_ogg
+from mm_assets.media.header import size_of_id3
+from mm_assets.media.mpeg_audio import check_frames, mp3_with_length, walk_mp3
+from mm_assets.media.stderr import without_mpg123_messages
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+
+__all__ = ["CODEC_OF_TYPE", "SHORT_SUBTYPES", "OpenAudio", "open_audio"]
+
+CODEC_OF_TYPE = {
+    "audio/wav": "wav",
+    "audio/flac": "flac",
+    "audio/ogg": "ogg",
+    "audio/mpeg": "mp3",
+    "audio/aiff": "aiff",
+    "audio/basic": "au",
+    "audio/x-caf": "caf",
+    "audio/x-w64": "w64",
+    "audio/mp4": "mp4",
+    "video/mp4": "mp4",
+    "video/quicktime": "mp4",
+    "video/3gpp": "mp4",
+    "audio/aac": "aac",
+    "audio/ac3": "ac3",
+    "audio/eac3": "ac3",
+    "video/webm": "matroska",
+    "video/x-matroska": "matroska",
+    "audio/x-wavpack": "wavpack",
+    "video/x-ms-asf": "asf",
+    "audio/amr": "amr",
+}
+"""Codec, in the sense of `AudioInfo`, of each content type that may be an audio file."""
+
+SHORT_SUBTYPES = ("PCM_16", "PCM_S8", "PCM_U8")
+_PCM_BYTES = {"PCM_U8": 1, "PCM_S8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "ULAW": 1, "ALAW": 1}
+_FLOAT_BYTES = {"FLOAT": 4, "DOUBLE": 8}
+_BY_AV = ("mp4", "aac", "ac3", "matroska", "wavpack", "asf", "amr")
+_OGG_BY_AV = (b"\x7fFLAC", b"Speex   ")
+_HAS_EXTENT = ("wav", "aiff", "au", "caf", "w64", "mp4", "matroska", "asf")
+_BLOCK = 1 << 17  # samples of all channels, that libsndfile decodes at a time
+_FINE = 4096  # samples per channel, where the end of what decodes is looked for
+_UNSUPPORTED = 4  # libsndfile's code of a known container with an encoding that it does not read
+_MD5_BITS = {8: "<i1", 16: "<i2", 24: "<i4"}
+_MAX_LENGTH = 2**62  # samples: libsndfile gives 2**63 - 1 for an unknown length
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenAudio:
+    """An open audio file.
+
+    Attributes:
+        sample_rate: Hz.
+        channels: at least 1.
+        num_frames: samples per channel; None where only decoding tells.
+        subtype: how samples are stored: libsndfile's name, or FFmpeg's name of the codec in upper case.
+        blocks: decodes to (n, channels) float32, or int16 for the argument "int16", which only `SHORT_SUBTYPES` take.
+        claimed_seconds: the length that the header promises; None where it has none.
+        is_plain: whether samples are stored as they are, so that every run of bytes decodes.
+    """
+
+    sample_rate: int
+    channels: int
+    num_frames: int | None
+    subtype: str
+    blocks: Callable[[str], Iterator[npt.NDArray[Any]]]
+    claimed_seconds: float | None = None
+    is_plain: bool = False
+
+
+@contextmanager
+def open_audio(data: Buffer, codec: str, *, length: int = 0, whole: bool = True) -> Iterator[OpenAudio]:
+    """Open a file of a codec of `CODEC_OF_TYPE`.
+
+    Args:
+        data: the file's bytes.
+        codec: of the file.
+        length: samples per channel, for a FLAC whose header has no length.
+        whole: refuse a file that is truncated or damaged by its own structure; else read what is there.
+
+    Raises:
+        MediaError: the file is damaged, or not audio of this codec; also from its blocks.
+    """
+    view = memoryview(data).cast("B")
+    ogg = read_ogg(view) if codec == "ogg" else None
+    with ExitStack() as stack:
+        try:
+            sound = stack.enter_context(_opener(view, codec, length, ogg))
+        except _UnsupportedError:
+            sound = stack.enter_context(_open_av(view, codec))
+        except MediaError:
+            if whole:  # a file that is truncated early is not opened, and the decoder's words do not say why
+                _check_whole(view, codec, None, ogg)
+            raise
+        if whole:
+            _check_whole(view, codec, sound, ogg)
+        yield sound
+
+
+def _opener(view: memoryview, codec: str, length: int, ogg: OggStream | None) -> AbstractContextManager[OpenAudio]:
+    if codec in _BY_AV or (ogg is not None and ogg.head.startswith(_OGG_BY_AV)):
+        return _open_av(view, codec)
+    return _open_sndfile(view, codec, length)
+
+
+class _UnsupportedError(MediaError):
+    """libsndfile knows the container, but not what is in it."""
+
+
+# --- whole or not -----------------------------------------------------------------------------------------------------
+
+
+def _check_whole(view: memoryview, codec: str, sound: OpenAudio | None, ogg: OggStream | None) -> None:
+    """Refuse a file whose structure says that a part of it is missing or damaged; `sound` is None if it is not open."""
+    if ogg is not None and ogg.problem:
+        raise MediaError("<audio>", f"ogg is damaged: {_share(sound)}, {ogg.problem}")
+    if codec in ("aac", "ac3", "amr", "wavpack"):
+        try:
+            check_frames(view, codec)
+        except MediaError as error:
+            raise MediaError("<audio>", f"{error.reason}, {_share(sound)}") from error
+    elif codec in _HAS_EXTENT:
+        extent = extent_of(view, codec)
+        if extent is not None and not extent.is_whole:
+            raise MediaError("<audio>", f"{codec} is truncated: {_extent_share(extent, sound)}")
+
+
+def _extent_share(extent: Extent, sound: OpenAudio | None) -> str:
+    """How much of a file is there, in seconds where that is known."""
+    if sound is not None:
+        size = {**_PCM_BYTES, **_FLOAT_BYTES}.get(sound.subtype, 0) * sound.channels * sound.sample_rate
+        if size and sound.num_frames is not None:
+            return f"{_of(extent.there / size, extent.claimed / size)} are there"
+        if sound.num_frames is None:
+            return _share(sound)
+    return f"{extent.there} of {extent.claimed} bytes are there"
+
+
+def _share(sound: OpenAudio | None) -> str:
+    """How much of a file decodes, in seconds."""
+    if sound is None:
+        return "none of it decodes"
+    return f"{_of(_seconds_there(sound), sound.claimed_seconds)} decode"
+
+
+def _of(there: float, claimed: float | None) -> str:
+    """Seconds, as "1.20 of 2.40 s"; of short audio more digits."""
+    digits = 2 if (claimed or there) >= 1 else 4
+    return f"{there:.{digits}f}" + (f" of {claimed:.{digits}f} s" if claimed else " s")
+
+
+def _seconds_there(sound: OpenAudio) -> float:
+    """Seconds that decode."""
+    count = 0
+    try:
+        for block in sound.blocks("float32"):
+            count += len(block)
+    except MediaError:
+        pass  # what decodes up to here is what is asked for
+    return count / sound.sample_rate
+
+
+# --- libsndfile -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _errors(codec: str) -> Iterator[None]:
+    """Every error of soundfile as a `MediaError`, without the address of the file object in its text."""
+    import soundfile
+
+    try:
+        yield
+    except MediaError:
+        raise
+    except (soundfile.SoundFileError, OSError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+        reason = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
+        if isinstance(error, soundfile.LibsndfileError) and error.code == _UNSUPPORTED:
+            raise _UnsupportedError("<audio>", f"{codec} cannot be decoded: {reason}") from error
+        raise MediaError("<audio>", f"{codec} cannot be decoded: {reason.strip().rstrip('.')}") from error
+    except MemoryError as error:
+        raise MediaError("<audio>", f"{codec} cannot be decoded: it needs more memory than is available") from error
+
+
+@contextmanager
+def _open_sndfile(view: memoryview, codec: str, length: int) -> Iterator[OpenAudio]:
+    with optional_import("soundfile", "reading an audio file"):
+        import soundfile
+    del soundfile
+    kind, file, known = codec, view, None
+    if codec == "wav" and (body := _mpeg_in_wav(view)) is not None:
+        kind, file = "mp3", body
+    if kind == "mp3":
+        yield from _open_mp3(file, codec)
+        return
+    if codec == "flac":
+        file, known = memoryview(flac.with_known_length(view, length)), length or None
+    with _opened(file, codec) as sound:
+        count = int(sound.frames) if known is None else known
+        bytes_each = _PCM_BYTES.get(sound.subtype) if codec not in ("flac", "ogg") else None
+        yield OpenAudio(
+            sample_rate=int(sound.samplerate),
+            channels=int(sound.channels),
+            num_frames=max(0, count),
+            subtype=str(sound.subtype),
+            blocks=_blocks_of(sound, file, codec, count),
+            is_plain=bytes_each is not None,
+        )
+
+
+@contextmanager
+def _opened(file: Buffer, codec: str) -> Iterator[Any]:
+    import soundfile
+
+    with _errors(codec), _quiet(codec):
+        sound = soundfile.SoundFile(io.BytesIO(file))
+    try:
+        yield sound
+    finally:
+        with _errors(codec), _quiet(codec):
+            sound.close()
+
+
+def _quiet(codec: str) -> AbstractContextManager[None]:
+    return without_mpg123_messages() if codec == "mp3" else nullcontext()
+
+
+def _blocks_of(sound: Any, file: memoryview, codec: str, count: int) -> Callable[[str], Iterator[npt.NDArray[Any]]]:
+    def blocks(dtype: str) -> Iterator[npt.NDArray[Any]]:
+        with _errors(codec):
+            sound.seek(0) if sound.seekable() and sound.tell() else None
+        found = _read_blocks(sound, codec, count, dtype)
+        if codec == "flac":
+            return _checked_flac(found, file, sound, count)
+        return found
+
+    return blocks
+
+
+def _read_blocks(sound: Any, codec: str, count: int, dtype: str, *, skipped: int = 0) -> Iterator[npt.NDArray[Any]]:
+    size, left = max(1, _BLOCK // sound.channels), count + skipped
+    while left > 0:
+        # With a number of frames: soundfile refuses to read what it cannot seek in, such as GSM, to its end.
+        with _errors(codec), _quiet(codec):
+            block = sound.read(frames=min(size, left), dtype=dtype, always_2d=True)
+        if not len(block):
+            return
+        left -= len(block)
+        dropped = min(skipped, len(block))
+        skipped -= dropped
+        yield block[dropped:]
+
+
+def _checked_flac(
+    blocks: Iterator[npt.NDArray[Any]], file: memoryview, sound: Any, count: int
+) -> Iterator[npt.NDArray[Any]]:
+    """The blocks, then the comparison with the MD5 of the samples that the header has; zeros mean that it has none."""
+    start = size_of_id3(file)
+    bits = flac.read_stream_info(file, start).bits
+    expected = flac.md5_of(file, start)
+    digest = hashlib.md5(usedforsecurity=False) if bits in _MD5_BITS and any(expected) else None
+    done = 0
+    try:
+        for block in blocks:
+            done += len(block)
+            if digest is not None:
+                digest.update(_flac_bytes(block, bits))
+            yield block
+    except MediaError as error:
+        raise MediaError("<audio>", f"flac is damaged: {_flac_share(file, count)} ({error.reason})") from error
+    if done < count:
+        found = f"{_of(done / sound.samplerate, count / sound.samplerate)} are there"
+        raise MediaError("<audio>", f"flac is truncated: {found}")
+    if digest is not None and digest.digest() != expected:
+        raise MediaError("<audio>", "flac is damaged: its samples do not have the MD5 in its header")
+
+
+def _flac_bytes(block: npt.NDArray[Any], bits: int) -> bytes:
+    """Samples as FLAC's MD5 counts them: little-endian integers of whole bytes (RFC 9639, section 8.2)."""
+    if block.dtype.kind == "f":
+        values = (block * np.float32(1 << bits - 1)).astype(np.int32)  # exact: a power of two
+    else:
+        values = block >> 16 - bits
+    packed = np.ascontiguousarray(values.astype(_MD5_BITS[bits], copy=False))
+    return packed.view(np.uint8).reshape(-1, 4)[:, :3].tobytes() if bits == 24 else packed.tobytes()
+
+
+def _flac_share(file: memoryview, count: int) -> str:
+    """How much of a FLAC decodes up to its first damaged frame."""
+    done = 0
+    with _opened(file, "flac") as sound:
+        rate = int(sound.samplerate)
+        try:
+            while len(block := _next_fine(sound)):
+                done += len(block)
+        except MediaError:
+            pass  # the damage: what decodes before it is what is asked for
+    return f"{_of(done / rate, count / rate)} decode"
+
+
+def _next_fine(sound: Any) -> npt.NDArray[Any]:
+    with _errors("flac"):
+        block: npt.NDArray[Any] = sound.read(frames=_FINE, dtype="int16", always_2d=True)
+    return block
+
+
+# --- MP3 --------------------------------------------------------------------------------------------------------------
+
+
+def _mpeg_in_wav(view: memoryview) -> memoryview | None:
+    """The frames of an MP3 in a WAV; None for any other WAV."""
+    at = 12
+    is_mpeg = False
+    while at + 8 <= len(view):
+        kind, size = bytes(view[at : at + 4]), int.from_bytes(view[at + 4 : at + 8], "little")
+        if kind == b"fmt " and size >= 16:
+            is_mpeg = int.from_bytes(view[at + 8 : at + 10], "little") in (0x50, 0x55)
+        if kind == b"data" or (kind == b"fmt " and not is_mpeg):
+            return view[at + 8 : at + 8 + size] if is_mpeg else None
+        at += 8 + size + (size & 1)
+    return None
+
+
+def _open_mp3(file: memoryview, codec: str) -> Iterator[OpenAudio]:
+    """An MP3 or the one in a WAV: its length is libmpg123's where a Xing header has it, else that of all frames."""
+    run = walk_mp3(file)
+    rate, spf = run.sample_rate, run.num_samples // max(run.num_frames, 1)
+    with _opened(file, "mp3") as sound:
+        found = int(sound.frames)
+        claimed = run.claimed_frames or 0
+        count = found if run.has_xing and found < _MAX_LENGTH else run.num_samples
+        facts = (int(sound.samplerate), int(sound.channels))
+
+        def blocks(dtype: str) -> Iterator[npt.NDArray[Any]]:
+            if run.problem or run.num_frames + 1 < claimed:
+                share = _of(run.num_samples / rate, claimed * spf / rate if claimed else None)
+                why = run.problem or f"{run.num_frames} of {claimed} frames"
+                raise MediaError("<audio>", f"mp3 is damaged: {share} are there, {why}")
+            if found >= count:
+                with _errors("mp3"), _quiet("mp3"):
+                    sound.seek(0)
+                yield from _read_blocks(sound, "mp3", count, dtype)
+                return
+            longer, skipped = mp3_with_length(file, run)
+            with _opened(longer, "mp3") as other:
+                yield from _read_blocks(other, "mp3", count, dtype, skipped=skipped)
+
+        yield OpenAudio(
+            sample_rate=facts[0],
+            channels=facts[1],
+            num_frames=count,
+            subtype=str(sound.subtype),
+            blocks=blocks,
+        )
+
+
+# --- PyAV -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _open_av(view: memoryview, codec: str) -> Iterator[OpenAudio]:
+    from mm_assets.media.sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
+    from mm_assets.media.video import audio_stream_of, open_media, video_stream_of
+
+    with open_media(view) as (container, _):
+        if video_stream_of(container) is not None:
+            raise MediaError("<audio>", f"{codec} file has video, expected audio alone (a clip field takes it)")
+        stream = audio_stream_of(container)
+        if stream is None:
+            raise MediaError("<audio>", f"{codec} file has no audio stream that can be decoded")
+        name = stream.codec_context.name.upper()
+        # The other demuxers guess the duration from the size of the file.
+        seconds = _duration(container) if codec in ("mp4", "matroska", "wavpack") else None
+        first = next(_av_blocks(container, codec), None)
+        if first is None:
+            raise MediaError("<audio>", f"{codec} file has no samples, expected at least one")
+        facts = first[:2]
+    if not 1 <= facts[0] <= MAX_SOUND_RATE or not 1 <= facts[1] <= MAX_SOUND_CHANNELS:
+        raise MediaError("<audio>", f"{codec} has {facts[1]} channels at {facts[0]} Hz")
+
+    def blocks(dtype: str) -> Iterator[npt.NDArray[Any]]:
+        with open_media(view) as (container, _):
+            for rate, channels, samples in _av_blocks(container, codec):
+                if (rate, channels) != facts:
+                    found = f"{channels} channels at {rate} Hz"
+                    raise MediaError(
+                        "<audio>", f"{codec} changes to {found}, expected {facts[1]} channels at {facts[0]}"
+                    )
+                yield samples
+
+    yield OpenAudio(
+        sample_rate=facts[0],
+        channels=facts[1],
+        num_frames=None,
+        subtype=name,
+        blocks=blocks,
+        claimed_seconds=seconds,
+    )
+
+
+def _av_blocks(container: InputContainer, codec: str) -> Iterator[tuple[int, int, npt.NDArray[np.float32]]]:
+    """Rate, channels and samples of each decoded frame, without gaps between them, as FFmpeg's command line does."""
+    from av.audio.frame import AudioFrame
+
+    from mm_assets.media.sound import samples_of_frame
+    from mm_assets.media.video import audio_stream_of
+
+    stream = audio_stream_of(container)
+    if stream is None:
+        return
+    for packet in container.demux(stream):
+        if packet.is_corrupt:
+            raise MediaError("<audio>", f"{codec} has a packet that is truncated or fails its checksum")
+        for frame in packet.decode():
+            if isinstance(frame, AudioFrame) and frame.samples:
+                samples = samples_of_frame(frame)
+                if not np.isfinite(samples).all():
+                    raise MediaError("<audio>", f"{codec} has samples that are infinite or NaN, expected finite ones")
+                yield frame.sample_rate, frame.layout.nb_channels, samples
+
+
+def _duration(container: InputContainer) -> float | None:
+    stream = next(iter(container.streams.audio))
+    if stream.duration and stream.time_base:
+        return float(stream.duration * stream.time_base)
+    return container.duration / 1_000_000 if container.duration else None
