@@ -173,7 +173,7 @@ class AudioField(Field):
         try:
             info = probe_audio(data, max_frames=self.max_frames)
         except MediaError as error:
-            raise self._wrong_content(f"bytes that are not an audio file ({error.reason})", "an audio file") from error
+            raise self._wrong_content(f"bytes that cannot be read ({error.reason})", "an audio file") from error
         self._check_extent(info.num_frames, info.channels, info.sample_rate)
         return info
 

@@ -88,7 +88,8 @@ def _aiff(view: memoryview) -> Extent | None:
             break
         kind, size = struct.unpack_from(">4sI", view, at)
         if kind == b"SSND":
-            return None if size == 0 or is_streamed_size(size) else _of_chunk(view, at + 8, size)
+            # The samples follow an offset and a block size, 8 bytes.
+            return None if size < 8 or is_streamed_size(size) else _of_chunk(view, at + 16, size - 8)
         at += 8 + size + (size & 1)
     return None
 

@@ -22,7 +22,7 @@ from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.extents import Extent, OggStream, extent_of, read_ogg
 from mm_assets.media.header import size_of_id3
-from mm_assets.media.mpeg_audio import check_frames, mp3_with_length, walk_mp3
+from mm_assets.media.mpeg_audio import FrameRun, check_frames, mp3_with_length, walk_mp3
 from mm_assets.media.stderr import without_mpg123_messages
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ _PCM_BYTES = {"PCM_U8": 1, "PCM_S8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "
 _FLOAT_BYTES = {"FLOAT": 4, "DOUBLE": 8}
 _BY_AV = ("mp4", "aac", "ac3", "matroska", "wavpack", "asf", "amr")
 _OGG_BY_AV = (b"\x7fFLAC", b"Speex   ")
+_HAS_CHECKSUM = ("flac", "ac3", "eac3", "wavpack")  # codecs of FFmpeg that compare one where they are asked to
 _HAS_EXTENT = ("wav", "aiff", "au", "caf", "w64", "mp4", "matroska", "asf")
 _BLOCK = 1 << 17  # samples of all channels, that libsndfile decodes at a time
 _FINE = 4096  # samples per channel, where the end of what decodes is looked for
 _UNSUPPORTED = 4  # libsndfile's code of a known container with an encoding that it does not read
-_MD5_BITS = {8: "<i1", 16: "<i2", 24: "<i4"}
-_MAX_LENGTH = 2**62  # samples: libsndfile gives 2**63 - 1 for an unknown length
+_MD5_BITS = {8: "int16", 16: "int16", 24: "int32"}  # what libsndfile reads samples of so many bits as
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,13 +212,16 @@ def _open_sndfile(view: memoryview, codec: str, length: int) -> Iterator[OpenAud
     if codec == "wav" and (body := _mpeg_in_wav(view)) is not None:
         kind, file = "mp3", body
     if kind == "mp3":
-        yield from _open_mp3(file, codec)
+        yield from _open_mp3(file)
         return
     if codec == "flac":
         file, known = memoryview(flac.with_known_length(view, length)), length or None
     with _opened(file, codec) as sound:
         count = int(sound.frames) if known is None else known
         bytes_each = _PCM_BYTES.get(sound.subtype) if codec not in ("flac", "ogg") else None
+        if bytes_each is not None and (extent := extent_of(view, codec)) is not None:
+            # libsndfile takes what follows the samples of a W64 for more of them.
+            count = min(count, extent.claimed // (bytes_each * int(sound.channels)))
         yield OpenAudio(
             sample_rate=int(sound.samplerate),
             channels=int(sound.channels),
@@ -249,11 +252,11 @@ def _quiet(codec: str) -> AbstractContextManager[None]:
 def _blocks_of(sound: Any, file: memoryview, codec: str, count: int) -> Callable[[str], Iterator[npt.NDArray[Any]]]:
     def blocks(dtype: str) -> Iterator[npt.NDArray[Any]]:
         with _errors(codec):
-            sound.seek(0) if sound.seekable() and sound.tell() else None
-        found = _read_blocks(sound, codec, count, dtype)
+            if sound.seekable() and sound.tell():
+                sound.seek(0)
         if codec == "flac":
-            return _checked_flac(found, file, sound, count)
-        return found
+            return _checked_flac(file, sound, count, dtype)
+        return _read_blocks(sound, codec, count, dtype)
 
     return blocks
 
@@ -272,20 +275,25 @@ def _read_blocks(sound: Any, codec: str, count: int, dtype: str, *, skipped: int
         yield block[dropped:]
 
 
-def _checked_flac(
-    blocks: Iterator[npt.NDArray[Any]], file: memoryview, sound: Any, count: int
-) -> Iterator[npt.NDArray[Any]]:
-    """The blocks, then the comparison with the MD5 of the samples that the header has; zeros mean that it has none."""
+def _checked_flac(file: memoryview, sound: Any, count: int, dtype: str) -> Iterator[npt.NDArray[Any]]:
+    """The blocks, then the comparison with the MD5 of the samples that the header has; zeros mean that it has none.
+
+    libFLAC compares the checksums of frames, so that the MD5 finds frames that are missing or in another order.
+    """
     start = size_of_id3(file)
     bits = flac.read_stream_info(file, start).bits
     expected = flac.md5_of(file, start)
     digest = hashlib.md5(usedforsecurity=False) if bits in _MD5_BITS and any(expected) else None
+    stored = dtype if digest is None else _MD5_BITS[bits]
     done = 0
     try:
-        for block in blocks:
+        for block in _read_blocks(sound, "flac", count, stored):
             done += len(block)
             if digest is not None:
                 digest.update(_flac_bytes(block, bits))
+            if stored != dtype:  # exact, and as libsndfile scales
+                scale = np.float32(1 / (1 << 8 * block.itemsize - 1))
+                block = np.multiply(block, scale, dtype=np.float32, casting="unsafe")
             yield block
     except MediaError as error:
         raise MediaError("<audio>", f"flac is damaged: {_flac_share(file, count)} ({error.reason})") from error
@@ -296,14 +304,13 @@ def _checked_flac(
         raise MediaError("<audio>", "flac is damaged: its samples do not have the MD5 in its header")
 
 
-def _flac_bytes(block: npt.NDArray[Any], bits: int) -> bytes:
+def _flac_bytes(block: npt.NDArray[Any], bits: int) -> bytes | memoryview:
     """Samples as FLAC's MD5 counts them: little-endian integers of whole bytes (RFC 9639, section 8.2)."""
-    if block.dtype.kind == "f":
-        values = (block * np.float32(1 << bits - 1)).astype(np.int32)  # exact: a power of two
-    else:
-        values = block >> 16 - bits
-    packed = np.ascontiguousarray(values.astype(_MD5_BITS[bits], copy=False))
-    return packed.view(np.uint8).reshape(-1, 4)[:, :3].tobytes() if bits == 24 else packed.tobytes()
+    if bits == 16:
+        return np.ascontiguousarray(block, dtype="<i2").data
+    if bits == 8:
+        return (block >> 8).astype(np.int8).data
+    return np.ascontiguousarray(block, dtype="<i4").view(np.uint8).reshape(-1, 4)[:, 1:].tobytes()
 
 
 def _flac_share(file: memoryview, count: int) -> str:
@@ -342,37 +349,46 @@ def _mpeg_in_wav(view: memoryview) -> memoryview | None:
     return None
 
 
-def _open_mp3(file: memoryview, codec: str) -> Iterator[OpenAudio]:
+def _open_mp3(file: memoryview) -> Iterator[OpenAudio]:
     """An MP3 or the one in a WAV: its length is libmpg123's where a Xing header has it, else that of all frames."""
     run = walk_mp3(file)
-    rate, spf = run.sample_rate, run.num_samples // max(run.num_frames, 1)
-    with _opened(file, "mp3") as sound:
-        found = int(sound.frames)
-        claimed = run.claimed_frames or 0
-        count = found if run.has_xing and found < _MAX_LENGTH else run.num_samples
-        facts = (int(sound.samplerate), int(sound.channels))
+    rate, claimed = run.sample_rate, run.claimed_frames
+    length = run.num_samples / rate
+    with ExitStack() as stack:
+        sound, skipped = _opened_mp3(stack, file, run)
+        count = int(sound.frames) if run.has_xing else run.num_samples
 
         def blocks(dtype: str) -> Iterator[npt.NDArray[Any]]:
-            if run.problem or run.num_frames + 1 < claimed:
-                share = _of(run.num_samples / rate, claimed * spf / rate if claimed else None)
+            if run.problem or run.num_frames + 1 < (claimed or 0):
                 why = run.problem or f"{run.num_frames} of {claimed} frames"
+                share = _of(length, claimed and length / max(run.num_frames, 1) * claimed)
                 raise MediaError("<audio>", f"mp3 is damaged: {share} are there, {why}")
-            if found >= count:
-                with _errors("mp3"), _quiet("mp3"):
+            with _errors("mp3"), _quiet("mp3"):
+                if sound.tell():  # a seek changes the last bit of samples
                     sound.seek(0)
-                yield from _read_blocks(sound, "mp3", count, dtype)
-                return
-            longer, skipped = mp3_with_length(file, run)
-            with _opened(longer, "mp3") as other:
-                yield from _read_blocks(other, "mp3", count, dtype, skipped=skipped)
+            yield from _read_blocks(sound, "mp3", count, dtype, skipped=skipped)
 
         yield OpenAudio(
-            sample_rate=facts[0],
-            channels=facts[1],
+            sample_rate=int(sound.samplerate),
+            channels=int(sound.channels),
             num_frames=count,
             subtype=str(sound.subtype),
             blocks=blocks,
         )
+
+
+def _opened_mp3(stack: ExitStack, file: memoryview, run: FrameRun) -> tuple[Any, int]:
+    """An MP3 that libsndfile decodes to its end, and the samples to drop from its start."""
+    if run.has_xing:
+        return stack.enter_context(_opened(file, "mp3")), 0
+    try:
+        sound = stack.enter_context(_opened(file, "mp3"))
+    except MediaError:  # so short that libmpg123 does not know it for an MP3
+        sound = None
+    if sound is not None and sound.frames >= run.num_samples:
+        return sound, 0
+    longer, skipped = mp3_with_length(file, run)
+    return stack.enter_context(_opened(longer, "mp3")), skipped
 
 
 # --- PyAV -------------------------------------------------------------------------------------------------------------
@@ -429,6 +445,8 @@ def _av_blocks(container: InputContainer, codec: str) -> Iterator[tuple[int, int
     stream = audio_stream_of(container)
     if stream is None:
         return
+    if stream.codec_context.name in _HAS_CHECKSUM:
+        stream.codec_context.options = {**stream.codec_context.options, "err_detect": "crccheck+explode"}
     for packet in container.demux(stream):
         if packet.is_corrupt:
             raise MediaError("<audio>", f"{codec} has a packet that is truncated or fails its checksum")

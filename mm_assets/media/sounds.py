@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from mm_assets.errors import MediaError
 from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.media.extents import is_streamed_size
@@ -145,7 +146,15 @@ def _probe_flac(head: HeaderReader, start: int, file_size: int) -> AudioInfo:
 
 def _probe_opened(head: HeaderReader, codec: str, max_frames: int) -> AudioInfo:
     """The facts of an opened file; where only decoding tells its length, its samples are counted."""
-    with open_audio(head.view, codec, whole=False) as sound:
+    try:
+        return _counted(head.view, codec, max_frames)
+    except MediaError:
+        with open_audio(head.view, codec):  # the structure of a damaged file says more than its decoder
+            raise
+
+
+def _counted(view: memoryview, codec: str, max_frames: int) -> AudioInfo:
+    with open_audio(view, codec, whole=False) as sound:
         count = sound.num_frames
         if count is None:
             count = 0

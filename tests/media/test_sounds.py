@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mm_assets.errors import MediaError
 from mm_assets.media import flac
 from mm_assets.media.content_types import content_type_of_name, sniff_content_type
+from mm_assets.media.mpeg_audio import walk_mp3
 from mm_assets.media.sounds import AudioInfo, probe_audio
 
 
@@ -86,6 +87,53 @@ def test_a_flac_of_unknown_length():
         probe_audio(piped[:300], size=len(piped))
     with pytest.raises(MediaError, match="has no length"):
         probe_audio(piped + b"junk")
+
+
+def test_the_frames_of_an_mp3_are_its_length():
+    """Tags before, between and after the frames of an MP3 are no part of it; Xing and VBRI headers are compared."""
+    whole = SOUNDS["mp3"]
+    run = walk_mp3(whole)
+    assert (run.num_frames, run.claimed_frames, run.problem) == (2, 2, "")
+    frames = whole[run.start :]
+    id3, ape = b"ID3\x04\0\0\0\0\0\x05extra", b"APETAGEX" + struct.pack("<IIII", 2000, 40, 1, 1 << 31) + bytes(8)
+    last = len(frames) - walk_mp3(frames[: run.end - run.start - 1]).end
+    for tagged in (
+        id3 + frames,
+        id3 + bytes(30) + frames,
+        frames[:-last] + id3 + frames[-last:],
+        frames + b"TAG" + bytes(125),
+        frames + ape + bytes(8) + ape.replace(struct.pack("<I", 1 << 31), struct.pack("<I", 1 << 31)),
+    ):
+        found = walk_mp3(tagged)
+        assert (found.num_frames, found.num_samples, found.problem) == (2, 2 * 1152, "")
+        assert probe_audio(tagged).num_frames == 2 * 1152
+    vbri = bytearray(whole[: run.start])
+    vbri[4:] = bytes(len(vbri) - 4)
+    vbri[36:54] = b"VBRI" + bytes(10) + struct.pack(">I", 2)
+    assert walk_mp3(bytes(vbri) + frames).claimed_frames == 2
+    assert probe_audio(bytes(vbri) + frames).num_frames == 2 * 1152
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda frames: frames[:-3], "its last frame has"),
+        (lambda frames: frames[:100] + bytes(1500) + frames[1600:], "are not frames"),
+        (lambda frames: frames + b"junk" * 800, "are not frames"),
+        (lambda frames: frames[:2] + bytes([frames[2] & 0x0F]) + frames[3:], "free format"),
+        (lambda frames: b"ID3\x04\0\0\0\0\0\x05extra" + bytes(99), "has no frame at byte 15"),
+    ],
+)
+def test_damage_between_the_frames_of_an_mp3(damage, said):
+    """What is not a frame, or only a part of one, is found by the headers alone; the free format is refused by name."""
+    whole = sound_file(np.tile(SOUND, 10), 44_100, "MP3", "MPEG_LAYER_III")
+    frames = whole[walk_mp3(whole).start :]
+    assert walk_mp3(frames).problem == ""
+    try:
+        found = walk_mp3(damage(frames)).problem
+    except MediaError as error:
+        found = str(error)
+    assert said in found
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def names_of(plan: PackPlan) -> list[tuple[str, str, str]]:
         ([["png", "caption", "txt"]], False, "generic"),
         ([["png", "boxes.csv"]], False, "generic"),
         ([["wav", "txt"]] * 2, False, "speech"),
-        ([["m4a", "txt"]] * 2, False, "generic"),
+        ([["m4a", "txt"]] * 2, False, "speech"),
         ([["wav"]], False, "generic"),
         ([["wav", "txt", "png"]], False, "generic"),
         ([["mp4"]], False, "video"),

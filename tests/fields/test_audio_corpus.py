@@ -1,0 +1,283 @@
+"""Audio files of many formats, whole and damaged: each decodes as its reference decoder does, or says why not."""
+
+import functools
+import io
+import re
+import subprocess
+import sys
+import tempfile
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+import soundfile
+
+from mm_assets.errors import EncodeError, FormatError
+from mm_assets.fields import Audio, AudioField
+from mm_assets.media.sound import index_sound
+
+from .conftest import sound_file
+
+BY_SNDFILE = {  # (container, subtype, rate)
+    "wav pcm 8": ("WAV", "PCM_U8", 16_000),
+    "wav pcm 16": ("WAV", "PCM_16", 16_000),
+    "wav pcm 24": ("WAV", "PCM_24", 16_000),
+    "wav pcm 32": ("WAV", "PCM_32", 16_000),
+    "wav float": ("WAV", "FLOAT", 16_000),
+    "wav double": ("WAV", "DOUBLE", 16_000),
+    "wav mu-law": ("WAV", "ULAW", 8000),
+    "wav a-law": ("WAV", "ALAW", 8000),
+    "wav ima adpcm": ("WAV", "IMA_ADPCM", 16_000),
+    "wav ms adpcm": ("WAV", "MS_ADPCM", 16_000),
+    "wav gsm": ("WAV", "GSM610", 8000),
+    "rf64": ("RF64", "PCM_16", 16_000),
+    "w64": ("W64", "PCM_16", 16_000),
+    "aiff": ("AIFF", "PCM_16", 16_000),
+    "aifc": ("AIFF", "ULAW", 8000),
+    "au": ("AU", "PCM_16", 16_000),
+    "caf": ("CAF", "PCM_24", 16_000),
+    "caf alac": ("CAF", "ALAC_16", 16_000),
+    "flac 16": ("FLAC", "PCM_16", 16_000),
+    "flac 24": ("FLAC", "PCM_24", 16_000),
+    "ogg vorbis": ("OGG", "VORBIS", 16_000),
+    "ogg opus": ("OGG", "OPUS", 48_000),
+    "mp3": ("MP3", "MPEG_LAYER_III", 16_000),
+}
+BY_AV = {  # (muxer, encoder, rate, options of the muxer, options of the encoder)
+    "mp3 cbr, no xing": ("mp3", "libmp3lame", 44_100, {"write_xing": "0"}, {"b": "64000"}),
+    "mp3 vbr, no xing": ("mp3", "libmp3lame", 44_100, {"write_xing": "0", "id3v2_version": "0"}, {"q": "5"}),
+    "mp3 of mpeg 2": ("mp3", "libmp3lame", 22_050, {"write_xing": "0"}, {}),
+    "mp3 of mpeg 2.5": ("mp3", "libmp3lame", 11_025, {"write_xing": "0"}, {}),
+    "mp3 in wav": ("wav", "libmp3lame", 44_100, {}, {}),
+    "mp2": ("mp2", "mp2", 44_100, {}, {"b": "64000"}),
+    "m4a aac": ("ipod", "aac", 44_100, {}, {}),
+    "m4a aac, moov first": ("ipod", "aac", 44_100, {"movflags": "faststart"}, {}),
+    "m4a alac": ("ipod", "alac", 44_100, {}, {}),
+    "caf alac, a file of ffmpeg": ("caf", "alac", 44_100, {}, {}),
+    "adts": ("adts", "aac", 44_100, {}, {}),
+    "ac-3": ("ac3", "ac3", 48_000, {}, {}),
+    "e-ac-3": ("eac3", "eac3", 48_000, {}, {}),
+    "wavpack": ("wv", "wavpack", 44_100, {}, {}),
+    "webm opus": ("webm", "libopus", 48_000, {}, {}),
+    "mka flac": ("matroska", "flac", 44_100, {}, {}),
+    "ogg flac": ("ogg", "flac", 44_100, {}, {}),
+    "wma": ("asf", "wmav2", 44_100, {}, {"b": "64000"}),
+}
+NO_XING = ("mp3 cbr, no xing", "mp3 vbr, no xing", "mp3 of mpeg 2", "mp3 of mpeg 2.5", "mp2")
+MP3_BY_WALK = (*NO_XING, "mp3 in wav")  # decoded by libsndfile, measured by us
+NO_TOTAL = (*NO_XING, "adts", "ac-3", "e-ac-3")  # no length is in the file
+REFUSED = re.compile(
+    "cannot be decoded|is damaged|is truncated|ends early|not as its record|cannot be read|not readable audio|header|"
+    "has no samples|has no audio stream|has no frame|has no length|longer than its record|has video|channels at|"
+    r"samples per channel|does not|begins with|at most \d+ \(max_frames\)|audio of 0 Hz|found (a table|\d+ )|expected"
+)
+UNDETECTED = ("wav", "rf64", "w64", "ai", "au", "caf", "mp", "adts", "m4a", "e-ac-3", "wma", "webm")
+
+
+def tone(rate, seconds=0.3):
+    count = round(rate * seconds)
+    noise = np.random.default_rng(0).standard_normal(count) * 0.05
+    return (np.sin(np.arange(count) / 9) * 0.5 + noise).astype(np.float32)
+
+
+@functools.cache
+def made(name):
+    """The bytes of a format's file: 0.3 s, mono."""
+    if name in BY_SNDFILE:
+        container, subtype, rate = BY_SNDFILE[name]
+        return sound_file(tone(rate), rate, container, subtype)
+    muxer, encoder, rate, muxing, encoding = BY_AV[name]
+    with tempfile.NamedTemporaryFile() as file:  # by its name: to move its header to the front, a file is read again
+        _write(file.name, muxer, encoder, rate, muxing, encoding)
+        return file.read()
+
+
+def _write(path, muxer, encoder, rate, muxing, encoding):
+    with av.open(path, "w", format=muxer, options=muxing) as out:
+        stream = out.add_stream(encoder, rate=rate, layout="mono", options=encoding)
+        kind = stream.codec_context.format.name
+        samples = tone(rate)
+        size = stream.codec_context.frame_size or 1024
+        resampler = av.AudioResampler(format=kind, layout="mono", rate=rate, frame_size=size)
+        frame = av.AudioFrame.from_ndarray(samples[np.newaxis], format="fltp", layout="mono")
+        frame.sample_rate = rate
+        done = 0
+        for source in (frame, None):
+            for piece in resampler.resample(source):
+                piece.pts, piece.time_base = done, Fraction(1, rate)
+                done += piece.samples
+                out.mux(stream.encode(piece))
+        out.mux(stream.encode(None))
+
+
+def by_reference(name, data):
+    """(n, 1) float32 that soundfile, or PyAV with every packet in turn, decodes; None where it refuses."""
+    scales = {"s16": 2.0**15, "s32": 2.0**31, "flt": 1.0}
+    try:
+        if name in BY_SNDFILE:
+            with soundfile.SoundFile(io.BytesIO(data)) as sound:
+                return sound.read(frames=min(sound.frames, 10**6), dtype="float32", always_2d=True)
+        with av.open(io.BytesIO(data)) as container:
+            parts = [
+                (frame.to_ndarray() / scales[frame.format.packed.name]).reshape(-1, 1)
+                for frame in container.decode(container.streams.audio[0])
+            ]
+        return np.concatenate(parts).astype(np.float32)
+    except (soundfile.SoundFileError, av.FFmpegError, ValueError, IndexError):
+        return None
+
+
+def damages(data):
+    """Damaged copies, by name."""
+    size = len(data)
+    flipped = bytearray(data)
+    for at in np.random.default_rng(size).integers(size // 8, size, 4):
+        flipped[at] ^= 0x55
+    middle = size * 5 // 8
+    return {
+        **{f"truncated to {part} of 10": data[: size * part // 10] for part in (1, 5, 9)},
+        "zeroed": data[:middle] + bytes(min(300, size - middle)) + data[middle + 300 :],
+        "flipped": bytes(flipped),
+        "trailing": data + b"trailing bytes\0\0",
+        "empty": b"",
+    }
+
+
+def answer(judge):
+    """What a call returns, or the words of the error that it may raise."""
+    try:
+        return judge()
+    except (EncodeError, FormatError) as error:
+        reason = str(error)
+    assert REFUSED.search(reason), reason
+    assert " object at 0x" not in reason
+    return reason
+
+
+def samples_or_reason(field, data, payload=None):
+    """What a file encodes and decodes to, after the cheaper check gave the same verdict."""
+    encoded = payload or answer(lambda: field.encode(data))
+    if isinstance(encoded, str):
+        return encoded
+    found = answer(lambda: field.decode(*encoded))
+    checked = answer(lambda: field.check_decodable(*encoded))
+    assert checked == (found if isinstance(found, str) else None)
+    return found
+
+
+def assert_as_reference(name, found, expected):
+    assert expected is not None
+    if name in MP3_BY_WALK:  # another decoder than the reference's: libmpg123
+        assert len(found.samples) == len(expected)
+        np.testing.assert_allclose(found.samples, expected, atol=1 / 8000)
+    else:
+        np.testing.assert_array_equal(found.samples, expected)
+
+
+@pytest.mark.parametrize("name", [*BY_SNDFILE, *BY_AV])
+def test_a_whole_file_is_kept_and_decodes_as_its_reference(name):
+    """A file of each format is stored byte for byte, and decodes to every sample of the reference decoder."""
+    data = made(name)
+    field = AudioField()
+    encoded = field.encode(data)
+    assert encoded.data == data
+    found = samples_or_reason(field, data, encoded)
+    assert_as_reference(name, found, by_reference(name, data))
+    assert found.sample_rate == (BY_SNDFILE.get(name) or BY_AV[name])[2]
+    assert 0.27 < found.duration_seconds < 0.42
+    shorts = AudioField(decoded="int16").decode(*encoded).samples
+    np.testing.assert_allclose(shorts / 32768, found.samples.clip(-1, 1), atol=1.01 / 32768)
+    packed = AudioField(encoding="flac", decoded="int16")
+    np.testing.assert_array_equal(packed.decode(*packed.encode(data)).samples, shorts)
+
+
+@pytest.mark.parametrize("name", [*BY_SNDFILE, *BY_AV])
+def test_a_damaged_file_decodes_as_its_reference_or_says_why_not(name):
+    """Truncated, zeroed, flipped, lengthened and empty files decode as the reference does, or are refused by name."""
+    field, whole = AudioField(), made(name)
+    record = field.encode(whole).metadata
+    for damage, data in damages(whole).items():
+        found = samples_or_reason(field, data)
+        if isinstance(found, Audio) and name not in MP3_BY_WALK:
+            # libsndfile takes what follows the samples of a W64 for more of them.
+            assert_as_reference(name, found, by_reference(name, whole if damage == "trailing" else data))
+        if damage.startswith("truncated"):
+            assert isinstance(found, str) or (name in NO_TOTAL and len(data) < len(whole)), damage
+        if damage in ("zeroed", "flipped") and not name.startswith(UNDETECTED):
+            assert isinstance(found, str), damage
+        if damage == "trailing":
+            assert isinstance(found, str) or len(found.samples) == len(by_reference(name, whole)), damage
+        answered = samples_or_reason(field, data, (record, data))  # damaged after it was packed
+        assert isinstance(answered, str | Audio)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("wav pcm 16", r"wav is truncated: 0\.14\d\d of 0\.3000 s are there"),
+        ("aiff", r"aiff is truncated: 0\.14\d\d of 0\.3000 s"),
+        ("flac 16", r"flac is damaged: 0\.\d+ of 0\.3000 s decode"),
+        ("mp3", r"mp3 is damaged: 0\.1\d+ of 0\.\d+ s are there"),
+        ("ogg vorbis", r"ogg is damaged: .* decode.*, page \d has \d+ of \d+ bytes"),
+        ("m4a aac, moov first", r"mp4 is truncated: 0\.\d+ of 0\.3\d+ s decode"),
+        ("mka flac", r"matroska is truncated: 0\.1\d+ of 0\.3\d+ s decode"),
+        ("wavpack", r"wavpack is truncated: frame \d has \d+ of \d+ bytes"),
+        ("adts", r"aac is (truncated|damaged): .* 0\.\d+ s decode"),
+    ],
+)
+def test_a_truncated_file_says_how_much_is_there(name, said):
+    """Half of a file is refused with the share that is there, in seconds where the file has its length."""
+    data = made(name)
+    found = samples_or_reason(AudioField(), data[: len(data) // 2])
+    assert re.search(said, found), found
+
+
+def test_a_clip_ends_where_the_padding_of_its_opus_begins():
+    """Opus in WebM has the samples that decode, without the padding of its last packet."""
+    data = made("webm opus")
+    assert index_sound(data).num_samples == len(by_reference("webm opus", data))
+
+
+def test_a_file_beyond_max_frames_is_not_called_damaged():
+    """A healthy file that is longer than the field allows is refused with the limit and its setting."""
+    for name in ("wav pcm 16", "m4a aac", "mp3"):
+        with pytest.raises(EncodeError, match=r"expected at most 100 \(max_frames\)"):
+            AudioField(max_frames=100).encode(made(name))
+        with pytest.raises(FormatError, match=r"at most 100 samples per channel, the field's max_frames"):
+            AudioField(max_frames=100).decode(*AudioField().encode(made(name)))
+
+
+def test_messages_of_libmpg123_are_withheld_and_others_are_not():
+    """Decoding damaged MP3s writes nothing to standard error; what others write meanwhile arrives."""
+    data = bytearray(made("mp3"))
+    for at in range(len(data) // 3, len(data) - 200, 40):
+        data[at] ^= 0xFF if data[at] != 0xFF and data[at - 1] != 0xFF else 0
+    script = (
+        "import os, sys\n"
+        "from mm_assets.fields import AudioField\n"
+        "from mm_assets.media.stderr import without_mpg123_messages\n"
+        "data = sys.stdin.buffer.read()\n"
+        "for piece in (data, data[:700]):\n"
+        "    try:\n"
+        "        AudioField().decode(*AudioField().encode(piece))\n"
+        "    except ValueError:\n"
+        "        pass\n"
+        "with without_mpg123_messages():\n"
+        "    os.write(2, b'[src/libmpg123/layer3.c:1] error: of its own\\nfrom another thread\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=bytes(data), capture_output=True, timeout=60, check=True
+    )
+    assert done.stderr == b"from another thread\n"
+
+
+def test_a_file_that_needs_pyav_names_the_command_where_it_is_missing(monkeypatch):
+    """Without PyAV an m4a is neither damaged nor refused: the error has the command that installs it."""
+    encoded = AudioField().encode(made("m4a aac"))
+    monkeypatch.setitem(sys.modules, "av", None)
+    for judge in (AudioField().decode, AudioField().check_decodable):
+        with pytest.raises(ImportError, match=r"pip install .*video"):
+            judge(*encoded)
+    with pytest.raises(ImportError, match=r"pip install .*video"):
+        AudioField().encode(made("m4a aac"))
