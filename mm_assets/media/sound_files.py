@@ -74,7 +74,7 @@ class OpenAudio:
     Attributes:
         sample_rate: Hz.
         channels: at least 1.
-        num_frames: samples per channel; None where only decoding tells.
+        num_frames: samples per channel; None where decoding alone determines it.
         subtype: how samples are stored: libsndfile's name, or FFmpeg's name of the codec in upper case.
         blocks: decodes to (n, channels) float32, or int16 for the argument "int16", which only `SHORT_SUBTYPES` take.
         claimed_seconds: the length that the header promises; None where it has none.

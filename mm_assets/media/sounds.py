@@ -145,7 +145,7 @@ def _probe_flac(head: HeaderReader, start: int, file_size: int) -> AudioInfo:
 
 
 def _probe_opened(head: HeaderReader, codec: str, max_frames: int) -> AudioInfo:
-    """The facts of an opened file; where only decoding tells its length, its samples are counted."""
+    """The facts of an opened file; where decoding alone determines its length, its samples are counted."""
     try:
         return _counted(head.view, codec, max_frames)
     except MediaError:

@@ -90,7 +90,7 @@ def test_a_flac_of_unknown_length():
 
 
 def test_the_frames_of_an_mp3_are_its_length():
-    """Tags before, between and after the frames of an MP3 are no part of it; Xing and VBRI headers are compared."""
+    """Tags around and between the frames of an MP3 do not count; Xing and VBRI headers are compared with the frames."""
     whole = SOUNDS["mp3"]
     run = walk_mp3(whole)
     assert (run.num_frames, run.claimed_frames, run.problem) == (2, 2, "")
