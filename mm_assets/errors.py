@@ -234,6 +234,8 @@ def optional_import(package: str, feature: str) -> Iterator[None]:
 class FilterError(MmAssetsError):
     """A filter or annotator broke its contract: a row out of range, or a column missing or of the wrong length or type.
 
+    Also for an error that its code raised: it is the cause, and the detail names the sample and the file.
+
     Args:
         name: the filter or annotator.
         detail: what it did and what was expected.

@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.errors import FilterError, SchemaMismatchError
+from mm_assets.errors import FilterError, MmAssetsError, SchemaMismatchError, first_line
 from mm_assets.filters.base import Annotator, Block, Filter, Scope
 from mm_assets.filters.parameters import check_choice
 from mm_assets.rows.parquet import sample_groups
@@ -37,8 +38,11 @@ from mm_assets.rows.schema import (
     DatasetSchema,
     Drop,
 )
+from mm_assets.rows.source_ref import with_parsed_source_ref_columns
 
 __all__ = ["FilterStream"]
+
+_T = TypeVar("_T")
 
 Fetch = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 JudgeTable = Callable[[pa.Table, Sequence[memoryview | None]], Iterable[Drop]]  # of whole samples, with their contents
@@ -67,7 +71,8 @@ class FilterStream:
 
     Raises:
         SchemaMismatchError: the annotators and the schema disagree, or, while iterating, a block and the schema do.
-        FilterError: while iterating, a filter or annotator broke its contract.
+        FilterError: while iterating, a filter or annotator broke its contract or raised an error of its own, which is
+            the cause.
     """
 
     def __init__(
@@ -202,7 +207,7 @@ class FilterStream:
 
     def _annotate(self, block: Block, annotators: Sequence[Annotator]) -> Block:
         for annotator in annotators:
-            found = annotator.annotate(block)
+            found = _called(annotator.name or type(annotator).__name__, annotator.annotate, block)
             table = block.table
             for column in annotator.columns:
                 values = found.get(column.name)
@@ -286,7 +291,7 @@ def _verdicts(block: Block, judge: Filter) -> dict[int, Drop]:
     """Why each row that is dropped goes: for a sample, every one of its rows."""
     verdicts: dict[int, Drop] = {}
     samples: dict[int, Drop] = {}
-    for found in judge.judge(block):
+    for found in _dropped_by(judge, block):
         drop = _checked(found, block, judge.name)
         if judge.scope == "sample" or block.is_metadata[drop.row]:
             samples.setdefault(int(block.sample_index[drop.row]), drop)
@@ -295,6 +300,47 @@ def _verdicts(block: Block, judge: Filter) -> dict[int, Drop]:
     for row in np.flatnonzero(np.isin(block.sample_index, list(samples))).tolist():
         verdicts[row] = samples[int(block.sample_index[row])]
     return verdicts
+
+
+def _dropped_by(judge: Filter, block: Block) -> Iterable[Drop]:
+    if isinstance(judge, _Step):
+        return judge.judge(block)
+    return _called(judge.name or type(judge).__name__, lambda judged: list(judge.judge(judged)), block)
+
+
+def _called(name: str, call: Callable[[Block], _T], block: Block) -> _T:
+    """The result of a filter's or annotator's own code; what it raises is named with its sample and file."""
+    try:
+        return call(block)
+    except MmAssetsError:
+        raise
+    except Exception as error:  # a filter or annotator is its author's code and may raise anything
+        place = _place_of(call, block, type(error))
+        said = first_line(error)
+        detail = f"raised {type(error).__name__}" + (f": {said}" if said else "")
+        raise FilterError(name, f"{detail} on {place}") from error
+
+
+def _place_of(call: Callable[[Block], object], block: Block, kind: type[Exception]) -> str:
+    """The first sample that raises the same error when it is judged alone, with its file; else the block's samples."""
+    for number in range(block.num_samples if block.num_samples > 1 else 0):
+        alone = block.select(block.sample_index == number)
+        try:
+            call(alone)
+        except Exception as error:  # noqa: BLE001 - the author's code may raise anything, and this is about one kind
+            if isinstance(error, kind):
+                return _shown_samples(alone)
+    return _shown_samples(block)
+
+
+def _shown_samples(block: Block) -> str:
+    ids = block.column("sample_id")
+    first, last = ids[0].as_py(), ids[block.num_rows - 1].as_py()
+    shown = f"sample {first!r}" if first == last else f"one of the samples {first!r} to {last!r}"
+    refs = with_parsed_source_ref_columns(pa.table({"source_ref": block.column("source_ref")}))
+    files = [path for path in dict.fromkeys(refs.column("_src_path").to_pylist()) if path is not None]
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return shown + (f" of {files[0]}{more}" if files else "")
 
 
 def _checked(drop: Drop, block: Block, name: str) -> Drop:

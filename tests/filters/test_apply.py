@@ -17,6 +17,7 @@ from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import sample_groups
 from mm_assets.rows.schema import DROPPED_SCHEMA, DatasetSchema, Drop, MemberRules, UserColumn
+from mm_assets.rows.source_ref import build_source_ref
 from mm_assets.sources.base import index_members
 from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
@@ -164,6 +165,48 @@ def test_a_wrong_drop_is_the_filters_error(make_table, drop):
     """A row out of range, no reason, or a value that is not a number stops the run and names the filter."""
     with pytest.raises(FilterError, match=r"^answers: dropped row"):
         list(_apply([make_table({"a": [("text", "x")]})], filters=[_Answers([drop])]))
+
+
+class _Breaks(Filter):
+    """Fails on a text that is no number."""
+
+    name = "breaks"
+
+    def judge(self, block: Block) -> Iterable[Drop]:
+        numbers = [float(text) for text in block.column("text_content").to_pylist() if text is not None]
+        return [Drop(0, "many", value) for value in numbers if value > 100]
+
+
+class _BreaksToo(Annotator):
+    name = "breaks_too"
+    columns = (UserColumn(name="number", source="", type="double", rows=""),)
+
+    def annotate(self, block: Block) -> Mapping[str, pa.Array]:
+        texts = block.column("text_content").to_pylist()
+        return {"number": pa.array([None if text is None else float(text) for text in texts], pa.float64())}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("breaks", {"filters": [_Breaks()]}),
+        ("breaks_too", {"annotators": [_BreaksToo()], "schema": DatasetSchema(annotator_columns=_BreaksToo.columns)}),
+    ],
+)
+def test_an_error_in_a_users_code_names_filter_sample_and_file(make_table, name, options):
+    """What a filter or annotator raises becomes one error with its place, which has the original as its cause."""
+    texts = {"one": "1", "two": "no number", "three": "3"}
+    table = make_table({key: [("text", text)] for key, text in texts.items()})
+    refs = [build_source_ref(path=f"/data/{key}.tar") for key in table.column("sample_id").to_pylist()]
+    place = table.schema.get_field_index("source_ref")
+    table = table.set_column(place, table.schema.field(place), pa.array(refs, pa.string()))
+    with pytest.raises(
+        FilterError,
+        match=rf"^{name}: raised ValueError: could not convert string to float: 'no number' "
+        r"on sample 'two' of /data/two.tar$",
+    ) as caught:
+        _run(_apply([table], **options))
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_rows_that_failed_to_materialize_follow_the_policy(make_table):
