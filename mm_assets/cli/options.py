@@ -207,7 +207,7 @@ def dataset_options(*, undeclared: bool = False) -> Callable[[Callable[..., Any]
     if undeclared:
         options += [
             click.option("--shards", metavar="GLOB", help="Shards of a dataset that is not declared: glob or URL."),
-            click.option("--pack", metavar="PRESET", help="With --shards: pack preset; else the first shard decides."),
+            click.option("--pack", metavar="PRESET", help="With --shards: pack preset; else the shards decide."),
             click.option(
                 "--set",
                 "settings",

@@ -36,7 +36,7 @@ from mm_assets.packing.plan import (
 )
 from mm_assets.packing.survey import SUBTITLES, TIMED_KEYS, Survey
 
-__all__ = ["PRESETS", "check_pack_config", "choose_plan"]
+__all__ = ["PRESETS", "check_pack_config", "choose_plan", "plan_of", "survey_for"]
 
 
 def _of(
@@ -130,7 +130,7 @@ def choose_plan(rows: Iterable[pa.RecordBatch], *, pack: str | Mapping[str, Any]
     """Decides how a dataset is packed.
 
     Args:
-        rows: row batches of the first shard; samples contiguous, content not needed. Read only where the plan depends
+        rows: row batches of some samples; each contiguous, content not needed. Read only where the plan depends
             on them.
         pack: a preset; or a mapping with ``fields`` (see `parse_fields`) and optionally the ``preset`` that they add to
             or, by name, replace; or None, to choose the preset that loses none of `rows`.
@@ -143,8 +143,18 @@ def choose_plan(rows: Iterable[pa.RecordBatch], *, pack: str | Mapping[str, Any]
     survey = Survey(fields)
     if pack is None or preset in _ASKS_ROWS:
         survey.read(rows)
-    if pack is None:
-        preset = survey.preset()
+    return plan_of(survey, pack=pack, where=where)
+
+
+def survey_for(pack: str | Mapping[str, Any] | None, *, where: object) -> Survey:
+    """A survey that leaves out the rows that a declaration's fields take; errors as `choose_plan`."""
+    return Survey(_read_config(pack, where)[1])
+
+
+def plan_of(survey: Survey, *, pack: str | Mapping[str, Any] | None, where: object) -> PackPlan:
+    """As `choose_plan`, of rows that have been surveyed."""
+    preset, fields = _read_config(pack, where)
+    preset = survey.preset() if pack is None else preset
     return PackPlan(preset=preset or "", modalities=_joined(preset, fields, _base(preset, survey), where))
 
 

@@ -1,14 +1,13 @@
-"""The kinds of row of each sample of a shard, and the contents of its JSON.
+"""The kinds of row of each sample, and the contents of its JSON.
 
-Counted once, at registration, over the rows of the first shard. Content has not been read by then, so names and JSON
-decide. `Survey.preset` chooses a preset that loses none of these rows; `generic` and `robotics` make their packed
-modalities from the kinds of row that were found.
+Counted at registration, over a sample of the shards. Content has not been read by then, so names and JSON decide.
+`Survey.preset` chooses a preset that loses none of these rows, but for those of odd samples; `generic` and `robotics`
+make their packed modalities from the kinds of row that were found.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import operator
 import re
 from collections import Counter
@@ -37,13 +36,17 @@ from mm_assets.media.page_layouts import detect_layout
 from mm_assets.media.video import VIDEO_TYPES
 from mm_assets.packing.plan import NUMBERED, PackedModality, Selector, Take
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
+from mm_assets.rows.user_columns import is_rare
 from mm_assets.sources.member import split_member_name
+from mm_assets.sources.text_members import BadTextError, parse_object
 
-__all__ = ["MAX_GROUPS", "Survey"]
+__all__ = ["MAX_GROUPS", "Kind", "RowCount", "SampleKind", "Survey", "group_name"]
 
 MAX_GROUPS = MAX_MODALITIES - 3  # of `generic`, in addition to `rest`, `rows` and `metadata`
 MAX_NAME = 64  # characters of a name that is made from a role
-MAX_PARSED = 1000  # samples whose JSON is parsed
+MIN_SHARDS = 10  # what most samples of one in so many shards consist of is not odd
+MAX_SHOWN = 3  # members that a message names of one kind of sample
+MIN_SHARE = 20  # a kind of row that fewer than one in so many samples have becomes no modality of its own
 
 # Names by the extension alone: at registration nothing has been materialized yet.
 IMAGE_TYPES = frozenset(
@@ -88,6 +91,13 @@ class Group:
         inner = self._inner()
         return SequenceField(inner) if self.many else inner
 
+    def update(self, other: Group) -> None:
+        """Adds the rows of other samples."""
+        self.num_rows += other.num_rows
+        self.num_samples += other.num_samples
+        self.most = max(self.most, other.most)
+        self.types += other.types
+
     @property
     def many(self) -> bool:
         """Whether a sample may have several."""
@@ -117,6 +127,7 @@ class _Row(NamedTuple):
     modality: str
     content_type: str | None
     json: str | None
+    path: str | None
     member: str | None
     frame: int | None
 
@@ -125,89 +136,47 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
     for batch in batches:
         names = ["sample_id", "modality", "content_type", "metadata_json", "source_ref"]
         table = with_parsed_source_ref_columns(pa.Table.from_batches([batch]).select(names))
-        columns = [*names[:4], "_src_member", "_src_frame_index"]
+        columns = [*names[:4], "_src_path", "_src_member", "_src_frame_index"]
         yield from map(_Row, *(table.column(name).to_pylist() for name in columns))
 
 
-class Survey:
-    """The kinds of row in each sample of a shard; rows of the modalities in `claimed` are not counted."""
+Kind = tuple[tuple[str, str, bool], ...]
+"""What a sample consists of: row modality, role and whether there are several of each, sorted; () of metadata alone."""
 
-    def __init__(self, claimed: tuple[PackedModality, ...] = ()) -> None:
-        self._claimed = claimed
-        self._claiming = [
-            selector
-            for modality in claimed
-            for selector in modality.selectors.values()
-            if selector.take != "shared"  # which leaves the row to others
-        ]
-        self.groups: dict[tuple[str, str], Group] = {}
-        self.interleaved = False
-        self.most: Counter[str] = Counter()  # row modality -> most rows of it in a sample
-        self.least: dict[str, int] = {}
-        self._num_json = 0
-        self._num_layouts = 0
-        self._json_kinds: dict[str, set[str]] = {}  # top-level key -> what its values are
-        self._most_plain = self._most_timed = 0  # texts in a sample
 
-    def read(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Counts the rows of all batches."""
-        for _, sample in itertools.groupby(_rows(batches), key=operator.attrgetter("sample_id")):
-            self._count(sample)
+@dataclass(slots=True)
+class _Counts:
+    """The rows of some samples, counted."""
 
-    def _count(self, sample: Iterable[_Row]) -> None:
-        """Counts the rows of one sample, its metadata row first."""
-        json_member: str | None = None
-        counts: Counter[tuple[str, str]] = Counter()  # modality and role -> rows
-        texts: Counter[bool] = Counter()  # plain (False) and timed (True)
-        for row in sample:
-            if row.modality == "metadata":
-                json_member = row.member
-                self._survey_json(row.json)
-                continue
-            # Text out of the sample's JSON, and frames of one file: rows whose order matters.
-            self.interleaved |= row.frame is not None or (
-                row.modality == "text" and row.member is not None and row.member == json_member
-            )
-            _, role, extension = split_member_name(row.member) if row.member else ("", "", "")
-            if any(selector.rank(row.modality, role, extension) is not None for selector in self._claiming):
-                continue
-            key = (row.modality, NUMBERED if role.isascii() and role.isdigit() else role)
-            group = self.groups.setdefault(key, Group(*key))
-            group.num_rows += 1
-            group.types[(row.content_type or "").partition(";")[0]] += 1
-            counts[key] += 1
-            if row.modality == "text":
-                texts[extension in SUBTITLES] += 1
-        by_modality: Counter[str] = Counter()
-        for key, count in counts.items():
-            group = self.groups[key]
-            group.num_samples += 1
-            group.most = max(group.most, count)
-            by_modality[key[0]] += count
-        self.most |= by_modality
-        for modality in ("text", "image", "audio"):
-            self.least[modality] = min(self.least.get(modality, by_modality[modality]), by_modality[modality])
-        self._most_plain = max(self._most_plain, texts[False])
-        self._most_timed = max(self._most_timed, texts[True])
+    num_samples: int = 0
+    groups: dict[tuple[str, str], Group] = field(default_factory=dict)
+    interleaved: bool = False
+    most: Counter[str] = field(default_factory=Counter)  # row modality -> most rows of it in a sample
+    least: dict[str, int] = field(default_factory=dict)
+    samples_of: Counter[str] = field(default_factory=Counter)  # row modality, or "robot" -> samples that have it
+    num_json: int = 0
+    num_layouts: int = 0
+    json_kinds: dict[str, set[str]] = field(default_factory=dict)  # top-level key -> what its values are
+    most_plain: int = 0  # texts in a sample
+    most_timed: int = 0
+    members: list[str] = field(default_factory=list)  # the first ones, with their file
 
-    def _survey_json(self, text: str | None) -> None:
-        if text is None or self._num_json >= MAX_PARSED:
-            return
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError):  # reported when the sample is packed
-            return
-        if not isinstance(content, dict):
-            return
-        self._num_json += 1
-        self._num_layouts += detect_layout(content) is not None
-        for key in (*TIMED_KEYS, *TASK_KEYS, "timestamp"):
-            if content.get(key) is not None:
-                self._json_kinds.setdefault(key, set()).add(_kind_of(content[key]))
-
-    def json_key(self, keys: Iterable[str], kind: str) -> str | None:
-        """The first of some keys whose values in the samples' JSON are all of one kind."""
-        return next((key for key in keys if self._json_kinds.get(key) == {kind}), None)
+    def update(self, other: _Counts) -> None:
+        """Adds the counts of other samples."""
+        self.num_samples += other.num_samples
+        for key, group in other.groups.items():
+            self.groups.setdefault(key, Group(*key)).update(group)
+        self.interleaved |= other.interleaved
+        self.most |= other.most
+        for modality, count in other.least.items():
+            self.least[modality] = min(self.least.get(modality, count), count)
+        self.samples_of += other.samples_of
+        self.num_json += other.num_json
+        self.num_layouts += other.num_layouts
+        for name, kinds in other.json_kinds.items():
+            self.json_kinds.setdefault(name, set()).update(kinds)
+        self.most_plain = max(self.most_plain, other.most_plain)
+        self.most_timed = max(self.most_timed, other.most_timed)
 
     def preset(self) -> str:
         """The preset that fits: each content row of every sample has a place in it."""
@@ -216,11 +185,11 @@ class Survey:
         single = all(count == 1 for count in self.most.values())
         if self.interleaved and modalities <= {"text", "image"}:
             return "interleaved"
-        if "midi" in modalities:
+        if "midi" in modalities and self._usually("midi"):
             return "music"
-        if modalities & {"image", "video"} and any(_is_robot(group) for group in self.groups.values()):
+        if modalities & {"image", "video"} and self._usually("robot"):
             return "robotics"
-        if 2 * self._num_layouts > self._num_json and modalities <= {"text", "image"} and self.least["image"]:
+        if 2 * self.num_layouts > self.num_json and modalities <= {"text", "image"} and self.least["image"]:
             return "document"
         if "video" in modalities and modalities <= {"video", "audio", "text"} and self.most["video"] == 1:
             return "video" if self._mostly("video", VIDEO_TYPES) else "generic"
@@ -230,6 +199,9 @@ class Survey:
             return "speech" if self._mostly("audio", AUDIO_TYPES) else "generic"
         return "generic"
 
+    def _usually(self, what: str) -> bool:
+        return self.samples_of[what] > 0 and 2 * self.samples_of[what] >= self.num_samples
+
     def _mostly(self, modality: str, types: frozenset[str]) -> bool:
         groups = [group for group in self.groups.values() if group.modality == modality]
         return all(group.mostly(types) for group in groups)
@@ -237,8 +209,191 @@ class Survey:
     def _one_text(self) -> bool:
         """Whether no sample has more than one audio row, one plain text and one timed text, without roles."""
         plain = all(not role for _, role in self.groups)
-        one_each = self.most["audio"] == 1 and self._most_plain <= 1 and self._most_timed <= 1
+        one_each = self.most["audio"] == 1 and self.most_plain <= 1 and self.most_timed <= 1
         return plain and one_each and "text" in self.most
+
+    def takes(self, other: _Counts) -> bool:
+        """Whether samples of another kind are of the same sort: the same preset fits both, and they share something."""
+        joined = _Counts()
+        joined.update(self)
+        joined.update(other)
+        shared = self.most.keys() & other.most.keys()
+        return joined.preset() == self.preset() and bool(shared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleKind:
+    """Samples that consist of the same, counted.
+
+    Attributes:
+        kind: what they consist of.
+        num_samples: how many there are.
+        fits: whether the layout was made for them; the others are listed and changed nothing.
+        members: their first members, each with its file, for messages.
+    """
+
+    kind: Kind
+    num_samples: int
+    fits: bool
+    members: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " + ".join(group_name(*part) for part in self.kind) or "metadata alone"
+
+
+def group_name(modality: str, role: str, many: bool = False) -> str:
+    """A kind of row in words: ``image (role: left)``, ``2+ texts``."""
+    name = f"{modality} (numbered)" if role == NUMBERED else f"{modality} (role: {role})" if role else modality
+    return f"several {name}" if many and role != NUMBERED else name
+
+
+@dataclass(slots=True)
+class RowCount:
+    """Content rows of one modality and role, claimed ones too, counted."""
+
+    num_samples: int = 0
+    num_rows: int = 0
+    extensions: Counter[str] = field(default_factory=Counter)
+
+
+class Survey:
+    """The kinds of row in each sample.
+
+    Kinds of sample that are together less than 20 % of all, of which no tenth of the shards mostly consists, and that
+    the others' preset does not fit, decide nothing.
+
+    Args:
+        claimed: packed modalities that are declared: the rows that they take decide nothing either.
+
+    Attributes:
+        rows: every content row that was read, by row modality and role.
+    """
+
+    def __init__(self, claimed: tuple[PackedModality, ...] = ()) -> None:
+        self._claimed = claimed
+        self._claiming = [
+            selector
+            for modality in claimed
+            for selector in modality.selectors.values()
+            if selector.take != "shared"  # which leaves the row to others
+        ]
+        self.rows: dict[tuple[str, str], RowCount] = {}
+        self._kinds: dict[Kind, _Counts] = {}
+        self._shards: dict[str, Counter[Kind]] = {}
+        self._settled: tuple[_Counts, set[Kind]] | None = None
+
+    def read(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Counts the rows of all batches."""
+        for _ in self.samples(batches):
+            pass
+
+    def samples(self, batches: Iterable[pa.RecordBatch], *, shard: str = "") -> Iterator[tuple[Kind, dict[str, Any]]]:
+        """As `read`, sample by sample: its kind and its JSON, empty where it has none."""
+        self._settled = None
+        for _, sample in itertools.groupby(_rows(batches), key=operator.attrgetter("sample_id")):
+            kind, content = self._count(sample)
+            self._shards.setdefault(shard, Counter())[kind] += 1
+            yield kind, content
+
+    def _count(self, sample: Iterable[_Row]) -> tuple[Kind, dict[str, Any]]:
+        """Counts the rows of one sample, its metadata row first."""
+        one = _Counts(num_samples=1)
+        json_member: str | None = None
+        content: dict[str, Any] = {}
+        texts: Counter[bool] = Counter()  # plain (False) and timed (True)
+        extensions: dict[tuple[str, str], Counter[str]] = {}
+        for row in sample:
+            if row.member is not None and len(one.members) < MAX_SHOWN:
+                one.members.append(f"{row.member} of {row.path}")
+            if row.modality == "metadata":
+                json_member = row.member
+                content = _survey_json(one, row.json)
+                continue
+            # Text out of the sample's JSON, and frames of one file: rows whose order matters.
+            one.interleaved |= row.frame is not None or (
+                row.modality == "text" and row.member is not None and row.member == json_member
+            )
+            _, role, extension = split_member_name(row.member) if row.member else ("", "", "")
+            key = (row.modality, NUMBERED if role.isascii() and role.isdigit() else role)
+            extensions.setdefault(key, Counter())[extension] += 1
+            if any(selector.rank(row.modality, role, extension) is not None for selector in self._claiming):
+                continue
+            group = one.groups.setdefault(key, Group(*key))
+            group.num_rows += 1
+            group.types[(row.content_type or "").partition(";")[0]] += 1
+            if row.modality == "text":
+                texts[extension in SUBTITLES] += 1
+        for key, found in extensions.items():
+            count = self.rows.setdefault(key, RowCount())
+            count.num_samples += 1
+            count.num_rows += found.total()
+            count.extensions += found
+        for group in one.groups.values():
+            group.num_samples, group.most = 1, group.num_rows
+            one.most[group.modality] += group.num_rows
+        one.samples_of.update(one.most.keys())
+        one.samples_of["robot"] += any(_is_robot(group) for group in one.groups.values())
+        one.least = {modality: one.most[modality] for modality in ("text", "image", "audio")}
+        one.most = +one.most  # without the zeros that asking left
+        one.most_plain, one.most_timed = texts[False], texts[True]
+        kind = tuple(sorted((group.modality, group.role, group.many) for group in one.groups.values()))
+        known = self._kinds.get(kind)
+        if known is None:
+            self._kinds[kind] = one
+        else:
+            known.update(one)
+        return kind, content
+
+    def _settle(self) -> tuple[_Counts, set[Kind]]:
+        """The counts that decide, and the kinds of sample that do not."""
+        if self._settled is None:
+            # What whole shards consist of is not odd: they would be lost.
+            mains = Counter(max(kinds, key=lambda kind: (kinds[kind], kind)) for kinds in self._shards.values())
+            usual = {kind for kind, shards in mains.items() if MIN_SHARDS * shards >= len(self._shards)}
+            rare: list[Kind] = []
+            num_rare = 0
+            for kind in sorted(self._kinds.keys() - usual, key=lambda kind: (self._kinds[kind].num_samples, kind)):
+                num_rare += self._kinds[kind].num_samples
+                if not is_rare(num_rare, self.num_samples):
+                    break
+                rare.append(kind)
+            main = _Counts()
+            for kind, counts in self._kinds.items():
+                if kind not in rare:
+                    main.update(counts)
+            odd = set()
+            for kind in reversed(rare):
+                if main.takes(self._kinds[kind]):
+                    main.update(self._kinds[kind])
+                else:
+                    odd.add(kind)
+            self._settled = main, odd
+        return self._settled
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that were read."""
+        return sum(counts.num_samples for counts in self._kinds.values())
+
+    @property
+    def kinds(self) -> list[SampleKind]:
+        """The kinds of sample, the most frequent first."""
+        odd = self._settle()[1]
+        ordered = sorted(self._kinds.items(), key=lambda item: (-item[1].num_samples, item[0]))
+        return [
+            SampleKind(
+                kind=kind, num_samples=found.num_samples, fits=kind not in odd, members=tuple(found.members[:MAX_SHOWN])
+            )
+            for kind, found in ordered
+        ]
+
+    def json_key(self, keys: Iterable[str], kind: str) -> str | None:
+        """The first of some keys whose values in the samples' JSON are all of one kind."""
+        return next((key for key in keys if self._settle()[0].json_kinds.get(key) == {kind}), None)
+
+    def preset(self) -> str:
+        """The preset that fits: each content row of every sample has a place in it, but for the odd ones."""
+        return self._settle()[0].preset()
 
     def generic(self) -> list[PackedModality]:
         """A packed modality for each of the most frequent groups, in a fixed order."""
@@ -256,7 +411,8 @@ class Survey:
                 return SyncedVideoAudioField(), None
             if group.modality == "image" and "depth" in group.role.lower() and group.mostly(DEPTH_TYPES):
                 return DepthField(), None
-            if group.modality == "array" and clock is not None and group is not clock and last not in CLOCKS:
+            dated = clock is not None and 2 * clock.num_samples >= group.num_samples
+            if group.modality == "array" and clock is not None and dated and group is not clock and last not in CLOCKS:
                 dates = Selector(modality="array", role=_pattern(clock.role), take="shared")
                 return TimeSeriesField(), {"timestamps": dates, "values": selector}
             return group.made_field(), None
@@ -272,7 +428,7 @@ class Survey:
 
     def _clock(self) -> Group | None:
         """The array that dates the rows of the other arrays."""
-        arrays = [group for group in self.groups.values() if group.modality == "array" and not group.many]
+        arrays = [group for group in self._settle()[0].groups.values() if group.modality == "array" and not group.many]
         clocks = [group for group in arrays if group.role.rsplit(".", 1)[-1].lower() in CLOCKS]
         return min(clocks, key=lambda group: (-group.num_samples, group.role)) if clocks else None
 
@@ -280,7 +436,10 @@ class Survey:
         self, choose: Callable[[Group, Selector], tuple[Field, dict[str, Selector] | None]], limit: int
     ) -> list[PackedModality]:
         limit -= len(self._claimed)
-        frequent = sorted(self.groups.values(), key=lambda g: (-g.num_rows, g.modality, g.role))[: max(limit, 0)]
+        # A kind of row that hardly any sample has is in the rest: one odd member changes nothing.
+        least = self._settle()[0].num_samples // MIN_SHARE
+        usual = [group for group in self._settle()[0].groups.values() if group.num_samples >= least]
+        frequent = sorted(usual, key=lambda g: (-g.num_rows, g.modality, g.role))[: max(limit, 0)]
         reserved = {name_hash(name): name for name in ("rest", "rows", "metadata", *(m.name for m in self._claimed))}
         modalities = []
         for group in sorted(frequent, key=lambda g: (g.modality, g.role)):
@@ -290,6 +449,22 @@ class Survey:
             made, parts = choose(group, selector)
             modalities.append(PackedModality.of(name, made, None if parts else selector, parts=parts))
         return modalities
+
+
+def _survey_json(counts: _Counts, text: str | None) -> dict[str, Any]:
+    """Counts what the JSON of a sample holds; returns it, empty where it is not an object."""
+    if text is None:
+        return {}
+    try:
+        content = parse_object(text).value
+    except BadTextError:  # reported when the sample is packed
+        return {}
+    counts.num_json += 1
+    counts.num_layouts += detect_layout(content) is not None
+    for key in (*TIMED_KEYS, *TASK_KEYS, "timestamp"):
+        if content.get(key) is not None:
+            counts.json_kinds.setdefault(key, set()).add(_kind_of(content[key]))
+    return content
 
 
 def _is_robot(group: Group) -> bool:

@@ -1,31 +1,26 @@
 """Registration: finding the shards, grouping them into partitions, and deciding the dataset's schema.
 
-Listing never changes a shard and may run at any time. The schema is decided once, from the declaration and the first
-shard by name that has samples, because every partition must conform to it; it is decided again only on request.
+Listing never changes a shard and may run at any time. The schema is decided once, from the declaration and a sample of
+the shards, because every partition must conform to it; it is decided again only on request.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from mm_assets.errors import ConfigError, MissingColumnError, ShardError, SourceError
-from mm_assets.packing.presets import choose_plan
+from mm_assets.errors import ConfigError, SourceError
+from mm_assets.pipeline.decide import Decision, decide_layout
 from mm_assets.pipeline.spec import PARTITION_KEY, DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, Partition
-from mm_assets.rows.base import row_sources, shard_suffixes, source_formats
-from mm_assets.rows.schema import DatasetSchema
-from mm_assets.sources.base import index_members
-from mm_assets.storage.files import SourceFile
+from mm_assets.rows.base import shard_suffixes, source_formats
 from mm_assets.storage.listing import ShardFile, expand_shards
 from mm_assets.summaries import counted
 
 __all__ = ["Registration", "group_shards", "list_partitions", "register"]
 
-MAX_PROBLEMS = 16  # unreadable shards skipped in search of the schema: a wrong declaration fails soon
 MAX_KEY = 200  # a file name has 255 bytes at most, and ours add a digest, an extension and dots
 
 
@@ -40,6 +35,7 @@ class Registration:
         removed: keys whose shards are gone; they leave the next manifest.
         unsettled: URLs of shards that are too young to be taken.
         seen: by their URL, the fingerprint and since when it has been seen; for the next registration.
+        decision: the dataset's layout, where this registration decided it.
     """
 
     partitions: tuple[Partition, ...]
@@ -48,6 +44,7 @@ class Registration:
     removed: tuple[str, ...]
     unsettled: tuple[str, ...]
     seen: Mapping[str, tuple[str, float]]
+    decision: Decision | None = None
 
 
 def _glob_root(pattern: str, suffixes: tuple[str, ...]) -> str:
@@ -171,8 +168,7 @@ def register(
     kept = [p for key, p in before.items() if key not in present and key in waiting]
     everything = tuple(sorted([*partitions, *kept], key=lambda p: p.key))
     keys = {p.key for p in everything}
-    if everything:
-        _settle_schema(dataset, everything, new_schema=new_schema)
+    decision = _settle_schema(dataset, everything, new_schema=new_schema) if everything else None
     if {p.key: p for p in everything} != before or source != spec.shards:
         dataset.write_partitions(everything)
     return Registration(
@@ -182,10 +178,12 @@ def register(
         removed=tuple(sorted(set(before) - keys)),
         unsettled=tuple(young),
         seen=young,
+        decision=decision,
     )
 
 
-def _settle_schema(dataset: DatasetStore, partitions: Sequence[Partition], *, new_schema: bool) -> None:
+def _settle_schema(dataset: DatasetStore, partitions: Sequence[Partition], *, new_schema: bool) -> Decision | None:
+    """Decides the schema if there is none yet, or if it is to be decided again; None where it stays."""
     declared = dataset.declared()
     spec = dataset.spec
     if declared is not None and not new_schema and not dataset.schema_is_provisional():
@@ -196,64 +194,8 @@ def _settle_schema(dataset: DatasetStore, partitions: Sequence[Partition], *, ne
                     f"decide it again for all of them with `mm-assets register --dataset {spec.name} --new-schema`"
                 )
                 raise ConfigError(spec.where, key, detail)
-        return
-    schema, decided_by = _decide_schema(spec, partitions)
-    if new_schema or decided_by is not None or declared != spec.declared:
-        dataset.write_schema(schema, decided_by=decided_by)
-
-
-def _decide_schema(spec: DatasetSpec, partitions: Sequence[Partition]) -> tuple[DatasetSchema, str | None]:
-    """The schema that the declaration and the first shard with samples give, and that shard.
-
-    Where no shard has samples yet it is provisional: the next registration decides again. A shard that is damaged, or
-    that lacks a requested column, fails its own partition when that is run, and is skipped here: it must not stop the
-    others.
-
-    Raises:
-        ShardError: no shard can decide it, and the first one is damaged.
-        MissingColumnError: no shard can decide it, and the first one lacks a requested column.
-        SourceError: a shard could not be read.
-        ConfigError: a pack field or column is not possible.
-    """
-    empty: DatasetSchema | None = None
-    problems: list[ShardError | MissingColumnError] = []
-    for url in (shard.url for partition in partitions for shard in partition.shards):
-        try:
-            schema, has_samples = _schema_of(spec, url)
-        except (ShardError, MissingColumnError) as error:
-            problems.append(error)
-            if len(problems) >= MAX_PROBLEMS:
-                break
-            continue
-        if has_samples:
-            return schema, url
-        empty = empty or schema
-    if empty is None or len(problems) >= MAX_PROBLEMS:
-        raise problems[0] if problems else SourceError(spec.shards, "no shard was found there")
-    return empty, None
-
-
-def _schema_of(spec: DatasetSpec, url: str) -> tuple[DatasetSchema, bool]:
-    """The schema that one shard gives, and whether it has samples."""
-    with SourceFile(url, spec.storage_options) as file:
-        (rows_of,) = row_sources([file], spec.source, where=spec.where)
-        # Walked once, for the columns and for the rows.
-        index = [
-            batch
-            for source in rows_of.sources
-            for batch in index_members(source, on_damaged_shard=spec.on_damaged_shard, damage=[])
-        ]
-        columns = rows_of.infer_columns(lambda: iter(index), layout=spec.samples)
-        annotated = tuple(column for annotator in spec.build_annotators() for column in annotator.columns)
-        schema = DatasetSchema(user_columns=columns, annotator_columns=annotated)
-        rows = rows_of.rows(
-            lambda: iter(index),
-            layout=spec.samples,
-            schema=schema,
-            grouped=spec.partition_pattern is not None,
-            batch_bytes=spec.batch_bytes,
-        )
-        batches = iter(rows)
-        first = list(itertools.islice(batches, 1))
-        plan = choose_plan(itertools.chain(first, batches), pack=spec.pack, where=spec.where)
-    return replace(schema, pack=plan.to_json()), bool(first)
+        return None
+    decision = decide_layout(spec, sorted({shard.url for partition in partitions for shard in partition.shards}))
+    if new_schema or decision.decided_by is not None or declared != spec.declared:
+        dataset.write_schema(decision.schema, decided_by=decision.decided_by, evidence=decision.evidence())
+    return decision

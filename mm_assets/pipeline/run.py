@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -159,7 +159,7 @@ class Run:
         return time.perf_counter() - self._started
 
     @cached_property
-    def row_sources(self) -> list[RowSource]:
+    def row_sources(self) -> Sequence[RowSource]:
         """What makes rows of the open shards."""
         return row_sources(self.files, self.spec.source, where=self.spec.where)
 

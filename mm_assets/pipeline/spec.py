@@ -2,7 +2,7 @@
 
 `DatasetSpec.from_config` takes the mapping of a YAML file or of the command line. It returns an immutable value or
 raises a `ConfigError` that names the file, the key, what was found and what is allowed. Nothing here touches storage:
-`pipeline.register` makes the decisions that need the first shard.
+`pipeline.register` makes the decisions that need a sample of the shards.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class DatasetSpec(Settings):
     pack: Annotated[str | Mapping[str, Any] | None, BeforeValidator(_check_pack), WithJsonSchema(_PACK_SCHEMA)] = Field(
         default=None,
         description="A preset, or fields with selectors and the preset that they are added to (docs/packing.md). "
-        "Default: the preset that loses nothing of the first shard.",
+        "Default: the preset that loses nothing of a sample of the shards.",
         examples=["interleaved"],
     )
     on_misaligned: Literal["warn", "drop_sample", "fail"] = Field(

@@ -240,9 +240,12 @@ class DatasetStore:
         """Whether the stored schema was decided without any sample, so that no rows conform to it."""
         return (self._found("schema.json") or {}).get("decided_by", "") is None
 
-    def write_schema(self, schema: DatasetSchema, *, decided_by: str | None) -> None:
-        """Stores the schema with the settings and the shard that it was decided with."""
-        self._register("schema.json", {**schema.to_json(), "declared": self.spec.declared, "decided_by": decided_by})
+    def write_schema(
+        self, schema: DatasetSchema, *, decided_by: str | None, evidence: Mapping[str, Any] | None = None
+    ) -> None:
+        """Stores the schema with the settings, the first shard and the evidence that it was decided with."""
+        decided = {"declared": self.spec.declared, "decided_by": decided_by, "evidence": dict(evidence or {})}
+        self._register("schema.json", {**schema.to_json(), **decided})
 
     def partitions(self) -> dict[str, Partition]:
         """Every registered partition by key; empty before the first registration."""

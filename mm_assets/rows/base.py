@@ -7,7 +7,7 @@ container and in `TABLE_SOURCES` for a table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from mm_assets.errors import ConfigError
@@ -15,7 +15,7 @@ from mm_assets.fields.registry import load_class
 from mm_assets.rows.columns import MemberIndex, RowStream
 from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.from_members import MemberRows
-from mm_assets.rows.schema import DatasetSchema, MemberRules, UserColumn
+from mm_assets.rows.schema import DatasetSchema, MemberRules
 from mm_assets.sources.base import SOURCES, Source, detect
 from mm_assets.storage.files import SourceFile
 
@@ -32,18 +32,6 @@ class RowSource(Protocol):
     @property
     def folders(self) -> tuple[str, ...]:
         """Folders, each with a final slash, of files that the rows may name beside those of the partition."""
-
-    def infer_columns(self, index: MemberIndex, *, layout: MemberRules) -> tuple[UserColumn, ...]:
-        """The user columns that the files give.
-
-        Args:
-            index: the member index of `sources`, in their order.
-            layout: which columns are requested.
-
-        Raises:
-            MissingColumnError: a requested column is missing.
-            SourceError: a file could not be read.
-        """
 
     def rows(
         self, index: MemberIndex, *, layout: MemberRules, schema: DatasetSchema, grouped: bool, batch_bytes: int
@@ -80,6 +68,16 @@ class TableSource(RowSource, Protocol):
     def accepts(cls, head: bytes) -> bool:
         """Whether a file that starts with `head` is such a table; asked before any name."""
 
+    def objects(self, *, layout: MemberRules) -> Iterator[Mapping[str, Any]]:
+        """Keys and values of each row, read as they are requested: user columns are decided from them.
+
+        Args:
+            layout: which columns are requested.
+
+        Raises:
+            SourceError: while iterating: the file could not be read.
+        """
+
 
 TABLE_SOURCES: Mapping[str, type[TableSource]] = {"listing": ListingRows}
 """Every built-in format of table by its name in a declaration."""
@@ -109,7 +107,7 @@ def source_formats(declared: str | None, *, where: object) -> Mapping[str, Any]:
         found = load_class(declared, object)
     except ConfigError as error:
         raise ConfigError(where, "source", error.detail) from error
-    shape = ("members", "payloads") if hasattr(found, "members") else ("infer_columns", "rows")
+    shape = ("members", "payloads") if hasattr(found, "members") else ("objects", "rows")
     missing = [name for name in ("SUFFIXES", "accepts", *shape) if not hasattr(found, name)]
     if missing:
         raise ConfigError(where, "source", f"is {declared!r}, which lacks {', '.join(missing)}: a source needs them")
@@ -128,7 +126,7 @@ def shard_suffixes(declared: str | None, *, where: object) -> tuple[str, ...]:
 
 def row_sources(
     files: Sequence[SourceFile], declared: str | None = None, *, where: object = "arguments"
-) -> list[RowSource]:
+) -> Sequence[MemberRows | TableSource]:
     """The row sources of a partition's files: one for all of its containers, then one for each table.
 
     Args:
@@ -143,7 +141,7 @@ def row_sources(
     """
     formats = source_formats(declared, where=where)
     containers: list[Source] = []
-    tables: list[RowSource] = []
+    tables: list[MemberRows | TableSource] = []
     for file in files:
         opened = (detect(file, formats) if declared is None else formats[declared])(file)
         (containers if hasattr(opened, "members") else tables).append(opened)

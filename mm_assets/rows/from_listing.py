@@ -28,10 +28,8 @@ from mm_assets.rows.schema import (
     RESERVED_COLUMNS,
     DatasetSchema,
     MemberRules,
-    UserColumn,
 )
 from mm_assets.rows.source_ref import SourceRef, is_allowed_reference, is_reference, parse_source_ref, source_ref_of
-from mm_assets.rows.user_columns import columns_of
 from mm_assets.sources.base import Source
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
 from mm_assets.sources.member import split_member_name
@@ -110,11 +108,12 @@ class ListingRows:
         """Whether the bytes are those of a Parquet file; JSON lines are determined by their name."""
         return head.startswith(_PARQUET)
 
-    def infer_columns(self, index: MemberIndex, *, layout: MemberRules) -> tuple[UserColumn, ...]:
-        """The user columns of the list: every column that the pipeline does not know, on any row; see `RowSource`."""
-        objects = (line for line in _lines(self.file, layout) if not isinstance(line, BadTextError))
-        columns = columns_of(objects, layout, shown=self.file.url, skip=_OWN)
-        return tuple(replace(column, rows="") for column in columns)
+    def objects(self, *, layout: MemberRules) -> Iterator[Mapping[str, Any]]:
+        """Each row of the list without the columns that the pipeline knows; see `TableSource`."""
+        known = _OWN.difference(layout.user_columns or ())
+        for line in _lines(self.file, layout):
+            if not isinstance(line, BadTextError):
+                yield {key: value for key, value in line.items() if key not in known}
 
     def rows(
         self,

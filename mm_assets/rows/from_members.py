@@ -7,7 +7,7 @@ neighbours. JSON and text members are read in windows of bounded size; of a shar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from mm_assets.rows.columns import MemberIndex, RowBuilder, RowStream
 from mm_assets.rows.interleaved import interleaved_items, is_interleaved
 from mm_assets.rows.schema import METADATA_POSITION, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import SourceRefWriter, build_source_ref
-from mm_assets.rows.user_columns import Converter, columns_of, structural_keys
+from mm_assets.rows.user_columns import Converter, structural_keys
 from mm_assets.sources.base import Source
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import (
@@ -55,19 +55,6 @@ class MemberRows:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = sources
-
-    def infer_columns(self, index: MemberIndex, *, layout: MemberRules) -> tuple[UserColumn, ...]:
-        """The columns of the samples' JSON: scalars and lists of one scalar kind as such, all else as JSON.
-
-        They are in order of first appearance, those of `per_image_fields` and `per_text_fields` last; see `RowSource`.
-        """
-        by_url = {source.file.url: source for source in self.sources}
-
-        def objects() -> Iterable[Mapping[str, Any]]:
-            for members in split_by_shard(index(), list(by_url)):
-                yield from _objects(by_url[members.shard], members, layout)
-
-        return columns_of(objects(), layout, shown=next(iter(by_url), "no shard"))
 
     def rows(
         self,
@@ -431,28 +418,6 @@ def _skipped(member: Member) -> tuple[str, str]:
     if reason == "trailing bytes":
         return reason, f"{member.byte_size} bytes after the end of the archive are not a member"
     return reason, f"{found}: {member.byte_size} bytes are lost" if found else f"is not part of a sample: {reason}"
-
-
-def _objects(source: Source, members: ShardMembers, layout: MemberRules) -> Iterable[dict[str, Any]]:
-    """The JSON of each sample, {} of one without; a sample that is only JSON that cannot be parsed has none."""
-    ordinals = {json_member.ordinal for s in members.samples if (json_member := metadata_member(s.members)) is not None}
-    with closing(
-        TextMembers(
-            source,
-            members,
-            is_text=lambda m: m.ordinal in ordinals,
-            max_bytes=layout.max_text_bytes,
-            encoding=layout.encoding,
-        )
-    ) as texts:
-        for window in texts.windows(members.samples):
-            for sample, found in window:
-                try:
-                    yield next((_parse(text).value for text in found.values()), {})
-                except BadTextError:
-                    # A sample whose JSON is damaged, which becomes a reject, is still counted by its other members.
-                    if len(sample.members) > len(found):
-                        yield {}
 
 
 def _parse(read: Read) -> ParsedObject:

@@ -1,4 +1,4 @@
-"""The tables of the pipeline: their columns, and what a dataset's declaration and first shard decide about them.
+"""The tables of the pipeline: their columns, and what a declaration and a sample of the shards decide about them.
 
 `MULTIMODAL_SCHEMA` is the contract of every row table; a `DatasetSchema` adds the dataset's user columns and is decided
 once, at registration. Not-null columns are `required` in the Parquet files too. Nothing here reads or writes data.
@@ -278,8 +278,8 @@ class MemberRules(Settings):
         default=None,
         validation_alias=AliasChoices("user_columns", "fields"),
         description="Keys of the JSON that become columns of the metadata row; `fields` is another name of this "
-        "setting. A shard in which no sample has one of them fails; `[]` makes none. Default: every key of the first "
-        "shard with samples, at most 512, except those that these settings name.",
+        "setting. A shard in which no sample has one of them fails; `[]` makes none. Default: every key in a sample "
+        "of the shards, at most 512, except those that these settings name.",
         examples=[["url", "language"]],
     )
     per_image_fields: Texts = Field(

@@ -1,23 +1,27 @@
 """Keys of the samples' JSON as columns: their names and types, and the conversion of values.
 
-Types are decided once, from the first shard; a later value that does not fit its column's type is null there and stays
-in `metadata_json`.
+Types are decided once, at registration, by what most of the sampled values are; a value that does not fit its column's
+type is null there and stays in `metadata_json`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mm_assets.errors import MissingColumnError
 from mm_assets.rows.schema import RESERVED_COLUMNS, MemberRules, UserColumn
 from mm_assets.sources.text_members import dump_json
 
-__all__ = ["UNFIT", "Converter", "column_name", "columns_of", "converter", "structural_keys"]
+__all__ = ["UNFIT", "ColumnTally", "Converter", "column_name", "columns_of", "converter", "is_rare", "structural_keys"]
 
 MAX_COLUMNS = 512  # JSON whose keys are data would give a column for each; further keys stay in `metadata_json`
+MAX_KEYS = 1 << 14  # different keys that are counted before the columns are chosen of them
 MAX_NAME = 256  # characters of a column's name
+RARE = 5  # what is less than one in so many decides nothing about a dataset
 
 Converter = Callable[[object], object]
 
@@ -26,6 +30,11 @@ UNFIT = object()
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f]+")
 _INT64 = range(-(2**63), 2**63)
+
+
+def is_rare(number: int, total: int) -> bool:
+    """Whether so few of all samples or values decide nothing: less than 20 %."""
+    return number * RARE < total
 
 
 def structural_keys(layout: MemberRules) -> set[str]:
@@ -85,55 +94,128 @@ def _widest(one: str | None, other: str | None) -> str | None:
     return "double" if {one, other} == {"int64", "double"} else "json"
 
 
-def columns_of(
-    objects: Iterable[Mapping[str, Any]], layout: MemberRules, *, shown: str, skip: Iterable[str] = ()
-) -> tuple[UserColumn, ...]:
-    """The columns that JSON objects give, in order of first appearance.
+class ColumnTally:
+    """Counts the keys of JSON objects and the types of their values, and decides the columns.
 
     Args:
-        objects: the JSON of each sample, empty where it has none.
         layout: which keys are requested.
-        shown: source of the objects, for messages.
-        skip: further keys that are not columns unless requested.
-
-    Raises:
-        MissingColumnError: a requested key is in none of the objects.
     """
-    requested = layout.user_columns
-    excluded = structural_keys(layout).union(skip) if requested is None else set()
-    kinds: dict[str, str | None] = dict.fromkeys(requested or ())
-    per_item: dict[tuple[str, str], str | None] = dict.fromkeys(
-        [*((key, "image") for key in layout.per_image_fields), *((key, "text") for key in layout.per_text_fields)]
-    )
-    seen: set[str] = set()
-    num_objects = 0
-    for found in objects:
-        num_objects += 1
-        for key, value in found.items():
-            if key in kinds or (requested is None and key not in excluded and len(kinds) < MAX_COLUMNS):
-                seen.add(key)
-                kinds[key] = _widest(kinds.get(key), _kind_of(value))
-        for key, rows in per_item:
+
+    def __init__(self, layout: MemberRules) -> None:
+        self.num_objects = 0
+        self._layout = layout
+        self._requested = layout.user_columns
+        self._excluded = structural_keys(layout) if self._requested is None else set()
+        self._keys: dict[str, _Key] = {}
+        self._items: dict[tuple[str, str], Counter[str]] = {}
+        for rows, keys in (("image", layout.per_image_fields), ("text", layout.per_text_fields)):
+            self._items |= {(key, rows): Counter() for key in keys}
+
+    def add(self, found: Mapping[str, Any], number: int | None = None) -> None:
+        """Counts the JSON of a sample, which is empty where it has none; `number` orders it among those of others."""
+        self.num_objects += 1
+        number = self.num_objects if number is None else number
+        for place, (key, value) in enumerate(found.items()):
+            known = self._keys.get(key)
+            if known is None:
+                wanted = key not in self._excluded if self._requested is None else key in self._requested
+                if not wanted or len(self._keys) >= MAX_KEYS:
+                    continue
+                known = self._keys[key] = _Key((number, place))
+            known.num_samples += 1
+            if (kind := _kind_of(value)) is not None:
+                known.types[kind] += 1
+        for (key, _), types in self._items.items():
             values = found.get(key)
-            for item in values if isinstance(values, list) else ():
-                per_item[key, rows] = _widest(per_item[key, rows], _kind_of(item))
-    missing = [key for key in requested or () if key not in seen]
-    if missing and num_objects:
-        detail = f"none of {num_objects} samples has the key {missing[0]!r}, which samples.user_columns asks for"
-        raise MissingColumnError(shown, detail)
-    columns: list[UserColumn] = []
-    taken: list[str] = []
-    every = [(key, "metadata", kind) for key, kind in kinds.items()]
-    every += [(key, rows, kind) for (key, rows), kind in per_item.items()]
-    for key, rows, kind in every:
-        name = column_name(key, taken)
-        if name is None:
-            continue  # no column can have such a name; the value stays in `metadata_json` and is counted there
-        taken.append(name)
-        type_name = "json" if kind is None or kind == "list<>" else kind
-        required = requested is not None and rows == "metadata"
-        columns.append(UserColumn(name=name, source=key, type=type_name, rows=rows, required=required))
-    return tuple(columns)
+            items = values if isinstance(values, list) else ()
+            types.update(kind for kind in map(_kind_of, items) if kind is not None)
+
+    def update(self, other: ColumnTally) -> None:
+        """Adds the counts of other objects."""
+        self.num_objects += other.num_objects
+        for key, found in other._keys.items():
+            known = self._keys.get(key)
+            if known is None:
+                if len(self._keys) >= MAX_KEYS:
+                    continue
+                known = self._keys[key] = _Key(found.first)
+            known.first = min(known.first, found.first)
+            known.num_samples += found.num_samples
+            known.types.update(found.types)
+        for name, types in other._items.items():
+            self._items[name].update(types)
+
+    def columns(self, *, shown: str) -> tuple[UserColumn, ...]:
+        """The columns in order of first appearance, those of `per_image_fields` and `per_text_fields` last.
+
+        Args:
+            shown: source of the objects, for messages.
+
+        Raises:
+            MissingColumnError: a requested key is in none of the objects.
+        """
+        missing = [key for key in self._requested or () if key not in self._keys]
+        if missing and self.num_objects:
+            detail = (
+                f"none of {self.num_objects} samples has the key {missing[0]!r}, which samples.user_columns asks for"
+            )
+            raise MissingColumnError(shown, detail)
+        columns: list[UserColumn] = []
+        taken: list[str] = []
+        every = [(key, "metadata", self._keys[key].types if key in self._keys else Counter()) for key in self._chosen()]
+        every += [(key, rows, types) for (key, rows), types in self._items.items()]
+        for key, rows, types in every:
+            name = column_name(key, taken)
+            if name is None:
+                continue  # no column can have such a name; the value stays in `metadata_json` and is counted there
+            taken.append(name)
+            required = self._requested is not None and rows == "metadata"
+            columns.append(UserColumn(name=name, source=key, type=_decided(types), rows=rows, required=required))
+        return tuple(columns)
+
+    def _chosen(self) -> Sequence[str]:
+        if self._requested is not None:
+            return self._requested
+        return sorted(self._keys, key=lambda key: self._keys[key].first)[:MAX_COLUMNS]
+
+    def evidence(self, column: UserColumn) -> tuple[int, dict[str, int]]:
+        """How many objects have a column's key, and the type of how many values; of items, where it is one of those."""
+        types = self._items.get((column.source, column.rows))
+        found = self._keys.get(column.source)
+        if types is not None:
+            return sum(types.values()), dict(sorted(types.items()))
+        return (found.num_samples, dict(sorted(found.types.items()))) if found is not None else (0, {})
+
+
+@dataclass(slots=True)
+class _Key:
+    """A key of the JSON, counted."""
+
+    first: tuple[int, int]  # number of the first object that has it, and its place there
+    num_samples: int = 0
+    types: Counter[str] = field(default_factory=Counter)  # of values that are not null
+
+
+def _decided(types: Counter[str]) -> str:
+    """The narrowest type that all values fit, or all but fewer than `RARE` of them; else JSON."""
+    widest: str | None = None
+    for kind in types:
+        widest = _widest(widest, kind)
+    if widest == "json":
+        kinds = sorted(kind for kind in types if kind != "json")
+        fits = {kind: sum(n for other, n in types.items() if _widest(kind, other) == kind) for kind in kinds}
+        kind = max(kinds, key=fits.__getitem__, default="json")
+        if kind != "json" and is_rare(types.total() - fits[kind], types.total()):
+            widest = kind
+    return "json" if widest is None or widest == "list<>" else widest
+
+
+def columns_of(objects: Iterable[Mapping[str, Any]], layout: MemberRules, *, shown: str) -> tuple[UserColumn, ...]:
+    """The columns that JSON objects give; arguments and errors as those of `ColumnTally`."""
+    tally = ColumnTally(layout)
+    for found in objects:
+        tally.add(found)
+    return tally.columns(shown=shown)
 
 
 def _double(value: object) -> object:

@@ -8,7 +8,7 @@ that are not a member; `Member.skip_reason` says why an entry is not part of a s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from itertools import islice, takewhile
 from typing import ClassVar, Protocol, TypeVar
 
 import pyarrow as pa
@@ -150,7 +150,11 @@ def open_container(file: SourceFile) -> Source:
 
 
 def index_members(
-    source: Source, *, on_damaged_shard: OnDamage = "fail", damage: list[ShardDamage] | None = None
+    source: Source,
+    *,
+    on_damaged_shard: OnDamage = "fail",
+    damage: list[ShardDamage] | None = None,
+    until: Callable[[Member], bool] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The member index of a shard in batches of `MEMBER_INDEX_SCHEMA`; payloads are not read.
 
@@ -158,12 +162,15 @@ def index_members(
         source: the shard.
         on_damaged_shard: as for `Source.members`.
         damage: takes what was damaged, when salvaging.
+        until: ends the index before the first entry of which it is true; what follows is not read.
 
     Raises:
         ShardError: the shard is damaged; with the byte offset.
         SourceError: the storage failed.
     """
     members = iter(source.members(on_damaged_shard=on_damaged_shard, damage=damage))  # of a user: any iterable
+    if until is not None:
+        members = takewhile(lambda member: not until(member), members)
     while batch := list(islice(members, BATCH_MEMBERS)):
         arrays = [pa.array([getattr(m, field.name) for m in batch], field.type) for field in MEMBER_INDEX_SCHEMA]
         yield pa.RecordBatch.from_arrays(arrays, schema=MEMBER_INDEX_SCHEMA)

@@ -148,6 +148,8 @@ class TextMembers:
             self._spool.write(payload)
             self._spooled[member.ordinal] = at, len(payload)
             at += len(payload)
+            if len(self._spooled) == len(ordinals):
+                break  # the index may hold the start of the shard only
 
     @property
     def choice(self) -> Choice | None:

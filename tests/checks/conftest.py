@@ -29,9 +29,11 @@ from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import ParquetSink, read_batches, sample_groups
 from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, UNDECODABLE_SCHEMA, DatasetSchema, MemberRules
+from mm_assets.rows.user_columns import columns_of
 from mm_assets.sources.base import index_members
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
 from mm_assets.sources.tar import TarSource
+from mm_assets.sources.text_members import parse_object
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.store import Store
 
@@ -199,11 +201,13 @@ def build(
         layout = MemberRules()
         members = list(index_members(TarSource(source)))
         made_of = MemberRows([TarSource(source)])
-        columns = made_of.infer_columns(lambda: iter(members), layout=layout)
 
         def rows_of(schema: DatasetSchema) -> RowStream:
             return made_of.rows(lambda: iter(members), layout=layout, schema=schema)
 
+        texts = [text for batch in rows_of(DatasetSchema()) for text in batch.column("metadata_json").to_pylist()]
+        objects = (parse_object(text).value for text in texts if text is not None)
+        columns = columns_of(objects, layout, shown=str(shard))
         plan = choose_plan(rows_of(DatasetSchema(user_columns=columns)), pack=pack, where="test")
         schema = DatasetSchema(user_columns=columns, pack=plan.to_json())
         made = Partition(root=root, shard=shard, schema=schema, plan=plan, store=store, mode=mode)

@@ -168,7 +168,7 @@ def test_a_wrong_drop_is_the_filters_error(make_table, drop):
 
 
 class _Breaks(Filter):
-    """Fails on a text that is no number."""
+    """Fails on a text that is not a number."""
 
     name = "breaks"
 

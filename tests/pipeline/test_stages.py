@@ -606,6 +606,7 @@ def test_an_unregistered_partition_names_the_command(tmp_path: Path) -> None:
 def test_later_shards_conform_to_the_schema(tmp_path: Path) -> None:
     """Further keys and values of another type stay in the JSON, are counted, and change no column."""
     make_shard(tmp_path / "in" / "r.tar", {"0.json": {"n": 1, "tags": ["x"], "ok": True}, "0.txt": "a"})
+    register(DatasetStore(declare(tmp_path / "root", tmp_path / "in")))
     later = {"0.json": {"n": "many", "tags": 3, "ok": 1, "new": 1}, "0.txt": "a", "1.json": {"n": 2}, "1.txt": "b"}
     make_shard(tmp_path / "in" / "s.tar", {**later, "0.png": png(1)})
     dataset, results = run_chain(declare(tmp_path / "root", tmp_path / "in"))

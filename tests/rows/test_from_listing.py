@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +17,7 @@ from mm_assets.rows.columns import RowStream
 from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.schema import DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import parse_source_ref
+from mm_assets.rows.user_columns import columns_of
 from mm_assets.storage.files import SourceFile
 
 
@@ -26,7 +28,9 @@ def _no_members() -> Iterator[pa.RecordBatch]:
 def read(path: Path, **options: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]], RowStream]:
     listing = ListingRows(SourceFile(str(path)))
     layout = options.pop("layout", MemberRules())
-    columns = options.pop("columns", None) or listing.infer_columns(_no_members, layout=layout)
+    columns = options.pop("columns", None) or tuple(
+        replace(column, rows="") for column in columns_of(listing.objects(layout=layout), layout, shown=str(path))
+    )
     schema = DatasetSchema(user_columns=columns)
     stream = listing.rows(_no_members, layout=layout, schema=schema, **options)
     table = pa.Table.from_batches(list(stream), schema=schema.row_schema())

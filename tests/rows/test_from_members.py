@@ -20,8 +20,10 @@ from mm_assets.rows.columns import RowStream
 from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.schema import REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
+from mm_assets.rows.user_columns import columns_of
 from mm_assets.sources.base import index_members
 from mm_assets.sources.tar import TarSource
+from mm_assets.sources.text_members import parse_object
 from mm_assets.storage.files import SourceFile
 
 Files = Sequence[tuple[str, bytes | str | dict | list]]
@@ -42,7 +44,10 @@ def write_shard(path: Path, files: Files, *, compress: bool = False) -> Path:
 
 
 def infer_columns(source: TarSource, layout: MemberRules) -> tuple[UserColumn, ...]:
-    return MemberRows([source]).infer_columns(lambda: index_members(source), layout=layout)
+    index = list(index_members(source, on_damaged_shard="salvage"))
+    rows = MemberRows([source]).rows(lambda: iter(index), layout=layout, schema=DatasetSchema())
+    texts = [text for batch in rows for text in batch.column("metadata_json").to_pylist() if text is not None]
+    return columns_of((parse_object(text).value for text in texts), layout, shown=source.file.url)
 
 
 class Outcome:

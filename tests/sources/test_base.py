@@ -140,7 +140,7 @@ def test_a_damaged_archive_is_salvaged_as_an_entry(tmp_path: Path, module: str) 
     [
         ("zip", "allowed: tar, listing; or your own as module:Class"),
         ("no_such_module_here:Source", "cannot be imported"),
-        ("pathlib:Path", "lacks SUFFIXES, accepts, infer_columns, rows"),
+        ("pathlib:Path", "lacks SUFFIXES, accepts, objects, rows"),
     ],
 )
 def test_a_wrong_source_is_refused(tmp_path: Path, source: str, detail: str) -> None:

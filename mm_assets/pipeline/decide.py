@@ -1,0 +1,309 @@
+"""The layout of a dataset: its user columns and pack plan, decided from a sample of its shards.
+
+The sample is bounded and follows from the list of shards alone: some of them, spread evenly with the first and the last
+among them, and the first samples of each. What most samples are decides; what is odd is listed and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.errors import SourceError
+from mm_assets.packing.plan import NUMBERED, PackPlan
+from mm_assets.packing.presets import plan_of, survey_for
+from mm_assets.packing.survey import Kind, RowCount, SampleKind, Survey
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.rows.base import TableSource, row_sources
+from mm_assets.rows.from_members import MemberRows
+from mm_assets.rows.sample import first_samples
+from mm_assets.rows.schema import DatasetSchema, UserColumn
+from mm_assets.rows.user_columns import ColumnTally
+from mm_assets.storage.files import SourceFile
+from mm_assets.summaries import counted
+
+__all__ = ["Decision", "decide_layout"]
+
+MAX_SHARDS = 16
+MAX_SAMPLES = 1024  # over all sampled shards
+MAX_BYTES = 256 << 20  # decompressed of compressed shards, over all of them
+MAX_TRIED = 64  # shards that are opened where the sampled ones have no sample
+MAX_LISTED = 32  # kinds of sample that the evidence lists
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledShard:
+    """A shard of the sample.
+
+    Attributes:
+        url: path or URL.
+        num_samples: samples that were read of it.
+        error: why it could not be read, or None.
+    """
+
+    url: str
+    num_samples: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowKind:
+    """Content rows of one modality and role in the sample.
+
+    Attributes:
+        modality, role: of the rows; the role is "#" for numbers.
+        num_samples, num_rows: how many samples have them, and how many rows there are.
+        extensions: extension of the member's name, "" where it has none, to rows.
+        packed_as: the packed modalities, or parts of one as ``clip.video``, that take them; none: they are dropped.
+    """
+
+    modality: str
+    role: str
+    num_samples: int
+    num_rows: int
+    extensions: Mapping[str, int]
+    packed_as: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnEvidence:
+    """Why a user column has its type.
+
+    Attributes:
+        name, source, type: as in `UserColumn`.
+        num_samples: samples that have the key; of a column of items, how many items there are.
+        types: type to the number of values.
+    """
+
+    name: str
+    source: str
+    type: str
+    num_samples: int
+    types: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A dataset's layout, and why it is so.
+
+    Attributes:
+        schema: the layout.
+        num_shards: shards of the dataset.
+        shards: those of the sample.
+        kinds: the kinds of sample, the most frequent first.
+        row_kinds: the kinds of row, the most frequent first.
+        columns: the user columns.
+    """
+
+    schema: DatasetSchema
+    num_shards: int
+    shards: tuple[SampledShard, ...]
+    kinds: tuple[SampleKind, ...]
+    row_kinds: tuple[RowKind, ...]
+    columns: tuple[ColumnEvidence, ...]
+
+    @property
+    def decided_by(self) -> str | None:
+        """The first shard that has samples; None where none has any, so that the decision is provisional."""
+        return next((shard.url for shard in self.shards if shard.num_samples), None)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that were read."""
+        return sum(shard.num_samples for shard in self.shards)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know: shards that cannot be read, and samples that the layout was not made for."""
+        unread = tuple(f"cannot be read and decided nothing: {shard.error}" for shard in self.shards if shard.error)
+        odd = tuple(
+            f"{kind.num_samples:,} of {counted(self.num_samples, 'sampled sample')} consist of {kind}, which decided "
+            f"nothing: {', '.join(kind.members)}"
+            for kind in self.kinds
+            if not kind.fits
+        )
+        return unread + odd
+
+    def evidence(self) -> dict[str, Any]:
+        """The evidence as `schema.json` holds it."""
+        return {
+            "num_shards": self.num_shards,
+            "shards": [
+                {"url": s.url, "num_samples": s.num_samples, **({} if s.error is None else {"error": s.error})}
+                for s in self.shards
+            ],
+            "sample_kinds": [
+                {
+                    "kind": [{"modality": m, "role": role, "many": many} for m, role, many in found.kind],
+                    "num_samples": found.num_samples,
+                    "fits": found.fits,
+                    "members": list(found.members),
+                }
+                for found in self.kinds[:MAX_LISTED]
+            ],
+            "row_kinds": [
+                {
+                    "modality": found.modality,
+                    "role": found.role,
+                    "num_samples": found.num_samples,
+                    "num_rows": found.num_rows,
+                    "extensions": [{"extension": name, "num_rows": n} for name, n in found.extensions.items()],
+                    "packed_as": list(found.packed_as),
+                }
+                for found in self.row_kinds[:MAX_LISTED]
+            ],
+            "columns": [
+                {
+                    "name": column.name,
+                    "num_samples": column.num_samples,
+                    "types": [{"type": name, "num_values": n} for name, n in column.types.items()],
+                }
+                for column in self.columns
+            ],
+        }
+
+
+def decide_layout(spec: DatasetSpec, urls: Sequence[str]) -> Decision:
+    """Decides a dataset's layout from the declaration and a sample of its shards.
+
+    A shard that cannot be read fails its own partition when that is run; here it decides nothing.
+
+    Args:
+        spec: the declaration.
+        urls: its shards, sorted.
+
+    Raises:
+        SourceError: none of the shards that were tried can be read; it is the error of the first.
+        MissingColumnError: no sample has a column that is requested.
+        ConfigError: a pack field or column is not possible.
+    """
+    sampler = _Sampler(spec)
+    sampled = _spread(urls, MAX_SHARDS)
+    for url in sampled:
+        sampler.read(url, len(sampled))
+    others = (url for url in urls if url not in set(sampled))
+    for url in islice(others, MAX_TRIED - len(sampled)):
+        if sampler.survey.num_samples:
+            break
+        sampler.read(url, MAX_SHARDS)
+    if sampler.problems and not sampler.survey.num_samples and all(shard.error for shard in sampler.shards):
+        raise sampler.problems[0]
+    return sampler.decide(len(urls))
+
+
+def _spread(urls: Sequence[str], limit: int) -> list[str]:
+    """At most `limit` of the shards, evenly spread, the first and the last among them."""
+    if len(urls) <= limit:
+        return list(urls)
+    return [urls[number * (len(urls) - 1) // (limit - 1)] for number in range(limit)]
+
+
+class _Sampler:
+    """Reads samples of shards and counts them."""
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self.spec = spec
+        self.survey: Survey = survey_for(spec.pack, where=spec.where)
+        self.shards: list[SampledShard] = []
+        self.problems: list[SourceError] = []
+        self._of_kind: dict[Kind, ColumnTally] = {}  # the JSON of samples
+        self._of_tables = ColumnTally(spec.samples)
+        self._num_listed = 0  # samples of tables
+        self._number = 0  # of the last sample or row of a table
+
+    def read(self, url: str, num_shards: int) -> None:
+        """Counts the first samples of a shard, of which `num_shards` share the sample."""
+        before = self.survey.num_samples
+        error: str | None = None
+        try:
+            with SourceFile(url, self.spec.storage_options) as file:
+                (rows_of,) = row_sources([file], self.spec.source, where=self.spec.where)
+                self._count(rows_of, url, num_shards)
+        except SourceError as problem:
+            self.problems.append(problem)
+            error = str(problem)
+        self.shards.append(SampledShard(url=url, num_samples=self.survey.num_samples - before, error=error))
+
+    def _count(self, rows_of: MemberRows | TableSource, url: str, num_shards: int) -> None:
+        batches = first_samples(
+            rows_of,
+            layout=self.spec.samples,
+            max_samples=max(MAX_SAMPLES // num_shards, 1),
+            max_bytes=MAX_BYTES // num_shards,
+            grouped=self.spec.partition_pattern is not None,
+            on_damaged_shard=self.spec.on_damaged_shard,
+        )
+        num_rows = 0
+
+        def counting() -> Iterator[pa.RecordBatch]:
+            nonlocal num_rows
+            for batch in batches:
+                num_rows += batch.num_rows
+                yield batch
+
+        if isinstance(rows_of, MemberRows):
+            for kind, value in self.survey.samples(batches, shard=url):
+                self._number += 1
+                self._of_kind.setdefault(kind, ColumnTally(self.spec.samples)).add(value, self._number)
+            return
+        for _ in self.survey.samples(counting(), shard=url):
+            self._num_listed += 1
+        for content in islice(rows_of.objects(layout=self.spec.samples), num_rows):
+            self._number += 1
+            self._of_tables.add(content, self._number)
+
+    def decide(self, num_shards: int) -> Decision:
+        """The layout that the samples give."""
+        spec, kinds = self.spec, self.survey.kinds
+        tally = ColumnTally(spec.samples)
+        for kind in kinds:
+            if kind.fits and kind.kind in self._of_kind:
+                tally.update(self._of_kind[kind.kind])
+        from_tables = 2 * self._num_listed > self.survey.num_samples
+        tally.update(self._of_tables)
+        columns = tally.columns(shown=next((shard.url for shard in self.shards if not shard.error), "no shard"))
+        if from_tables:  # whose columns are on any row
+            columns = tuple(replace(column, rows="") for column in columns)
+        annotated = tuple(column for annotator in spec.build_annotators() for column in annotator.columns)
+        plan = plan_of(self.survey, pack=spec.pack, where=spec.where)
+        schema = DatasetSchema(user_columns=columns, annotator_columns=annotated, pack=plan.to_json())
+        ordered = sorted(self.survey.rows.items(), key=lambda item: (-item[1].num_samples, item[0]))
+        return Decision(
+            schema=schema,
+            num_shards=num_shards,
+            shards=tuple(self.shards),
+            kinds=tuple(kinds),
+            row_kinds=tuple(_row_kind(plan, modality, role, count) for (modality, role), count in ordered),
+            columns=tuple(_column_evidence(tally, column) for column in columns),
+        )
+
+
+def _row_kind(plan: PackPlan, modality: str, role: str, count: RowCount) -> RowKind:
+    takers = []
+    for made in plan.modalities:
+        for part, selector in made.selectors.items():
+            example = "0" if role == NUMBERED else role
+            if any(selector.rank(modality, example, extension) is not None for extension in count.extensions):
+                takers.append(f"{made.name}.{part}" if part else made.name)
+    rest = plan.special("rest")
+    if not takers and rest is not None:
+        takers.append(plan.modalities[rest].name)
+    return RowKind(
+        modality=modality,
+        role=role,
+        num_samples=count.num_samples,
+        num_rows=count.num_rows,
+        extensions=dict(sorted(count.extensions.items())),
+        packed_as=tuple(takers),
+    )
+
+
+def _column_evidence(tally: ColumnTally, column: UserColumn) -> ColumnEvidence:
+    num_samples, types = tally.evidence(column)
+    return ColumnEvidence(
+        name=column.name, source=column.source, type=column.type, num_samples=num_samples, types=types
+    )

@@ -1,0 +1,101 @@
+"""The first samples of a file as rows: of a large shard only its start is read.
+
+How much that is follows from counts and positions alone, so that a shard gives the same samples wherever it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.rows.base import RowSource
+from mm_assets.rows.schema import DatasetSchema, MemberRules
+from mm_assets.sources.base import Source, index_members
+from mm_assets.sources.member import Member, OnDamage
+from mm_assets.sources.samples import is_metadata
+
+__all__ = ["first_samples"]
+
+MAX_MEMBERS = 16 << 10  # of a shard whose samples are not one after the other, so that more than the first are needed
+BATCH_BYTES = 1 << 20  # content of one batch: the last one may be read in vain
+
+
+class _Start:
+    """Ends a member index after the first samples.
+
+    Members of one sample usually follow each other. Where they do not, where none has a second member, as in a shard
+    that is sorted by extension, or where some have a JSON and others do not, so that an interleaved sample may name
+    members far from it, the index goes on to `MAX_MEMBERS`.
+    """
+
+    def __init__(self, max_samples: int, max_bytes: int) -> None:
+        self._max_samples = max_samples
+        self._max_bytes = max_bytes
+        self._keys: dict[str, bool] = {}  # of the samples so far, and whether each has a JSON
+        self._last = ""
+        self._num_members = 0
+        self._num_bytes = 0  # of members that can only be passed by reading them
+        self._several = self._scattered = False
+
+    def __call__(self, member: Member) -> bool:
+        self._num_members += 1
+        self._num_bytes += member.byte_size if member.byte_offset is None else 0
+        if self._num_members > MAX_MEMBERS:
+            return True
+        if member.skip_reason is not None:
+            return False
+        key = member.sample_key
+        if key != self._last and self._keys:
+            self._scattered |= key in self._keys or len(set(self._keys.values())) > 1
+            in_order = self._several and not self._scattered
+            if (in_order and len(self._keys) >= self._max_samples) or self._num_bytes > self._max_bytes:
+                return True
+        self._several |= key == self._last and bool(self._keys)
+        self._last = key
+        self._keys[key] = self._keys.get(key, False) or is_metadata(member)
+        return False
+
+
+def first_samples(
+    rows_of: RowSource,
+    *,
+    layout: MemberRules,
+    max_samples: int,
+    max_bytes: int,
+    grouped: bool = False,
+    on_damaged_shard: OnDamage = "fail",
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the first samples of a file, without user columns; no more of it is read than they need.
+
+    Args:
+        rows_of: the row source of the file.
+        layout: how members become rows.
+        max_samples: how many samples.
+        max_bytes: of a compressed file, bytes that are decompressed for them; at least one sample is read.
+        grouped: as for `RowSource.rows`.
+        on_damaged_shard: as for `Source.members`.
+
+    Raises:
+        SourceError: while iterating: the start of the file cannot be read.
+    """
+    index = [batch for source in rows_of.sources for batch in _index(source, max_samples, max_bytes, on_damaged_shard)]
+    stream = rows_of.rows(
+        lambda: iter(index), layout=layout, schema=DatasetSchema(), grouped=grouped, batch_bytes=BATCH_BYTES
+    )
+    left, last = max_samples, ""
+    for batch in stream:
+        ids = batch.column("sample_id")
+        changed = pc.not_equal(ids, pa.concat_arrays([pa.array([last], ids.type), ids.slice(0, len(ids) - 1)]))
+        starts = pc.indices_nonzero(changed).to_pylist()
+        if len(starts) > left:
+            yield batch.slice(0, starts[left])
+            return
+        yield batch
+        left -= len(starts)
+        last = ids[len(ids) - 1].as_py()
+
+
+def _index(source: Source, max_samples: int, max_bytes: int, on_damaged: OnDamage) -> Iterator[pa.RecordBatch]:
+    return index_members(source, on_damaged_shard=on_damaged, damage=[], until=_Start(max_samples, max_bytes))

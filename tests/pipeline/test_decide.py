@@ -1,0 +1,196 @@
+"""What registration decides about a dataset, and from how much of its shards."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_assets.errors import MmAssetsError
+from mm_assets.pipeline.decide import MAX_SAMPLES, MAX_SHARDS, Decision, decide_layout
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.store import DatasetStore
+from mm_assets.rows.sample import MAX_MEMBERS
+from mm_assets.sources.tar_header import BLOCK
+from mm_assets.storage.files import SourceFile
+
+from .chain import declare, run_chain
+from .test_stages import make_shard, tar_bytes
+
+PNG = b"\x89PNG\r\n\x1a\n"  # names and JSON decide: nothing decodes it
+
+
+def pairs(start: int, stop: int) -> dict[str, object]:
+    """Samples of an image, a text and a JSON."""
+    return {
+        name: value
+        for n in range(start, stop)
+        for name, value in {f"{n:05}.png": PNG, f"{n:05}.txt": "t", f"{n:05}.json": {"n": n}}.items()
+    }
+
+
+def decide(folder: Path, **settings: Any) -> Decision:
+    spec = declare(folder / "root", folder / "in", **settings)
+    return decide_layout(spec, sorted(str(path) for path in (folder / "in").iterdir()))
+
+
+def types(decision: Decision) -> dict[str, str]:
+    return {column.name: column.type for column in decision.schema.user_columns}
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        {"README": "read me"},
+        {"LICENSE": b"free"},
+        {"_SUCCESS": b""},
+        {"stats.json": {"count": 40}},
+        {"00003.mid": b"MThd"},
+        {"00003.state.npy": b"\x93NUMPY"},
+        {"00003.left.png": PNG},
+        {"zz.wav": b"RIFF"},
+    ],
+    ids=lambda stray: next(iter(stray)),
+)
+def test_an_odd_member_is_listed_and_changes_nothing(tmp_path: Path, stray: Mapping[str, object]) -> None:
+    """Whatever lies beside the samples, preset and columns are those of the samples, and the stray is named."""
+    make_shard(tmp_path / "in" / "a.tar", {**stray, **pairs(0, 20)})
+    make_shard(tmp_path / "in" / "b.tar", pairs(20, 40))
+    found = decide(tmp_path)
+    assert found.schema.pack["preset"] == "image_text"
+    assert types(found) == {"n": "int64"}
+    (note,) = found.notes
+    assert next(iter(stray)) in note or "00003" in note
+    assert "which decided nothing" in note
+    odd = [kind for kind in found.evidence()["sample_kinds"] if not kind["fits"]]
+    assert [kind["num_samples"] for kind in odd] == [1]
+
+
+@pytest.mark.parametrize(("others", "preset"), [(4, "image_text"), (5, "generic")])
+def test_a_second_kind_of_sample(tmp_path: Path, others: int, preset: str) -> None:
+    """A second kind is named with how many; from 20 % on the preset is the one that loses nothing of either."""
+    second = {f"{n}.wav": b"RIFF" for n in range(others)}
+    make_shard(tmp_path / "in" / "a.tar", {**pairs(0, 20), **second})
+    found = decide(tmp_path)
+    assert found.schema.pack["preset"] == preset
+    assert [(str(kind), kind.num_samples, kind.fits) for kind in found.kinds] == [
+        ("image + text", 20, True),
+        ("audio", others, others == 5),
+    ]
+
+
+def test_a_shard_of_another_kind_is_not_odd(tmp_path: Path) -> None:
+    """A few samples that are the whole of one shard in six decide too: else all of that partition would be lost."""
+    for n in range(5):
+        make_shard(tmp_path / "in" / f"{n}.tar", pairs(20 * n, 20 * n + 20))
+    make_shard(tmp_path / "in" / "z.tar", {"0.wav": b"RIFF"})
+    assert decide(tmp_path).schema.pack["preset"] == "generic"
+
+
+def test_types_follow_most_values(tmp_path: Path) -> None:
+    """Numbers widen; a few values of another type become null; where two types are frequent, the column is JSON."""
+    objects = [{"price": 1, "size": n if n % 2 else n + 0.5, "mixed": n if n % 2 else "x"} for n in range(40)]
+    objects[7]["price"] = "on request"
+    members = {f"{n}.{e}": value for n, one in enumerate(objects) for e, value in (("txt", "t"), ("json", one))}
+    make_shard(tmp_path / "in" / "s.tar", members)
+    found = decide(tmp_path)
+    assert types(found) == {"price": "int64", "size": "double", "mixed": "json"}
+    evidence = {column.name: (column.num_samples, column.types) for column in found.columns}
+    assert evidence["price"] == (40, {"int64": 39, "string": 1})
+    assert evidence["size"] == (40, {"double": 20, "int64": 20})
+    dataset, results = run_chain(declare(tmp_path / "root", tmp_path / "in"))
+    assert results["s"]["rows"].record.counts["null_casts"] == 1
+    stored = json.loads(Path(dataset.store.path_of("schema.json")).read_text())
+    assert stored["evidence"] == found.evidence()
+
+
+def test_the_sample_is_bounded_and_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many shards sixteen are opened, the first and the last among them, and some samples of each."""
+    for n in range(40):
+        make_shard(tmp_path / "in" / f"{n:02}.tar", {f"{n}-{k}.txt": "t" for k in range(3)})
+    monkeypatch.setattr("mm_assets.pipeline.decide.MAX_SAMPLES", 32)
+    first = decide(tmp_path)
+    assert [Path(shard.url).stem for shard in first.shards][:: MAX_SHARDS - 1] == ["00", "39"]
+    assert (len(first.shards), first.num_shards, first.num_samples) == (MAX_SHARDS, 40, 32)
+    assert decide(tmp_path) == first
+
+
+def test_a_shard_that_cannot_be_read_stops_no_other(tmp_path: Path) -> None:
+    """An unreadable shard is named and decides nothing; if none can be read, registration says why."""
+    make_shard(tmp_path / "in" / "a.tar", pairs(0, 4))
+    (tmp_path / "in" / "b.tar").write_bytes(b"<html>not found</html>" * 100)
+    found = decide(tmp_path)
+    assert found.schema.pack["preset"] == "image_text"
+    assert found.decided_by == str(tmp_path / "in" / "a.tar")
+    (note,) = found.notes
+    assert "b.tar" in note
+    (tmp_path / "in" / "a.tar").unlink()
+    with pytest.raises(MmAssetsError, match=r"b\.tar"):
+        register(DatasetStore(declare(tmp_path / "root", tmp_path / "in")))
+
+
+def test_a_shard_without_samples_does_not_decide(tmp_path: Path) -> None:
+    """If the sampled shards have no sample, others are tried in order."""
+    for n in range(18):
+        make_shard(tmp_path / "in" / f"{n:02}.tar", {"folder/": b""} if n != 16 else pairs(0, 2))
+    found = decide(tmp_path)
+    assert Path(found.decided_by or "").stem == "16"
+
+
+@pytest.mark.parametrize("compress", [False, True], ids=["tar", "tar.gz"])
+def test_only_the_start_of_a_large_shard_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compress: bool
+) -> None:
+    """Of a shard with many samples the first are read: of a compressed one twice, of others headers and JSON."""
+    payload = bytes(range(256)) * 64
+    every = {
+        name: value
+        for n in range(4 * MAX_SAMPLES // 16)
+        for name, value in {f"{n}.png": payload, f"{n}.json": {"n": n}}.items()
+    }
+    content = tar_bytes(every)
+    path = tmp_path / "in" / ("s.tar.gz" if compress else "s.tar")
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(content, compresslevel=0) if compress else content)
+    monkeypatch.setattr("mm_assets.pipeline.decide.MAX_SAMPLES", MAX_SAMPLES // 16)
+    read: list[int] = []
+    pread = SourceFile._pread
+
+    def counting(self: SourceFile, offset: int, target: memoryview) -> None:
+        read.append(len(target))
+        pread(self, offset, target)
+
+    monkeypatch.setattr(SourceFile, "_pread", counting)
+    found = decide(tmp_path)
+    assert (found.num_samples, types(found)) == (MAX_SAMPLES // 16, {"n": "int64"})
+    quarter = len(content) // 4
+    assert sum(read) < (2 * quarter + (2 << 20) if compress else quarter // 4)
+
+
+def test_members_of_a_sample_may_be_far_apart(tmp_path: Path) -> None:
+    """A shard in no order, or whose documents name members far away, is read further, up to a number of members."""
+    images = {f"img/{n}.png": PNG for n in range(200)}
+    documents = {f"doc/{n}.json": {"texts": ["t", None], "images": [None, f"img/{n}.png"]} for n in range(200)}
+    make_shard(tmp_path / "in" / "s.tar", {"doc/x.json": {"texts": ["t"], "images": [None]}, **images, **documents})
+    assert decide(tmp_path).schema.pack["preset"] == "interleaved"
+    halves = pairs(0, 1500)
+    scattered = {name: halves[name] for end in ("png", "txt", "json") for name in halves if name.endswith(end)}
+    make_shard(tmp_path / "in" / "s.tar", scattered)
+    found = decide(tmp_path)
+    assert (found.schema.pack["preset"], types(found)) == ("image_text", {"n": "int64"})
+    assert MAX_MEMBERS * BLOCK < 16 << 20
+
+
+def test_lists_give_columns_on_any_row(tmp_path: Path) -> None:
+    """The columns of a list of files are decided from its rows, and of a long one only from the first."""
+    lines = [{"sample_id": str(n), "path": f"{n}.png", "score": n / 2, "modality": "image"} for n in range(3000)]
+    lines[2500]["late"] = 1
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "list.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = decide(tmp_path)
+    assert [(c.name, c.type, c.rows) for c in found.schema.user_columns] == [("score", "double", "")]
+    assert found.num_samples == MAX_SAMPLES
