@@ -45,6 +45,7 @@ class CheckContext:
         known_modalities: row modalities beside the built-in ones.
         on_misaligned: "warn" where contradictions between a sample's parts do not stop a partition; else they do.
         on_undecodable: what becomes of undecodable media: "drop_row", "drop_sample", "keep" or "fail".
+        judged: whether no media were packed that do not decode.
         materialize_mode: "read" where the materialized rows hold bytes, "write" where the filtered rows do.
         memory_limit: bytes that DuckDB may use, or more for very many rows; beyond that it spills to a scratch folder.
         batch_bytes: content that is held at a time while files are read.
@@ -63,6 +64,7 @@ class CheckContext:
     materialize_mode: str = "read"
     on_misaligned: str = "warn"
     on_undecodable: str = "drop_row"
+    judged: bool = False
     memory_limit: int = 128 << 20
     batch_bytes: int = 4 << 20
 

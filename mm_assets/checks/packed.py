@@ -34,6 +34,7 @@ from mm_assets.storage.remote import RemoteFile
 __all__ = ["PackedFiles", "PackedRelations"]
 
 MAX_COMPARED = 32  # items of a re-encoding field that are decoded and compared, spread over the partition
+MAX_DECODED_BYTES = 1 << 20  # of a payload that is decoded although its media were before it was packed
 
 _ITEMS = schema_of("sample_id", "modality", "kind", "part", "position", "size", "crc32c", "exact")
 _PAYLOADS = schema_of("format", "ordinal", "sample_id", "modality", "size", "crc32c")
@@ -159,6 +160,9 @@ class PackedFiles:
                             parts[sample_id, placer.names[taker]] = frozenset({""})
                     for form, found in mismatches.items():
                         found.extend(compare[form].sample(rows, placement))
+        if self._context.judged:
+            for form, found in mismatches.items():
+                found.extend(_undecoded(self.reader(form), self.ids[form], placer))
         tables_of = {form: found.table() for form, found in mismatches.items()}
         return Expected(items.table(), presence.table(), parts, tables_of)
 
@@ -289,7 +293,10 @@ class PackedRelations:
         return self._files.expected.items
 
     def decoded_mismatches(self) -> pa.Table:
-        """Items of re-encoding fields, up to 32 for each modality, that are not what their row gives."""
+        """Items of re-encoding fields, up to 32 for each modality, that are not what their row gives.
+
+        Also payloads that do not decode, of up to 2 for each modality, where media were judged before they were packed.
+        """
         return self._files.expected.mismatches[self._own]
 
     def expected_presence(self) -> pa.Table:
@@ -330,6 +337,27 @@ def _listed(sample_id: str, entries: Any) -> Iterator[tuple[Any, ...]]:
         known = entry if isinstance(entry, dict) else {}
         values = ((known.get(key), kind) for key, kind in _LISTED.items())
         yield (sample_id, place, *(value if isinstance(value, kind) else None for value, kind in values))
+
+
+def _undecoded(reader: Reader | None, ids: list[str], placer: Placer) -> Iterator[tuple[Any, ...]]:
+    """What does not decode of the first and the last payload of each modality, by the file's own bytes.
+
+    Every item was judged before it was packed; this shows that it was packed as it was judged.
+    """
+    for made, name in zip(placer.fields, placer.names, strict=True):
+        if reader is None or name not in reader.names:
+            continue
+        sample_id = None
+        try:
+            sizes = reader.sizes(name)
+            small = [place for place in _present(reader, name) if sizes[place] <= MAX_DECODED_BYTES]
+            for place in dict.fromkeys((*small[:1], *small[-1:])):
+                sample_id = ids[place]
+                payload = reader.read_payload(place, name)
+                if payload is not None:
+                    made.check_decodable(payload.metadata, payload.data)
+        except FormatError as error:
+            yield sample_id, name, "", None, f"does not decode: {error.detail}"
 
 
 class _Comparison:

@@ -367,7 +367,8 @@ class Field(ABC):
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
         """Raise `FormatError` exactly when `decode` would.
 
-        An override is cheaper than decoding, in time or memory, and has the same verdict for every payload.
+        An override is cheaper than decoding, in time or memory, and has the same verdict for every payload, but for a
+        limit on what one decoding holds: what can be read in parts is not refused for its length.
         """
         self.decode(metadata, data)
 

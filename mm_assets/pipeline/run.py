@@ -252,6 +252,7 @@ class Run:
             materialize_mode=self.spec.materialize,
             on_misaligned=self.spec.on_misaligned,
             on_undecodable=self.spec.on_undecodable,
+            judged=self.spec.decodable == "full" and self.spec.on_undecodable != "keep",
         )
 
     def finish(

@@ -451,3 +451,21 @@ def test_empty_partition_passes(make_partition, tmp_path: Path) -> None:
     made = make_partition(tmp_path, [("._only", b"a resource fork")])
     for asset in ("raw_shards", "rows", "materialized_rows", "filtered_rows", *ASSETS):
         assert made.failed(asset) == set()
+
+
+def truncate_image(rows: Rows) -> None:
+    """The first image without its last bytes, in the table that is packed."""
+    row = row_of(rows, "a", "image")
+    row["binary_content"] = row["binary_content"][:-20]
+
+
+@pytest.mark.parametrize("asset", ASSETS)
+def test_what_was_judged_decodes(partition, asset: str) -> None:
+    """Where media were judged, a payload that does not decode is a violation, though its row has the same bytes."""
+    assert partition.failed(asset, judged=True) == set()
+    partition.spoil("filtered_rows", truncate_image)
+    partition.pack()
+    assert partition.failed(asset) == set()
+    outcome = partition.outcomes(asset, judged=True)["decoded"]
+    assert [row["sample_id"] for row in outcome.violations] == ["a"]
+    assert "does not decode" in outcome.violations[0]["detail"]
