@@ -8,7 +8,7 @@ export DAGSTER_HOME := $(CURDIR)/dagster_home
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run ui quick test nightly coverage check wheels test-wheels bench-loading bench-memory clean reset
+.PHONY: help run ui quick test nightly coverage check wheels test-wheels bench-loading bench-memory bench-decodable clean reset
 
 help:
 	@echo "make run         run the demo datasets, from tar shards to packed files and manifests"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-wheels install the built mm-assets in an environment of its own and run tests/e2e, without fuzzing, against it"
 	@echo "make bench-loading DATA=folder  reading and writing, side by side with other projects (an hour, 30 GB)"
 	@echo "make bench-memory  resident memory and throughput of each stage on a 500 MB shard"
+	@echo "make bench-decodable  cost of decoding every media item before it is packed"
 	@echo "make clean       remove the virtual environment and built files"
 	@echo "make reset       remove the local instance's history and EVERY dataset below dagster_home/data"
 
@@ -89,6 +90,9 @@ test-wheels: wheels
 
 bench-memory: $(VENV)/dev.done
 	$(BIN)/python benchmarks/memory.py
+
+bench-decodable: $(VENV)/dev.done
+	$(BIN)/python benchmarks/decodable.py
 
 # In an environment of its own: the other projects' packages want versions of theirs.
 bench-loading:
