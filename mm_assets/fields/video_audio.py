@@ -15,19 +15,20 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import EncodeError
+from mm_assets.errors import EncodeError, MediaError
 from mm_assets.fields.audio import Audio, AudioField
-from mm_assets.fields.base import ArraySpec, Encoded, Field, Item, Part, as_bytes_view, corrupt, truncated
+from mm_assets.fields.base import ArraySpec, Encoded, Field, Item, Part, as_bytes_view, corrupt, is_int, truncated
 from mm_assets.fields.facts import ClipLengths, Fact, MediaLength
 from mm_assets.fields.video_frames import check_decodable, encode_frames, fill_frames, index_of
-from mm_assets.fields.video_record import FILE, IN_VIDEO, JPEG, NONE, OWN_FILE, RECORD, VIDEO_PART, Record
+from mm_assets.fields.video_record import FILE, IN_VIDEO, JPEG, NONE, OWN_FILE, RECORD, SQUARE, VIDEO_PART, Record
 from mm_assets.fields.video_sound import brought_to, decoded_size, stored_sound, timing_at
 from mm_assets.fields.video_source import Plan, Source, clip_sound, plan_of, source_of
 from mm_assets.fields.video_values import Clip, VideoAudio, VideoFile
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.picture import Picture, picture_of
 from mm_assets.media.sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
 from mm_assets.media.timing import Timing, as_frame_rate, uniform_indices
-from mm_assets.media.video import DEFAULT_MAX_PIXELS
+from mm_assets.media.video import DEFAULT_MAX_PIXELS, MAX_STREAMS
 
 __all__ = ["Clip", "SyncedVideoAudioField", "VideoAudio", "VideoFile"]
 
@@ -45,6 +46,11 @@ class SyncedVideoAudioField(Field):
         encoding: ``keep`` stores files as they are and decodes them when they are read; ``frames`` stores every frame
             as a JPEG after a frame index, so that any one is read without its neighbours, and the audio as samples.
             Arrays are stored as ``frames`` in any case.
+        orientation: ``apply`` turns and mirrors the frames of files as their rotation tags say; ``keep`` does not.
+        pixel_aspect: ``apply`` stretches the width of frames whose pixels are not square; ``keep`` does not, nor
+            does FFmpeg's command line.
+        audio_track: of a file with several: its number from 0, or a language such as ``fra``; None for the one that
+            FFmpeg chooses: the default one, then the one with most channels, then the first.
         frame_rate: frames per second that every clip is brought to, by presentation time; None for each file's own.
         size: (height, width) of frames, stretched to it: while encoding frames, and else while decoding.
         quality: of JPEG, 1 to 100.
@@ -68,6 +74,9 @@ class SyncedVideoAudioField(Field):
     PARTS: ClassVar[Mapping[str, Part]] = {"video": Part(), "audio": Part()}
 
     encoding: str = "keep"
+    orientation: str = "apply"
+    pixel_aspect: str = "keep"
+    audio_track: Any = None
     frame_rate: Any = None
     size: tuple[int, int] | None = None
     quality: int = 90
@@ -83,6 +92,15 @@ class SyncedVideoAudioField(Field):
 
     def __post_init__(self) -> None:
         self._expect_choice("encoding", ("keep", "frames"))
+        self._expect_choice("orientation", ("apply", "keep"))
+        self._expect_choice("pixel_aspect", ("apply", "keep"))
+        track = self.audio_track
+        if not (
+            track is None or is_int(track, 0, MAX_STREAMS - 1) or (isinstance(track, str) and 2 <= len(track) <= 35)
+        ):
+            raise self._wrong_setting(
+                "audio_track", f"a number from 0 to {MAX_STREAMS - 1}, a language such as fra, or None"
+            )
         self._expect_choice("audio_encoding", ("flac", "pcm16", "float32"))
         if self.frame_rate is not None:
             try:
@@ -161,7 +179,7 @@ class SyncedVideoAudioField(Field):
             codecs = (JPEG if plan.num_frames else NONE, audio_codec)
         self._expect_data_size(len(video) + 7 + len(audio))
         data = bytes(video) + bytes(-len(video) % 8) + bytes(audio) if len(audio) else bytes(video)
-        return Encoded(self._record(plan, len(video), len(audio), codecs, source.parts), data)
+        return Encoded(self._record(source, plan, len(video), len(audio), codecs), data)
 
     def check(self, value: VideoAudio | VideoFile | Buffer) -> None:
         """List the packets of files that are stored unchanged; encode other values."""
@@ -178,7 +196,14 @@ class SyncedVideoAudioField(Field):
         if not isinstance(value, VideoAudio | VideoFile):
             raise self._wrong_value(value, "VideoAudio, VideoFile or the bytes of a video file")
         try:
-            return source_of(value, frame_rate=self._rate, max_pixels=self.max_pixels)
+            return source_of(
+                value,
+                frame_rate=self._rate,
+                max_pixels=self.max_pixels,
+                turns=self.orientation == "apply",
+                stretches=self.pixel_aspect == "apply",
+                audio_track=self.audio_track,
+            )
         except ValueError as error:
             raise self._wrong_content(f"a clip that cannot be read ({error})", "video, audio or both") from error
 
@@ -208,9 +233,10 @@ class SyncedVideoAudioField(Field):
     def _is_kept(self, source: Source) -> bool:
         return self.encoding == "keep" and not source.is_arrays
 
-    def _record(self, plan: Plan, video_size: int, audio_size: int, codecs: tuple[int, int], parts: int) -> bytes:
+    def _record(self, source: Source, plan: Plan, video_size: int, audio_size: int, codecs: tuple[int, int]) -> bytes:
         video_codec, audio_codec = codecs
         height, width = plan.size
+        is_turned = video_codec == FILE and plan.num_frames > 0
         if video_codec == JPEG and self.size is not None:
             height, width = self.size
         return self._pack_record(
@@ -229,7 +255,11 @@ class SyncedVideoAudioField(Field):
             video_codec,
             audio_codec,
             plan.truncated,
-            parts,
+            source.parts,
+            # Files are turned while they are decoded; JPEGs are upright. 0, not 1, where nothing is turned: so it was
+            # before there was such a byte.
+            (source.turn if source.turn > 1 else 0) + SQUARE * source.is_square if is_turned else 0,
+            plan.sound.track if plan.sound is not None and audio_codec in (IN_VIDEO, OWN_FILE) else 0,
         )
 
     def _encode_parts(self, source: Source, plan: Plan) -> tuple[bytes, bytes | memoryview, int]:
@@ -307,6 +337,7 @@ class SyncedVideoAudioField(Field):
             audio=self._sound(record, video, audio),
             audio_segments=segments,
             timing=timing,
+            picture=self._picture(record, video),
         )
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
@@ -391,6 +422,14 @@ class SyncedVideoAudioField(Field):
             return None
         rate, channels = self.audio_sample_rate or sound.sample_rate, self.audio_channels or sound.samples.shape[1]
         return brought_to(sound, rate, channels, max_decoded_bytes=self.max_decoded_bytes)
+
+    def _picture(self, record: Record, video: memoryview) -> Picture | None:
+        if record.video_codec != FILE or not record.num_frames:
+            return None
+        try:
+            return picture_of(video, max_pixels=self.max_pixels)
+        except MediaError as error:
+            raise corrupt(error.reason) from error
 
     def _timing(self, record: Record) -> Timing:
         return timing_at(record.timing, self.audio_sample_rate or record.sample_rate)

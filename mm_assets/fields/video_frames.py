@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -9,10 +10,12 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError
 from mm_assets.fields.base import MAX_DATA, corrupt
+from mm_assets.fields.image_decode import orient
 from mm_assets.fields.image_resize import Box, resample, resize
 from mm_assets.fields.video_record import FILE, Record
-from mm_assets.fields.video_source import Plan, Source, most_frames
+from mm_assets.fields.video_source import Plan, Source, most_frames, shown_size
 from mm_assets.media.frames import check_frames, read_frames
+from mm_assets.media.picture import picture_of
 from mm_assets.media.timing import FrameIndex
 from mm_assets.media.video import index_frames
 
@@ -49,7 +52,20 @@ def encode_frames(source: Source, plan: Plan, *, size: tuple[int, int] | None, q
     return np.array(offsets, dtype="<u8").tobytes() + b"".join(files)
 
 
-def index_of(record: Record, video: memoryview, *, max_pixels: int) -> FrameIndex | None:
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """The frames of a file.
+
+    Attributes:
+        index: when they are shown.
+        size: (height, width) as they are stored.
+    """
+
+    index: FrameIndex
+    size: tuple[int, int]
+
+
+def index_of(record: Record, video: memoryview, *, max_pixels: int) -> Indexed | None:
     """Index the file of a clip, and compare it with its record; None where frames are in no file.
 
     Called before anything is allocated that is as large as the record's number of frames.
@@ -61,10 +77,11 @@ def index_of(record: Record, video: memoryview, *, max_pixels: int) -> FrameInde
         return None
     try:
         indexed = index_frames(video, max_pixels=max_pixels)
+        picture = picture_of(video, max_pixels=max_pixels) if record.is_square else None
     except MediaError as error:
         raise corrupt(error.reason) from error
-    if indexed is None or indexed[1:] != (record.height, record.width):
-        found = None if indexed is None else indexed[1:]
+    found = None if indexed is None else shown_size(picture, indexed[1:], record.turn, is_square=record.is_square)
+    if indexed is None or found != (record.height, record.width):
         raise corrupt("video is not as its record says", found=found, expected=(record.height, record.width))
     index = indexed[0]
     start = Fraction(record.start_us, 1_000_000)
@@ -72,7 +89,7 @@ def index_of(record: Record, video: memoryview, *, max_pixels: int) -> FrameInde
     most = min(max(index.num_frames(rate, start), 0 if start else 1), most_frames(index))
     if record.num_frames > most:
         raise corrupt("clip has more frames than its file", found=record.num_frames, expected=f"at most {most}")
-    return index
+    return Indexed(index, indexed[1:])
 
 
 def check_decodable(record: Record, video: memoryview, *, max_pixels: int) -> None:
@@ -81,15 +98,14 @@ def check_decodable(record: Record, video: memoryview, *, max_pixels: int) -> No
     Raises:
         CorruptError: `fill_frames` would raise it for some frame.
     """
-    index = index_of(record, video, max_pixels=max_pixels)
-    size = record.height, record.width
-    if index is not None:
+    indexed = index_of(record, video, max_pixels=max_pixels)
+    if indexed is not None:
         try:
-            check_frames(video, index, size, max_pixels=max_pixels)
+            check_frames(video, indexed.index, indexed.size, max_pixels=max_pixels)
         except MediaError as error:
             raise corrupt(error.reason) from error
     elif record.num_frames:
-        target = np.empty((1, *size, 3), dtype=np.uint8)
+        target = np.empty((1, record.height, record.width, 3), dtype=np.uint8)
         for number in range(record.num_frames):
             fill_frames(record, video, None, np.array([number], dtype=np.int64), target, max_pixels=max_pixels)
 
@@ -97,7 +113,7 @@ def check_decodable(record: Record, video: memoryview, *, max_pixels: int) -> No
 def fill_frames(
     record: Record,
     video: memoryview,
-    index: FrameIndex | None,
+    indexed: Indexed | None,
     indices: npt.NDArray[np.int64],
     target: npt.NDArray[np.uint8],
     *,
@@ -105,7 +121,7 @@ def fill_frames(
 ) -> None:
     """Decode chosen frames, in any order, into the first rows of `target`, stretched to its size; the others are zero.
 
-    `video` is the file that `index` is of, or without it the frame index and its JPEGs. `indices` are (K,) frames of
+    `video` is the file that `indexed` is of, or without it the frame index and its JPEGs. `indices` are (K,) frames of
     the clip, `target` (K or more, H, W, 3).
 
     Raises:
@@ -114,7 +130,7 @@ def fill_frames(
     target[len(indices) :] = 0
     if not len(indices):
         return
-    if index is None:
+    if indexed is None:
         offsets = np.frombuffer(video, dtype="<u8", count=record.num_frames + 1)
         for row, number in enumerate(indices.tolist()):
             start, end = int(offsets[number]), int(offsets[number + 1])
@@ -125,12 +141,14 @@ def fill_frames(
     order = np.argsort(indices, kind="stable")
     try:
         rate = Fraction(record.frame_rate_num, record.frame_rate_den)
+        index = indexed.index
         positions = index.shown_at(indices[order], rate, Fraction(record.start_us, 1_000_000))
         for row, pixels in zip(order, read_frames(video, index, positions, max_pixels=max_pixels), strict=True):
-            if pixels.shape[:2] != (record.height, record.width):
-                expected = (record.height, record.width)
-                raise corrupt("frame is not of the size in the record", found=pixels.shape[:2], expected=expected)
-            resample(pixels, Box(0, 0, *pixels.shape[:2]), target[row])
+            if pixels.shape[:2] != indexed.size:
+                found = pixels.shape[:2]
+                raise corrupt("frame is not of the size in the record", found=found, expected=indexed.size)
+            turned = np.ascontiguousarray(orient(pixels, record.turn))
+            resample(turned, Box(0, 0, *turned.shape[:2]), target[row])
     except MediaError as error:
         raise corrupt(error.reason) from error
 

@@ -10,6 +10,7 @@ import numpy as np
 from mm_assets.fields.base import corrupt
 from mm_assets.media.sound import MAX_SOUND_CHANNELS, MAX_SOUND_RATE
 from mm_assets.media.timing import MAX_FRAME_RATE, MAX_RATE_TERM, Timing
+from mm_assets.media.video import MAX_STREAMS
 
 __all__ = [
     "AUDIO_PART",
@@ -20,6 +21,7 @@ __all__ = [
     "OWN_FILE",
     "RECORD",
     "SAMPLES",
+    "SQUARE",
     "VIDEO_PART",
     "Record",
 ]
@@ -44,18 +46,20 @@ RECORD = np.dtype(
         ("audio_codec", "u1"),
         ("truncated", "u1"),
         ("parts", "u1"),
-        ("_pad", "u1", (2,)),
+        ("orientation", "u1"),
+        ("audio_track", "u1"),
     ]
 )
 NONE, JPEG, FILE = 0, 1, 2  # video_codec
 SAMPLES = {1: "pcm16", 2: "float32", 4: "flac"}  # audio_codec, AudioField's numbers
 IN_VIDEO, OWN_FILE = 16, 17  # audio_codec
 VIDEO_PART, AUDIO_PART = 1, 2  # parts, bits: the contents that the clip was made of
+SQUARE = 128  # added to the orientation where pixels are made square
 _MAX_COUNT = 2**53  # samples and microseconds: sums of them stay within 64 bits
 
 
 class Record(NamedTuple):
-    """The metadata record's values, in its order, without the pad."""
+    """The metadata record's values, in its order."""
 
     num_frames: int
     height: int
@@ -74,6 +78,18 @@ class Record(NamedTuple):
     audio_codec: int
     truncated: int
     parts: int
+    orientation: int
+    audio_track: int
+
+    @property
+    def turn(self) -> int:
+        """EXIF number by which frames of a file are turned while they are decoded; 1 for as they are stored."""
+        return (self.orientation & ~SQUARE) or 1
+
+    @property
+    def is_square(self) -> bool:
+        """Whether frames of a file are stretched to square pixels while they are decoded."""
+        return bool(self.orientation & SQUARE)
 
     @property
     def timing(self) -> Timing:
@@ -96,6 +112,12 @@ class Record(NamedTuple):
             raise corrupt("audio is of an unknown codec", found=self.audio_codec, expected="0, 1, 2, 4, 16 or 17")
         if not 1 <= self.parts <= VIDEO_PART | AUDIO_PART:
             raise corrupt("clip is made of unknown parts", found=self.parts, expected="1, 2 or 3")
+        if not self.turn <= 8 or (self.orientation and self.video_codec != FILE):
+            raise corrupt("frames are turned in an unknown way", found=self.orientation, expected="0 to 8, or 128 more")
+        is_of_file = self.audio_codec in (IN_VIDEO, OWN_FILE)
+        if self.audio_track > (MAX_STREAMS if is_of_file else 0):
+            expected = f"0 to {MAX_STREAMS} of a file, else 0"
+            raise corrupt("audio is of an impossible track", found=self.audio_track, expected=expected)
         is_of_audio = self.parts == AUDIO_PART
         if (is_of_audio and self.video_codec != NONE) or (self.parts == VIDEO_PART and self.audio_codec == OWN_FILE):
             codecs = (self.video_codec, self.audio_codec)

@@ -12,6 +12,7 @@ from mm_assets.fields.video_record import NONE, OWN_FILE, SAMPLES, Record
 from mm_assets.fields.video_source import Plan, Source, clip_sound
 from mm_assets.media.sound import index_sound, mix, mixes, resample, resampled_length
 from mm_assets.media.timing import Timing
+from mm_assets.media.video import FIRST_TRACK
 
 __all__ = ["brought_to", "decoded_size", "stored_sound", "timing_at"]
 
@@ -39,7 +40,7 @@ def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_de
         return decoder.decode(decoder._pack_record(*values), audio)
     try:
         source = Source(audio=audio if record.audio_codec == OWN_FILE else video)
-        sound = index_sound(source.audio)
+        sound = index_sound(source.audio, record.audio_track - 1 if record.audio_track else FIRST_TRACK)
         if sound is None:
             raise corrupt("clip has no audio where its record says so", found="a file without audio")
         plan = Plan(

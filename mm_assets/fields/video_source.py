@@ -20,10 +20,13 @@ import numpy.typing as npt
 from mm_assets.errors import MediaError
 from mm_assets.fields.audio import samples_of
 from mm_assets.fields.base import MAX_DATA
+from mm_assets.fields.image_decode import orient
+from mm_assets.fields.image_resize import resize
 from mm_assets.fields.video_record import AUDIO_PART, VIDEO_PART
 from mm_assets.fields.video_values import VideoAudio, VideoFile
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.frames import read_frames
+from mm_assets.media.picture import Picture, picture_of
 from mm_assets.media.sound import (
     MAX_SOUND_CHANNELS,
     MAX_SOUND_RATE,
@@ -39,7 +42,7 @@ from mm_assets.media.timing import FrameIndex, as_frame_rate, offset_in_samples
 from mm_assets.media.video import DEFAULT_MAX_PIXELS, index_frames
 from mm_assets.summaries import describe
 
-__all__ = ["Plan", "Source", "clip_sound", "most_frames", "plan_of", "source_of"]
+__all__ = ["Plan", "Source", "clip_sound", "most_frames", "plan_of", "shown_size", "source_of", "upright"]
 
 _MAX_SECONDS = 1_000_000
 _MAX_REPEATS = 1000  # of a file's frames on average: beyond it a few bytes would become gigabytes
@@ -54,13 +57,15 @@ class Source:
         video: a file's bytes, or arrays' frames; None without.
         audio: bytes of an audio file, or arrays' samples (n, channels); None where the audio is in `video`.
         index: when the frames are shown; None without video.
-        size: (height, width) of the frames.
+        size: (height, width) of the frames, upright and stretched.
         sound: extent of the audio; None without.
         sound_delay: seconds by which the first sample comes after the first frame.
         start: seconds into the video at which the clip begins.
         duration: seconds of the clip at most, None for all.
         audio_offset: delay of the audio in seconds.
         max_pixels: of a frame.
+        turn: EXIF number by which frames are turned.
+        is_square: whether frames are stretched to square pixels.
     """
 
     video: Any = None
@@ -73,6 +78,8 @@ class Source:
     duration: Fraction | None = None
     audio_offset: Fraction = Fraction(0)
     max_pixels: int = DEFAULT_MAX_PIXELS
+    turn: int = 1
+    is_square: bool = False
 
     @property
     def parts(self) -> int:
@@ -93,7 +100,11 @@ class Source:
                     last, pixels = position, self.video[position]
                 yield pixels
         elif self.index is not None:
-            yield from read_frames(self.video, self.index, positions, max_pixels=self.max_pixels)
+            held: npt.NDArray[np.uint8] | None = None
+            for pixels in read_frames(self.video, self.index, positions, max_pixels=self.max_pixels):
+                if pixels is not held:
+                    held, turned = pixels, upright(pixels, self.turn, self.size if self.is_square else None)
+                yield turned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +147,36 @@ class Plan:
         return self.index.shown_at(frames, self.frame_rate, Fraction(self.start_us, 1_000_000))
 
 
+def upright(pixels: npt.NDArray[np.uint8], turn: int, size: tuple[int, int] | None) -> npt.NDArray[np.uint8]:
+    """A frame turned by an EXIF number, then stretched to (height, width) unless None."""
+    turned = orient(pixels, turn)
+    return turned if size is None else resize(np.ascontiguousarray(turned), size)
+
+
+def shown_size(picture: Picture | None, size: tuple[int, int], turn: int, *, is_square: bool) -> tuple[int, int]:
+    """(height, width) of frames once they are upright and, where asked, stretched; `size` is that of stored ones."""
+    height, width = picture.square(size) if is_square and picture is not None else size
+    return (width, height) if turn >= 5 else (height, width)
+
+
 def source_of(
-    value: VideoAudio | VideoFile, *, frame_rate: Fraction | None = None, max_pixels: int = DEFAULT_MAX_PIXELS
+    value: VideoAudio | VideoFile,
+    *,
+    frame_rate: Fraction | None = None,
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+    turns: bool = True,
+    stretches: bool = False,
+    audio_track: int | str | None = None,
 ) -> Source:
-    """Check arrays, or list the packets of files; `frame_rate` is for arrays without one of their own.
+    """Check arrays, or list the packets of files.
+
+    Args:
+        value: arrays or files.
+        frame_rate: for arrays without one of their own.
+        max_pixels: of a frame.
+        turns: whether frames of a file are turned upright.
+        stretches: whether they are stretched to square pixels.
+        audio_track: as `mm_assets.media.video.audio_stream_of` takes it.
 
     Raises:
         ValueError: the value is wrong; a `MediaError` where a file is.
@@ -154,7 +191,15 @@ def source_of(
         raise ValueError("found neither video nor audio, expected one of them")
     found = None if video is None else index_frames(video, max_pixels=max_pixels)
     index, height, width = found or (None, 0, 0)
-    sound = index_sound(audio if audio is not None else video or b"")
+    picture = None if index is None or video is None else picture_of(video, max_pixels=max_pixels)
+    turn = picture.orientation if picture is not None and turns else 1
+    is_square = stretches and picture is not None and picture.pixel_aspect != 1
+    size = shown_size(picture, (height, width), turn, is_square=is_square)
+    if size[0] * size[1] > max_pixels:
+        raise ValueError(
+            f"found frames of {size[0]} x {size[1]} with square pixels, expected at most {max_pixels} pixels"
+        )
+    sound = index_sound(audio if audio is not None else video or b"", audio_track)
     if audio is not None and sound is None:
         raise ValueError("found an audio file without audio, expected some")
     if index is None and sound is None:
@@ -168,13 +213,15 @@ def source_of(
         video=video,
         audio=audio,
         index=index,
-        size=(height, width),
+        size=size,
         sound=sound,
         sound_delay=sound.start - index.start if is_inside and sound and index else Fraction(0),
         start=Fraction(round(start * 1_000_000), 1_000_000),
         duration=duration,
         audio_offset=offset,
         max_pixels=max_pixels,
+        turn=turn,
+        is_square=is_square,
     )
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mm_assets.fields.audio import Audio
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.picture import Picture
 from mm_assets.media.timing import Timing
 from mm_assets.summaries import ArrayValue, summary_repr
 
@@ -70,6 +71,8 @@ class Clip(ArrayValue):
         audio: (num_samples, channels) float32 in [-1, 1] and its rate; None where the clip has no audio.
         audio_segments: (T, 2) int64, start and stop of each frame's samples in `audio`.
         timing: of the whole clip: rates, counts, offset, whether it was truncated.
+        picture: how the file's frames are meant to be shown: orientation, pixel aspect, fields, colours. None where the
+            clip is not stored as a file, and without video.
     """
 
     frames: npt.NDArray[np.uint8] | None
@@ -79,6 +82,7 @@ class Clip(ArrayValue):
     audio: Audio | None
     audio_segments: npt.NDArray[np.int64]
     timing: Timing
+    picture: Picture | None = None
 
     @property
     def frame_rate(self) -> Fraction | None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError, optional_import
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.video import audio_stream_of, damage_of, open_media, seconds_of, time_base_of
+from mm_assets.media.video import FIRST_TRACK, audio_stream_of, damage_of, open_media, seconds_of, time_base_of
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
@@ -57,25 +57,30 @@ class SoundIndex:
         num_samples: per channel, from the first sample to the end of the last packet.
         sample_rate: Hz.
         channels: at least 1.
+        track: 0 for the first audio stream that has a decoder; else the stream's number among audio streams, from 1.
     """
 
     start: Fraction
     num_samples: int
     sample_rate: int
     channels: int
+    track: int = 0
 
 
-def index_sound(data: Buffer) -> SoundIndex | None:
+def index_sound(data: Buffer, track: int | str | None = None) -> SoundIndex | None:
     """The extent of a file's audio; None where there is none. Only its first packets are decoded.
+
+    `track` chooses among several streams, as in `mm_assets.media.video.audio_stream_of`.
 
     Raises:
         MediaError: the file is damaged, or its packets are so far apart that more than 99.9 % of it is silence.
     """
     damage = damage_of(data)
     with open_media(data) as (container, _):
-        stream = audio_stream_of(container)
+        stream = audio_stream_of(container, track)
         if stream is None:
             return None
+        number = 0 if stream is audio_stream_of(container, FIRST_TRACK) else container.streams.audio.index(stream) + 1
         if damage is not None:
             raise MediaError("<video>", f"found a damaged file ({damage}), expected a whole one")
         time_base = time_base_of(stream.time_base)
@@ -109,7 +114,7 @@ def index_sound(data: Buffer) -> SoundIndex | None:
         if num_samples > _MAX_SILENCE * claimed_total:
             expected = f"at most {_MAX_SILENCE} times the {claimed_total} that its packets can hold"
             raise MediaError("<video>", f"found audio of {num_samples} samples, expected {expected}")
-        return SoundIndex(start=start, num_samples=num_samples, sample_rate=rate, channels=channels)
+        return SoundIndex(start=start, num_samples=num_samples, sample_rate=rate, channels=channels, track=number)
 
 
 def _opus_length(packet: Packet[Any]) -> int:
@@ -141,7 +146,7 @@ def read_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> n
     count = index.num_samples if stop is None else min(stop, index.num_samples)
     sound = np.zeros((count, index.channels), dtype=np.float32)
     with open_media(data) as (container, _):
-        stream = audio_stream_of(container)
+        stream = audio_stream_of(container, index.track - 1 if index.track else FIRST_TRACK)
         if stream is None:
             raise MediaError("<video>", "found no audio stream, expected the one that was indexed")
         tick = time_base_of(stream.time_base)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_MAX_PIXELS",
+    "FIRST_TRACK",
+    "MAX_STREAMS",
     "MAX_TICKS",
     "VIDEO_TYPES",
     "VideoInfo",
@@ -47,7 +49,8 @@ __all__ = [
 
 DEFAULT_MAX_PIXELS = 8192 * 8192  # of one frame: twice as many as 8K
 MAX_TICKS = 2**53  # a later presentation time is hostile: sums and products of times stay within 64 bits
-_MAX_STREAMS = 64
+FIRST_TRACK = -1  # of audio: the first that has a decoder
+MAX_STREAMS = 64
 
 _DEMUXERS = {  # MIME type to FFmpeg's name; no playlists, manifests or image sequences
     "video/mp4": "mov",
@@ -190,7 +193,7 @@ def open_media(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Iterato
         _check_index(view)
     # The decoders' options are needed here too: FFmpeg decodes while it opens a file.
     options = {"max_pixels": str(max_pixels), "max_samples": _MAX_SAMPLES, "threads": "1"}
-    limits = {"max_streams": str(_MAX_STREAMS), "protocol_whitelist": "none"}
+    limits = {"max_streams": str(MAX_STREAMS), "protocol_whitelist": "none"}
     if demuxer == "avi":
         limits["use_odml"] = "0"  # its indices can refer to each other, and so have entries without end
     file = _Reader(_without_tags(view))
@@ -241,13 +244,34 @@ def video_stream_of(container: InputContainer, max_pixels: int = DEFAULT_MAX_PIX
     return None
 
 
-def audio_stream_of(container: InputContainer) -> AudioStream | None:
-    """The first audio stream that has a decoder, with limits for it."""
-    for stream in container.streams.audio:
-        if stream.codec_context is not None:
-            stream.codec_context.options = {"max_samples": _MAX_SAMPLES}
-            return stream
-    return None
+def audio_stream_of(container: InputContainer, track: int | str | None = None) -> AudioStream | None:
+    """An audio stream that has a decoder, with limits for it; None where there is none.
+
+    Args:
+        container: an open file.
+        track: number among the audio streams, from 0; a language, as the file names it; `FIRST_TRACK` for the first
+            with a decoder; None for the one that FFmpeg's command line chooses: the default one, then the one with most
+            channels, then the first.
+
+    Raises:
+        MediaError: the file has audio, but not the wanted track.
+    """
+    from av.stream import Disposition
+
+    streams = [stream for stream in container.streams.audio if stream.codec_context is not None]
+    if track is None:
+        chosen = max(streams, key=lambda one: (bool(one.disposition & Disposition.default), one.channels), default=None)
+    elif track == FIRST_TRACK or not streams:
+        chosen = streams[0] if streams else None
+    else:
+        named = [(number, one) for number, one in enumerate(container.streams.audio) if one in streams]
+        chosen = next((one for number, one in named if track in (number, one.language)), None)
+        if chosen is None:
+            found = ", ".join(f"{number} ({one.language or 'no language'})" for number, one in named)
+            raise MediaError("<video>", f"found the audio tracks {found}, expected {track!r}")
+    if chosen is not None:
+        chosen.codec_context.options = {"max_samples": _MAX_SAMPLES}
+    return chosen
 
 
 def probe_video(data: Buffer) -> VideoInfo:

@@ -28,6 +28,7 @@ class Variant:
         turn: degrees counterclockwise by which players turn the frames.
         aspect: width of a pixel by its height.
         moov_first: whether the MP4's header precedes its content.
+        transfer: H.273's number of the transfer characteristics; 0 for none.
     """
 
     container: str
@@ -39,6 +40,7 @@ class Variant:
     turn: int = 0
     aspect: Fraction = Fraction(0)
     moov_first: bool = False
+    transfer: int = 0
 
 
 _X264 = {"preset": "ultrafast", "threads": "1", "bf": "2", "crf": "20"}
@@ -92,6 +94,8 @@ def make_clip(variant: Variant) -> bytes:
         stream.options = dict(variant.encoder)
         if variant.aspect:
             stream.codec_context.sample_aspect_ratio = variant.aspect
+        if variant.transfer:
+            stream.codec_context.color_trc = variant.transfer
         if variant.turn:
             stream.set_display_rotation(variant.turn)
         packets = []

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mm_assets.errors import CorruptError, EncodeError, FormatError, MissingExtraError
 from mm_assets.fields import Audio, Clip, SyncedVideoAudioField, VideoAudio, VideoFile
+from mm_assets.media.picture import Picture
 from mm_assets.media.timing import Timing
 from mm_assets.testing import FieldSuite
 
@@ -37,7 +38,12 @@ def through_jpeg(frames, quality=90):
     return np.stack([simplejpeg.decode_jpeg(one) for one in files])
 
 
-def decoded(frames, rate, samples=None, sample_rate=0, offset=0):
+PICTURE = Picture(
+    orientation=1, pixel_aspect=Fraction(1), is_interlaced=False, bits=8, transfer="unknown", primaries="unknown"
+)
+
+
+def decoded(frames, rate, samples=None, sample_rate=0, offset=0, picture=None):
     """The clip of all these frames and samples; frames are what decoding gives."""
     timing = Timing(
         num_frames=0 if frames is None else len(frames),
@@ -55,6 +61,7 @@ def decoded(frames, rate, samples=None, sample_rate=0, offset=0):
         audio=None if samples is None else Audio(floats(samples), sample_rate),
         audio_segments=timing.audio_segments(indices),
         timing=timing,
+        picture=picture,
     )
 
 
@@ -81,8 +88,8 @@ class TestSyncedVideoAudioField(FieldSuite):
     ]
     cases = [
         (VideoAudio(frames=FRAMES, frame_rate=25, audio=SOUND), decoded(through_jpeg(FRAMES), 25, SHORTS, RATE)),
-        (FILE, decoded(frames_of_file(FILE), 25, SHORTS[:200], RATE)),
-        (VideoFile(video=FILE), decoded(frames_of_file(FILE), 25, SHORTS[:200], RATE)),
+        (FILE, decoded(frames_of_file(FILE), 25, SHORTS[:200], RATE, picture=PICTURE)),
+        (VideoFile(video=FILE), decoded(frames_of_file(FILE), 25, SHORTS[:200], RATE, picture=PICTURE)),
         (
             VideoAudio(frames=FRAMES[:1], frame_rate=(30000, 1001)),
             decoded(through_jpeg(FRAMES[:1]), Fraction(30000, 1001)),

@@ -3,14 +3,17 @@
 import functools
 import io
 import re
+import struct
+from dataclasses import replace
 from fractions import Fraction
 
 import av
 import numpy as np
 import pytest
 
-from mm_assets.errors import EncodeError, FormatError
+from mm_assets.errors import ConfigError, EncodeError, FormatError
 from mm_assets.fields import SyncedVideoAudioField
+from mm_assets.fields.image_decode import orient
 
 from .clip_variants import NUM_FRAMES, SIZE, VARIANTS, damages, make_clip
 
@@ -39,7 +42,8 @@ def reference(data: bytes) -> np.ndarray:
     for frame in frames:
         graph.push(frame)
         converted.append(graph.vpull().to_ndarray())
-    return np.stack(converted)
+    angle = frames[0].rotation  # counterclockwise
+    return np.stack([np.rot90(pixels, angle // 90) for pixels in converted])
 
 
 def verdict(data: bytes) -> np.ndarray | str:
@@ -105,3 +109,132 @@ def test_a_clip_over_the_limit_is_not_damaged():
         field.decode(*payload)
     with pytest.raises(FormatError, match="max_decoded_bytes"):
         SyncedVideoAudioField(max_decoded_bytes=SIZE[0] * SIZE[1] * 3 - 1).check_decodable(*payload)
+
+
+def variant_with_matrix(*values: int) -> bytes:
+    """The rotated clip with another display matrix in its header."""
+    data = clip("mp4-rotated")
+    known = struct.pack(">9i", 0, -65536, 0, 65536, 0, 0, 0, 0, 1 << 30)
+    a, b, c, d = values
+    assert data.count(known) == 1
+    return data.replace(known, struct.pack(">9i", a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30))
+
+
+@pytest.mark.parametrize(
+    ("matrix", "orientation"),
+    [
+        ((1, 0, 0, 1), 1),
+        ((-1, 0, 0, 1), 2),
+        ((-1, 0, 0, -1), 3),
+        ((1, 0, 0, -1), 4),
+        ((0, 1, 1, 0), 5),
+        ((0, 1, -1, 0), 6),
+        ((0, -1, -1, 0), 7),
+        ((0, -1, 1, 0), 8),
+        ((0, 0, 0, 0), 1),
+    ],
+)
+def test_rotation_tags_turn_frames(matrix, orientation):
+    """Each display matrix turns the frames as EXIF numbers it; with `keep` they are as stored."""
+    data = variant_with_matrix(*matrix)
+    stored = SyncedVideoAudioField(orientation="keep")
+    as_stored = stored.decode(*stored.encode(data))
+    payload = KEEP.encode(data)
+    turned = KEEP.decode(*payload)
+    assert turned.picture.orientation == as_stored.picture.orientation == orientation
+    assert payload[0][78] == (0 if orientation == 1 else orientation)
+    expected = np.stack([np.asarray(orient(pixels, orientation)) for pixels in as_stored.frames])
+    assert np.array_equal(turned.frames, expected)
+    assert np.array_equal(stored.decode(*payload).frames, expected)
+    assert np.array_equal(KEEP.decode_frames(*payload, [3, 1]), expected[[3, 1]])
+    KEEP.check_decodable(*payload)
+
+
+def test_frames_as_jpegs_are_upright():
+    """A rotated clip that is stored as JPEGs has them upright, and its record says nothing of rotation."""
+    field = SyncedVideoAudioField(encoding="frames")
+    payload = field.encode(clip("mp4-rotated"))
+    upright = KEEP.decode(*KEEP.encode(clip("mp4-rotated"))).frames
+    assert payload[0][78] == 0
+    assert np.abs(field.decode(*payload).frames.astype(int) - upright).mean() < 12
+    assert upright.shape[1:3] == SIZE[::-1]
+
+
+@pytest.mark.parametrize("encoding", ["keep", "frames"])
+def test_pixels_become_square_where_asked(encoding):
+    """With `pixel_aspect: apply` frames are stretched by their pixels' aspect; FFmpeg's command line and we do not."""
+    square = SyncedVideoAudioField(encoding=encoding, pixel_aspect="apply")
+    payload = square.encode(clip("mp4-aspect"))
+    decoded = square.decode(*payload)
+    assert decoded.frames.shape == (NUM_FRAMES, 48, 85, 3)
+    plain = KEEP.decode(*KEEP.encode(clip("mp4-aspect")))
+    assert plain.frames.shape == (NUM_FRAMES, *SIZE, 3)
+    assert plain.picture.pixel_aspect == Fraction(4, 3)
+    square.check_decodable(*payload)
+    if encoding == "keep":
+        assert payload[0][78] == 128
+        damaged = bytearray(payload[0])
+        damaged[8] = 86  # width
+        with pytest.raises(FormatError, match="video is not as its record says"):
+            square.decode(bytes(damaged), payload[1])
+
+
+def test_a_clip_says_what_its_picture_is():
+    """`Clip.picture` has interlaced frames, more than 8 bits and a high dynamic range."""
+    interlaced = KEEP.decode(*KEEP.encode(clip("mp4-interlaced"))).picture
+    assert (interlaced.is_interlaced, interlaced.bits, interlaced.is_hdr) == (True, 8, False)
+    ten = KEEP.decode(*KEEP.encode(clip("mp4-10-bit"))).picture
+    assert (ten.is_interlaced, ten.bits, ten.transfer) == (False, 10, "unknown")
+    hdr = make_clip(replace(VARIANTS["mp4-10-bit"], transfer=16))
+    assert KEEP.decode(*KEEP.encode(hdr)).picture.transfer == "pq"
+    assert KEEP.decode(*KEEP.encode(hdr)).picture.is_hdr
+
+
+def tracks() -> bytes:
+    """A clip of three audio tracks: mono in English, stereo in French, and mono in German."""
+    target = io.BytesIO()
+    with av.open(target, "w", format="matroska") as output:
+        streams = []
+        for language, layout in (("eng", "mono"), ("fra", "stereo"), ("deu", "mono")):
+            stream = output.add_stream("pcm_s16le", rate=8000, layout=layout)
+            stream.metadata["language"] = language
+            stream.disposition = 0
+            streams.append(stream)
+        for number, stream in enumerate(streams):
+            samples = np.full((1, 400 * stream.channels), 1000 * (number + 1), dtype=np.int16)
+            frame = av.AudioFrame.from_ndarray(samples, format="s16", layout=stream.layout.name)
+            frame.sample_rate, frame.pts = 8000, 0
+            output.mux([*stream.encode(frame), *stream.encode(None)])
+    return target.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("track", "level", "recorded"), [(None, 2, 2), (0, 1, 0), (1, 2, 2), (2, 3, 3), ("eng", 1, 0), ("deu", 3, 3)]
+)
+def test_an_audio_track_is_chosen(track, level, recorded):
+    """A track is chosen by number or language, else as FFmpeg does; the record says which, whatever reads it."""
+    metadata, data = SyncedVideoAudioField(audio_track=track).encode(tracks())
+    assert metadata[79] == recorded
+    assert round(float(KEEP.decode(metadata, data).audio.samples.max()) * 32768) == 1000 * level
+
+
+@pytest.mark.parametrize("track", [3, "ita"])
+def test_a_missing_track_is_refused(track):
+    """A track that a file does not have is refused with those that it has."""
+    with pytest.raises(EncodeError, match=re.escape("audio tracks 0 (eng), 1 (fra), 2 (deu), expected")):
+        SyncedVideoAudioField(audio_track=track).encode(tracks())
+    with pytest.raises(ConfigError, match="audio_track"):
+        SyncedVideoAudioField(audio_track=-1)
+
+
+def test_payloads_of_earlier_releases_open():
+    """A record with zeros where the orientation and the track are now decodes as it did: as stored, the first track."""
+    field = SyncedVideoAudioField(orientation="keep", audio_track=0)
+    metadata, data = field.encode(clip("mp4-rotated"))
+    assert metadata[78:] == bytes(2)
+    assert KEEP.decode(metadata, data).frames.shape == (NUM_FRAMES, *SIZE, 3)
+    for position, value in ((78, 9), (79, 64)):
+        damaged = bytearray(metadata)
+        damaged[position] = value
+        with pytest.raises(FormatError):
+            KEEP.check_decodable(bytes(damaged), data)
