@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 HOST ?= 127.0.0.1
 PORT ?= 3000
+FUZZ_SECONDS ?= 60
 export DAGSTER_HOME := $(CURDIR)/dagster_home
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run ui quick test nightly coverage check wheels test-wheels bench-loading bench-memory bench-decodable clean reset
+.PHONY: help run ui quick test nightly fuzz coverage check wheels test-wheels bench-loading bench-memory bench-decodable clean reset
 
 help:
 	@echo "make run         run the demo datasets, from tar shards to packed files and manifests"
@@ -16,6 +17,7 @@ help:
 	@echo "make quick       the tests without tests/e2e, which starts processes, servers and a browser, and without fuzzing"
 	@echo "make test        all tests"
 	@echo "make nightly     the property tests and the fuzzing, with twenty times their examples (hours)"
+	@echo "make fuzz        fuzzing guided by coverage for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make coverage    the lines and branches that the quick tests run, of the parts that must not be wrong"
 	@echo "make check       ruff, mypy --strict, import-linter, the prose check, dg check defs"
 	@echo "make wheels      build mm-assets and mm-assets-reader into dist/, and check what is in them"
@@ -57,6 +59,10 @@ test: $(VENV)/dev.done
 nightly: $(VENV)/dev.done
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal --hypothesis-profile nightly --timeout 7200 \
 	    -m "hypothesis or fuzz"
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+
+fuzz: $(VENV)/dev.done
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 coverage: $(VENV)/dev.done
 	$(BIN)/coverage erase

@@ -55,7 +55,7 @@ def _lines(source: SourceFile, layout: MemberRules) -> Iterator[Line]:
             file = pq.ParquetFile(source.open())
             for batch in file.iter_batches(batch_size=BATCH_ROWS):
                 yield from _as_json_knows(batch).to_pylist()
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # Arrow raises all of them for damage
             raise SourceError(source.url, f"is not a readable Parquet list: {first_line(error)}") from error
         return
     foreign = foreign_file(head)
