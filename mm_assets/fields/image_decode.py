@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.errors import MediaError
+from mm_assets.errors import FormatError, MediaError
 from mm_assets.fields.base import as_bytes_view, corrupt, truncated
 from mm_assets.fields.image_color import Conversion, conversion_of
 from mm_assets.fields.image_pillow import open_with_pillow
@@ -143,8 +143,8 @@ def _decode_jpeg(
     if (height, width) != size:
         raise corrupt("JPEG is not of the size in its record", found=(height, width), expected=size)
     head = read_jpeg_head(view)
-    if head.is_progressive and num_scans(view, MAX_SCANS) > MAX_SCANS:
-        return None  # refused there, where they are counted exactly
+    if head.is_progressive and num_scans(view, head) > MAX_SCANS:
+        return None  # refused before Pillow
     if space in ("CMYK", "YCCK"):
         # Pillow converts its colours, but would not see its damage.
         _read_scans(view, head, size, "CMYK", 8, np.empty((*scaled(size, 8), 4), dtype=np.uint8))
@@ -199,9 +199,8 @@ def _read_scans(
             num_bytes, marker = int(match[1]), int(match[2], 16)
             if (num_bytes, marker) == head.junk:
                 return True  # between two segments of the header
-            shorter = without_padding(as_bytes_view(view), num_bytes) if marker == _EOI else None
-            if shorter is not None:  # the proof that it is padding: without it, nothing is wrong
-                return _read_scans(shorter, head, size, colorspace, scale, pixels, is_padded=True)
+            if marker == _EOI and _is_padded(as_bytes_view(view), head, size, colorspace, scale, pixels):
+                return True
         if not said.startswith(_DAMAGE):
             return False
         if said.startswith("Premature end"):
@@ -212,13 +211,28 @@ def _read_scans(
     return bool(decoded.shape[:2] == wanted)
 
 
+def _is_padded(
+    view: memoryview, head: JpegHead, size: tuple[int, int], colorspace: str, scale: int, pixels: npt.NDArray[np.uint8]
+) -> bool:
+    """Whether zeros before the end marker are padding, decoding into `pixels`: without them nothing is wrong."""
+    for keep in (0, 1):  # the last byte of the data may be a zero itself
+        shorter = without_padding(view, keep=keep)
+        if shorter is None:
+            break
+        try:
+            return _read_scans(shorter, head, size, colorspace, scale, pixels, is_padded=True)
+        except FormatError:
+            continue
+    return False
+
+
 def _what_is_there(view: Buffer, head: JpegHead, size: tuple[int, int]) -> str:
     """How much of a truncated JPEG there is: rows, or the scans of a progressive one."""
     import simplejpeg
 
     num_bytes = f"{len(view):,} bytes"
     if head.is_progressive:
-        return f"{num_scans(as_bytes_view(view), MAX_SCANS)} scans begin in {num_bytes}"
+        return f"{num_scans(as_bytes_view(view), head)} scans begin in {num_bytes}"
     height, width = scaled(size, 8)
     try:
         grey = simplejpeg.decode_jpeg(view, colorspace="GRAY", min_height=height, min_width=width, strict=False)
@@ -269,7 +283,7 @@ def _confirm(data: Buffer, codec: str, size: tuple[int, int]) -> int:
     try:
         info = probe_image(data)
     except MediaError as error:
-        raise corrupt(f"{codec} {error.reason}") from error
+        raise corrupt(f"{codec} is damaged: {error.reason}") from error
     if (info.codec, info.height, info.width) != (codec, *size):
         found = (info.codec, info.height, info.width)
         raise corrupt(f"{codec} is not of the size in its record", found=found, expected=(codec, *size))

@@ -8,7 +8,7 @@ import io
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.errors import FormatError, MissingExtraError, first_line, optional_import
@@ -38,7 +38,7 @@ def open_with_pillow(data: Buffer, codec: str) -> Iterator[Image.Image]:
     open_file = _opener(codec)
     damage = find_damage(data, codec)
     if damage is not None:
-        raise corrupt(f"{codec} {damage}")
+        raise corrupt(f"{codec.upper()} {damage}")
     try:
         with _without_warnings(), open_file(io.BytesIO(data)) as image:
             # All at once: fed in blocks, a decoder that waits for more reads the same bytes again and again.
@@ -47,7 +47,7 @@ def open_with_pillow(data: Buffer, codec: str) -> Iterator[Image.Image]:
     except (FormatError, MissingExtraError):
         raise
     except (*PILLOW_ERRORS, DecompressionBombError) as error:
-        raise corrupt(f"{codec} cannot be decoded: {type(error).__name__}: {first_line(error)}") from error
+        raise corrupt(f"{codec.upper()} cannot be decoded: {type(error).__name__}: {first_line(error)}") from error
 
 
 @functools.cache
@@ -134,8 +134,11 @@ def _without_warnings() -> Iterator[None]:
     `warnings.catch_warnings` replaces the filters of all threads, and two that overlap leave them wrong. Here is one
     more filter, once, that applies only to the threads in this context.
     """
-    if _FILTER not in warnings.filters[:1]:
-        warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined]  # a list, though typed as a sequence
+    filters: Any = warnings.filters
+    if not filters or filters[0] != _FILTER:  # another was set since
+        with suppress(ValueError):
+            filters.remove(_FILTER)
+        filters.insert(0, _FILTER)
     _DECODING.depth += 1
     try:
         yield

@@ -8,9 +8,19 @@ from typing import Any, NamedTuple
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
 
-__all__ = ["CHUNK_BE", "CHUNK_LE", "MAX_SEGMENTS", "HeaderReader", "TiffLayout", "read_tiff_layout", "size_of_id3"]
+__all__ = [
+    "CHUNK_BE",
+    "CHUNK_LE",
+    "MAX_GIF_BLOCKS",
+    "MAX_SEGMENTS",
+    "HeaderReader",
+    "TiffLayout",
+    "read_tiff_layout",
+    "size_of_id3",
+]
 
 MAX_SEGMENTS = 65_536  # segments, chunks, blocks or directories of one header; past it the bytes are hostile
+MAX_GIF_BLOCKS = 1 << 22  # of up to 255 bytes, so that an image may have 1 GB
 
 CHUNK_LE = struct.Struct("<4sI")  # RIFF: kind, size
 CHUNK_BE = struct.Struct(">I4s")  # PNG and ISO media: size, kind

@@ -14,16 +14,18 @@ import numpy as np
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.header import CHUNK_BE, CHUNK_LE, HeaderReader, TiffLayout, read_tiff_layout
+from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_GIF_BLOCKS, HeaderReader, TiffLayout, read_tiff_layout
 from mm_assets.media.iso_images import iter_boxes
 from mm_assets.media.jpeg import find_jpeg_damage
 from mm_assets.media.plain_images import pnm_size, read_icons, tga_size
 
 __all__ = ["find_damage"]
 
-_MAX_PARTS = 1 << 20  # chunks, blocks or tile-parts; the loops over them run in Python
+_MAX_PARTS = 1 << 18  # chunks or tile-parts; the loops over them run in Python
 _MAX_TILE_PIXELS = 2**26  # a tile is decoded whole, however small the image is
-_INFLATE = 1 << 20  # bytes at a time
+_INFLATE, _DEFLATED = 1 << 20, 1 << 16  # bytes at a time, out of and into the decompressor
+_MAX_INFLATED = 1 << 29  # bytes in all that are decompressed to count rows; the header may claim any size
+_MAX_TIFF_SAMPLES = 6  # per pixel, in Pillow
 _PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _TIFF_NUMBERS = {1: "u1", 3: "u2", 4: "u4", 16: "u8"}
 _DATA_BOXES = frozenset((b"mdat", b"meta", b"jxlc", b"jxlp"))  # that of a HEIF file may be in its meta box
@@ -84,14 +86,18 @@ def _png_rows(head: HeaderReader, start: int, data: list[memoryview]) -> str:
         return "its header is not complete"
     width, height, depth, colour, *_, interlaced = head.take(struct.Struct(">IIBBBBB"), start + 16, "header")
     row = 1 + (width * depth * _PNG_SAMPLES.get(colour, 1) + 7) // 8
-    most, found = row * height, 0
+    most, found = min(row * height, _MAX_INFLATED), 0
     inflater = zlib.decompressobj()
     try:
         for piece in data:
-            rest: Buffer = piece
-            while rest and found < most and not inflater.eof:
-                found += len(inflater.decompress(rest, _INFLATE))
-                rest = inflater.unconsumed_tail
+            # In small pieces: what is left of one is copied after each step.
+            for at in range(0, len(piece), _DEFLATED):
+                rest: Buffer = piece[at : at + _DEFLATED]
+                while rest and found < most and not inflater.eof:
+                    found += len(inflater.decompress(rest, _INFLATE))
+                    rest = inflater.unconsumed_tail
+                if found >= most or inflater.eof:
+                    break
     except zlib.error:
         pass  # the rows before it count
     if interlaced:
@@ -147,13 +153,15 @@ def _check_gif(head: HeaderReader) -> str | None:
         while pos < size and view[pos]:
             pos += 1 + view[pos]
             blocks += 1
+            if blocks > MAX_GIF_BLOCKS:
+                return f"has more than {MAX_GIF_BLOCKS:,} blocks"
         pos += 1
         num_frames += kind == 0x2C and pos <= size
     return f"is truncated: {num_frames:,} whole frames in {size:,} bytes, its end is missing"
 
 
 def _tiff_numbers(head: HeaderReader, layout: TiffLayout) -> dict[int, list[int]]:
-    """The numbers of the first directory that say where the pixels are; a list of several is within the file."""
+    """The numbers of the first directory that say what and where the pixels are; all lie within the file."""
     (count,) = head.take(layout.num_entries, layout.first, "directory")
     found: dict[int, list[int]] = {}
     at = layout.first + layout.num_entries.size
@@ -162,7 +170,7 @@ def _tiff_numbers(head: HeaderReader, layout: TiffLayout) -> dict[int, list[int]
     for index in range(count):
         where = at + index * layout.entry.size
         tag, kind, number, _ = head.take(layout.entry, where, "entry")
-        if tag not in (*_STRIPS, *_TILES, 322, 323) or kind not in _TIFF_NUMBERS or tag in found:
+        if tag not in (*_STRIPS, *_TILES, 277, 322, 323) or kind not in _TIFF_NUMBERS or tag in found:
             continue
         dtype = np.dtype(layout.order + _TIFF_NUMBERS[kind])
         where += layout.entry.size - layout.pointer.size
@@ -176,6 +184,9 @@ def _tiff_numbers(head: HeaderReader, layout: TiffLayout) -> dict[int, list[int]
 
 def _check_tiff(head: HeaderReader) -> str | None:
     numbers = _tiff_numbers(head, read_tiff_layout(head))
+    samples = max(numbers.get(277) or [1])
+    if samples > _MAX_TIFF_SAMPLES:
+        return f"has {samples:,} samples per pixel, expected at most {_MAX_TIFF_SAMPLES}"
     tile = [max(numbers.get(tag) or [0]) for tag in (322, 323)]
     if tile[0] * tile[1] > _MAX_TILE_PIXELS:
         return f"has tiles of {tile[0]:,} x {tile[1]:,} pixels, expected at most {_MAX_TILE_PIXELS:,}"

@@ -11,7 +11,7 @@ import zlib
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer, sniff_content_type
-from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_SEGMENTS, HeaderReader, read_tiff_layout
+from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_GIF_BLOCKS, MAX_SEGMENTS, HeaderReader, read_tiff_layout
 from mm_assets.media.image_info import ImageInfo
 from mm_assets.media.iso_images import probe_heif, probe_jp2, probe_jxl
 from mm_assets.media.jpeg import MAX_JUNK
@@ -192,7 +192,7 @@ def _probe_png(head: HeaderReader) -> ImageInfo:
 def _probe_gif(head: HeaderReader) -> ImageInfo:
     width, height, flags = head.take(struct.Struct("<HHB"), 6, "GIF header")
     pos = 13 + (3 << ((flags & 7) + 1) if flags & 0x80 else 0)
-    num_frames, transparent = 0, False
+    num_frames, blocks, transparent = 0, 0, False
     for _ in range(MAX_SEGMENTS):
         if not head.has(pos, 1) or head.view[pos] == 0x3B:
             break
@@ -209,8 +209,11 @@ def _probe_gif(head: HeaderReader) -> ImageInfo:
             pos += 11 + (3 << ((local & 7) + 1) if local & 0x80 else 0)
         else:
             break
-        while head.has(pos, 1) and (block := head.view[pos]) != 0:  # at most one round per byte of the file
+        while pos < head.size and (block := head.view[pos]) != 0:
             pos += 1 + block
+            blocks += 1
+            if blocks > MAX_GIF_BLOCKS:
+                raise head.fail(f"GIF has more than {MAX_GIF_BLOCKS:,} blocks")
         pos += 1
     return ImageInfo(
         codec="gif",

@@ -15,10 +15,10 @@ MAX_JUNK = 65_536  # bytes in all that may be between the segments of a header, 
 # Each scan of a progressive JPEG costs a pass over all coefficients, however few bytes it has. Encoders make up to 20;
 # one per coefficient and component would be 192.
 MAX_SCANS = 256
+_MAX_RESTARTS = 1 << 22  # in a scan
 
-_MARKER = re.compile(rb"\xff+([^\x00\xff])")
+_MARKER = re.compile(rb"\xff([^\x00\xff])")
 _AFTER_SCAN = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
-_SCAN_OR_RESTART = re.compile(rb"\xff([^\x00\xff])")
 _SCAN = re.compile(rb"\xff\xda")
 _ICC = b"ICC_PROFILE\0"
 _LENGTH = struct.Struct(">H")
@@ -48,8 +48,9 @@ def read_jpeg_head(view: memoryview) -> JpegHead:
     pieces: dict[int, bytes] = {}
     expected = 0
     while (match := _MARKER.search(view, pos, pos + MAX_JUNK)) is not None:
-        marker, skipped, pos = match[1][0], match.start() - pos, match.end()
-        junk += skipped
+        skipped = match.start() - pos and len(bytes(view[pos : match.start()]).rstrip(b"\xff"))  # without fill bytes
+        junk += match.start() - pos
+        marker, pos = match[1][0], match.end()
         last = (skipped, marker) if skipped else last
         if junk > MAX_JUNK or marker == _EOI:
             break
@@ -70,46 +71,64 @@ def read_jpeg_head(view: memoryview) -> JpegHead:
     return JpegHead(b"", is_progressive, last, None)
 
 
-def num_scans(view: memoryview, at_most: int) -> int:
-    """Scans that there may be, counted up to a limit."""
+def num_scans(view: memoryview, head: JpegHead) -> int:
+    """Scans of the image, at most `MAX_SCANS` + 1."""
     count = 0
-    for _ in _SCAN.finditer(view):
+    for _ in _SCAN.finditer(view):  # fast, but counts those of thumbnails and of what follows the image too
         count += 1
-        if count > at_most:
-            break
+        if count > MAX_SCANS:
+            return 0 if head.scan is None else _walk(view, head.scan).num_scans
     return count
 
 
-def _end_of(view: memoryview, scan: int) -> tuple[int | None, str | None]:
-    """Position of the end-of-image marker, None where it is missing; and what is wrong with the restart markers."""
-    pos: int | None = scan
-    while pos is not None and pos + 4 <= len(view):
+class _Walk(NamedTuple):
+    """The scans of an image.
+
+    Attributes:
+        end: position of the end-of-image marker; None where it is missing.
+        num_scans: scans, at most `MAX_SCANS` + 1.
+        wrong: what is wrong with the restart markers.
+    """
+
+    end: int | None
+    num_scans: int
+    wrong: str | None = None
+
+
+def _walk(view: memoryview, scan: int) -> _Walk:
+    pos, count = scan, 0
+    while pos + 4 <= len(view):
+        count += 1
+        if count > MAX_SCANS:
+            break
         (length,) = _LENGTH.unpack_from(view, pos + 2)
         pos += 2 + max(2, length)
         match = _AFTER_SCAN.search(view, pos)
         if match is None:
-            return None, None
+            break
         wrong = _restarts(view, pos, match.start())
         if wrong:
-            return match.start(), wrong
+            return _Walk(match.start(), count, wrong)
         # Tables may follow a scan, then the next one, or the end.
         while match is not None and match[1][0] not in (_EOI, _SOS):
             start = match.end()
             if match[1][0] not in _BARE:
                 if start + 2 > len(view):
-                    return None, None
+                    return _Walk(None, count)
                 start += max(2, _LENGTH.unpack_from(view, start)[0])
             match = _AFTER_SCAN.search(view, start)
         if match is None:
-            return None, None
+            break
         if match[1][0] == _EOI:
-            return match.start(), None
+            return _Walk(match.start(), count)
         pos = match.start()
-    return None, None
+    return _Walk(None, count)
 
 
 def _restarts(view: memoryview, start: int, end: int) -> str | None:
-    for count, match in enumerate(_SCAN_OR_RESTART.finditer(view, start, end)):
+    for count, match in enumerate(_MARKER.finditer(view, start, end)):
+        if count >= _MAX_RESTARTS:
+            return f"more than {_MAX_RESTARTS:,} restart markers"
         if match[1][0] != 0xD0 + count % 8:
             return f"restart marker {match[1][0] & 7} at byte {match.start():,}, expected {count % 8}"
     return None
@@ -120,23 +139,22 @@ def find_jpeg_damage(view: memoryview) -> str | None:
     head = read_jpeg_head(view)
     if head.scan is None:
         return f"is truncated or damaged: its header has no end in {len(view):,} bytes"
-    if head.is_progressive and num_scans(view, MAX_SCANS) > MAX_SCANS:
+    walk = _walk(view, head.scan)
+    if walk.num_scans > MAX_SCANS:
         return f"has more than {MAX_SCANS} scans, expected fewer: each costs as much as a whole image"
-    end, wrong = _end_of(view, head.scan)
-    if wrong:
-        return f"is damaged: found {wrong}"
-    return None if end is not None else f"is truncated: it has no end marker in {len(view):,} bytes"
+    if walk.wrong:
+        return f"is damaged: found {walk.wrong}"
+    return None if walk.end is not None else f"is truncated: it has no end marker in {len(view):,} bytes"
 
 
-def without_padding(view: memoryview, num_bytes: int) -> bytes | None:
-    """The JPEG without so many bytes before its end marker, if all are zero; else None: they are data."""
+def without_padding(view: memoryview, *, keep: int = 0) -> bytes | None:
+    """The JPEG without the zeros before its end marker, but for `keep` of them; None if there are no more."""
     head = read_jpeg_head(view)
-    end = None if head.scan is None else _end_of(view, head.scan)[0]
-    if end is None or num_bytes > end:
+    end = None if head.scan is None else _walk(view, head.scan).end
+    if end is None:
         return None
-    stop = end
-    while stop > 0 and view[stop - 1] == 0xFF:  # fill bytes of the marker, which do not count
-        stop -= 1
-    if any(view[stop - num_bytes : stop]):
-        return None
-    return bytes(view[: stop - num_bytes]) + bytes(view[stop:])
+    data = bytes(view[:end]).rstrip(b"\xff")  # fill bytes of the marker
+    stop = len(data.rstrip(b"\0"))
+    stop += data[stop - 1 : stop] == b"\xff"  # its zero is a part of it
+    stop += keep
+    return None if stop >= len(data) else data[:stop] + bytes(view[end:])

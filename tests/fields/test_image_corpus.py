@@ -6,6 +6,8 @@ import warnings
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from mm_assets.errors import EncodeError, FormatError
@@ -99,3 +101,34 @@ def test_a_truncated_file_is_never_decoded(kind):
     for data in (whole[: len(whole) * 2 // 3], whole[:-20]):
         with pytest.raises(FormatError):
             AS_STORED.decode(metadata, data)
+
+
+@pytest.mark.fuzz
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_bytes_changed_at_random_decode_or_are_refused(data):
+    """Whatever bytes of a file are changed, dropped or added: `decode` and `check_decodable` have one verdict."""
+    kind = data.draw(st.sampled_from(KINDS))
+    whole = corpus()[kind]
+    metadata, damaged = AS_STORED.encode(whole).metadata, bytearray(whole)
+    places = st.integers(0, len(whole) - 1) | st.integers(0, min(len(whole) - 1, 150))
+    for place, removed, added in data.draw(
+        st.lists(st.tuples(places, st.integers(0, 12), st.binary(max_size=12)), min_size=1, max_size=4)
+    ):
+        damaged[place : place + removed] = added
+    _, reason = verdict(AS_STORED.decode, metadata, bytes(damaged))
+    _, checked = verdict(AS_STORED.check_decodable, metadata, bytes(damaged))
+    assert (reason is None) == (checked is None), (kind, reason, checked)
+    refusal(bytes(damaged))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("jpeg")])
+@pytest.mark.parametrize("num_zeros", [1, 3, 4, 50])
+def test_padding_of_a_jpeg_is_no_damage(kind, num_zeros):
+    """Zeros before the end marker, as some cameras write them, change no pixel; other bytes there are damage."""
+    metadata, whole = AS_STORED.encode(corpus()[kind])
+    padded = whole[:-2] + bytes(num_zeros) + whole[-2:]
+    np.testing.assert_array_equal(AS_STORED.decode(metadata, padded), AS_STORED.decode(metadata, whole))
+    AS_STORED.check_decodable(metadata, padded)
+    with pytest.raises(FormatError, match="extraneous bytes"):
+        AS_STORED.decode(metadata, whole[:-2] + b"data" * 5 + whole[-2:])
