@@ -1,6 +1,6 @@
 """Audio files as samples: read by libsndfile, or by PyAV where libsndfile cannot, in blocks of bounded size.
 
-Whether a file is whole is judged by its own structure (`mm_assets.media.extents`, `mm_assets.media.mpeg_audio`), for
+Whether a file is whole is judged by its own structure (`extents`, `container_damage`, `mpeg_audio`), for
 decoders read what is there, and by the checksums of its format. Any input gives samples or a `MediaError`; a format
 that needs a package that is not installed raises `MissingExtraError`.
 """
@@ -8,7 +8,6 @@ that needs a package that is not installed raises `MissingExtraError`.
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError, optional_import
 from mm_assets.media import flac
+from mm_assets.media.container_damage import find_damage
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.extents import Extent, OggStream, extent_of, read_ogg
+from mm_assets.media.extents import Extent, extent_of
 from mm_assets.media.header import size_of_id3
 from mm_assets.media.mpeg_audio import FrameRun, check_frames, mp3_with_length, walk_mp3
 from mm_assets.media.stderr import without_mpg123_messages
@@ -60,7 +60,10 @@ _FLOAT_BYTES = {"FLOAT": 4, "DOUBLE": 8}
 _BY_AV = ("mp4", "aac", "ac3", "matroska", "wavpack", "asf", "amr")
 _OGG_BY_AV = (b"\x7fFLAC", b"Speex   ")
 _HAS_CHECKSUM = ("flac", "ac3", "eac3", "wavpack")  # codecs of FFmpeg that compare one where they are asked to
-_HAS_EXTENT = ("wav", "aiff", "au", "caf", "w64", "mp4", "matroska", "asf")
+_HAS_EXTENT = ("wav", "aiff", "au", "caf", "w64")
+_DEMUXERS = {"mp4": "mov", "matroska": "matroska", "asf": "asf", "ogg": "ogg"}  # FFmpeg's names
+_WAV_FORMATS = (b"\1\0", b"\2\0", b"\3\0", b"\6\0", b"\7\0", b"\x11\0", b"\x31\0")  # PCM, float, ADPCM, GSM
+_OTHER_MAGIC = (b"fLaC", b"OggS", b"FORM", b".snd", b"dns.", b"caff", b"riff")
 _BLOCK = 1 << 17  # samples of all channels, that libsndfile decodes at a time
 _FINE = 4096  # samples per channel, where the end of what decodes is looked for
 _UNSUPPORTED = 4  # libsndfile's code of a known container with an encoding that it does not read
@@ -104,23 +107,23 @@ def open_audio(data: Buffer, codec: str, *, length: int = 0, whole: bool = True)
         MediaError: the file is damaged, or not audio of this codec; also from its blocks.
     """
     view = memoryview(data).cast("B")
-    ogg = read_ogg(view) if codec == "ogg" else None
     with ExitStack() as stack:
         try:
-            sound = stack.enter_context(_opener(view, codec, length, ogg))
+            sound = stack.enter_context(_opener(view, codec, length))
         except _UnsupportedError:
             sound = stack.enter_context(_open_av(view, codec))
         except MediaError:
             if whole:  # a file that is truncated early is not opened, and the decoder's words do not say why
-                _check_whole(view, codec, None, ogg)
+                _check_whole(view, codec, None)
             raise
         if whole:
-            _check_whole(view, codec, sound, ogg)
+            _check_whole(view, codec, sound)
         yield sound
 
 
-def _opener(view: memoryview, codec: str, length: int, ogg: OggStream | None) -> AbstractContextManager[OpenAudio]:
-    if codec in _BY_AV or (ogg is not None and ogg.head.startswith(_OGG_BY_AV)):
+def _opener(view: memoryview, codec: str, length: int) -> AbstractContextManager[OpenAudio]:
+    packet = 27 + view[26] if codec == "ogg" and len(view) > 26 else 0  # the first one, which names Ogg's codec
+    if codec in _BY_AV or bytes(view[packet : packet + 8]).startswith(_OGG_BY_AV):
         return _open_av(view, codec)
     return _open_sndfile(view, codec, length)
 
@@ -132,11 +135,13 @@ class _UnsupportedError(MediaError):
 # --- whole or not -----------------------------------------------------------------------------------------------------
 
 
-def _check_whole(view: memoryview, codec: str, sound: OpenAudio | None, ogg: OggStream | None) -> None:
+def _check_whole(view: memoryview, codec: str, sound: OpenAudio | None) -> None:
     """Refuse a file whose structure says that a part of it is missing or damaged; `sound` is None if it is not open."""
-    if ogg is not None and ogg.problem:
-        raise MediaError("<audio>", f"ogg is damaged: {_share(sound)}, {ogg.problem}")
-    if codec in ("aac", "ac3", "amr", "wavpack"):
+    if codec in _DEMUXERS:
+        damage = find_damage(view, _DEMUXERS[codec])
+        if damage is not None:
+            raise MediaError("<audio>", f"{codec} is damaged: {_share(sound)}, {damage}")
+    elif codec in ("aac", "ac3", "amr", "wavpack"):
         try:
             check_frames(view, codec)
         except MediaError as error:
@@ -151,10 +156,8 @@ def _extent_share(extent: Extent, sound: OpenAudio | None) -> str:
     """How much of a file is there, in seconds where that is known."""
     if sound is not None:
         size = {**_PCM_BYTES, **_FLOAT_BYTES}.get(sound.subtype, 0) * sound.channels * sound.sample_rate
-        if size and sound.num_frames is not None:
+        if size:
             return f"{_of(extent.there / size, extent.claimed / size)} are there"
-        if sound.num_frames is None:
-            return _share(sound)
     return f"{extent.there} of {extent.claimed} bytes are there"
 
 
@@ -232,26 +235,64 @@ def _open_sndfile(view: memoryview, codec: str, length: int) -> Iterator[OpenAud
         )
 
 
+class _File:
+    """A buffer as a file for soundfile, which writes to standard error if it seeks before the start of `io.BytesIO`."""
+
+    def __init__(self, data: Buffer) -> None:
+        self._view = memoryview(data).cast("B")
+        self._at = 0
+
+    def readinto(self, target: Any) -> int:
+        piece = self._view[self._at : self._at + len(target)]
+        memoryview(target).cast("B")[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self._view[self._at : len(self._view) if size < 0 else self._at + size]
+        self._at += len(piece)
+        return bytes(piece)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = max(0, offset + (0, self._at, len(self._view))[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+
 @contextmanager
 def _opened(file: Buffer, codec: str) -> Iterator[Any]:
     import soundfile
 
-    with _errors(codec), _quiet(codec):
-        sound = soundfile.SoundFile(io.BytesIO(file))
+    with _errors(codec), _quiet(_may_be_mpeg(file)):
+        sound = soundfile.SoundFile(_File(file))
     try:
         yield sound
     finally:
-        with _errors(codec), _quiet(codec):
+        with _errors(codec), _quiet(_is_mpeg(sound)):
             sound.close()
 
 
-def _quiet(codec: str) -> AbstractContextManager[None]:
-    return without_mpg123_messages() if codec == "mp3" else nullcontext()
+def _quiet(is_mpeg: bool) -> AbstractContextManager[None]:
+    return without_mpg123_messages() if is_mpeg else nullcontext()
+
+
+def _may_be_mpeg(file: Buffer) -> bool:
+    """Whether libsndfile may open a file by libmpg123: unless its first bytes say something else."""
+    head = bytes(file[:22])
+    if head[:4] in (b"RIFF", b"RF64"):
+        return head[20:22] not in _WAV_FORMATS
+    return head[:4] not in _OTHER_MAGIC
+
+
+def _is_mpeg(sound: Any) -> bool:
+    return str(sound.subtype).startswith("MPEG")
 
 
 def _blocks_of(sound: Any, file: memoryview, codec: str, count: int) -> Callable[[str], Iterator[npt.NDArray[Any]]]:
     def blocks(dtype: str) -> Iterator[npt.NDArray[Any]]:
-        with _errors(codec):
+        with _errors(codec), _quiet(_is_mpeg(sound)):
             if sound.seekable() and sound.tell():
                 sound.seek(0)
         if codec == "flac":
@@ -263,9 +304,10 @@ def _blocks_of(sound: Any, file: memoryview, codec: str, count: int) -> Callable
 
 def _read_blocks(sound: Any, codec: str, count: int, dtype: str, *, skipped: int = 0) -> Iterator[npt.NDArray[Any]]:
     size, left = max(1, _BLOCK // sound.channels), count + skipped
+    is_mpeg = _is_mpeg(sound)
     while left > 0:
         # With a number of frames: soundfile refuses to read what it cannot seek in, such as GSM, to its end.
-        with _errors(codec), _quiet(codec):
+        with _errors(codec), _quiet(is_mpeg):
             block = sound.read(frames=min(size, left), dtype=dtype, always_2d=True)
         if not len(block):
             return
@@ -363,7 +405,7 @@ def _open_mp3(file: memoryview) -> Iterator[OpenAudio]:
                 why = run.problem or f"{run.num_frames} of {claimed} frames"
                 share = _of(length, claimed and length / max(run.num_frames, 1) * claimed)
                 raise MediaError("<audio>", f"mp3 is damaged: {share} are there, {why}")
-            with _errors("mp3"), _quiet("mp3"):
+            with _errors("mp3"), _quiet(True):
                 if sound.tell():  # a seek changes the last bit of samples
                     sound.seek(0)
             yield from _read_blocks(sound, "mp3", count, dtype, skipped=skipped)

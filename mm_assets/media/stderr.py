@@ -18,7 +18,19 @@ __all__ = ["without_mpg123_messages"]
 
 _STDERR = 2
 _MESSAGE = re.compile(rb"\[[^\]\n]*mpg123|\n?(Note|Warning): |Hm, |Warning - ")  # how its lines begin
-_FROM_MPG123 = (b"mpg123", b"MPEG", b"resync", b"Xing", b"header", b"stream", b"ID3", b"layer", b"frame", b"junk")
+_FROM_MPG123 = (
+    b"mpg123",
+    b"MPEG",
+    b"resync",
+    b"Xing",
+    b"header",
+    b"stream",
+    b"ID3",
+    b"layer",
+    b"frame",
+    b"junk",
+    b"input",
+)
 _lock = threading.Lock()
 
 
