@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import report_missing_streams
+from mm_assets.cli.output import echo, report_missing_streams
 from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
 
@@ -68,15 +68,13 @@ def command(
     for done in add_to_dataset(dataset, name, field, table, keys=keys, ignore_unknown=ignore_unknown):
         verb = "added" if done.added else "was there"
         count = f"{done.num_present:,} of {counted(done.num_samples, 'sample')}"
-        click.echo(f"{dataset.spec.name}/{done.partition}: {name} {verb}, {count}")
+        echo(f"{dataset.spec.name}/{done.partition}: {name} {verb}, {count}")
     report = build_manifest(dataset)
     report_missing_streams(chosen, dataset.spec.name, report.missing_streams)
-    click.echo(f"{dataset.spec.name}: {report.url}")
+    echo(f"{dataset.spec.name}: {report.url}")
     if any(stream["name"] == name for stream in report.manifest.get("added_streams", ())):
         inspect = shlex.join(["mm-assets", "inspect", report.url, "--format", "mstr"])
-        click.echo(
-            f'{name} is in the MSTR files: {inspect}, or mm_assets.open({report.url!r}, format="mstr") in Python'
-        )
+        echo(f'{name} is in the MSTR files: {inspect}, or mm_assets.open({report.url!r}, format="mstr") in Python')
 
 
 def _field(field_name: str, config: str) -> Field:
@@ -105,4 +103,4 @@ def _add_to_file(file: str, name: str, field: Field, values: Values, *, ignore_u
         raise ConfigError("arguments", "FILE", detail)
     summary = add_values(path, name, field, values, ignore_unknown=ignore_unknown)
     count = f"{summary.num_present[name]:,} of {counted(summary.num_samples, 'sample')}"
-    click.echo(f"{file}: {name} added, {count}, {summary.num_bytes:,} bytes")
+    echo(f"{file}: {name} added, {count}, {summary.num_bytes:,} bytes")

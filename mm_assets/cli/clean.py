@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
+from mm_assets.cli.output import echo
 from mm_assets.summaries import counted
 
 
@@ -19,6 +20,6 @@ def command(chosen: DatasetChoice, keep: int | None, dry_run: bool) -> None:
     for dataset in chosen.stores():
         report = clean(dataset, keep=keep, dry_run=dry_run)
         verb = "would remove" if dry_run else "removed"
-        click.echo(f"{dataset.spec.name}: {verb} {counted(len(report.files), 'file')}, {report.num_bytes:,} bytes")
+        echo(f"{dataset.spec.name}: {verb} {counted(len(report.files), 'file')}, {report.num_bytes:,} bytes")
         for name in report.files:
-            click.echo(f"  {name}")
+            echo(f"  {name}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from mm_assets.cli.output import echo
 from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
 
@@ -21,4 +22,4 @@ def command(source: str, target: str) -> None:
     if Path(target).suffix not in WRITERS:
         raise ConfigError("arguments", "OUT", f"ends in {Path(target).suffix!r}, allowed: {', '.join(WRITERS)}")
     summary = convert_file(source, target)
-    click.echo(f"{target}: {counted(summary.num_samples, 'sample')}, {summary.num_bytes:,} bytes")
+    echo(f"{target}: {counted(summary.num_samples, 'sample')}, {summary.num_bytes:,} bytes")

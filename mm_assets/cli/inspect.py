@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mm_assets.cli.output import echo
 from mm_assets.dataset.manifest import FORMATS
 from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.summaries import counted, summarize
@@ -26,26 +27,26 @@ def command(file: str, sample: int | None, form: str | None) -> None:
     import mm_assets
 
     with mm_assets.open(file, format=form) as dataset:
-        click.echo(f"{file}: {counted(len(dataset), 'sample')}")
+        echo(f"{file}: {counted(len(dataset), 'sample')}")
         pack = dataset.schema.get("pack")
         if pack and pack.get("preset"):
-            click.echo(f"preset: {pack['preset']}")
+            echo(f"preset: {pack['preset']}")
         for key, value in dataset.schema.items():
             if key.endswith("_columns"):
                 columns = ", ".join(f"{column['name']} {column['type']}" for column in value)
-                click.echo(f"{key.replace('_', ' ')}: {columns or 'none'}")
+                echo(f"{key.replace('_', ' ')}: {columns or 'none'}")
             elif key not in ("modalities", "pack", "version"):
-                click.echo(f"{key}: {json.dumps(value, ensure_ascii=False)}")
+                echo(f"{key}: {json.dumps(value, ensure_ascii=False)}")
         for name, field in dataset.fields.items():
-            click.echo(f"  {name}: {_settings(field)}, {int(dataset.presence(name).sum()):,} present")
+            echo(f"  {name}: {_settings(field)}, {int(dataset.presence(name).sum()):,} present")
         if sample is not None:
             if not -len(dataset) <= sample < len(dataset):
                 raise ConfigError(
                     "arguments", "--sample", f"is {sample}, the file has {counted(len(dataset), 'sample')}"
                 )
-            click.echo(f"sample {sample}: {dataset.sample_ids[sample]}")
+            echo(f"sample {sample}: {dataset.sample_ids[sample]}")
             for name in dataset.names:
-                click.echo(f"  {name}: {_shown(dataset, sample, name)}")
+                echo(f"  {name}: {_shown(dataset, sample, name)}")
 
 
 def _shown(dataset: Dataset, sample: int, name: str) -> str:

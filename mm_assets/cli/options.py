@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mm_assets.cli.output import report_error
+from mm_assets.cli.output import echo, report_error
 from mm_assets.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DatasetChoice", "dataset_options"]
 
-_SUGGESTED = re.compile(r"`mm-assets (register|run|add-stream|sql|clean)\b")
+_SUGGESTED = re.compile(r"`mm-assets (register|run|losses|add-stream|sql|clean)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +188,7 @@ def _find_dagster_home() -> None:
     given, here = os.environ.get("DAGSTER_HOME"), Path.cwd()
     home = ensure_dagster_home(project_folder(here))
     if not given and home.parent != here:
-        click.echo(f"DAGSTER_HOME is not set: using {home}", err=True)
+        echo(f"DAGSTER_HOME is not set: using {home}", err=True)
 
 
 def _absolute(url: str) -> str:

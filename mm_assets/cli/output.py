@@ -1,9 +1,9 @@
-"""Output that commands share: errors in one line, waiting, streams that a manifest lacks."""
+"""Output that commands share: escaped text, errors in one line, losses, waiting, streams that a manifest lacks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -12,12 +12,57 @@ from mm_assets.errors import ConfigError, MmAssetsError
 
 if TYPE_CHECKING:
     from mm_assets.cli.options import DatasetChoice
+    from mm_assets.pipeline.losses import LossTotal
     from mm_assets.pipeline.register import Registration
     from mm_assets.pipeline.spec import DatasetSpec
 
-__all__ = ["report_error", "report_missing_streams", "report_registration", "wait_for_shards"]
+__all__ = [
+    "echo",
+    "printable",
+    "report_error",
+    "report_losses",
+    "report_missing_streams",
+    "report_registration",
+    "wait_for_shards",
+]
 
 _SHOWN = 5  # partitions named in one line
+_UNBROKEN = 1 << 12  # columns, where no terminal shows a table
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: names and ids come from shards, and their control characters are shown escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Writes a line that may hold names from shards, to standard output or standard error."""
+    click.echo(printable(text), err=err)
+
+
+def report_losses(dataset: str, totals: Sequence[LossTotal]) -> None:
+    """Writes a table of what was lost by stage and reason, with the first of each and what to do."""
+    if not totals:
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_UNBROKEN)
+    table = Table(title=f"lost of {dataset}", title_justify="left")
+    for heading in ("stage", "reason", "lost", "first of them", "what to do"):
+        table.add_column(heading, justify="right" if heading == "lost" else "left", overflow="fold")
+    for total in totals:
+        loss = total.example
+        sample = "" if loss.sample_id is None else f"sample {loss.sample_id}"
+        first = ": ".join(filter(None, (loss.partition, loss.place or sample, loss.detail)))
+        cells = (loss.stage, loss.reason, f"{total.count:,}", first, loss.advice)
+        table.add_row(*(escape(printable(cell)) for cell in cells))
+    console.print(table)
 
 
 def report_error(error: MmAssetsError | OSError, chosen: DatasetChoice | None) -> int:
@@ -29,9 +74,10 @@ def report_error(error: MmAssetsError | OSError, chosen: DatasetChoice | None) -
     if isinstance(error, OSError) and not isinstance(error, MmAssetsError):
         if error.filename is None:
             raise error
-        click.echo(f"error: {error.filename}: {error.strerror}", err=True)
+        echo(f"error: {error.filename}: {error.strerror}", err=True)
         return 1
-    click.echo(f"error: {chosen.complete(str(error)) if chosen else error}", err=True)
+    for line in f"error: {chosen.complete(str(error)) if chosen else error}".splitlines():  # DuckDB's have several
+        echo(line, err=True)
     return 2 if isinstance(error, ConfigError) else 1
 
 
@@ -39,7 +85,7 @@ def wait_for_shards(spec: DatasetSpec) -> Callable[[float], None]:
     """A function that waits until young shards have settled, and says so."""
 
     def wait(seconds: float) -> None:
-        click.echo(f"{spec.name}: waiting {seconds:g} s for young shards to settle (settle_seconds)", err=True)
+        echo(f"{spec.name}: waiting {seconds:g} s for young shards to settle (settle_seconds)", err=True)
         time.sleep(seconds)
 
     return wait
@@ -48,9 +94,9 @@ def wait_for_shards(spec: DatasetSpec) -> Callable[[float], None]:
 def report_registration(dataset: str, found: Registration) -> None:
     """Writes to standard error the partitions whose shards are gone, and the shards that are too young."""
     for key in found.removed:
-        click.echo(f"{dataset}/{key}: its shards are gone; it leaves the next manifest", err=True)
+        echo(f"{dataset}/{key}: its shards are gone; it leaves the next manifest", err=True)
     for url in found.unsettled:
-        click.echo(f"{dataset}: not taken, still changing or too young: {url}", err=True)
+        echo(f"{dataset}: not taken, still changing or too young: {url}", err=True)
 
 
 def report_missing_streams(chosen: DatasetChoice, dataset: str, missing: Mapping[str, tuple[str, ...]]) -> None:
@@ -59,4 +105,4 @@ def report_missing_streams(chosen: DatasetChoice, dataset: str, missing: Mapping
         shown = ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
         advice = chosen.complete(f"`mm-assets add-stream --dataset {dataset} --name {name}`")
         line = f"stream {name!r} is not in the manifest: it is missing in {shown}"
-        click.echo(f"{dataset}: {line}; add it with {advice} and its --field and --values", err=True)
+        echo(f"{dataset}: {line}; add it with {advice} and its --field and --values", err=True)

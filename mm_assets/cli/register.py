@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import report_registration, wait_for_shards
+from mm_assets.cli.output import echo, report_registration, wait_for_shards
 from mm_assets.summaries import counted
 
 
@@ -24,7 +24,7 @@ def command(chosen: DatasetChoice, new_schema: bool) -> None:
             line = f"{spec.name}: {counted(len(found.partitions), 'partition')}"
             for what, keys in (("new", found.added), ("changed", found.changed), ("gone", found.removed)):
                 line += f", {len(keys)} {what}" if keys else ""
-            click.echo(line)
+            echo(line)
             report_registration(spec.name, found)
             for partition in found.partitions:
-                click.echo(f"  {partition.key}")
+                echo(f"  {partition.key}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import report_missing_streams, report_registration, wait_for_shards
+from mm_assets.cli.output import echo, report_losses, report_missing_streams, report_registration, wait_for_shards
 from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.summaries import counted
 
@@ -127,7 +127,7 @@ class _Run:
                 stop.check()
                 progress.update(task, advance=1, description=f"{result.dataset}/{result.partition}")
                 if not console.is_terminal:
-                    click.echo(f"{result.dataset}/{result.partition}: {'done' if result.ok else 'FAILED'}", err=True)
+                    echo(f"{result.dataset}/{result.partition}: {'done' if result.ok else 'FAILED'}", err=True)
 
     def make_manifests(self) -> None:
         """Makes the manifest of each dataset."""
@@ -138,18 +138,24 @@ class _Run:
 
     def report(self) -> None:
         """Prints what was done and what went wrong."""
+        from mm_assets.pipeline.losses import loss_totals, losses_command
         from mm_assets.pipeline.publish import missing_streams
 
         self.failed += [f"{r.dataset}/{r.partition}: {line}" for r in self.ended for line in r.failures]
         _print_summary(self.datasets, self.ended, time.perf_counter() - self.began)
         for name, dataset in self.datasets.items():
+            ran = [result.partition for result in self.ended if result.dataset == name]
+            totals = loss_totals(dataset, ran)
+            report_losses(name, totals)
+            if totals:
+                echo(f"all of them: {self.chosen.complete(f'`{losses_command(name)}`')}")
             report_missing_streams(self.chosen, name, missing_streams(dataset))
         for result in self.ended:
             records = self.datasets[result.dataset].records(result.partition).values()
             for line in dict.fromkeys((*(note for record in records for note in record.notes), *result.warnings)):
-                click.echo(f"warning: {result.dataset}/{result.partition}: {line}", err=True)
+                echo(f"warning: {result.dataset}/{result.partition}: {line}", err=True)
         for line in self.failed:
-            click.echo(f"failed: {self.chosen.complete(line)}", err=True)
+            echo(f"failed: {self.chosen.complete(line)}", err=True)
 
     def abandon(self, signum: int) -> NoReturn:
         """Prints what was done before a signal came, and how to continue, and ends the process at once.
@@ -171,20 +177,20 @@ class _Run:
         pending = {name: set(pending_partitions(dataset)) for name, dataset in self.datasets.items()}
         for result in self.ended:
             for line in result.failures:
-                click.echo(f"failed: {result.dataset}/{result.partition}: {self.chosen.complete(line)}", err=True)
+                echo(f"failed: {result.dataset}/{result.partition}: {self.chosen.complete(line)}", err=True)
         left = [(spec.name, key) for spec, key in self.work if key in pending[spec.name]]
         name = signal.Signals(signum).name
         done = f"{len(self.work) - len(left)} of {counted(len(self.work), 'partition')} done"
-        click.echo(f"stopped by {name}: {done}, the manifest is as it was", err=True)
+        echo(f"stopped by {name}: {done}, the manifest is as it was", err=True)
         for dataset, key in left[:_SHOWN]:
-            click.echo(f"  not done: {dataset}/{key}", err=True)
+            echo(f"  not done: {dataset}/{key}", err=True)
         if len(left) > _SHOWN:
-            click.echo(f"  and {len(left) - _SHOWN} more", err=True)
+            echo(f"  and {len(left) - _SHOWN} more", err=True)
         words = [word for given in self.chosen.names for word in ("--dataset", given)]
         words += [word for key in self.keys for word in ("--partition", key)]
         words += ["--jobs", str(self.num_processes)] if self.num_processes > 1 else []
         again = shlex.join(["mm-assets", "run", *words])
-        click.echo(f"to continue: {self.chosen.complete(f'`{again}`')}", err=True)
+        echo(f"to continue: {self.chosen.complete(f'`{again}`')}", err=True)
 
 
 def _print_summary(datasets: Mapping[str, DatasetStore], ended: Sequence[PartitionRun], seconds: float) -> None:
@@ -213,9 +219,9 @@ def _print_summary(datasets: Mapping[str, DatasetStore], ended: Sequence[Partiti
     for name, dataset in datasets.items():
         preset = dataset.schema().pack.get("preset") if dataset.partitions() else None
         url = dataset.store.url_of("manifest.json")
-        click.echo(f"{name}: {url}" + (f" (preset {preset})" if preset else ""))
+        echo(f"{name}: {url}" + (f" (preset {preset})" if preset else ""))
         if any(marker["num_samples"] for marker in dataset.markers().values()):
             manifests.append(url)
     if manifests:
         inspect = shlex.join(["mm-assets", "inspect", manifests[0], "--sample", "0"])
-        click.echo(f"next: {inspect}, or mm_assets.open({manifests[0]!r}) in Python")
+        echo(f"next: {inspect}, or mm_assets.open({manifests[0]!r}) in Python")

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
+from mm_assets.cli.output import echo, printable
 from mm_assets.errors import ConfigError
 
 
@@ -70,13 +71,13 @@ def _print_rows(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None
             console.rule(f"row {number}", align="left")
             for column, cell in zip(columns, row, strict=True):
                 if cell is not None:
-                    console.print(f"{escape(column)}: {escape(summarize(cell))}", soft_wrap=True)
+                    console.print(f"{escape(printable(column))}: {escape(printable(summarize(cell)))}", soft_wrap=True)
     else:
         table = Table()
         for column in columns:
-            table.add_column(column, overflow="fold")
+            table.add_column(escape(printable(column)), overflow="fold")
         for row in rows[:_SHOWN_ROWS]:
-            table.add_row(*("" if cell is None else escape(summarize(cell)) for cell in row))
+            table.add_row(*("" if cell is None else escape(printable(summarize(cell))) for cell in row))
         console.print(table)
     if len(rows) > _SHOWN_ROWS:
-        click.echo(f"only the first {_SHOWN_ROWS} rows are shown; --csv gives all", err=True)
+        echo(f"only the first {_SHOWN_ROWS} rows are shown; --csv gives all", err=True)

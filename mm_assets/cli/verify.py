@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from mm_assets.cli.output import echo
 from mm_assets.errors import FormatError, MmAssetsError
 from mm_assets.summaries import counted
 
@@ -24,19 +25,19 @@ def command(files: tuple[str, ...]) -> None:
         except MmAssetsError as error:
             bad = True
             state = "DAMAGED" if isinstance(error, FormatError) else "cannot be checked"
-            click.echo(f"{file}: {state}: {error}")
+            echo(f"{file}: {state}: {error}")
             continue
         except OSError as error:
             bad = True
-            click.echo(f"{file}: cannot be read: {error.strerror or error}")
+            echo(f"{file}: cannot be read: {error.strerror or error}")
             continue
         bad = bad or not report.ok
         state = "ok" if report.ok else "DAMAGED"
         checked = f"{counted(report.num_payloads, 'payload')} checked, {counted(len(report.damage), 'fault')}"
-        click.echo(f"{file}: {state}, {checked}")
+        echo(f"{file}: {state}, {checked}")
         for damage in report.damage:
             place = f"sample {damage.sample} ({damage.sample_id})" if damage.sample is not None else "file"
             modality = f", {damage.modality}" if damage.modality else ""
-            click.echo(f"  {place}{modality}: {damage.message}")
+            echo(f"  {place}{modality}: {damage.message}")
     if bad:
         sys.exit(1)

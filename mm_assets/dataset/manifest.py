@@ -69,7 +69,12 @@ def packed_name(partition: str, *, sha256: str, form: str) -> str:
 
 
 def make_manifest(
-    *, dataset: str, schema: Mapping[str, Any], shards: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]
+    *,
+    dataset: str,
+    schema: Mapping[str, Any],
+    shards: Sequence[Mapping[str, Any]],
+    added: Sequence[Mapping[str, Any]],
+    losses: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Any]:
     """The content of a manifest.
 
@@ -79,12 +84,14 @@ def make_manifest(
         shards: of each partition its key, its number of samples, how its media were judged, and its packed files by
             format.
         added: name, field and config of each stream that was added after packing.
+        losses: by stage and reason, how many items of these partitions were lost.
     """
     manifest = {
         "version": _VERSION,
         "dataset": dataset,
         "schema": schema,
         "num_samples": sum(shard["num_samples"] for shard in shards),
+        "losses": losses,
         "shards": shards,
     }
     return {**manifest, "added_streams": list(added)} if added else manifest

@@ -1,7 +1,7 @@
 """The assets of one dataset, from shard to manifest: a body reads configuration, calls one function, reports."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,14 @@ from mm_assets import __version__
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.checks import check_specs
 from mm_assets.orchestration.partitions import shard_partitions
-from mm_assets.orchestration.report import check_results, stage_metadata
+from mm_assets.orchestration.report import check_results, losses_table, stage_metadata
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import exclusive_step
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage
+from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.store import DatasetStore, StageFailure
 
 __all__ = ["build_assets"]
 
@@ -29,12 +30,20 @@ _Make = Callable[[DatasetStore, dg.AssetExecutionContext], _Result]
 
 
 @contextmanager
-def _reported() -> Iterator[None]:
-    """Reports the library's own errors as a failure with their message; a bug keeps its traceback."""
+def _reported(dataset: DatasetStore, stage: Stage, key: str = "") -> Iterator[None]:
+    """Reports the library's own errors as a failure with their message; a bug keeps its traceback.
+
+    Either is stored as the failure of the partition `key`.
+    """
     try:
         yield
-    except MmAssetsError as error:
-        raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+    except Exception as error:
+        if key:
+            with suppress(MmAssetsError, OSError):  # the storage may be what failed
+                dataset.write_failure(StageFailure.of(error, stage=stage.name, partition=key))
+        if isinstance(error, MmAssetsError):
+            raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+        raise
 
 
 def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
@@ -65,7 +74,10 @@ def _asset(spec: DatasetSpec, stage: Stage, make: _Make) -> dg.AssetsDefinition:
 
     def body(context: dg.AssetExecutionContext) -> _Result:
         dataset = open_dataset(context, spec)
-        with nullcontext() if stage is MANIFEST else exclusive_step(context, spec), _reported():
+        if stage is MANIFEST:
+            with _reported(dataset, stage):
+                return make(dataset, context)
+        with exclusive_step(context, spec), _reported(dataset, stage, context.partition_key):
             return make(dataset, context)
 
     decorate: Callable[..., dg.AssetsDefinition] = dg.asset(
@@ -108,20 +120,21 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
     def body(
         context: dg.AssetExecutionContext,
     ) -> Iterator[_Result | dg.AssetCheckResult]:
-        wanted = [form for form, key in keys.items() if key in context.selected_asset_keys]
+        wanted = [form for form, asset in keys.items() if asset in context.selected_asset_keys]
         dataset = open_dataset(context, spec)
         if wanted:
-            with exclusive_step(context, spec), _reported():
-                results = stages.packed(dataset, context.partition_key, formats=wanted)
+            key, first = context.partition_key, PACKED_STAGES[wanted[0]]
+            with exclusive_step(context, spec), _reported(dataset, first, key):
+                results = stages.packed(dataset, key, formats=wanted)
             for form, result in results.items():
                 yield _materialized(result, keys[form])
-        for form, key in keys.items():
+        for form, asset in keys.items():
             # Checks that were asked for without their asset ("Execute" in the UI) judge the file that is there.
-            alone = {check.name for check in context.selected_asset_check_keys if check.asset_key == key}
+            alone = {check.name for check in context.selected_asset_check_keys if check.asset_key == asset}
             if alone and form not in wanted:
-                with exclusive_step(context, spec), _reported():
+                with exclusive_step(context, spec), _reported(dataset, PACKED_STAGES[form], context.partition_key):
                     result = stages.recheck_packed(dataset, context.partition_key, form)
-                yield from check_results(result, key, wanted=alone)
+                yield from check_results(result, asset, wanted=alone)
 
     return body
 
@@ -132,6 +145,8 @@ def _publish(dataset: DatasetStore, context: dg.AssetExecutionContext) -> _Resul
     return dg.MaterializeResult(
         metadata={
             "count/samples": marker["num_samples"],
+            "count/lost": sum(count for counts in marker["losses"].values() for count in counts.values()),
+            "losses": losses_table(loss_totals(dataset, [context.partition_key])),
             **{f"uri/{form}": dg.MetadataValue.path(dataset.store.url_of(f["path"])) for form, f in packed.items()},
             **{f"bytes/{form}": file["size"] for form, file in packed.items()},
         },

@@ -48,17 +48,26 @@ class Stop:
         self._late = late
         self._raised = False
         self._ended = threading.Event()
+        self._lock = threading.Lock()
         self._reading, self._writing = socket.socketpair()
         self._writing.setblocking(False)
         self._thread = threading.Thread(target=self._watch, name="stop", daemon=True)
 
     def check(self) -> None:
         """Raises `Stopped` if a signal has arrived."""
-        with suppress(BlockingIOError):
-            found = self._reading.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            if found:
-                self._raised = True
-                raise Stopped(found[0])
+        signum = self._arrived()
+        if signum is not None:
+            self._raised = True
+            raise Stopped(signum)
+
+    def _arrived(self) -> int | None:
+        """The number of the first signal that stops; those of other signals, such as an alarm, are read and ignored."""
+        with self._lock, suppress(BlockingIOError):
+            while found := self._reading.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                if found[0] in SIGNALS:
+                    return found[0]
+                self._reading.recv(1)
+        return None
 
     def _handle(self, signum: int, _: FrameType | None) -> None:
         if not self._raised:  # a second one must not interrupt what the first one makes clean up
@@ -66,12 +75,14 @@ class Stop:
             raise Stopped(signum)
 
     def _watch(self) -> None:
-        found = self._reading.recv(1, socket.MSG_PEEK)
-        if found:
-            # SIGINT arrived in this thread: let the main thread leave a system call and execute the handler.
-            signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
-            if not self._ended.wait(UNWIND_SECONDS):
-                self._late(found[0])
+        while self._reading.recv(1, socket.MSG_PEEK):
+            signum = self._arrived()
+            if signum is not None:
+                # SIGINT arrived in this thread: let the main thread leave a system call and execute the handler.
+                signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
+                if not self._ended.wait(UNWIND_SECONDS):
+                    self._late(signum)
+                return
 
     @contextmanager
     def _listening(self) -> Iterator[None]:

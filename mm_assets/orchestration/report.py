@@ -1,18 +1,19 @@
 """What a stage did, as Dagster metadata: numbers, columns, a preview, a contact sheet, check results."""
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 
 from mm_assets.checks.context import Outcome
+from mm_assets.pipeline.losses import LossTotal
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS
 from mm_assets.summaries import counted
 
-__all__ = ["check_results", "stage_metadata"]
+__all__ = ["check_results", "losses_table", "stage_metadata"]
 
 
 def stage_metadata(result: StageResult) -> dict[str, Any]:
@@ -50,6 +51,17 @@ def stage_metadata(result: StageResult) -> dict[str, Any]:
     if preview.table():
         metadata["preview"] = dg.MetadataValue.md(preview.table())
     return metadata
+
+
+def losses_table(totals: Sequence[LossTotal]) -> dg.MarkdownMetadataValue:
+    """What a partition lost, by stage and reason, with an example and what to do."""
+    lines = ["| stage | reason | lost | first of them | what to do |", "| --- | --- | ---: | --- | --- |"]
+    for total in totals:
+        loss = total.example
+        first = ": ".join(filter(None, (loss.place or f"sample {loss.sample_id}", loss.detail)))
+        cells = (loss.stage, loss.reason, f"{total.count:,}", first, loss.advice)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    return dg.MetadataValue.md("\n".join(lines) if totals else "nothing")
 
 
 def _column_schema(schema: pa.Schema) -> dg.TableSchema:

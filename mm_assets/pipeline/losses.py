@@ -11,10 +11,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mm_assets.pipeline.chain import CHAIN, DROPPED, FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, REJECTS, ROWS, Stage
+from mm_assets.pipeline.chain import (
+    CHAIN,
+    DROPPED,
+    FILTERED_ROWS,
+    MATERIALIZED_ROWS,
+    RAW_SHARDS,
+    REJECTS,
+    ROWS,
+    UNDECODABLE,
+    Stage,
+)
 from mm_assets.pipeline.store import DatasetStore, StageRecord
 
-__all__ = ["FAILED", "Loss", "LossTotal", "loss_counts", "loss_totals", "losses", "losses_command"]
+__all__ = ["FAILED", "Loss", "LossTotal", "loss_counts", "loss_totals", "losses", "losses_command", "sum_counts"]
 
 FAILED = "failed"  # the reason of a partition that failed
 _FETCH = 4096  # items held at a time
@@ -38,7 +48,7 @@ from rejected left join names using (shard, member, nth)
 """
 _PLACED = """
 with located as (
-    select sample_id, position, modality, {reason} as reason, {detail} as detail, file_row_number as number,
+    select sample_id, position, modality, {reason} as reason, {detail} as detail, lost.file_row_number as number,
         {source_ref} as place
     from read_parquet($table, file_row_number = true) as lost
     {join}
@@ -49,14 +59,12 @@ from located
 """
 _DROPPED = _PLACED.format(
     reason="filter || '.' || reason",
-    detail="coalesce(detail, 'measured ' || value, '')",
+    detail="coalesce(detail, materialize_error, 'measured ' || value, '')",
     source_ref="source_ref",
     join="left join read_parquet($source) using (sample_id, position, modality)",
 )
-_UNDECODABLE = _PLACED.format(reason="reason", detail="field || ': ' || detail", source_ref="source_ref", join="")
-_NOT_TOLD_TWICE = (  # an undecodable row that was dropped is in both tables
-    "anti join (select sample_id, position, modality from read_parquet($undecodable)) using "
-    "(sample_id, position, modality)"
+_UNDECODABLE = _PLACED.format(  # of those that were dropped, `dropped` tells
+    reason="'kept.' || reason", detail="field || ': ' || detail", source_ref="source_ref", join="where action = 'keep'"
 )
 _COLUMNS = ("reason", "sample_id", "position", "modality", "shard", "member", "byte_offset", "byte_size", "detail")
 
@@ -79,10 +87,11 @@ _ADVICE = {  # by stage and the start of a reason, the longest that fits
     f"{FILTERED_ROWS.name}/": "change or remove the filter if the row should stay",
     f"{FILTERED_ROWS.name}/materialize.": "make the source of the item readable, or on_materialize_error: keep",
     f"{FILTERED_ROWS.name}/packable.": "repair the item, or give it a field in `pack` (docs/packing.md)",
+    f"{FILTERED_ROWS.name}/packable.not_materialized": "make what it names readable, or correct the name",
     f"{FILTERED_ROWS.name}/misaligned.": "correct the sample, or on_misaligned: warn",
     f"{FILTERED_ROWS.name}/empty_sample.": "nothing of the sample was left: its other rows say why",
     f"{FILTERED_ROWS.name}/decodable.": "repair or replace the item, or set on_undecodable",
-    f"{FILTERED_ROWS.name}/undecodable": "repair or replace the item, or set on_undecodable",
+    f"{FILTERED_ROWS.name}/kept.": "it is packed, but no reader decodes it: on_undecodable: drop_row leaves it out",
 }
 
 
@@ -166,6 +175,17 @@ def loss_counts(records: Mapping[Stage, StageRecord]) -> dict[str, dict[str, int
     return found
 
 
+def sum_counts(partitions: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    """The counts of several partitions, each as of `loss_counts`, together."""
+    found: dict[str, dict[str, int]] = {}
+    for counts in partitions:
+        for stage, reasons in counts.items():
+            total = found.setdefault(stage, {})
+            for reason, count in reasons.items():
+                total[reason] = total.get(reason, 0) + count
+    return found
+
+
 def losses(dataset: DatasetStore, keys: Iterable[str]) -> Iterator[Loss]:
     """Every lost item of some partitions, in the order of the partitions, stages and tables.
 
@@ -235,8 +255,7 @@ def _of_partition(dataset: DatasetStore, key: str) -> tuple[list[Loss], list[_Qu
     queries: list[_Query] = []
     for stage, record in records.items():
         # A stage that failed by a check has made its tables; after another failure they are of an earlier run.
-        present = order.index(stage) < reached or stage in by_check
-        if present and (loss_counts({stage: record}) or "undecodable" in record.files):
+        if order.index(stage) < reached or stage in by_check:
             queries += _queries(dataset, key, stage, record)
     return stopped, queries
 
@@ -245,17 +264,12 @@ def _queries(dataset: DatasetStore, key: str, stage: Stage, record: StageRecord)
     def path(table: str) -> str:
         return dataset.duckdb_path(dataset.table(table, key))
 
-    if REJECTS.name in record.files:
+    if any(name.startswith(f"{REJECTS.name}.") for name in record.counts):
         yield stage, _REJECTS, {"table": path(REJECTS.name), "index": path(RAW_SHARDS.tables[0].name)}
-    if "undecodable" in record.files:
-        yield stage, _UNDECODABLE, {"table": path("undecodable")}
-    if DROPPED.name in record.files:
-        files = {"table": path(DROPPED.name), "source": path(MATERIALIZED_ROWS.tables[0].name)}
-        if "undecodable" in record.files:
-            files["undecodable"] = path("undecodable")
-            yield stage, f"select * from ({_DROPPED}) {_NOT_TOLD_TWICE}", files
-        else:
-            yield stage, _DROPPED, files
+    if record.counts.get(UNDECODABLE.name):
+        yield stage, _UNDECODABLE, {"table": path(UNDECODABLE.name)}
+    if any(name.startswith(f"{DROPPED.name}.") for name in record.counts):
+        yield stage, _DROPPED, {"table": path(DROPPED.name), "source": path(MATERIALIZED_ROWS.tables[0].name)}
 
 
 def _failures(dataset: DatasetStore, key: str) -> Iterator[tuple[Stage, Loss]]:

@@ -31,6 +31,7 @@ from mm_assets.pipeline.chain import (
     TABLES,
     Stage,
 )
+from mm_assets.pipeline.losses import loss_counts, sum_counts
 from mm_assets.pipeline.store import DatasetStore, StageRecord, canonical_json, size_fault
 from mm_assets.storage.store import Store
 
@@ -105,6 +106,7 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
             "on_undecodable": dataset.spec.on_undecodable,
             **{name: records[FILTERED_ROWS].counts[name] for name in ("judged", "undecodable")},
         },
+        "losses": loss_counts(records),
         "files": {name: file.to_json() for record in records.values() for name, file in sorted(record.files.items())},
     }
     before = None
@@ -112,6 +114,7 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
         before = dataset.marker(key, published)
     marker = carried_over(before, marker)
     dataset.store.replace(published, canonical_json(marker, indent=1))
+    dataset.clear_failure(key)
     return marker
 
 
@@ -209,7 +212,13 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
             files[GROWING_FORMAT] = added.files[key]
         facts = {name: published[name] for name in ("num_samples", "decodable")}
         shards.append({"partition": key, **facts, "files": files})
-    manifest = make_manifest(dataset=dataset.spec.name, schema=schema.to_json(), shards=shards, added=added.streams)
+    manifest = make_manifest(
+        dataset=dataset.spec.name,
+        schema=schema.to_json(),
+        shards=shards,
+        added=added.streams,
+        losses=sum_counts(marker.get("losses", {}) for marker in listed.values()),
+    )
     content = canonical_json(manifest, indent=1)
     digest = hashlib.sha256(content).hexdigest()
     if not store.exists(f"manifests/{digest}.json"):
@@ -271,14 +280,8 @@ def _catalog(dataset: DatasetStore) -> str:
 
 def sql_connection(dataset: DatasetStore) -> Any:
     """A DuckDB connection with the catalog's views, those of tables that no run has made yet left out."""
-    import duckdb
-
-    connection = duckdb.connect()
-    root = dataset.store.path_of("")
-    if not dataset.store.is_local:
-        connection.register_filesystem(dataset.store.fs)
-        root = dataset.store.url
-    connection.execute("set variable root = ?", [root])
+    connection = dataset.duckdb()
+    connection.execute("set variable root = ?", [dataset.duckdb_path("")])
     for view, statement in _views().items():
         if dataset.store.sizes(view):
             connection.execute(statement)

@@ -288,6 +288,8 @@ class Run:
             notes=tuple(notes),
         )
         self.dataset.write_record(record)
+        if self.stage is RAW_SHARDS:
+            self.dataset.clear_failure(self.key)
         if any(outcome.stops for outcome in outcomes):
             # A file that is damaged after its publication must not be listed again.
             self.dataset.store.delete(self.dataset.marker_name(self.key))

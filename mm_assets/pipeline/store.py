@@ -8,8 +8,7 @@ in another run, whether the files belong together.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -145,8 +144,9 @@ class StageFailure:
     @classmethod
     def of(cls, error: Exception, *, stage: str, partition: str) -> StageFailure:
         """The failure that an exception is; a bug's has the name of its class."""
-        detail = str(error) if isinstance(error, MmAssetsError) else f"{type(error).__name__}: {error}"
         found = error if isinstance(error, SourceError) else None
+        detail = str(error) if isinstance(error, MmAssetsError) else f"{type(error).__name__}: {error}"
+        detail = detail if found is None else found.detail
         return cls(
             partition=partition,
             stage=stage,
@@ -327,19 +327,18 @@ class DatasetStore:
         except TypeError as error:
             raise SchemaMismatchError(f"{self.store.url_of(name)}: not a stage's failure: {error!r}") from error
 
-    @contextmanager
-    def duckdb(self) -> Iterator[Any]:
-        """A DuckDB connection that reads the dataset's tables, by the paths of `duckdb_path`."""
+    def duckdb(self) -> Any:
+        """A new DuckDB connection that reads the dataset's tables, by the paths of `duckdb_path`."""
         import duckdb
 
-        with closing(duckdb.connect(config={"autoinstall_known_extensions": False})) as connection:
-            if not self.store.is_local:
-                connection.register_filesystem(self.store.fs)
-            yield connection
+        connection = duckdb.connect()
+        if not self.store.is_local:
+            connection.register_filesystem(self.store.fs)
+        return connection
 
     def duckdb_path(self, name: str) -> str:
         """What DuckDB calls a file of the dataset, or its folder where `name` is empty."""
-        return self.store.path_of(name) if self.store.is_local else self.store.url_of(name)
+        return str(self.store.path_of(name) if self.store.is_local else self.store.url_of(name))
 
     def markers(self) -> dict[str, dict[str, Any]]:
         """Every publication marker by partition key."""
