@@ -23,6 +23,7 @@ from mm_assets.formats import crc32c
 from mm_assets.rows.parquet import open_table, read_batches
 from mm_assets.rows.schema import MODALITIES, MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
+from mm_assets.sources.compressed import is_compressed
 
 __all__ = ["TableBuilder", "TableRelations", "schema_of", "table_of"]
 
@@ -217,7 +218,8 @@ class TableRelations:
     def content(self, table: str) -> pa.Table:
         """For each row of a row table the size and CRC-32C of its media bytes, null where it has none.
 
-        `source_size` is the size that its locator gives, null where it gives none or names one frame.
+        `source_size` is the size that its locator gives, null where it gives none, or names one frame or a compressed
+        member.
         """
         if table not in self._content:
             self._content[table] = self._measured(table, (MEDIA, "source_ref"), _CONTENT, _sizes_and_sums)
@@ -310,7 +312,10 @@ def _source_sizes(refs: Any) -> pa.Array:
         parsed = with_parsed_source_ref_columns(pa.table({"source_ref": refs}), prefix="")
     except SourceError:  # one of them is wrong, which the check of locators reports: the others count
         return pa.array([_source_size(text) for text in refs.to_pylist()], pa.int64())
-    return pc.if_else(pc.is_null(parsed["frame_index"]), parsed["byte_size"], None).combine_chunks()
+    whole = pc.is_null(parsed["frame_index"])
+    names = pc.coalesce(parsed["member"], parsed["path"]).to_pylist()
+    stored_as_is = pa.array([not is_compressed(name) for name in names], pa.bool_())
+    return pc.if_else(pc.and_(whole, stored_as_is), parsed["byte_size"], None).combine_chunks()
 
 
 def _source_size(text: str | None) -> int | None:
@@ -318,7 +323,7 @@ def _source_size(text: str | None) -> int | None:
         ref = parse_source_ref(text)
     except SourceError:
         return None
-    return ref.byte_size if ref.frame_index is None else None
+    return None if ref.frame_index is not None or is_compressed(ref.member or ref.path) else ref.byte_size
 
 
 def _is_row_table(schema: pa.Schema) -> bool:

@@ -31,6 +31,7 @@ from mm_assets.rows.schema import (
 )
 from mm_assets.rows.source_ref import SourceRef, is_allowed_reference, is_reference, parse_source_ref, source_ref_of
 from mm_assets.sources.base import Source
+from mm_assets.sources.compressed import content_name
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
 from mm_assets.sources.member import split_member_name
 from mm_assets.sources.samples import modality_of
@@ -222,7 +223,9 @@ class _ListingBuilder(RowBuilder):
         for position, modality, ref, content, row in sorted(items, key=lambda item: item[0]):
             name = ref.member or ref.path or ""
             declared = row.get("content_type")
-            guessed = content_type_of_name(name) if name else ("text/plain" if modality == "text" else None)
+            guessed = (
+                content_type_of_name(content_name(name)) if name else ("text/plain" if modality == "text" else None)
+            )
             self.append(
                 sample_id,
                 position,

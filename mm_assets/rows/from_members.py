@@ -22,6 +22,7 @@ from mm_assets.rows.schema import METADATA_POSITION, DatasetSchema, MemberRules,
 from mm_assets.rows.source_ref import SourceRefWriter, build_source_ref
 from mm_assets.rows.user_columns import Converter, structural_keys
 from mm_assets.sources.base import Source
+from mm_assets.sources.compressed import content_name
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import (
     Sample,
@@ -326,7 +327,7 @@ class _Builder(RowBuilder):
                     sample_id,
                     item.position,
                     "image",
-                    content_type=content_type_of_name(name) if name else None,
+                    content_type=content_type_of_name(content_name(name)) if name else None,
                     source_ref=source_ref,
                     error=item.error,
                 )
@@ -389,7 +390,7 @@ class _Builder(RowBuilder):
                 sample_id,
                 position,
                 modality,
-                content_type=with_charset(content_type_of_name(member.member), encoding),
+                content_type=with_charset(content_type_of_name(content_name(member.member)), encoding),
                 text=text,
                 source_ref=_ref(shard, member),
             )

@@ -25,6 +25,7 @@ from mm_assets.media.content_types import Buffer, sniff_content_type
 from mm_assets.rows.content_column import REMOTE_REQUESTS, ContentColumn
 from mm_assets.rows.source_ref import SourceRef, parse_source_ref, with_parsed_source_ref_columns
 from mm_assets.sources.base import Source, open_container
+from mm_assets.sources.compressed import decompress, is_compressed
 from mm_assets.sources.extract import MemberExtract, Shelf
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.urls import is_local
@@ -94,7 +95,8 @@ class MaterializeStream:
 
     Media rows are those of any modality but metadata and text. A row's locator is read by range (offset and size), by
     one pass over its shard (a member without range), or whole (a path alone); with `frame_index` a TIFF gives that
-    frame as a TIFF of its own, anything else is given unchanged. `content_type` is then determined by the
+    frame as a TIFF of its own, anything else is given unchanged. A compressed member (``x.jpg.gz``) is decompressed.
+    `content_type` is then determined by the
     bytes, where they determine it. Batches are split where their content fills one.
 
     Args:
@@ -323,6 +325,7 @@ class MaterializeStream:
         """
         if ref.path is None or ref.strategy == "tar_extract":
             return None
+        compressed = is_compressed(_name(ref))
         whole = ref.byte_offset is None
         if whole and ref.path not in batch.files and not is_local(ref.path):
             self._open_ahead(batch, number)
@@ -335,7 +338,7 @@ class MaterializeStream:
             detail = f"a range of {size} bytes does not lie inside the file's {source.size} bytes"
             raise SourceError(source.url, detail, byte_offset=offset)
         self._check_size(source.url, size)
-        if ref.frame_index is not None or _key(ref) in batch.shared:
+        if compressed or ref.frame_index is not None or _key(ref) in batch.shared:
             return None
         return source, offset, size
 
@@ -373,6 +376,9 @@ class MaterializeStream:
         if content is None:
             try:
                 content = self._extract(ref) if ref.strategy == "tar_extract" else self._read(ref, batch)
+                if is_compressed(_name(ref)):
+                    content = decompress(content, _name(ref), self._max_content_bytes)
+                    self._check_size(ref.path or "", len(content))
             except ShardReadError:
                 raise
             except SourceError as error:
@@ -406,6 +412,11 @@ class MaterializeStream:
             raise ShardReadError(error.path, error.detail, member=ref.member, byte_offset=error.byte_offset) from error
         self.counts["bytes_read"] += size
         return view
+
+
+def _name(ref: SourceRef) -> str:
+    """The name whose extensions decide whether the content is decompressed."""
+    return ref.member or ref.path or ""
 
 
 def _key(ref: SourceRef) -> Hashable:

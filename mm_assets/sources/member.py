@@ -16,6 +16,7 @@ __all__ = [
     "Member",
     "OnDamage",
     "ShardDamage",
+    "compression_of_name",
     "escape_name",
     "named_member",
     "plain_name",
@@ -52,6 +53,7 @@ MEMBER_INDEX_SCHEMA: pa.Schema = pa.schema(
 
 _SKIPPED_TYPES = {"directory": "directory", "symlink": "symbolic link", "device": "device", "other": "unknown type"}
 _LOOKS_ESCAPED = re.compile(r"\\(?:\\|x[0-9a-f]{2})")
+_COMPRESSIONS = frozenset({"gz", "bz2", "xz", "zst"})
 _SYSTEM_FILES = {b".DS_Store", b"Thumbs.db", b"desktop.ini", b".directory"}
 
 
@@ -69,7 +71,7 @@ class Member:
         member_type: "file", "sparse", "hardlink", "symlink", "directory", "device" or "other".
         sample_key: path up to the first dot of the base name.
         role: the part between that dot and the extension.
-        extension: lower case, without the dot.
+        extension: lower case, without the dot; that inside of a compressed member (see `split_member_name`).
         ordinal: place in the shard, from 0.
         skip_reason: why the entry is not part of a sample, or None.
         link_target: name that a link points to, or None.
@@ -115,16 +117,37 @@ def split_member_name(name: str) -> tuple[str, str, str]:
 
     The key is the path up to the first dot of the base name, without a leading ``./``; the extension is what follows
     the last dot, in lower case; the role is the part between them. ``a/x.state.npy`` gives ``("a/x", "state", "npy")``,
-    ``x.json`` gives ``("x", "", "json")``, and a name without a dot is all key. A base name that starts with a dot
+    ``x.json`` gives ``("x", "", "json")``, and a name without a dot is all key. The extension of a compression that is
+    opened is left out: ``x.json.gz`` is as ``x.json`` (see `compression_of_name`). A base name that starts with a dot
     has an empty base name in its key; the index skips such members as hidden.
     """
     name = plain_name(name)
+    compression = compression_of_name(name)
+    if compression is not None:
+        name = name[: -1 - len(compression)]
     slash = name.rfind("/") + 1
     dot = name.find(".", slash)
     if dot < 0:
         return name, "", ""
     role, _, extension = name[dot + 1 :].rpartition(".")
     return name[:dot], role, extension.lower()
+
+
+def compression_of_name(name: str) -> str | None:
+    """The last extension of a compressed member whose content is opened; None for any other name.
+
+    The base name has at least a key, an extension of the table of modalities, and that of a compression.
+    """
+    head, _, compression = name.rpartition(".")
+    if compression.lower() not in _COMPRESSIONS:
+        return None
+    base = head.rpartition("/")[2]
+    key, dot, _ = base.partition(".")
+    if not dot or not key:
+        return None
+    from mm_assets.sources.samples import MODALITY_OF_EXTENSION  # which imports this module
+
+    return compression if base.rpartition(".")[2].lower() in MODALITY_OF_EXTENSION else None
 
 
 def named_member(

@@ -26,6 +26,7 @@ __all__ = [
     "StreamCursor",
     "ZstdFrames",
     "compression_of_head",
+    "decompressed",
     "open_cursor",
 ]
 
@@ -132,7 +133,7 @@ class StreamCursor(Cursor):
         self.end = 0  # position after the last byte that came out of the stream
         self.failure = None
         self._raw = source.stream()
-        self._stream, self._errors = _decompressed(self._raw, compression)
+        self._stream, self._errors = decompressed(self._raw, compression)
         self._window = b""  # from `earliest` to `end`
 
     def _more(self, size: int) -> bytes:
@@ -198,7 +199,7 @@ def open_cursor(source: SourceFile, compression: str | None) -> Cursor:
     return RangeCursor(source) if compression is None else StreamCursor(source, compression)
 
 
-def _decompressed(raw: BinaryIO, compression: str) -> tuple[Any, tuple[type[Exception], ...]]:
+def decompressed(raw: BinaryIO, compression: str) -> tuple[Any, tuple[type[Exception], ...]]:
     """The decompressed stream, and the errors of damaged bytes that it raises."""
     if compression == "gzip":
         return gzip.GzipFile(fileobj=raw, mode="rb"), (zlib.error, EOFError, gzip.BadGzipFile)

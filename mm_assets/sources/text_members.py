@@ -12,11 +12,13 @@ import math
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
 from mm_assets.errors import SourceError, first_line
 from mm_assets.sources import encodings
 from mm_assets.sources.base import Source
+from mm_assets.sources.compressed import TooLargeError, decompress, is_compressed
 from mm_assets.sources.encodings import Choice, Decoded
 from mm_assets.sources.member import Member
 from mm_assets.sources.samples import Sample, ShardMembers
@@ -168,22 +170,14 @@ class TextMembers:
         return self._choice
 
     def _payloads(self) -> Iterator[bytes]:
-        """The text members of all samples in order, those that may be read; one window is held."""
+        """The text members of all samples in order, those that can be read; one window is held."""
         for window in self._grouped(self._samples):
-            places: list[bytes | None] = []
-            ranges: list[tuple[int, int]] = []
-            for member in (m for sample in window for m in sample.members if self._is_text(m)):
-                if not 0 < member.byte_size <= self._max_bytes:
-                    continue
-                if member.byte_offset is None:
-                    places.append(self._from_spool(member))
-                else:
-                    places.append(None)
-                    ranges.append((member.byte_offset, member.byte_size))
-            read = iter(self._source.file.read_ranges(ranges, max_gap=MAX_GAP))
-            yield from (bytes(next(read)) if payload is None else payload for payload in places)
+            for _, stored in self._stored(window):
+                for member, payload in stored:
+                    with suppress(BadTextError):
+                        yield self._content(member, payload)
 
-    def windows(self, samples: Iterable[Sample]) -> Iterator[list[tuple[Sample, dict[int, Read]]]]:
+    def windows(self, samples: Iterable[Sample]) -> Iterator[Iterator[tuple[Sample, dict[int, Read]]]]:
         """The samples in order, each with the text of its text members by ordinal, or why it cannot be read.
 
         Raises:
@@ -205,33 +199,63 @@ class TextMembers:
         if window:
             yield window
 
-    def _read(self, samples: Sequence[Sample]) -> list[tuple[Sample, dict[int, Read]]]:
-        window: list[tuple[Sample, dict[int, Read]]] = [(sample, {}) for sample in samples]
-        waiting: list[tuple[dict[int, Read], Member, int]] = []  # those to read by range
-        for sample, found in window:
+    def _read(self, samples: Sequence[Sample]) -> Iterator[tuple[Sample, dict[int, Read]]]:
+        """The samples of a window; what they hold compressed is opened one sample at a time."""
+        for sample, stored in self._stored(samples):
+            found: dict[int, Read] = {}
             held = 0
-            for member in filter(self._is_text, sample.members):
-                if member.byte_size > self._max_bytes:
-                    detail = f"holds {member.byte_size} bytes of text, allowed are {self._max_bytes}"
-                    found[member.ordinal] = BadTextError("too_large", detail)
-                    continue
-                held += member.byte_size
-                if held > MAX_TEXT:
-                    detail = f"the sample's text members hold more than {MAX_TEXT} bytes up to this one"
-                    found[member.ordinal] = BadTextError("too_large", detail)
-                elif member.byte_size == 0:
-                    found[member.ordinal] = Decoded(
-                        "", None
-                    )  # an empty range is not a valid request to an object store
-                elif member.byte_offset is not None:
-                    waiting.append((found, member, member.byte_offset))
-                else:
-                    found[member.ordinal] = self._decoded(self._from_spool(member))
-        ranges = [(offset, member.byte_size) for _, member, offset in waiting]
-        payloads = self._source.file.read_ranges(ranges, max_gap=MAX_GAP)
-        for (found, member, _), payload in zip(waiting, payloads, strict=True):
-            found[member.ordinal] = self._decoded(bytes(payload))
-        return window
+            for member, payload in stored:
+                try:
+                    content = self._content(member, payload)
+                    held += len(content)
+                    if held > MAX_TEXT:
+                        detail = f"the sample's text members hold more than {MAX_TEXT} bytes up to this one"
+                        raise BadTextError("too_large", detail)
+                    found[member.ordinal] = self._decoded(content)
+                except BadTextError as error:
+                    found[member.ordinal] = error
+            yield sample, found
+
+    def _stored(self, samples: Sequence[Sample]) -> list[tuple[Sample, list[tuple[Member, bytes | memoryview]]]]:
+        """The text members of each sample with their stored bytes; none of one that is too large."""
+        window = [(sample, list(filter(self._is_text, sample.members))) for sample in samples]
+        ranges: list[tuple[int, int]] = []
+        wanted: dict[int, int] = {}  # ordinal -> number of its range
+        for _, members in window:
+            held = 0
+            for member in members:
+                held += member.byte_size if member.byte_size <= self._max_bytes else 0
+                # An empty range is not a valid request to an object store.
+                if member.byte_offset is not None and 0 < member.byte_size <= self._max_bytes and held <= MAX_TEXT:
+                    wanted[member.ordinal] = len(ranges)
+                    ranges.append((member.byte_offset, member.byte_size))
+        read = self._source.file.read_ranges(ranges, max_gap=MAX_GAP)
+
+        def payload(member: Member) -> bytes | memoryview:
+            if member.ordinal in wanted:
+                return read[wanted[member.ordinal]]
+            loose = member.byte_offset is None and 0 < member.byte_size <= self._max_bytes
+            return self._from_spool(member) if loose else b""
+
+        return [(sample, [(member, payload(member)) for member in members]) for sample, members in window]
+
+    def _content(self, member: Member, payload: bytes | memoryview) -> bytes:
+        """The content of a member from its stored bytes.
+
+        Raises:
+            BadTextError: it is too large, or cannot be decompressed.
+        """
+        if member.byte_size > self._max_bytes or len(payload) < member.byte_size:
+            allowed = min(self._max_bytes, MAX_TEXT)
+            raise BadTextError("too_large", f"holds {member.byte_size} bytes of text, allowed are {allowed}")
+        if not is_compressed(member.member):
+            return bytes(payload)
+        try:
+            return decompress(payload, member.member, self._max_bytes)
+        except SourceError as error:
+            if isinstance(error, TooLargeError):
+                raise BadTextError("too_large", error.detail) from error
+            raise BadTextError("bad_compression", error.detail) from error
 
     def _decoded(self, payload: bytes) -> Read:
         found = encodings.decode(payload, declared=self._declared, choice=self._vote)
