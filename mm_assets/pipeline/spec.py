@@ -30,7 +30,7 @@ from mm_assets.packing.judge import Mode, Policy
 from mm_assets.packing.presets import PRESETS, check_pack_config
 from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
-from mm_assets.storage.urls import is_local
+from mm_assets.storage.urls import CHAINED, is_local
 
 __all__ = ["PARTITION_KEY", "DatasetSpec", "ParquetOptions", "expected", "plain"]
 
@@ -74,7 +74,13 @@ def _check_source(source: str) -> str:
 def _check_root(root: object) -> object:
     if root is None:
         raise ValueError("is empty: is the environment variable that it names set?")
-    return root
+    return _check_url(root) if isinstance(root, str) else root
+
+
+def _check_url(url: str) -> str:
+    if "::" in url:
+        raise ValueError(f"is {url!r}, which {CHAINED}")
+    return url
 
 
 def _builds(build: Callable[..., object]) -> BeforeValidator:
@@ -174,10 +180,12 @@ class DatasetSpec(Settings):
         description="Name of the dataset: the first part of its asset keys, and its folder below `root`.",
         examples=["web"],
     )
-    shards: Annotated[Text, AfterValidator(lambda url, info: _below(url, _base(info)))] = Field(
-        description="Folder, glob or file of tar shards, or of a Parquet or JSONL list; any fsspec URL. A relative "
-        "path starts at the folder of the YAML file.",
-        examples=["s3://bucket/web/*.tar"],
+    shards: Annotated[Text, AfterValidator(_check_url), AfterValidator(lambda url, info: _below(url, _base(info)))] = (
+        Field(
+            description="Folder, glob or file of tar shards, or of a Parquet or JSONL list; any fsspec URL. A relative "
+            "path starts at the folder of the YAML file.",
+            examples=["s3://bucket/web/*.tar"],
+        )
     )
     storage_options: Mapping[str, Any] = Field(
         default={}, description="Arguments of the file system of `shards`.", examples=[{"anon": True}]

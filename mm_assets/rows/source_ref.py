@@ -209,8 +209,7 @@ def with_parsed_source_ref_columns(table: Any, prefix: str = "_src_") -> Any:
 
     Args:
         table: a `pa.Table` or a pandas DataFrame with a column `source_ref`.
-        prefix: put before ``path``, ``member``, ``byte_offset``, ``byte_size`` and ``frame_index``; columns that have
-            these names already are replaced.
+        prefix: put before ``path``, ``member``, ``byte_offset``, ``byte_size`` and ``frame_index``.
 
     Returns:
         The same kind of table with path and member (string), offset and size (int64) and frame (int32); null where the
@@ -218,22 +217,42 @@ def with_parsed_source_ref_columns(table: Any, prefix: str = "_src_") -> Any:
 
     Raises:
         SourceError: a locator is not valid; the message names its row.
-        SchemaMismatchError: there is no column `source_ref`.
+        SchemaMismatchError: there is no column `source_ref`, it does not hold text, or there is a column of one of the
+            new names already.
     """
     is_arrow = isinstance(table, pa.Table | pa.RecordBatch)
     if "source_ref" not in (table.schema.names if is_arrow else table.columns):
         raise SchemaMismatchError("the table has no column 'source_ref'")
+    names = table.schema.names if is_arrow else table.columns
+    taken = [prefix + name for name in _COLUMNS if prefix + name in names]
+    if taken:
+        detail = (
+            f"the table has a column {', '.join(map(repr, taken))} already: drop or rename it, or use another prefix"
+        )
+        raise SchemaMismatchError(detail)
     if not is_arrow:
         pandas = _pandas()
-        parsed = _parse_column(pa.array(table["source_ref"], type=pa.string(), from_pandas=True))
+        parsed = _parse_column(_as_string(pa.array(table["source_ref"], from_pandas=True)))
         series = {name: pandas.arrays.ArrowExtensionArray(pa.chunked_array([part])) for name, part in parsed.items()}
         return table.assign(**{prefix + name: pandas.Series(part, index=table.index) for name, part in series.items()})
-    parsed = _parse_column(table.column("source_ref"))
+    parsed = _parse_column(_as_string(table.column("source_ref")))
     result = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
-    result = result.drop_columns([prefix + name for name in parsed if prefix + name in result.schema.names])
     for name, values in parsed.items():
         result = result.append_column(prefix + name, values)
     return result
+
+
+def _as_string(refs: Any) -> Any:
+    """A column of text of any Arrow type as string; `SchemaMismatchError` for any other type."""
+    if pa.types.is_dictionary(refs.type):
+        refs = refs.cast(refs.type.value_type)
+    kind = refs.type
+    if pa.types.is_string(kind):
+        return refs
+    text = pa.types.is_large_string(kind) or pa.types.is_null(kind) or kind == pa.string_view()
+    if not text:
+        raise SchemaMismatchError(f"column 'source_ref' is {kind}, expected text")
+    return refs.cast(pa.string())
 
 
 def _parse_column(refs: Any) -> dict[str, Any]:

@@ -53,7 +53,9 @@ def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any])
     seconds: float | None = None
     if isinstance(modified, datetime | int | float):
         seconds = modified.timestamp() if isinstance(modified, datetime) else float(modified)
-    tag = next((info[k] for k in ("ETag", "etag", "md5Hash", "content_md5", "crc32c") if info.get(k)), modified)
+    tag = next((info[k] for k in ("ETag", "etag", "md5Hash", "content_md5", "crc32c") if info.get(k)), None)
+    if tag is None:  # a listing and a single file may give the same time in two types
+        tag = modified if seconds is None else seconds
     tag = re.sub(r"[^A-Za-z0-9._:+-]", "", UNMARKED if tag is None else str(tag))
     return ShardFile(url=public_url(fs, path), size=int(size), fingerprint=f"{size}-{tag}", modified=seconds)
 

@@ -13,10 +13,26 @@ from fsspec.core import url_to_fs
 
 from mm_assets.errors import MissingExtraError, MmAssetsError, SourceError
 
-__all__ = ["Options", "filesystem", "is_local", "local_path", "protocols", "public_url", "reason", "storage_errors"]
+__all__ = [
+    "CHAINED",
+    "Options",
+    "filesystem",
+    "is_local",
+    "local_path",
+    "protocols",
+    "public_url",
+    "reason",
+    "storage_errors",
+]
 
 # Connections of an S3 client: the ranges of a random batch are requested together, and its own default is 10.
 S3_CONNECTIONS = 64
+
+CHAINED = (
+    "is a chained URL of fsspec, which is not read: name the file without simplecache:: or filecache:: before it (a "
+    "shard is read by ranges, each once), and unpack an archive that zip:// or tar:// would open"
+)
+"""What is wrong with a URL such as ``simplecache::s3://bucket/x.tar``, and what to do."""
 
 Options = Mapping[str, Any]
 
@@ -36,8 +52,10 @@ def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSy
 
     Raises:
         MissingExtraError: the package that reads such URLs is not installed.
-        SourceError: no file system has the URL's scheme.
+        SourceError: no file system has the URL's scheme, or it is a chain of several.
     """
+    if "::" in url:
+        raise SourceError(url, CHAINED)
     settings = dict(options or {})
     if not is_local(url):
         # A daemon runs for days: a cached listing would hide new shards and changed ones.

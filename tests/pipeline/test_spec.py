@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, SourceError
 from mm_assets.pipeline.chain import RECORDED_STAGES
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.storage.files import SourceFile
 
 GOOD: dict[str, Any] = {"name": "docs", "shards": "shards/*.tar", "root": "/data"}
 
@@ -161,3 +162,15 @@ def test_replace_checks_what_it_changes() -> None:
         made.replace(materialize="later")
     with pytest.raises(ConfigError, match="no_such: is not a setting"):
         made.replace(no_such=1)
+
+
+@pytest.mark.parametrize("key", ["shards", "root"])
+@pytest.mark.parametrize("url", ["simplecache::s3://bucket/*.tar", "zip://*.tar::file:///data/all.zip"])
+def test_a_chained_url_is_refused_by_name(tmp_path: Path, key: str, url: str) -> None:
+    """Shards and root that are chained URLs of fsspec are refused under their key, with what to do."""
+    config = {"name": "d", "shards": str(tmp_path), "root": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"chained URL.*name the file without simplecache::") as caught:
+        DatasetSpec.from_config({**config, key: url}, where="defs.yaml")
+    assert caught.value.key == key
+    with pytest.raises(SourceError, match="chained URL"):
+        SourceFile(url)

@@ -165,12 +165,36 @@ def test_bulk_parsing_agrees_with_single_parsing(values: list[SourceRef | None],
         assert (row["p_byte_offset"], row["p_byte_size"]) == (ref.byte_offset, ref.byte_size)
 
 
-def test_parsing_twice_replaces_the_columns() -> None:
-    """A second call gives the same table, and another kind of table stays what it is."""
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string()),
+     pa.dictionary(pa.int8(), pa.large_string()), pa.null()],
+    ids=str,
+)  # fmt: skip
+def test_every_type_of_text_is_parsed(kind: pa.DataType) -> None:
+    """Locators in any Arrow type of text give the same columns, in several chunks, none, and as a batch."""
+    texts = [build_source_ref(path="/a.tar", member="b.jpg", byte_offset=1, byte_size=2), None, None]
+    texts = [None, None, None] if pa.types.is_null(kind) else texts
+    array = pa.array(texts, pa.string()).cast(kind) if not pa.types.is_null(kind) else pa.nulls(3)
+    expected = with_parsed_source_ref_columns(pa.table({"source_ref": pa.array(texts, pa.string())}))
+    for column in (array, pa.chunked_array([array[:1], array[1:]]), pa.chunked_array([], kind)):
+        found = with_parsed_source_ref_columns(pa.table({"source_ref": column}))
+        assert found.column_names == expected.column_names
+        assert found.drop_columns("source_ref").equals(expected.drop_columns("source_ref")[: len(column)])
+    batch = with_parsed_source_ref_columns(pa.record_batch({"source_ref": array}))
+    assert batch.drop_columns("source_ref").equals(expected.drop_columns("source_ref"))
+
+
+def test_a_column_is_never_overwritten() -> None:
+    """A second call with the same prefix is refused and names the columns; another kind of table stays what it is."""
     pandas = pytest.importorskip("pandas")
     table = pa.table({"source_ref": [build_source_ref(path="/a/b.tar", member="é.jpg", byte_offset=1, byte_size=2)]})
     once = with_parsed_source_ref_columns(table)
-    assert with_parsed_source_ref_columns(once).equals(once)
+    with pytest.raises(SchemaMismatchError, match=r"'_src_path', .* already: drop or rename it"):
+        with_parsed_source_ref_columns(once)
+    assert with_parsed_source_ref_columns(once, "again_")["again_path"].to_pylist() == ["/a/b.tar"]
+    with pytest.raises(SchemaMismatchError, match="'source_ref' is int64, expected text"):
+        with_parsed_source_ref_columns(pa.table({"source_ref": [1]}))
     frame = with_parsed_source_ref_columns(to_pandas(table))
     assert isinstance(frame, pandas.DataFrame)
     assert frame["_src_byte_offset"].tolist() == [1]

@@ -7,6 +7,7 @@ import io
 import zipfile
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -169,3 +170,19 @@ def test_a_missing_end_is_noted_or_fails(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match="on_missing_end: fail"):
         stages.raw_shards(strict, "cut")
     assert stages.raw_shards(strict, "good").record.counts["missing_ends"] == 0
+
+
+def test_shards_and_root_in_memory() -> None:
+    """Shards and a root on `memory://` work within one process: a listing and a file give one fingerprint."""
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/sources-test/in/a.tar", build([("a.txt", b"a"), ("b.txt", b"b")]))
+    config = {"name": "d", "shards": "memory://sources-test/in/*.tar", "root": "memory://sources-test/root"}
+    try:
+        dataset = DatasetStore(DatasetSpec.from_config({**config, "settle_seconds": 0}, where="defs.yaml"))
+        assert [partition.key for partition in register(dataset).partitions] == ["a"]
+        results = [make(dataset, "a") for make in stages.TABLE_STAGES.values()]
+        assert all(outcome.passed for result in results for outcome in result.outcomes)
+        assert results[-1].record.counts["kept_samples"] == 2
+        assert register(dataset).changed == ()
+    finally:
+        memory.rm("/sources-test", recursive=True)
