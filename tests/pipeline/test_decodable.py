@@ -22,7 +22,8 @@ from mm_assets.pipeline.store import DatasetStore
 from .chain import declare, run_chain
 
 PACK = {"preset": "generic", "fields": [{"name": "raw", "field": "BytesField", "modality": "image", "role": "raw"}]}
-KINDS = {"jpg": "image", "png": "image", "flac": "audio", "mp3": "audio", "mp4": "video"}
+KINDS = dict.fromkeys(("jpg", "png"), "image") | dict.fromkeys(("wav", "flac", "mp3"), "audio")
+KINDS |= dict.fromkeys(("mp4", "mkv", "avi"), "video")
 """Extensions of the media to the packed modality that holds them."""
 
 
