@@ -191,6 +191,9 @@ class Field(ABC):
     HOLDS_JSON: ClassVar[bool] = False
     """Whether every JSON text is a value and decodes to the JSON value: such a field can pack a sample's metadata."""
 
+    TAKES_ANY_BYTES: ClassVar[bool] = False
+    """Whether any bytes are a value. Media among them are judged by the field that reads their type."""
+
     FACTS: ClassVar[tuple[type[Fact], ...]] = ()
     """The kinds of fact that `facts` yields; empty where checks of time and place have nothing to judge."""
 

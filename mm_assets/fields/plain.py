@@ -30,6 +30,7 @@ class BytesField(Field):
 
     TYPE_ID: ClassVar[int] = 1
     TAKES_JSON: ClassVar[bool] = False
+    TAKES_ANY_BYTES: ClassVar[bool] = True
     metadata_type: ClassVar[np.dtype[np.void]] = np.dtype([("num_bytes", "<u8")])
     keeps_bytes: ClassVar[bool] = True
 

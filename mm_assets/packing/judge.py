@@ -1,7 +1,7 @@
 """Which media a reader of the packed file could decode, and which rows can be packed.
 
 `Judge` places the rows of each block as packing will, and decodes every media item once, as the packed file's reader
-does: by its field's `check_decodable`. Bytes that no field decodes, those of the rest and of `BytesField`, are judged
+does: by its field's `check_decodable`. Bytes that no field decodes, such as those of the rest, are judged
 by the fields that read their type. What is refused is *undecodable*, and a policy decides what becomes of it. Verdicts
 and their order do not depend on the threads that decode.
 """
@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from mm_assets.errors import EncodeError, FormatError, SourceError
-from mm_assets.fields import AudioField, BytesField, DepthField, Encoded, Field, ImageField, SyncedVideoAudioField
+from mm_assets.fields import AudioField, DepthField, Encoded, Field, ImageField, SyncedVideoAudioField
 from mm_assets.fields.base import PAYLOAD
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.video import VIDEO_TYPES
@@ -121,7 +121,7 @@ class Judge:
         self._full = mode == "full"
         # Decoding needs payloads. They are encoded while rows are placed, which checks them too.
         self._placer = Placer(plan, encode=self._full)
-        self._is_opaque = [isinstance(made.item_field or made, BytesField) for made in self._placer.fields]
+        self._is_opaque = [(made.item_field or made).TAKES_ANY_BYTES for made in self._placer.fields]
         self._is_composite = [modality.selector.take == "parts" for modality in plan.modalities]
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="judge")
         self._found: list[pa.RecordBatch] = []
