@@ -43,6 +43,10 @@ def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_de
         sound = index_sound(source.audio, record.audio_track - 1 if record.audio_track else FIRST_TRACK)
         if sound is None:
             raise corrupt("clip has no audio where its record says so", found="a file without audio")
+        last = record.audio_start_samples + record.num_audio_samples
+        if last > resampled_length(sound.num_samples, sound.sample_rate, record.sample_rate):
+            # Earlier releases counted the padding of Opus in Matroska, which decodes to silence.
+            sound = dataclasses.replace(sound, num_samples=max(sound.num_samples, sound.num_padded))
         plan = Plan(
             sound=sound,
             sample_rate=record.sample_rate,

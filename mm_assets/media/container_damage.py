@@ -250,7 +250,8 @@ def _mpeg(view: memoryview) -> str | None:
     return f"more than {_MAX_STEPS} packets"
 
 
-_SYNC, _TS_PACKET, _NO_PID = 0x47, 188, 0x1FFF
+_SYNC, _TS_PACKET = 0x47, 188
+_FIRST_PID, _NO_PID = 0x20, 0x1FFF  # of media and tables of a program; of padding
 
 
 def _mpegts(view: memoryview) -> str | None:
@@ -274,12 +275,16 @@ def _mpegts(view: memoryview) -> str | None:
     pids = (flags.astype(np.int32) & 0x1F) << 8 | packets[:, 2]
     # A packet with a discontinuity flag, in its adaptation field, begins a new count.
     starts_anew = (counter & 0x20 != 0) & (packets[:, 4] > 0) & (packets[:, 5] & 0x80 != 0)
+    begins = flags & 0x40 != 0  # the content of a packet begins something
+    tables = np.cumsum((pids == 0) & begins)
     for pid in np.unique(pids).tolist():
         rows = np.flatnonzero((pids == pid) & (counter & 0x10 != 0))
         steps = np.diff(counter[rows] & 15) & 15
-        # A packet may be sent twice, and then has one number.
-        missing = np.flatnonzero((steps > 1) & ~starts_anew[rows[1:]])
-        if pid != _NO_PID and len(missing):
+        # A packet may be sent twice, and then has one number. Where another stream was joined, after a table of its
+        # programs, a number may follow any other.
+        joined = begins[rows[1:]] & (np.diff(tables[rows]) > 0)
+        missing = np.flatnonzero((steps > 1) & ~starts_anew[rows[1:]] & ~joined)
+        if _FIRST_PID <= pid < _NO_PID and len(missing):
             return f"packets of stream {pid} are missing before byte {int(rows[missing[0] + 1]) * size}"
     return None
 

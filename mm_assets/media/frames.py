@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.timing import FrameIndex
-from mm_assets.media.video import DEFAULT_MAX_PIXELS, MAX_TICKS, open_media, video_stream_of, words_of
+from mm_assets.media.video import DEFAULT_MAX_PIXELS, MAX_TICKS, decoded_frames, open_media, video_stream_of, words_of
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -127,7 +127,7 @@ class _Cursor:
 
     def __init__(self, container: InputContainer, stream: VideoStream, index: FrameIndex) -> None:
         self.container, self.stream, self.index = container, stream, index
-        self.frames: Iterator[VideoFrame] = container.decode(stream)
+        self.frames = decoded_frames(container, stream)
         self.held: tuple[int, VideoFrame] | None = None  # the latest frame, with its presentation time
         self.ahead: tuple[int, VideoFrame] | None = None  # the one after it, if it had to be decoded
         self.latest = -MAX_TICKS
@@ -193,6 +193,6 @@ class _Cursor:
 
     def _seek(self, pts: int) -> None:
         self.container.seek(pts, stream=self.stream, backward=True)
-        self.frames = self.container.decode(self.stream)
+        self.frames = decoded_frames(self.container, self.stream)
         self.held, self.ahead = None, None
         self.first = pts

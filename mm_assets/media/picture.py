@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.video import DEFAULT_MAX_PIXELS, open_media, video_stream_of
+from mm_assets.media.video import DEFAULT_MAX_PIXELS, decoded_frames, open_media, video_stream_of
 
 __all__ = ["Picture", "picture_of"]
 
@@ -60,7 +60,7 @@ def picture_of(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture
     """
     with open_media(data, max_pixels=max_pixels) as (container, _):
         stream = video_stream_of(container, max_pixels)
-        frame = None if stream is None else next(container.decode(stream), None)
+        frame = None if stream is None else next(decoded_frames(container, stream), None)
         if stream is None or frame is None:
             return None
         matrix: Any = frame.side_data.get("DISPLAYMATRIX")

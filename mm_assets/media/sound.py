@@ -55,6 +55,7 @@ class SoundIndex:
     Attributes:
         start: presentation time of the first sample in seconds.
         num_samples: per channel, from the first sample to the end of the last packet.
+        num_padded: as `num_samples`, with the padding of the last packet that the container says to discard.
         sample_rate: Hz.
         channels: at least 1.
         track: 0 for the first audio stream that has a decoder; else the stream's number among audio streams, from 1.
@@ -62,6 +63,7 @@ class SoundIndex:
 
     start: Fraction
     num_samples: int
+    num_padded: int = 0
     sample_rate: int
     channels: int
     track: int = 0
@@ -107,14 +109,21 @@ def index_sound(data: Buffer, track: int | str | None = None) -> SoundIndex | No
         if not 1 <= rate <= MAX_SOUND_RATE or not 1 <= channels <= MAX_SOUND_CHANNELS:
             raise MediaError("<video>", f"found audio of {channels} channels at {rate} Hz")
         length = max(seconds_of(end, time_base) - start, Fraction(0))
-        num_samples = round(length * rate)
+        num_samples = num_padded = round(length * rate)
         # Matroska rounds times to milliseconds, and has the padding of the last packet beside its duration.
         if exact is not None and rate == _OPUS_RATE and abs(exact - num_samples) <= _LONGEST_OPUS:
             num_samples = exact
         if num_samples > _MAX_SILENCE * claimed_total:
             expected = f"at most {_MAX_SILENCE} times the {claimed_total} that its packets can hold"
             raise MediaError("<video>", f"found audio of {num_samples} samples, expected {expected}")
-        return SoundIndex(start=start, num_samples=num_samples, sample_rate=rate, channels=channels, track=number)
+        return SoundIndex(
+            start=start,
+            num_samples=num_samples,
+            num_padded=num_padded,
+            sample_rate=rate,
+            channels=channels,
+            track=number,
+        )
 
 
 def _opus_length(packet: Packet[Any]) -> int:

@@ -27,6 +27,7 @@ from mm_assets.media.timing import FrameIndex, nominal_rate
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.container import InputContainer
+    from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "VideoInfo",
     "audio_stream_of",
     "damage_of",
+    "decoded_frames",
     "index_frames",
     "open_media",
     "probe_video",
@@ -339,33 +341,45 @@ def _index(data: Buffer, damage: str | None, max_pixels: int) -> tuple[FrameInde
             raise MediaError("<video>", f"found frames of {height} x {width}, expected 1 to {max_pixels} pixels")
         time_base = time_base_of(stream.time_base)
         hints = [rate for rate in (stream.guessed_rate, stream.average_rate, stream.base_rate) if rate]
+        repeats = stream.codec_context.name == "theora"  # an empty packet shows the frame before again
         is_bool_coded = stream.codec_context.name in _BOOL_CODED
         pts, keys = array("q"), array("q")  # a file may have as many frames as bytes
-        num_packets = num_whole = 0
+        num_packets = num_whole = num_damaged_at_end = 0
+        is_transport, starts_late = content_type == "video/mp2t", False
         end = None
         # MPEG program streams give times to some packets only, and FFmpeg guesses the others wrongly.
         is_timed = content_type != "video/mpeg"
         for packet in container.demux(stream):
-            if packet.size == 0 or packet.is_discard:
+            is_repeat = repeats and packet.pts is not None
+            if packet.is_discard or (packet.size == 0 and not is_repeat):
                 continue
             num_packets += 1
-            if packet.is_corrupt or (is_bool_coded and _ZEROS in bytes(packet)):
+            starts_late = starts_late or (num_packets == 1 and not packet.is_keyframe)
+            num_damaged_at_end = num_damaged_at_end + 1 if packet.is_corrupt else 0
+            # The demuxer of transport streams marks a whole packet too, where another stream was joined to it.
+            if (packet.is_corrupt and not is_transport) or (is_bool_coded and _ZEROS in bytes(packet)):
                 damage = damage or f"packet {num_packets - 1} is damaged"
             else:
                 num_whole += 1
             if packet.pts is None or not is_timed:
                 is_timed = False
                 continue
-            if packet.is_keyframe:
+            if packet.is_keyframe and packet.size:
                 keys.append(packet.pts)
             pts.append(packet.pts)
             end = max(end or packet.pts, packet.pts + (packet.duration or 0))
+        if num_damaged_at_end and is_transport:
+            damage, num_whole = damage or "the last packet is damaged", num_whole - num_damaged_at_end
         if damage is not None:
             of = f" of {stream.frames}" if stream.frames else _frames_of_duration(container, stream, num_whole)
             found = f"{_title(_DEMUXERS[content_type])}: found {num_whole}{of} frames ({damage})"
             raise MediaError("<video>", f"{found}, expected a whole file")
-    if not is_timed or len(set(pts)) < len(pts):
+    # What comes before the first keyframe does not decode, as in a recording that begins anywhere.
+    if not is_timed or starts_late or len(set(pts)) < len(pts):
         pts, keys, end = _decoded_times(data, max_pixels), array("q"), None
+        if is_transport and len(set(pts)) < len(pts):
+            found = f"found {len(pts)} frames with {len(set(pts))} times"
+            raise MediaError("<video>", f"{found}, expected one for each: streams were joined without new times")
     return _frame_index(pts, keys, end, time_base, hints), height, width
 
 
@@ -406,11 +420,19 @@ def time_base_of(time_base: Fraction | None) -> Fraction:
 def _decoded_times(data: Buffer, max_pixels: int) -> array[int]:
     times = array("q")
     with open_media(data, max_pixels=max_pixels) as (container, _):
-        for frame in container.decode(video_stream_of(container, max_pixels)):
+        stream = video_stream_of(container, max_pixels)
+        for frame in () if stream is None else decoded_frames(container, stream):
             if frame.pts is None:
                 raise MediaError("<video>", "found frames without a presentation time, expected one for each")
             times.append(frame.pts)
     return times
+
+
+def decoded_frames(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+    """The frames of a stream from the container's position on; empty packets, which stand for no frame, are skipped."""
+    for packet in container.demux(stream):
+        if packet.size or not packet.buffer_ptr:  # the last packet, which has no buffer, flushes the decoder
+            yield from packet.decode()
 
 
 def _frame_index(

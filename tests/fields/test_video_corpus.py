@@ -6,6 +6,7 @@ import re
 import struct
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import av
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from mm_assets.errors import ConfigError, EncodeError, FormatError
 from mm_assets.fields import SyncedVideoAudioField
 from mm_assets.fields.image_decode import orient
+from mm_assets.media.sound import index_sound
 
 from .clip_variants import NUM_FRAMES, SIZE, VARIANTS, damages, make_clip
 
@@ -109,6 +111,55 @@ def test_a_clip_over_the_limit_is_not_damaged():
         field.decode(*payload)
     with pytest.raises(FormatError, match="max_decoded_bytes"):
         SyncedVideoAudioField(max_decoded_bytes=SIZE[0] * SIZE[1] * 3 - 1).check_decodable(*payload)
+
+
+THEORA = Path(__file__).with_name("empty_packets.ogv")  # made by FFmpeg: 36 x 26, 10 frames, most of them empty packets
+
+
+def test_theora_with_empty_packets_decodes():
+    """A size that is not a multiple of 16 and empty packets, which repeat the frame before, decode as by FFmpeg."""
+    data = THEORA.read_bytes()
+    with av.open(io.BytesIO(data)) as container:
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+        shown = [(frame.pts, frame.to_ndarray(format="rgb24")) for packet in packets for frame in packet.decode()]
+    clip = KEEP.decode(*KEEP.encode(data))
+    assert clip.frames.shape == (10, 26, 36, 3)
+    assert [pts for pts, _ in shown] == [0, 4, 6]
+    for number, frame in enumerate(clip.frames):
+        assert np.array_equal(frame, [pixels for pts, pixels in shown if pts <= number][-1]), number
+    KEEP.check_decodable(*KEEP.encode(data))
+
+
+def test_a_recording_that_begins_anywhere_has_what_decodes():
+    """A transport stream whose first packets lack their keyframe has the frames from the first keyframe on."""
+    data = clip("ts-mpeg2")
+    with av.open(io.BytesIO(data)) as container:
+        second = [packet.pos for packet in container.demux(video=0) if packet.size][1]
+    found = verdict(data[:376] + data[second // 188 * 188 :])
+    assert isinstance(found, np.ndarray)
+    assert np.array_equal(found, verdict(data)[NUM_FRAMES - len(found) :])
+    assert len(found) == NUM_FRAMES // 2
+
+
+def test_transport_streams_may_be_joined():
+    """Streams one after the other, each with its own counters, are a clip where times go on, and refused where not."""
+    with pytest.raises(EncodeError, match="found 20 frames with 10 times, expected one for each"):
+        KEEP.encode(clip("ts-mpeg2") * 2)
+
+
+def test_padded_sound_of_earlier_releases_decodes():
+    """Opus in Matroska ends where its padding begins; a record that counts the padding too still decodes."""
+    metadata, data = KEEP.encode(clip("mkv"))
+    count = KEEP.timing(metadata).num_audio_samples
+    assert count == 19_200
+    earlier = bytearray(metadata)
+    padded = index_sound(data).num_padded
+    assert padded > count
+    earlier[24:32] = padded.to_bytes(8, "little")
+    samples = KEEP.decode(bytes(earlier), data).audio.samples
+    assert len(samples) == padded
+    assert np.array_equal(samples[:count], KEEP.decode(metadata, data).audio.samples)
+    assert not samples[count:].any()
 
 
 def variant_with_matrix(*values: int) -> bytes:
