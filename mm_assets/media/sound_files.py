@@ -399,15 +399,18 @@ def _open_mp3(file: memoryview) -> Iterator[OpenAudio]:
     with ExitStack() as stack:
         sound, skipped = _opened_mp3(stack, file, run)
         count = int(sound.frames) if run.has_xing else run.num_samples
+        is_new = True
 
         def blocks(dtype: str) -> Iterator[npt.NDArray[Any]]:
             if run.problem or run.num_frames + 1 < (claimed or 0):
                 why = run.problem or f"{run.num_frames} of {claimed} frames"
                 share = _of(length, claimed and length / max(run.num_frames, 1) * claimed)
                 raise MediaError("<audio>", f"mp3 is damaged: {share} are there, {why}")
-            with _errors("mp3"), _quiet(True):
-                if sound.tell():  # a seek changes the last bit of samples
+            nonlocal is_new
+            if not is_new:  # else no seek: it would change the last bit of some samples
+                with _errors("mp3"), _quiet(True):
                     sound.seek(0)
+            is_new = False
             yield from _read_blocks(sound, "mp3", count, dtype, skipped=skipped)
 
         yield OpenAudio(
