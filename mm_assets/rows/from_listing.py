@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, ClassVar
@@ -54,7 +55,9 @@ def _lines(source: SourceFile, layout: MemberRules) -> Iterator[Line]:
     if head.startswith(_PARQUET):
         try:
             file = pq.ParquetFile(source.open())
-            for batch in file.iter_batches(batch_size=BATCH_ROWS):
+            inline = _inline_columns(file.schema_arrow)
+            columns = [name for name in file.schema_arrow.names if name not in inline]
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
                 yield from _as_json_knows(batch).to_pylist()
         except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # Arrow raises all of them for damage
             raise SourceError(source.url, f"is not a readable Parquet list: {first_line(error)}") from error
@@ -71,6 +74,20 @@ def _lines(source: SourceFile, layout: MemberRules) -> Iterator[Line]:
                 yield BadTextError("too_large", f"the line holds more than {limit} bytes")
             elif line.strip():
                 yield _json_line(line)
+
+
+def _inline_columns(schema: pa.Schema) -> list[str]:
+    """The columns that hold files themselves: bytes, or Hugging Face's struct of bytes and path. They are not read."""
+    return [field.name for field in schema if _is_bytes(field.type) or _is_file(field.type)]
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or kind == pa.binary_view())
+
+
+def _is_file(kind: pa.DataType) -> bool:
+    at = kind.get_field_index("bytes") if pa.types.is_struct(kind) else -1
+    return at >= 0 and _is_bytes(kind.field(at).type)
 
 
 def _as_json_knows(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -132,7 +149,7 @@ class ListingRows:
         nothing, since the list names its samples. A required column that is in no row raises `SourceError`.
         """
         builder = _ListingBuilder(self.file, self.folders[0], layout, schema, batch_bytes)
-        return RowStream(builder.batches(), builder.rejects, builder.counts)
+        return RowStream(builder.batches(), builder.rejects, builder.counts, builder.notes)
 
 
 _ListedItem = tuple[int, str, SourceRef, str | None, Mapping[str, Any]]  # position, modality, locator, text, list row
@@ -150,8 +167,16 @@ class _ListingBuilder(RowBuilder):
         self.known = _OWN.union(c.source for c, _ in self.user)
         self.missing = {c.source for c, _ in self.user if c.required}
         self.seen: set[str] = set()
+        self.inline: list[str] = []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
+        if self.source.size >= 4 and self.source.read(0, 4) == _PARQUET:
+            with suppress(
+                pa.ArrowException, OSError, ValueError, OverflowError
+            ):  # of a damaged file: `_lines` raises it
+                self.inline = _inline_columns(pq.ParquetFile(self.source.open()).schema_arrow)
+        if self.inline:
+            self.notes.append(f"{self.source.url}: {self._inline_detail()}")
         for sample_id, group in groupby(self._checked(), key=lambda entry: entry[1]["sample_id"]):
             self._sample(sample_id, list(group))
             if self.full:
@@ -162,6 +187,11 @@ class _ListingBuilder(RowBuilder):
         if self.missing and self.counts["rows"]:
             detail = f"no row has the column {min(self.missing)!r}, which is required"
             raise MissingColumnError(self.source.url, detail)
+
+    def _inline_detail(self) -> str:
+        """What is lost of a list whose columns hold the files themselves."""
+        columns = ", ".join(map(repr, self.inline))
+        return f"the bytes in column {columns} are not read: write them to files that `path` names, or into a tar"
 
     def _reject(self, number: int, reason: str, detail: str, row: Mapping[str, Any] | None = None) -> None:
         sample_id, path = (row.get("sample_id"), row.get("path")) if row is not None else (None, None)
@@ -266,7 +296,8 @@ class _ListingBuilder(RowBuilder):
             detail = "a text row has its text in text_content, and only a text row"
             raise BadTextError("no_text" if modality == "text" else "bad_text", detail)
         if modality != "text" and ref.path is None:
-            raise BadTextError("no_source", "it names neither path nor source_ref")
+            detail = "it names neither path nor source_ref"
+            raise BadTextError("no_source", f"{detail}: {self._inline_detail()}" if self.inline else detail)
         position = row.get("position")
         if position is None:
             position = next_position

@@ -115,7 +115,8 @@ def test_columns_that_json_does_not_know(tmp_path: Path) -> None:
         "03:04:05.000000",
     )
     assert row["zoned"] == "2024-01-02 03:04:05.000000Z"
-    assert (row["took"], row["price"], row["raw"]) == (1.0005, 2.5, None)
+    assert (row["took"], row["price"]) == (1.0005, 2.5)
+    assert "raw" not in row
     assert stream.counts["null_casts"] == 1
     assert rows[3]["when"] is None
 
@@ -204,3 +205,17 @@ def test_a_locator_as_an_object_is_a_locator(tmp_path: Path) -> None:
     found = [parse_source_ref(row["source_ref"]).path for row in rows if row["modality"] != "metadata"]
     assert found == [str(tmp_path / "a.jpg")]
     assert [(reject["sample_id"], reject["reason"]) for reject in rejects] == [("b", "bad_source")]
+
+
+def test_bytes_inside_a_list_are_not_lost_silently(tmp_path: Path) -> None:
+    """Columns of bytes and of Hugging Face's files are named in a note, and in the reject of a row without a source."""
+    path = tmp_path / "l.parquet"
+    file = pa.array([{"bytes": b"x", "path": "x.png"}] * 2)
+    table = {"sample_id": ["a", "b"], "path": ["a.png", None], "image": file, "raw": pa.array([b"1", b"2"])}
+    pq.write_table(pa.table(table), path)
+    rows, rejects, stream = read(path)
+    assert [row["sample_id"] for row in rows if row["position"] >= 0] == ["a"]
+    assert "image" not in rows[0]
+    assert [(reject["reason"], reject["sample_id"]) for reject in rejects] == [("no_source", "b")]
+    assert "the bytes in column 'image', 'raw' are not read" in rejects[0]["detail"]
+    assert "the bytes in column 'image', 'raw' are not read" in stream.notes[0]
