@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import io
-import threading
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.errors import FormatError, MissingExtraError, first_line, optional_import
@@ -16,6 +13,7 @@ from mm_assets.fields.base import corrupt
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.image_damage import find_damage
 from mm_assets.media.images import PILLOW_ERRORS
+from mm_assets.media.quiet_pillow import quiet_pillow
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -40,7 +38,7 @@ def open_with_pillow(data: Buffer, codec: str) -> Iterator[Image.Image]:
     if damage is not None:
         raise corrupt(f"{codec.upper()} {damage}")
     try:
-        with _without_warnings(), open_file(io.BytesIO(data)) as image:
+        with quiet_pillow(), open_file(io.BytesIO(data)) as image:
             # All at once: fed in blocks, a decoder that waits for more reads the same bytes again and again.
             image.decodermaxblock = max(len(data), 65_536)  # type: ignore[attr-defined]  # of every ImageFile
             yield image
@@ -92,55 +90,8 @@ def _opener(codec: str) -> _Opener:
     }
     if codec == "avif" and not features.check("avif"):
         raise MissingExtraError("decoding AVIF (Pillow was built without it)", "pillow")
-    if codec == "tiff":
-        _silence_libtiff()
     return _as_opener(plugins[codec])
 
 
 def _as_opener(plugin: Any) -> _Opener:
     return plugin  # type: ignore[no-any-return]  # the plug-ins' classes are called with a file
-
-
-def _silence_libtiff() -> None:
-    """Turn off the lines that Pillow's own libtiff prints to stderr for damaged files; Pillow raises all the same."""
-    from PIL import _imaging
-
-    try:
-        library = ctypes.CDLL(_imaging.__file__)
-        for name in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
-            getattr(library, name)(None)
-    except (OSError, AttributeError):
-        return  # linked in another way: its lines cannot be reached
-
-
-class _Decoding(threading.local):
-    """Whether this thread is inside `_without_warnings`."""
-
-    depth = 0
-
-    def match(self, module: str) -> bool:
-        """As a module pattern of a warnings filter."""
-        return self.depth > 0 and module.startswith(("PIL.", "pillow_"))
-
-
-_DECODING = _Decoding()
-_FILTER: Any = ("ignore", None, Warning, _DECODING, 0)
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Ignore Pillow's warnings in this thread.
-
-    `warnings.catch_warnings` replaces the filters of all threads, and two that overlap leave them wrong. Here is one
-    more filter, once, that applies only to the threads in this context.
-    """
-    filters: Any = warnings.filters
-    if not filters or filters[0] != _FILTER:  # another was set since
-        with suppress(ValueError):
-            filters.remove(_FILTER)
-        filters.insert(0, _FILTER)
-    _DECODING.depth += 1
-    try:
-        yield
-    finally:
-        _DECODING.depth -= 1

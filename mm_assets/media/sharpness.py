@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError, optional_import
 from mm_assets.media.images import PILLOW_ERRORS, ImageInfo, probe_image
+from mm_assets.media.quiet_pillow import quiet_pillow
 
 __all__ = ["MAX_JPEG_PIXELS", "MAX_PIXELS", "decode_luma", "laplacian_variance", "reduction", "sharpness"]
 
@@ -91,10 +92,10 @@ def _decode_other(data: memoryview, factor: int) -> npt.NDArray[np.uint8]:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with quiet_pillow(), Image.open(io.BytesIO(data)) as image:
             image.load()
             luma = _luma(image)
-    except PILLOW_ERRORS as error:
+    except (*PILLOW_ERRORS, Image.DecompressionBombError) as error:
         raise MediaError("<image>", f"cannot be decoded: {error}") from error
     if factor > 1:
         luma = luma.reduce(factor)

@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.media.quiet_pillow import quiet_pillow
+
 __all__ = ["Preview"]
 
 MAX_CELL = 80  # characters of a value that a preview shows
@@ -110,7 +112,7 @@ def _thumbnail(content: bytes) -> Any:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with quiet_pillow(), Image.open(io.BytesIO(content)) as image:
             image.draft("RGB", (THUMBNAIL, THUMBNAIL))
             if image.width * image.height > MAX_PIXELS:
                 return None
