@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import click
 
 from mm_assets.cli.output import echo
+from mm_assets.dataset.manifest import FORMATS
 from mm_assets.errors import FormatError, MmAssetsError
 from mm_assets.summaries import counted
 
@@ -14,30 +16,52 @@ from mm_assets.summaries import counted
 @click.command()
 @click.argument("files", nargs=-1, required=True)
 def command(files: tuple[str, ...]) -> None:
-    """Check every checksum and structure; exit 1 and name the damaged samples."""
+    """Check every checksum and structure; exit 1 and name the damaged samples.
+
+    Of a manifest, or a folder, all files are checked in both formats, with the digests of the manifest.
+    """
+    sound = [_verify(file, form) for file in files for form in _formats_in(file)]
+    if not all(sound):
+        sys.exit(1)
+
+
+def _formats_in(file: str) -> Sequence[str | None]:
+    """The formats to check one after the other; None where the file itself is of one."""
+    from mm_assets.storage.store import Store
+
+    if file.endswith(tuple(f".{form}" for form in FORMATS)):
+        return (None,)
+    if file.endswith(".json"):
+        return FORMATS
+    try:
+        names = Store(file).sizes("")
+    except (MmAssetsError, OSError, ValueError):  # opening it says why
+        return (None,)
+    if "manifest.json" in names:
+        return FORMATS
+    return [form for form in FORMATS if any(name.endswith(f".{form}") for name in names)] or (None,)
+
+
+def _verify(file: str, form: str | None) -> bool:
+    """Checks and reports the files of a format; whether they are undamaged."""
     import mm_assets
 
-    bad = False
-    for file in files:
-        try:
-            with mm_assets.open(file) as dataset:
-                report = dataset.verify()
-        except MmAssetsError as error:
-            bad = True
-            state = "DAMAGED" if isinstance(error, FormatError) else "cannot be checked"
-            echo(f"{file}: {state}: {error}")
-            continue
-        except OSError as error:
-            bad = True
-            echo(f"{file}: cannot be read: {error.strerror or error}")
-            continue
-        bad = bad or not report.ok
-        state = "ok" if report.ok else "DAMAGED"
-        checked = f"{counted(report.num_payloads, 'payload')} checked, {counted(len(report.damage), 'fault')}"
-        echo(f"{file}: {state}, {checked}")
-        for damage in report.damage:
-            place = f"sample {damage.sample} ({damage.sample_id})" if damage.sample is not None else "file"
-            modality = f", {damage.modality}" if damage.modality else ""
-            echo(f"  {place}{modality}: {damage.message}")
-    if bad:
-        sys.exit(1)
+    shown = file if form is None else f"{file} ({form})"
+    try:
+        with mm_assets.open(file, format=form) as dataset:
+            report = dataset.verify()
+    except MmAssetsError as error:
+        state = "DAMAGED" if isinstance(error, FormatError) else "cannot be checked"
+        echo(f"{shown}: {state}: {error}")
+        return False
+    except OSError as error:
+        echo(f"{shown}: cannot be read: {error.strerror or error}")
+        return False
+    state = "ok" if report.ok else "DAMAGED"
+    checked = f"{counted(report.num_payloads, 'payload')} checked, {counted(len(report.damage), 'fault')}"
+    echo(f"{shown}: {state}, {checked}")
+    for damage in report.damage:
+        place = f"sample {damage.sample} ({damage.sample_id})" if damage.sample is not None else "file"
+        modality = f", {damage.modality}" if damage.modality else ""
+        echo(f"  {place}{modality}: {damage.message}")
+    return report.ok

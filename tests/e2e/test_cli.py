@@ -93,7 +93,7 @@ def test_job_execute_from_ci(cli: Cli, demo_shards: Path) -> None:
 
 
 def test_verify_names_damaged_samples(cli: Cli, demo_shards: Path) -> None:
-    """A flipped bit in a payload is found, with the sample and modality, and the exit code is 1."""
+    """A flipped bit is found, with sample and modality; of a manifest or folder both formats are checked."""
     cli("run", "--shards", str(demo_shards / "captions-*.tar"), "--root", "out")
     (mult,) = (cli.work / "out/default/packed").glob("*.mult")
     with open_reader(str(mult)) as reader:
@@ -105,9 +105,13 @@ def test_verify_names_damaged_samples(cli: Cli, demo_shards: Path) -> None:
     done = cli("verify", "bad.mult", code=1)
     assert "DAMAGED" in done.stdout
     assert f"sample 3 ({sample_id}), image" in done.stdout
-    mixed = cli("verify", "out/default/packed", code=1).stdout  # of both formats: a wrong use, not damage
-    assert "cannot be checked" in mixed
-    assert "DAMAGED" not in mixed
+    for whole in ("out/default/packed", "out/default", "out/default/manifest.json"):
+        assert re.findall(r"\((\w+)\): ok", cli("verify", whole).stdout) == ["mult", "mstr"]
+    (mstr,) = (cli.work / "out/default/packed").glob("*.mstr")
+    mstr.write_bytes(mstr.read_bytes()[:-1] + bytes([mstr.read_bytes()[-1] ^ 1]))
+    done = cli("verify", "out/default/manifest.json", code=1)
+    assert "(mult): ok" in done.stdout
+    assert "(mstr): DAMAGED" in done.stdout
 
 
 @pytest.mark.parametrize(
