@@ -91,7 +91,7 @@ def test_a_list_becomes_rows(tmp_path: Path, kind: str) -> None:
 
 
 def test_columns_that_json_does_not_know(tmp_path: Path) -> None:
-    """Times, durations and decimals of a Parquet list come as text and numbers; bytes are neither, and counted."""
+    """Times, durations and decimals of a Parquet list come as text and numbers; bytes are neither, and noted."""
     when = datetime(2024, 1, 2, 3, 4, 5)
     item = {
         "sample_id": "a",
@@ -117,7 +117,7 @@ def test_columns_that_json_does_not_know(tmp_path: Path) -> None:
     assert row["zoned"] == "2024-01-02 03:04:05.000000Z"
     assert (row["took"], row["price"]) == (1.0005, 2.5)
     assert "raw" not in row
-    assert stream.counts["null_casts"] == 1
+    assert "column 'raw'" in stream.notes[0]
     assert rows[3]["when"] is None
 
 
