@@ -23,7 +23,8 @@ from mm_assets.errors import EncodeError, FormatError, MissingExtraError, ShardE
 from mm_assets.fields import Field, ScalarField
 from mm_assets.formats import open_reader
 from mm_assets.rows.base import row_sources
-from mm_assets.rows.schema import DatasetSchema, MemberRules
+from mm_assets.rows.schema import DatasetSchema, MemberRules, UserColumn
+from mm_assets.rows.user_columns import columns_of
 from mm_assets.sources.base import index_members, open_container
 from mm_assets.storage.files import SourceFile
 from mm_assets.testing import FieldSuite
@@ -107,7 +108,9 @@ def _read_rows(path: Path) -> None:
             for source in row_sources([file]):
                 batches = [batch for container in source.sources for batch in index_members(container)]
                 read = partial(iter, batches)
-                columns = source.infer_columns(read, layout=MemberRules())
+                columns: tuple[UserColumn, ...] = ()
+                if hasattr(source, "objects"):
+                    columns = columns_of(source.objects(layout=MemberRules()), MemberRules(), shown=path.name)
                 schema = DatasetSchema(user_columns=columns)
                 stream = source.rows(read, layout=MemberRules(), schema=schema, grouped=False, batch_bytes=MAX_CONTENT)
                 pa.Table.from_batches(list(stream), schema=schema.row_schema()).validate(full=True)
