@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DatasetChoice", "dataset_options"]
 
-_SUGGESTED = re.compile(r"`mm-assets (register|run|losses|add-stream|sql|clean)\b")
+_SUGGESTED = re.compile(r"`mm-assets (plan|register|run|losses|add-stream|sql|clean)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,18 @@ class DatasetChoice:
     pack: str | None = None
     settings: tuple[str, ...] = ()
     wrong: list[ConfigError] = field(default_factory=list)
+
+    def planned(self, shards: str | None) -> list[DatasetSpec]:
+        """As `specs`, of shards that are given as an argument too, without an instance's folder for those.
+
+        Raises:
+            ConfigError: as `specs`, or shards are given twice.
+        """
+        if shards is not None and self.shards is not None:
+            raise ConfigError("arguments", "--shards", "is given beside SHARDS: give one of them")
+        if shards is None and self.shards is None:
+            return self.specs()
+        return [self._undeclared(shards or self.shards or "", needs_home=False)]
 
     def specs(self) -> list[DatasetSpec]:
         """The declarations of the chosen datasets, or of the one that only `shards` describes.
@@ -105,12 +117,12 @@ class DatasetChoice:
 
         def completed(found: re.Match[str]) -> str:
             options = {"--module": self.module, "--root": self.root}
-            if found[1] in ("register", "run"):
+            if found[1] in ("plan", "register", "run"):
                 options |= {"--shards": self.shards, "--pack": self.pack}
             elif self.shards is not None:  # the other commands find an undeclared dataset by its root
                 options |= {"--root": self.root or default_root()}
             words = [word for name, value in options.items() if value is not None for word in (name, value)]
-            if found[1] in ("register", "run"):
+            if found[1] in ("plan", "register", "run"):
                 words += [word for setting in self.settings for word in ("--set", setting)]
             return f"{found[0]} {shlex.join(words)}" if words else found[0]
 
@@ -126,7 +138,7 @@ class DatasetChoice:
             sys.path.append(str(Path.cwd()))
         return {name: spec for module in modules for name, spec in declared_datasets(module).items()}
 
-    def _undeclared(self, shards: str) -> DatasetSpec:
+    def _undeclared(self, shards: str, *, needs_home: bool = True) -> DatasetSpec:
         from mm_assets.orchestration.component import default_root
         from mm_assets.pipeline.spec import DatasetSpec
 
@@ -135,7 +147,8 @@ class DatasetChoice:
         if self.module is not None and self.names and self.names[0] in self._declared():
             detail = f"{self.names[0]!r} is declared with shards of its own; give --shards another dataset's name"
             raise ConfigError("arguments", "--dataset", detail)
-        _find_dagster_home()
+        if needs_home:
+            _find_dagster_home()
         root = _absolute(self.root) if self.root else default_root()
         name = self.names[0] if self.names else "default"
         settings = _parsed(self.settings)

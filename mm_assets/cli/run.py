@@ -153,6 +153,7 @@ class _Run:
         for result in self.ended:
             records = self.datasets[result.dataset].records(result.partition).values()
             for line in dict.fromkeys((*(note for record in records for note in record.notes), *result.warnings)):
+                line = self.chosen.complete(line)
                 echo(f"warning: {result.dataset}/{result.partition}: {line}", err=True)
         for line in self.failed:
             echo(f"failed: {self.chosen.complete(line)}", err=True)

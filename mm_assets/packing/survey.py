@@ -11,7 +11,7 @@ import itertools
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ from mm_assets.rows.user_columns import is_rare
 from mm_assets.sources.member import split_member_name
 from mm_assets.sources.text_members import BadTextError, parse_object
 
-__all__ = ["MAX_GROUPS", "Kind", "RowCount", "SampleKind", "Survey", "group_name"]
+__all__ = ["MAX_GROUPS", "REASONS", "Kind", "RowCount", "SampleKind", "Survey", "group_name"]
 
 MAX_GROUPS = MAX_MODALITIES - 3  # of `generic`, in addition to `rest`, `rows` and `metadata`
 MAX_NAME = 64  # characters of a name that is made from a role
@@ -66,6 +66,18 @@ AUDIO_TYPES = frozenset(
 )
 ARRAY_TYPES = frozenset({"application/x-npy"})
 SUBTITLES = ("srt", "vtt", "lrc")
+
+REASONS: Mapping[str, str] = {
+    "interleaved": "only text and image, in an order that the JSON or the frames of a TIFF give",
+    "music": "at least half of the samples have a MIDI row",
+    "robotics": "images or video, and at least half of the samples have an array of a robot, or depth",
+    "document": "only text and image, and more than half of the JSONs have a known page layout",
+    "video": "only video, audio and text, and at most one video per sample",
+    "image_text": "text and image without roles, at most one of each, and every sample has its image",
+    "speech": "text and audio without roles, and every sample has one audio",
+    "generic": "no other preset has a place for every row",
+}
+"""Why samples get a preset that is not declared (docs/packing.md, "Without `pack`")."""
 
 CLOCKS = frozenset({"timestamp", "timestamps", "time", "times"})  # roles of the array that dates the others' rows
 TIMED_KEYS = ("words", "word_timestamps", "word_timings", "alignment", "segments")  # of a JSON, in order of preference

@@ -20,7 +20,6 @@ from mm_assets.errors import ShardError, SourceError
 from mm_assets.filters.apply import FilterStream
 from mm_assets.packing.judge import Judge
 from mm_assets.packing.pack import PackSummary, pack_rows
-from mm_assets.packing.plan import PackPlan
 from mm_assets.pipeline.chain import (
     DROPPED,
     FILTERED_ROWS,
@@ -126,7 +125,10 @@ def rows(dataset: DatasetStore, key: str) -> StageResult:
                 counts.update(f"rejects.{reason}" for reason in rejects["reason"].to_pylist())
                 for batch in rejects.to_batches():
                     sink.write(batch)
-        return run.finish(counts=counts, notes=[note for stream in streams for note in stream.notes])
+        notes = [note for stream in streams for note in stream.notes]
+        if counts["misfit_columns"]:
+            notes.append(f"the dataset's columns are not those of this partition: {_advice(spec)}")
+        return run.finish(counts=counts, notes=notes)
 
 
 def materialized_rows(dataset: DatasetStore, key: str) -> StageResult:
@@ -204,7 +206,7 @@ def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
             "undecodable": judge.num_undecodable,
             "content_bytes": run.preview.content_bytes,
         }
-        notes = (*stream.notes, *_undecodable_notes(judge, spec), *_unpackable_notes(stream.counts, run.plan))
+        notes = (*stream.notes, *_undecodable_notes(judge, spec), *_unpackable_notes(stream.counts, run))
         return run.finish(counts=counts, notes=notes)
 
 
@@ -252,7 +254,7 @@ def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = tuple(PA
             runs[form].inputs, runs[form].published = run.inputs, {form: file}
             results[form] = runs[form].finish(
                 counts={"samples": summary.num_samples, "bytes": file.size, **_counts(summary)},
-                notes=(*summary.notes, *_plan_notes(summary, run.plan)),
+                notes=(*summary.notes, *_plan_notes(summary, run)),
                 packed=names,
                 checked=checked,
                 seconds=seconds,
@@ -289,22 +291,33 @@ def _undecodable_notes(judge: Judge, spec: DatasetSpec) -> Iterator[str]:
         yield f"undecodable: {number}, packed as they are; the first is of {judge.first}"
 
 
-def _unpackable_notes(counts: Mapping[str, int], plan: PackPlan) -> Iterator[str]:
+def _advice(spec: DatasetSpec) -> str:
+    """What to do where the dataset's schema is wrong for a partition."""
+    name = spec.name
+    return f"see `mm-assets plan --dataset {name}`; `mm-assets register --dataset {name} --new-schema` decides it again"
+
+
+def _unpackable_notes(counts: Mapping[str, int], run: Run) -> Iterator[str]:
     """A note if most content rows have no place in the plan, which may be the wrong plan for them."""
     steps = tuple(f"dropped.{step}." for step in (DECODABLE, PACKABLE))
     refused = {name.rsplit(".", 1)[-1]: n for name, n in counts.items() if name.startswith(steps)}
     if 2 * sum(refused.values()) > counts["rows"] - counts["samples"]:  # of content rows: each sample has one other
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.items())
-        what = f"preset {plan.preset!r}" if plan.preset else "the declared fields"
-        yield f"{sum(refused.values()):,} of {counts['rows']:,} rows cannot be packed by {what}: {reasons}"
+        what = f"preset {run.plan.preset!r}" if run.plan.preset else "the declared fields"
+        said = f"{sum(refused.values()):,} of {counts['rows']:,} rows cannot be packed by {what}: {reasons}"
+        unplaced = any(reason.startswith(("not_selected", "incomplete")) for reason in refused)
+        yield f"{said}; {_advice(run.spec)}" if unplaced and run.spec.pack is None else said
 
 
-def _plan_notes(summary: PackSummary, plan: PackPlan) -> Iterator[str]:
+def _plan_notes(summary: PackSummary, run: Run) -> Iterator[str]:
     """A note if little was packed, since it may be the wrong plan for these rows."""
     if summary.num_samples == 0:
         yield "no sample was packed: `dropped` says where its rows went"
     elif 2 * summary.num_rest > summary.num_items:
-        yield f"{summary.num_rest:,} of {summary.num_items:,} content rows are in the rest of preset {plan.preset!r}"
+        said = (
+            f"{summary.num_rest:,} of {summary.num_items:,} content rows are in the rest of preset {run.plan.preset!r}"
+        )
+        yield f"{said}; {_advice(run.spec)}" if run.spec.pack is None else said
 
 
 def _packed_names(

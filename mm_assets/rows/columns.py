@@ -6,7 +6,7 @@ A row costs a few list appends and never a dictionary. Batches are bounded by th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.user_columns import UNFIT, Converter, converter
+from mm_assets.summaries import summarize
 
 __all__ = ["MemberIndex", "Rejects", "RowBuilder", "RowStream", "content_views", "views"]
 
@@ -23,6 +24,8 @@ MemberIndex = Callable[[], Iterator[pa.RecordBatch]]
 ROW_BYTES = 64  # rough cost of a row in addition to its text: identities, offsets, validity
 MAX_ROWS = 64 << 10  # rows of one batch
 MAX_BATCH = 512 << 20  # a string column of one batch must stay below 2 GiB for any sample
+MAX_UNKNOWN = 1000  # different keys without a column that are counted by name
+MAX_NAMED = 5  # of them in a note
 FLUSH_REJECTS = 8 << 10
 
 _FILLED = [name for name in MULTIMODAL_SCHEMA.names if name != "binary_content"]
@@ -45,6 +48,9 @@ class RowBuilder:
         self.layout = layout
         self.rejects = Rejects()
         self.notes: list[str] = []
+        self._num_fit: Counter[str] = Counter()  # values by column
+        self._num_unfit: Counter[str] = Counter()
+        self._unknown: Counter[str] = Counter()  # samples by key
         self.counts: Counter[str] = Counter(dict.fromkeys(("members", "samples", "rows", "rejects"), 0))
         self.user = [(column, converter(column.type)) for column in schema.user_columns if column.source]
         self._schema = schema.row_schema()
@@ -90,11 +96,36 @@ class RowBuilder:
             return
         fitted = fit(value)
         if fitted is UNFIT:
-            self.counts["null_casts"] += 1
+            self.note_unfit(column)
             return
+        self._num_fit[column.name] += 1
         self._cells[column.name][self._num_rows - 1] = fitted
         if isinstance(fitted, str | list):
             self._size += len(fitted)
+
+    def note_unfit(self, column: UserColumn) -> None:
+        """Counts a value that does not fit its column."""
+        self.counts["null_casts"] += 1
+        self._num_unfit[column.name] += 1
+
+    def note_unknown(self, keys: Iterable[str]) -> None:
+        """Counts keys of a sample's JSON that are not columns."""
+        for key in keys:
+            self.counts["unknown_keys"] += 1
+            if key in self._unknown or len(self._unknown) < MAX_UNKNOWN:
+                self._unknown[key] += 1
+
+    def note_columns(self) -> None:
+        """Adds notes on what is in no column, once all rows are made: names, and how many values."""
+        misfits = sorted(self._num_unfit.keys() - self._num_fit.keys())
+        if misfits:
+            self.counts["misfit_columns"] += len(misfits)
+            self.notes.append(f"no value fits its column: {_some_counts({n: self._num_unfit[n] for n in misfits})}")
+        partly = {name: count for name, count in self._num_unfit.items() if name not in misfits}
+        if partly:
+            self.notes.append(f"values that do not fit their column are null: {_some_counts(partly)}")
+        if self._unknown and self.layout.user_columns is None:
+            self.notes.append(f"keys that are not columns are in metadata_json only: {_some_counts(self._unknown)}")
 
     @property
     def full(self) -> bool:
@@ -120,6 +151,13 @@ class RowBuilder:
                 arrays.append(pa.nulls(self._num_rows, field.type))
         self._clear()
         self._done.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+
+def _some_counts(counts: Mapping[str, int]) -> str:
+    """The most frequent names with their numbers: ``'price' 12, 'size' 3 and 2 more``."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = ", ".join(f"{summarize(name)!r} {count:,}" for name, count in ordered[:MAX_NAMED])
+    return shown + (f" and {len(ordered) - MAX_NAMED:,} more" if len(ordered) > MAX_NAMED else "")
 
 
 class Rejects:

@@ -182,6 +182,7 @@ class _ListingBuilder(RowBuilder):
             if self.full:
                 yield from self.take()
         yield from self.take()
+        self.note_columns()
         if not self.counts["members"]:
             self.rejects.add(self.source.url, reason="empty_shard", detail="the list has no rows", stage="index")
         if self.missing and self.counts["rows"]:
@@ -267,7 +268,7 @@ class _ListingBuilder(RowBuilder):
             self._fill(row)
 
     def _fill(self, row: Mapping[str, Any]) -> None:
-        self.counts["unknown_keys"] += len(row.keys() - self.known)
+        self.note_unknown(row.keys() - self.known)
         for column, fit in self.user:
             self.fill(column, fit, row.get(column.source))
 

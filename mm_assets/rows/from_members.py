@@ -114,6 +114,7 @@ class _Builder(RowBuilder):
         for members in split_by_shard(index(), list(self.sources)):
             yield from self._shard(self.sources[members.shard], members)
         yield from self.take()
+        self.note_columns()
 
     def _shard(self, source: Source, members: ShardMembers) -> Iterator[pa.RecordBatch]:
         shard = _Shard(members, SourceRefWriter(members.shard))
@@ -233,7 +234,7 @@ class _Builder(RowBuilder):
             return
         self.counts["repaired_texts"] += parsed.num_repaired
         self.counts["nonstandard_numbers"] += parsed.num_nonstandard
-        self.counts["unknown_keys"] += len(parsed.value.keys() - self.known_keys)
+        self.note_unknown(parsed.value.keys() - self.known_keys)
         shard.present.update(self.required & parsed.value.keys())
         if is_interleaved(parsed.value, self.layout):
             self._interleaved(shard, sample_id, sample, json_member, parsed, _encoding(texts[json_member.ordinal]))
@@ -348,7 +349,7 @@ class _Builder(RowBuilder):
             if values is None:
                 continue
             if not isinstance(values, list):
-                self.counts["null_casts"] += 1
+                self.note_unfit(column)
                 continue
             entries = value.get(list_field)
             by_position = len(values) != num_items and isinstance(entries, list) and len(values) == len(entries)

@@ -1,0 +1,123 @@
+"""`mm-assets plan`: the layout that registration would decide, and why, before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from mm_assets.cli.options import DatasetChoice, dataset_options
+from mm_assets.errors import SourceError
+from mm_assets.summaries import counted
+
+if TYPE_CHECKING:
+    from mm_assets.pipeline.decide import Decision
+    from mm_assets.pipeline.spec import DatasetSpec
+
+_SHOWN = 20  # lines of one table; --json gives all that schema.json holds
+
+
+@click.command()
+@click.argument("place", metavar="[SHARDS]", required=False)
+@dataset_options(undeclared=True)
+@click.option("--json", "as_json", is_flag=True, help="As JSON: the layout, and its evidence as in schema.json.")
+def command(chosen: DatasetChoice, place: str | None, as_json: bool) -> None:
+    """Show which layout a sample of SHARDS gives, and why; nothing is registered or written.
+
+    SHARDS is a folder, glob or URL; of a declared dataset give --dataset instead.
+    """
+    from mm_assets.pipeline.decide import decide_layout
+    from mm_assets.pipeline.register import group_shards
+    from mm_assets.rows.base import shard_suffixes
+    from mm_assets.storage.listing import expand_shards
+
+    planned = {}
+    for spec in chosen.planned(place):
+        suffixes = shard_suffixes(spec.source, where=spec.where)
+        listed = expand_shards(spec.shards, spec.storage_options, suffixes=suffixes)
+        if not listed:
+            raise SourceError(spec.shards, "no shard was found there")
+        partitions = group_shards(spec, listed)
+        decision = decide_layout(spec, [shard.url for shard in listed])
+        planned[spec.name] = {"partitions": len(partitions), **decision.schema.to_json(), **_evidence(decision)}
+        if not as_json:
+            _print_plan(spec, decision, len(partitions))
+    if as_json:
+        click.echo(json.dumps(planned, indent=1, ensure_ascii=False))
+
+
+def _evidence(decision: Decision) -> dict[str, object]:
+    return {"decided_by": decision.decided_by, "evidence": decision.evidence()}
+
+
+def _print_plan(spec: DatasetSpec, decision: Decision, num_partitions: int) -> None:
+    from mm_assets.packing.survey import group_name
+
+    sampled = f"{counted(decision.num_samples, 'sample')} of {counted(len(decision.shards), 'shard')}"
+    click.echo(f"{spec.name}: {counted(decision.num_shards, 'shard')}, {counted(num_partitions, 'partition')}")
+    click.echo(f"looked at: {sampled}")
+    preset = decision.schema.pack["preset"] or "none: the declared fields"
+    click.echo(f"preset: {preset} ({'chosen from the samples' if spec.pack is None else 'declared'})")
+    if spec.pack is None:
+        click.echo(f"because: {_why(preset)}")
+    _print_table(
+        ("kind of sample", "samples", "decides"),
+        [(str(kind), f"{kind.num_samples:,}", "yes" if kind.fits else "no: odd") for kind in decision.kinds],
+        numbers=(1,),
+    )
+    _print_table(
+        ("kind of row", "samples", "in all", "extensions", "packed as"),
+        [
+            (
+                group_name(row.modality, row.role),
+                f"{row.num_samples:,}",
+                f"{row.num_rows:,}",
+                _counts(row.extensions),
+                ", ".join(row.packed_as) or "nothing: dropped",
+            )
+            for row in decision.row_kinds
+        ],
+        numbers=(1, 2),
+    )
+    modalities = [(m["name"], m["field"], m.get("take", "parts")) for m in decision.schema.pack["modalities"]]
+    _print_table(("packed modality", "field", "takes"), modalities)
+    _print_table(
+        ("column", "type", "samples", "values"),
+        [(c.name, c.type, f"{c.num_samples:,}", _counts(c.types)) for c in decision.columns],
+        numbers=(2,),
+    )
+    for note in decision.notes:
+        click.echo(f"note: {note}", err=True)
+
+
+def _counts(numbers: Mapping[str, int]) -> str:
+    ordered = sorted(numbers.items(), key=lambda item: (-item[1], item[0]))
+    shown = ", ".join(f"{name or 'none'} {count:,}" for name, count in ordered[:3])
+    return shown + (", …" if len(ordered) > 3 else "")
+
+
+def _why(preset: str) -> str:
+    from mm_assets.packing.survey import REASONS
+
+    return REASONS[preset]
+
+
+def _print_table(headings: Sequence[str], lines: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> None:
+    """A table without the columns that are empty in every line; none without lines."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    if not lines:
+        return
+    used = [n for n in range(len(headings)) if any(line[n] for line in lines)]
+    table = Table()
+    for number in used:
+        table.add_column(headings[number], justify="right" if number in numbers else "left", overflow="fold")
+    for line in lines[:_SHOWN]:
+        table.add_row(*(escape("".join(c if c.isprintable() else "·" for c in line[n])) for n in used))
+    Console().print(table)
+    if len(lines) > _SHOWN:
+        click.echo(f"and {len(lines) - _SHOWN:,} more")

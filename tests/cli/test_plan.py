@@ -1,0 +1,62 @@
+"""`mm-assets plan`: what it shows before anything runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mm_assets.cli.main import main
+
+from ..pipeline.test_stages import make_shard
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shard of pairs with a left view, and a stray."""
+    folder = tmp_path_factory.mktemp("plan") / "in"
+    members = {
+        f"{n}.{end}": value
+        for n in range(9)
+        for end, value in {"left.png": b"x", "txt": "t", "json": {"score": n / 2, "[red]": "a"}}.items()
+    }
+    make_shard(folder / "a.tar", {**members, "README": "read me"})
+    return folder
+
+
+def plan(*arguments: object, width: int = 80) -> Result:
+    return CliRunner().invoke(main, ["plan", *map(str, arguments)], env={"COLUMNS": str(width)})
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_the_tables_fit_the_terminal(shards: Path, width: int) -> None:
+    """Preset, kinds, modalities and columns are shown with headings, within the width, and nothing is written."""
+    before = sorted(shards.parent.rglob("*"))
+    result = plan(shards, width=width)
+    assert result.exit_code == 0, result.output
+    assert "preset: generic (chosen from the samples)" in result.output
+    tables = [line for line in result.stdout.splitlines() if line and line[0] in "│┃┏└"]
+    assert max(map(len, tables)) <= width
+    if width == 80:
+        shown = " ".join(result.stdout.split())
+        for text in ("image (role: left)", "kind of sample", "png 9", "double 9", "[red]", "no: odd"):
+            assert text in shown
+    assert "README of" in result.stderr
+    assert sorted(shards.parent.rglob("*")) == before
+
+
+def test_settings_and_json(shards: Path) -> None:
+    """Settings change the plan, as JSON it has what schema.json will hold, and empty tables are left out."""
+    result = plan(shards, "--set", "samples.user_columns=[]", "--pack", "image_text", "--json")
+    found = json.loads(result.stdout)["default"]
+    assert (found["pack"]["preset"], found["user_columns"]) == ("image_text", [])
+    assert found["evidence"]["shards"] == [{"url": str(shards / "a.tar"), "num_samples": 10}]
+    assert "column" not in plan(shards, "--set", "samples.user_columns=[]").stdout
+
+
+def test_what_cannot_be_planned(shards: Path, tmp_path: Path) -> None:
+    """A place without shards, and shards that are given twice, are errors of one line."""
+    empty = plan(tmp_path)
+    assert (empty.exit_code, empty.stderr.count("\n")) == (1, 1)
+    twice = plan(shards, "--shards", shards)
+    assert (twice.exit_code, "is given beside SHARDS" in twice.stderr) == (2, True)
