@@ -100,8 +100,11 @@ def check_decodable(record: Record, video: memoryview, *, max_pixels: int) -> No
     """
     indexed = index_of(record, video, max_pixels=max_pixels)
     if indexed is not None:
+        rate = Fraction(record.frame_rate_num, record.frame_rate_den)
+        final = np.array([record.num_frames - 1], dtype=np.int64)
         try:
-            check_frames(video, indexed.index, indexed.size, max_pixels=max_pixels)
+            last = int(indexed.index.shown_at(final, rate, Fraction(record.start_us, 1_000_000))[0])
+            check_frames(video, indexed.index, indexed.size, last, max_pixels=max_pixels)
         except MediaError as error:
             raise corrupt(error.reason) from error
     elif record.num_frames:

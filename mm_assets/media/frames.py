@@ -59,24 +59,26 @@ def read_frames(
 
 
 def check_frames(
-    data: Buffer, index: FrameIndex, size: tuple[int, int], *, max_pixels: int = DEFAULT_MAX_PIXELS
+    data: Buffer, index: FrameIndex, size: tuple[int, int], last: int, *, max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> None:
-    """Decode every frame once, in order, without keeping or converting it.
+    """Decode frames once, in order, without keeping or converting them.
 
     Args:
         data: the file's bytes.
         index: of the same bytes.
         size: (height, width) that every frame must have.
+        last: position in `index.pts` of the last frame that matters.
         max_pixels: of a frame; FFmpeg refuses more.
 
     Raises:
-        MediaError: `read_frames` would raise it for some position.
+        MediaError: `read_frames` would raise it for some position up to `last`.
     """
     with open_media(data, max_pixels=max_pixels) as (container, _):
         stream = video_stream_of(container, max_pixels)
         if stream is None:
             raise MediaError("<video>", "found no video stream, expected the one that was indexed")
         cursor = _Cursor(container, stream, index)
+        wanted = int(index.pts[last])
         found = cursor.advance()
         if found is None:
             raise MediaError("<video>", "found no frame that decodes, expected one")
@@ -84,6 +86,8 @@ def check_frames(
             frame = found[1]
             if (frame.height, frame.width) != size:
                 raise MediaError("<video>", f"found a frame of {(frame.height, frame.width)}, expected {size}")
+            if found[0] >= wanted:
+                return
             found = cursor.advance()
 
 
