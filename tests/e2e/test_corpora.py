@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import tarfile
@@ -258,10 +259,12 @@ def _array(array: np.ndarray[Any, Any]) -> object:
 
 
 def shard_contents(path: str) -> dict[str, Counter[object]]:
-    """The same, as tarfile finds it in a shard."""
+    """The same, as tarfile finds it in a shard; a text in gzip is its text."""
     contents: dict[str, Counter[object]] = defaultdict(Counter)
     for info, content in tar_members(path):
         if content is not None:
+            if info.name.endswith(".txt.gz"):
+                content = gzip.decompress(content)
             contents[sample_key(info.name)][_value(content)] += 1
     return contents
 
