@@ -372,3 +372,13 @@ def test_the_check_value_is_that_of_the_code() -> None:
     """The check value of CRC-32C in docs/format.md is what the code computes."""
     (value,) = re.findall(r"`123456789` give 0x([0-9A-F]{8})", FORMAT)
     assert crc32c(b"123456789") == int(value, 16)
+
+
+def test_the_tests_that_show_the_promises_are_there() -> None:
+    """Every test that docs/reliability.md names is a file of the suite, and every function is in it."""
+    page = (REPO / "docs" / "reliability.md").read_text()
+    named = re.findall(r"`([a-z0-9_]+/[a-z0-9_]+\.py)(?:::(\w+))?`", page)
+    assert len(named) > 15
+    for file, function in named:
+        text = (REPO / "tests" / file).read_text()
+        assert not function or f"def {function}(" in text, f"{file}::{function}"
