@@ -7,7 +7,8 @@ The relations are:
 - each table of the partition by its name, without the columns of content; row tables have an `ordinal`;
 - what a method of `relations.TableRelations` computes from a table, such as `filtered_rows_content`;
 - `own_rows`, the main table of the asset whose checks are run;
-- the methods without arguments of `relations.TableRelations` and `packed.PackedRelations`, and `FACT_RELATIONS`.
+- the methods without arguments of `relations.TableRelations`, `origins.OriginRelations` and `packed.PackedRelations`,
+  and `FACT_RELATIONS`.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ _PACKED_CHECKS = (
 )
 _CHECKS = {
     "raw_shards": "schema members ranges",
-    "rows": "schema identity metadata_rows unique contiguous text no_content source_refs members",
+    "rows": (
+        "schema identity metadata_rows unique contiguous text no_content source_refs members "
+        "samples member_rows member_texts entries user_columns rejects listed"
+    ),
     "materialized_rows": "schema same_rows content shard_bytes",
     "filtered_rows": "schema metadata_rows unique content accounting dropped decodable same_rows shard_bytes",
     "packed_mult": _PACKED_CHECKS,

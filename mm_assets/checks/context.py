@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.packing.plan import PackPlan
+from mm_assets.rows.base import RowSource
+from mm_assets.rows.schema import DatasetSchema, MemberRules
 from mm_assets.sources.base import Source
 from mm_assets.storage.store import Store
 
@@ -42,6 +44,10 @@ class CheckContext:
         packed_format: the one of them that the asset makes, if it makes one.
         packed_from: name of the table that packed files are made from.
         plan: the pack plan; needed for packed files only.
+        listings: the partition's files that hold rows themselves, such as lists of files.
+        layout: how members became rows.
+        schema: the dataset's schema.
+        grouped: the partition may have several shards, whose labels are part of default sample ids.
         known_modalities: row modalities beside the built-in ones.
         on_misaligned: "warn" where contradictions between a sample's parts do not stop a partition; else they do.
         on_undecodable: what becomes of undecodable media: "drop_row", "drop_sample", "keep" or "fail".
@@ -60,6 +66,10 @@ class CheckContext:
     packed_format: str | None = None
     packed_from: str = ""
     plan: PackPlan | None = None
+    listings: Sequence[RowSource] = ()
+    layout: MemberRules = MemberRules()
+    schema: DatasetSchema = DatasetSchema()
+    grouped: bool = False
     known_modalities: frozenset[str] = frozenset()
     materialize_mode: str = "read"
     on_misaligned: str = "warn"

@@ -8,6 +8,7 @@ checks of the member index walk the shards' headers again; later checks rely on 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -20,26 +21,40 @@ import pyarrow.parquet as pq
 from mm_assets.checks.context import CheckContext, TableFile
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.formats import crc32c
+from mm_assets.media.content_types import OWN_ZIPS, sniff_content_type
 from mm_assets.rows.parquet import open_table, read_batches
 from mm_assets.rows.schema import MODALITIES, MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
 from mm_assets.sources.compressed import is_compressed
 
-__all__ = ["TableBuilder", "TableRelations", "schema_of", "table_of"]
+__all__ = [
+    "DIGEST",
+    "TableBuilder",
+    "TableRelations",
+    "digest_of",
+    "row_digests",
+    "schema_of",
+    "table_of",
+    "values_digest",
+]
 
 MEDIA = "binary_content"
 TEXTS = ("text_content", "metadata_json")
 CONTENT = (MEDIA, *TEXTS)  # never read by DuckDB: one vector of them could be larger than its memory
 
+MAX_SNIFFED = 512  # first bytes of an item that show its content type
 MAX_REREAD = 8  # items of a partition whose range is read from its shard again
 MAX_REREAD_BYTES = 4 << 20  # of all of them: the check must not cost what the stage did
-_DIGEST = 16  # bytes
-_DERIVED = ("content", "reread", "texts", "source_refs")  # from the table whose name is before it
+DIGEST = 16  # bytes
+_DERIVED = ("content", "reread", "texts", "source_refs", "user", "digests")  # from the table whose name is before it
 _BATCH_ROWS = 4 << 10  # rows that become Python objects at a time
 
 _TYPES = {  # of the columns that are not text
     **dict.fromkeys(("ordinal", "place", "position", "item", "page", "step"), pa.int64()),
     **dict.fromkeys(("type_id", "metadata_size", "size", "byte_offset", "byte_size"), pa.int64()),
+    **dict.fromkeys(("number", "frame_index", "num_refused"), pa.int64()),
+    **dict.fromkeys(("is_metadata", "is_read", "is_interleaved", "is_reference"), pa.bool_()),
+    **dict.fromkeys(("text_digest", "user_digest", "row_digest"), pa.binary(DIGEST)),
     **dict.fromkeys(("content_size", "source_size"), pa.int64()),
     **dict.fromkeys(("crc32c", "shard_crc32c"), pa.uint32()),
     **dict.fromkeys(("nullable", "exact", "may_be_equal"), pa.bool_()),
@@ -54,10 +69,13 @@ def schema_of(*names: str) -> pa.Schema:
     return pa.schema([(name, _TYPES.get(name, pa.string())) for name in names])
 
 
-_MEMBERS = schema_of("shard", "ordinal", "member", "byte_offset", "byte_size", "member_type", "skip_reason")
-_REFS = schema_of("ordinal", "path", "member", "byte_offset", "byte_size", "problem")
-_CONTENT = schema_of("content_size", "crc32c", "source_size")
-_TEXTS = pa.schema([(f"{name}_digest", pa.binary(_DIGEST)) for name in TEXTS])
+_MEMBERS = schema_of(
+    *("shard", "ordinal", "member", "byte_offset", "byte_size", "member_type", "skip_reason"),
+    *("sample_key", "role", "extension"),
+)
+_REFS = schema_of("ordinal", "path", "member", "byte_offset", "byte_size", "frame_index", "problem")
+_CONTENT = schema_of("content_size", "crc32c", "source_size", "shown_type")
+_TEXTS = pa.schema([(f"{name}_digest", pa.binary(DIGEST)) for name in TEXTS])
 
 
 class TableBuilder:
@@ -209,9 +227,9 @@ class TableRelations:
                 try:
                     ref = parse_source_ref(text)
                 except SourceError as error:
-                    yield ordinal, None, None, None, None, error.detail
+                    yield ordinal, None, None, None, None, None, error.detail
                 else:
-                    yield ordinal, ref.path, ref.member, ref.byte_offset, ref.byte_size, None
+                    yield ordinal, ref.path, ref.member, ref.byte_offset, ref.byte_size, ref.frame_index, None
 
     # -- content
 
@@ -219,20 +237,34 @@ class TableRelations:
         """For each row of a row table the size and CRC-32C of its media bytes, null where it has none.
 
         `source_size` is the size that its locator gives, null where it gives none, or names one frame or a compressed
-        member.
+        member; `shown_type` the content type that its bytes show, null where its name says more.
         """
         if table not in self._content:
-            self._content[table] = self._measured(table, (MEDIA, "source_ref"), _CONTENT, _sizes_and_sums)
+            self._content[table] = self._measured(
+                table, (MEDIA, "source_ref", "content_type"), _CONTENT, _sizes_and_sums
+            )
         return self._content[table]
 
     def texts(self, table: str) -> pa.Table:
         """For each row of a row table digests of its text and its sample JSON, null where it has none."""
         return self._measured(table, TEXTS, _TEXTS, lambda batch: map(_digests, map(batch.column, TEXTS)))
 
+    def user(self, table: str) -> pa.Table:
+        """For each row of a row table the digest of its user columns, null where all of them are."""
+        names = [column.name for column in self.context.schema.user_columns]
+        if not names:
+            num_rows = self.parquet(table).metadata.num_rows
+            return pa.table([np.arange(num_rows), pa.nulls(num_rows, pa.binary(DIGEST))], ["ordinal", "user_digest"])
+        return self._measured(table, names, schema_of("user_digest"), lambda batch: [row_digests(batch)])
+
+    def digests(self, table: str) -> pa.Table:
+        """For each row of a table the digest of all its columns."""
+        return self._measured(table, None, schema_of("row_digest"), lambda batch: [row_digests(batch)])
+
     def _measured(
         self,
         table: str,
-        columns: Sequence[str],
+        columns: Sequence[str] | None,
         schema: pa.Schema,
         measure: Callable[[pa.RecordBatch], Iterable[pa.Array]],
     ) -> pa.Table:
@@ -252,7 +284,7 @@ class TableRelations:
 
     def _reread(self, table: str) -> Iterator[tuple[Any, ...]]:
         shards = {shard.file.url: shard.file for shard in self.context.shards if shard.file.is_local}
-        _, sizes, sums, source_sizes = self.content(table).columns
+        _, sizes, sums, source_sizes, _ = self.content(table).columns
         small = pc.less_equal(sizes, MAX_REREAD_BYTES // MAX_REREAD)
         rows = pc.indices_nonzero(pc.and_(source_sizes.is_valid(), small)).to_numpy()
         if not shards or not len(rows):
@@ -294,16 +326,53 @@ def _values(column: Any) -> Iterator[memoryview | None]:
         yield view[starts[row] : starts[row + 1]] if present else None
 
 
+def digest_of(content: Any) -> bytes:
+    """The digest by which checks compare texts."""
+    return hashlib.blake2b(content, digest_size=DIGEST).digest()
+
+
+def values_digest(values: Sequence[object]) -> bytes | None:
+    """The digest of the values of one row; None where all are null.
+
+    Numbers that are not finite count as null: JSON has none, so that `metadata_json` has null in their place.
+    """
+    if values.count(None) == len(values):
+        return None
+    text = repr(values)
+    if "nan" in text or "inf" in text:
+        finite = [_finite(value) for value in values]
+        return None if finite.count(None) == len(finite) else digest_of(repr(tuple(finite)).encode())
+    return digest_of(text.encode())
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _digests(column: Any) -> pa.Array:
-    digests = (None if v is None else hashlib.blake2b(v, digest_size=_DIGEST).digest() for v in _values(column))
-    return pa.array(digests, pa.binary(_DIGEST))
+    return pa.array((None if v is None else digest_of(v) for v in _values(column)), pa.binary(DIGEST))
 
 
-def _sizes_and_sums(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array, pa.Array]:
+def row_digests(batch: pa.RecordBatch) -> pa.Array:
+    """The digest of each row's values, null where all of them are."""
+    if not batch.num_columns or all(column.null_count == batch.num_rows for column in batch.columns):
+        return pa.nulls(batch.num_rows, pa.binary(DIGEST))
+    rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    return pa.array(map(values_digest, rows), pa.binary(DIGEST))
+
+
+def _sizes_and_sums(batch: pa.RecordBatch) -> tuple[pa.Array, ...]:
     media = batch.column(MEDIA)
     sizes = pc.cast(pc.binary_length(media), pa.int64())
-    sums = (None if value is None else crc32c(value) for value in _values(media))
-    return sizes, pa.array(sums, pa.uint32()), _source_sizes(batch.column("source_ref"))
+    sums: list[int | None] = []
+    types: list[str | None] = []
+    for value, known in zip(_values(media), batch.column("content_type").to_pylist(), strict=True):
+        sums.append(None if value is None else crc32c(value))
+        shown = None if value is None else sniff_content_type(value[:MAX_SNIFFED])
+        types.append(None if shown == "application/zip" and known in OWN_ZIPS else shown)
+    return sizes, pa.array(sums, pa.uint32()), _source_sizes(batch.column("source_ref")), pa.array(types, pa.string())
 
 
 def _source_sizes(refs: Any) -> pa.Array:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from mm_assets.checks.alignment import FACT_RELATIONS
 from mm_assets.checks.catalog import Check, checks_of
 from mm_assets.checks.context import CheckContext, Outcome
+from mm_assets.checks.origins import OriginRelations
 from mm_assets.checks.packed import PackedFiles, PackedRelations
 from mm_assets.checks.relations import TableRelations
 from mm_assets.errors import SourceError, first_line
@@ -88,6 +89,7 @@ class _Session:
         if not context.store.is_local:
             self._connection.register_filesystem(context.store.fs)
         self._tables = TableRelations(context)
+        self._origins = OriginRelations(context, self._tables)
         self._packed = PackedRelations(context, files)
         self._provided: set[str] = set()
 
@@ -116,8 +118,11 @@ class _Session:
     def _relation(self, name: str) -> str | pa.Table:
         if name in FACT_RELATIONS:
             return self._packed.facts.table(name)
-        made = getattr(self._packed, name, None)
-        return self._tables.relation(name) if made is None else made()
+        for relations in (self._packed, self._origins):
+            made = getattr(relations, name, None)
+            if made is not None:
+                return made()
+        return self._tables.relation(name)
 
     def judge(self, check: Check) -> Outcome:
         """The outcome of one check; `SourceError` if a file cannot be read or the statement not executed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["Buffer", "content_type_of_name", "sniff_content_type"]
+__all__ = ["OWN_ZIPS", "Buffer", "content_type_of_name", "sniff_content_type"]
 
 Buffer = bytes | bytearray | memoryview  # as in `formats.records`: neither package imports the other
 
@@ -158,6 +158,9 @@ _NAMES: dict[str, str] = {
     }.items()
     for extension in extensions.split()
 }
+
+OWN_ZIPS: frozenset[str] = frozenset({"application/x-npz"})
+"""Types whose bytes are those of a zip archive, and whose names are more telling."""
 
 
 def content_type_of_name(name: str) -> str | None:

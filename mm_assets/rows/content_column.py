@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_assets.errors import ShardReadError, SourceError
-from mm_assets.media.content_types import Buffer, sniff_content_type
+from mm_assets.media.content_types import OWN_ZIPS, Buffer, sniff_content_type
 from mm_assets.storage.files import SourceFile
 
 __all__ = ["ContentColumn"]
@@ -24,7 +24,6 @@ __all__ = ["ContentColumn"]
 REMOTE_REQUESTS = 16  # files of an object store that are requested at a time
 MIN_PARALLEL = 1 << 20  # bytes below which a second thread costs more than it saves
 _SNIFFED = 512  # bytes that determine a content type
-_OWN_ZIPS = frozenset({"application/x-npz"})  # by its bytes a zip archive, by its name something more telling
 
 
 class _Range(NamedTuple):
@@ -230,7 +229,7 @@ class ContentColumn:
                 index = row - self._start
                 found = sniff_content_type(self._view[position : position + min(size, _SNIFFED)])
                 known = declared[index].as_py() if types is None else types[index]
-                if found is not None and found != known and not (found == "application/zip" and known in _OWN_ZIPS):
+                if found is not None and found != known and not (found == "application/zip" and known in OWN_ZIPS):
                     types = declared.to_pylist() if types is None else types
                     types[index] = found
             position += size

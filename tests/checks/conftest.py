@@ -156,6 +156,7 @@ class Partition:
             packed_from="filtered_rows",
             plan=self.plan,
             materialize_mode=self.mode,
+            schema=self.schema,
         )
         return replace(made, **changes)
 

@@ -124,6 +124,13 @@ SPOILED: list[tuple[str, str, str, Change]] = [
     ("rows", "text", "rows", setting("metadata_json", "{}", **A_TEXT)),
     ("rows", "text", "rows", setting("text_content", None, **A_TEXT)),
     ("rows", "text", "rows", setting("materialize_error", "oops", **A_METADATA)),
+    ("rows", "samples", "rows", setting("content_type", None, **A_METADATA)),
+    ("rows", "member_rows", "rows", setting("content_type", "image/jpeg", **A_IMAGE)),
+    ("rows", "member_texts", "rows", setting("text_content", "of the same size", **A_TEXT)),
+    ("rows", "entries", "rows", setting("text_content", "won", sample_id="e", position=0)),
+    ("rows", "user_columns", "rows", setting("score", 0.75, **A_METADATA)),
+    ("rows", "rejects", "rejects", lambda rows: rows[0].update(stage="rows")),
+    ("rows", "listed", "rejects", lambda rows: rows.append({**rows[0], "shard": "list.jsonl"})),
     ("rows", "no_content", "rows", setting("binary_content", b"early", **A_IMAGE)),
     ("rows", "source_refs", "rows", setting("source_ref", "[]", **A_IMAGE)),
     ("rows", "source_refs", "rows", setting("source_ref", "{", **A_IMAGE)),
@@ -399,9 +406,9 @@ def test_rejects_of_a_list_of_files_are_not_members(partition) -> None:
     """Rejects that name a file that is not an archive account for no member, and are none that the shards lack."""
     listed = {"shard": "list.jsonl", "member": "media/a.png", "stage": "rows", "reason": "x", "detail": "y"}
     partition.spoil("rejects", lambda rows: [*rows, listed])
-    assert partition.failed("rows") == set()
+    assert partition.failed("rows") == {"listed"}
     partition.spoil("rejects", lambda rows: [{**row, "shard": "list.jsonl"} for row in rows])
-    assert partition.failed("rows") == {"members"}
+    assert partition.failed("rows") == {"members", "listed"}
 
 
 # --- what an outcome shows --------------------------------------------------------------------------------------------

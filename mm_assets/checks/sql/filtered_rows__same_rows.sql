@@ -12,22 +12,30 @@ pairs as (
 ),
 
 before as (
-    select m.*, t.text_content_digest, t.metadata_json_digest, c.content_size, c.crc32c
+    select m.*, t.text_content_digest, t.metadata_json_digest, u.user_digest, c.content_size, c.crc32c, c.shown_type
     from (
-        select ordinal, sample_id, position, modality, md5_number(source_ref) as source_ref_digest
+        select
+            * exclude (source_ref, materialize_error),
+            md5_number(source_ref) as source_ref_digest,
+            md5_number(materialize_error) as error_digest
         from materialized_rows
     ) as m
     left join materialized_rows_texts as t using (ordinal)
+    left join materialized_rows_user as u using (ordinal)
     left join materialized_rows_content as c using (ordinal)
 ),
 
 kept as (
-    select f.*, t.text_content_digest, t.metadata_json_digest, c.content_size, c.crc32c
+    select f.*, t.text_content_digest, t.metadata_json_digest, u.user_digest, c.content_size, c.crc32c, c.shown_type
     from (
-        select ordinal, sample_id, position, modality, md5_number(source_ref) as source_ref_digest
+        select
+            * exclude (source_ref, materialize_error),
+            md5_number(source_ref) as source_ref_digest,
+            md5_number(materialize_error) as error_digest
         from filtered_rows
     ) as f
     left join filtered_rows_texts as t using (ordinal)
+    left join filtered_rows_user as u using (ordinal)
     left join filtered_rows_content as c using (ordinal)
 ),
 
@@ -59,6 +67,11 @@ compared as (
         k.source_ref_digest is distinct from b.source_ref_digest as source_ref_differs,
         k.text_content_digest is distinct from b.text_content_digest as text_differs,
         k.metadata_json_digest is distinct from b.metadata_json_digest as metadata_differs,
+        k.user_digest is distinct from b.user_digest as user_columns_differ,
+        k.content_type is distinct from coalesce(case when mode = 'write' then k.shown_type end, b.content_type)
+        as type_differs,
+        k.error_digest is distinct from b.error_digest
+        and (mode = 'read' or b.error_digest is not null or b.modality in ('text', 'metadata')) as error_differs,
         mode = 'read'
         and (k.content_size is distinct from b.content_size or k.crc32c is distinct from b.crc32c) as content_differs
     from pairs as p
@@ -76,5 +89,8 @@ where
     or source_ref_differs
     or text_differs
     or metadata_differs
+    or user_columns_differ
+    or type_differs
+    or error_differs
     or content_differs
 order by place

@@ -1,15 +1,18 @@
--- Materializing changes content alone: the rows are those of the row table, in their order.
+-- Materializing changes content, its type and its error alone: the rows are those of the row table, in their order.
 with
 before as (
     select *
     from rows
     left join rows_texts using (ordinal)
+    left join rows_user using (ordinal)
 ),
 
 after as (
     select *
     from materialized_rows
     left join materialized_rows_texts using (ordinal)
+    left join materialized_rows_user using (ordinal)
+    left join materialized_rows_content using (ordinal)
 )
 
 select
@@ -22,9 +25,16 @@ select
     a.modality,
     a.source_ref is distinct from b.source_ref as source_ref_differs,
     a.text_content_digest is distinct from b.text_content_digest as text_differs,
-    a.metadata_json_digest is distinct from b.metadata_json_digest as metadata_differs
+    a.metadata_json_digest is distinct from b.metadata_json_digest as metadata_differs,
+    a.user_digest is distinct from b.user_digest as user_columns_differ,
+    b.content_type as row_content_type,
+    a.content_type,
+    a.shown_type,
+    b.materialize_error as row_error,
+    a.materialize_error
 from before as b
 full join after as a using (ordinal)
+cross join materialize_mode
 where
     a.sample_id is distinct from b.sample_id
     or a.position is distinct from b.position
@@ -32,4 +42,10 @@ where
     or a.source_ref is distinct from b.source_ref
     or a.text_content_digest is distinct from b.text_content_digest
     or a.metadata_json_digest is distinct from b.metadata_json_digest
+    or a.user_digest is distinct from b.user_digest
+    or a.content_type is distinct from coalesce(a.shown_type, b.content_type)
+    or (
+        a.materialize_error is distinct from b.materialize_error
+        and (mode = 'write' or b.materialize_error is not null or b.modality in ('text', 'metadata'))
+    )
 order by ordinal

@@ -11,7 +11,13 @@ select
     i.member_type as indexed_type,
     s.member_type as found_type,
     i.skip_reason as indexed_skip_reason,
-    s.skip_reason as found_skip_reason
+    s.skip_reason as found_skip_reason,
+    i.sample_key as indexed_key,
+    s.sample_key as found_key,
+    i.role as indexed_role,
+    s.role as found_role,
+    i.extension as indexed_extension,
+    s.extension as found_extension
 from raw_shards as i
 full join shard_members as s using (shard, ordinal)
 where
@@ -20,4 +26,7 @@ where
     or i.byte_size is distinct from s.byte_size
     or i.member_type is distinct from s.member_type
     or i.skip_reason is distinct from s.skip_reason
+    or i.sample_key is distinct from s.sample_key
+    or i.role is distinct from s.role
+    or i.extension is distinct from s.extension
 order by shard, ordinal

@@ -1,4 +1,4 @@
--- Every member's byte range lies inside its shard, and the members of a shard are numbered from 0 without gaps.
+-- Every member's byte range lies inside its shard, and the members of a shard are in order, numbered from 0 without gaps.
 select
     i.shard,
     i.ordinal,
@@ -8,8 +8,8 @@ select
     s.size as shard_size,
     i.place as expected_ordinal
 from (
-    select *, row_number() over (partition by shard order by ordinal) - 1 as place
-    from raw_shards
+    select *, row_number() over (partition by shard order by row_number) - 1 as place
+    from (select *, row_number() over () as row_number from raw_shards)
 ) as i
 left join shards as s using (shard)
 where

@@ -1,0 +1,269 @@
+"""The relations that tie the row table to what it was made of: samples' JSON, text members, and lists of files.
+
+Texts and JSON become digests, and values of user columns one digest per row, so that memory is bounded by the rows and
+not by their content. Text members are read from their shard again; those of a remote shard are not, since each request
+costs money.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.checks.context import CheckContext
+from mm_assets.checks.relations import (
+    TableBuilder,
+    TableRelations,
+    digest_of,
+    row_digests,
+    schema_of,
+    table_of,
+    values_digest,
+)
+from mm_assets.media.content_types import content_type_of_name
+from mm_assets.rows.columns import RowStream
+from mm_assets.rows.schema import REJECTS_SCHEMA
+from mm_assets.rows.source_ref import is_allowed_reference, is_reference
+from mm_assets.rows.user_columns import UNFIT, Converter, converter
+from mm_assets.sources.base import Source
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, plain_name
+from mm_assets.sources.samples import ShardMembers, is_metadata, modality_of, shard_labels
+from mm_assets.sources.text_members import BadTextError, TextMembers, parse_object
+
+__all__ = ["OriginRelations"]
+
+_MEMBERS = schema_of(
+    *("shard", "ordinal", "member", "name", "folder", "byte_offset", "byte_size", "sample_key", "role", "extension"),
+    *("modality", "content_type", "is_metadata", "is_read", "text_digest"),
+)
+_SAMPLES = schema_of("ordinal", "is_interleaved", "json_id", "frame_name", "num_refused", "user_digest")
+_ENTRIES = schema_of(
+    *("ordinal", "modality", "position", "number", "text_digest", "token", "is_reference", "url", "url_type"),
+    "user_digest",
+)
+_LISTED = schema_of("ordinal", "row_digest")
+
+
+class OriginRelations:
+    """What the rows of one partition were made of: each public method is a relation.
+
+    Args:
+        context: the partition.
+        tables: its tables.
+    """
+
+    def __init__(self, context: CheckContext, tables: TableRelations) -> None:
+        self._context = context
+        self._tables = tables
+        self._layout = context.layout
+        self._user = [(column, converter(column.type)) for column in context.schema.user_columns if column.source]
+        self._names = [column.name for column in context.schema.user_columns]
+
+    # -- members
+
+    def shard_labels(self) -> pa.Table:
+        """What the default ids of a shard's samples start with; null where a partition is one shard."""
+        urls = [shard.file.url for shard in self._context.shards]
+        labels = shard_labels(urls) if self._context.grouped else {}
+        return table_of(((url, labels.get(url)) for url in urls), schema_of("shard", "label"))
+
+    def index_members(self) -> pa.Table:
+        """The members of the index that are part of a sample, with what their names mean.
+
+        `text_digest` is of the text that a text member has in its shard now, null where that is not text; `is_read`
+        says whether it was read. Of a sample's JSON it is the digest of what `metadata_json` should be.
+        """
+        shards = {shard.file.url: shard for shard in self._context.shards}
+        found = TableBuilder(_MEMBERS)
+        for url, members in groupby(self._indexed(), key=attrgetter("shard")):
+            if url in shards:  # the checks of the index report others
+                found.extend(self._of_shard(shards[url], ShardMembers(url, members)))
+        return found.table()
+
+    def _indexed(self) -> Iterator[Member]:
+        names = MEMBER_INDEX_SCHEMA.names
+        for batch in self._tables.parquet("raw_shards").iter_batches(columns=names):
+            for values in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+                yield Member(**dict(zip(names, values, strict=True)))
+
+    def _of_shard(self, source: Source, members: ShardMembers) -> Iterator[tuple[Any, ...]]:
+        local, extensions = source.file.is_local, self._layout.extensions
+
+        def is_text(member: Member) -> bool:
+            return local and (is_metadata(member) or modality_of(member.extension, extensions) == "text")
+
+        limit = self._layout.max_text_bytes
+        with closing(TextMembers(source, members, is_text=is_text, max_bytes=limit)) as texts:
+            for window in texts.windows(members.samples):
+                for sample, found in window:
+                    for m in sample.members:
+                        name, is_json = plain_name(m.member), is_metadata(m)
+                        yield (
+                            *(m.shard, m.ordinal, m.member, name, name[: name.rfind("/") + 1]),
+                            *(m.byte_offset, m.byte_size, m.sample_key, m.role, m.extension),
+                            *(modality_of(m.extension, extensions), content_type_of_name(m.member), is_json),
+                            *(m.ordinal in found, _text_digest(found.get(m.ordinal), is_json=is_json)),
+                        )
+
+    # -- JSON
+
+    def sample_json(self) -> pa.Table:
+        """What the JSON of each metadata row gives its sample, by the row's `ordinal`.
+
+        `num_refused` counts the entries that cannot become a row, and lists that are none.
+        """
+        return self._json[0]
+
+    def json_entries(self) -> pa.Table:
+        """Every entry of the lists of texts and images that is not null, by the metadata row's `ordinal`.
+
+        `number` counts those of one list. A text that is not a string has no digest. `token` is the name in an image
+        token, `url` an allowed reference.
+        """
+        return self._json[1]
+
+    @cached_property
+    def _json(self) -> tuple[pa.Table, pa.Table]:
+        samples, entries = TableBuilder(_SAMPLES), TableBuilder(_ENTRIES)
+        first = 0
+        for batch in self._tables.batches("rows", ["metadata_json"]):
+            for row, text in enumerate(batch.column(0).to_pylist()):
+                if text is not None:
+                    try:
+                        value = parse_object(text).value
+                    except BadTextError:
+                        value = {}  # it differs from its shard, which is a violation by itself
+                    samples.add((first + row, *self._sample(value)))
+                    entries.extend((first + row, *entry) for entry in self._entries(value))
+            first += batch.num_rows
+        return samples.table(), entries.table()
+
+    def _sample(self, value: Mapping[str, Any]) -> tuple[Any, ...]:
+        layout = self._layout
+        given = None if layout.sample_id_field is None else value.get(layout.sample_id_field)
+        is_id = isinstance(given, str | int) and not isinstance(given, bool) and given != ""
+        frames = None if layout.image_member_field is None else value.get(layout.image_member_field)
+        texts, images = (value.get(key) for key in (layout.texts_field, layout.images_field))
+        is_interleaved = isinstance(texts, list) or isinstance(images, list)
+        refused = sum(found is not None and not isinstance(found, list) for found in (texts, images))
+        refused += sum(
+            text is not None and not isinstance(text, str) for text in (texts if isinstance(texts, list) else ())
+        )
+        return (
+            is_interleaved,
+            str(given) if is_id else None,
+            plain_name(frames) if isinstance(frames, str) and frames else None,
+            refused if is_interleaved else 0,
+            self._digest_of(
+                {c.name: _fitted(fit, value.get(c.source)) for c, fit in self._user if c.rows == "metadata"}
+            ),
+        )
+
+    def _entries(self, value: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+        layout = self._layout
+        for modality, key in (("text", layout.texts_field), ("image", layout.images_field)):
+            found = value.get(key)
+            if not isinstance(found, list):
+                continue
+            places = [(position, entry) for position, entry in enumerate(found) if entry is not None]
+            columns = [
+                (column, fit, *_per_item(value.get(column.source), len(places), len(found)))
+                for column, fit in self._user
+                if column.rows == modality
+            ]
+            for number, (position, entry) in enumerate(places):
+                fitting = {
+                    column.name: _fitted(fit, values[place])
+                    for column, fit, values, by_position in columns
+                    if (place := position if by_position else number) < len(values)
+                }
+                user = self._digest_of(fitting) if fitting else None
+                if modality == "text":
+                    text = digest_of(entry.encode()) if isinstance(entry, str) else None
+                    yield modality, position, number, text, None, False, None, None, user
+                else:
+                    yield modality, position, number, None, *self._token(entry), user
+
+    def _token(self, token: object) -> tuple[Any, ...]:
+        if isinstance(token, dict) and self._layout.image_member_field is not None:
+            token = token.get(self._layout.image_member_field)
+        if not isinstance(token, str):
+            return None, False, None, None
+        url = token if is_allowed_reference(token, self._layout.prefixes) else None
+        name = None if url is None else url.split("?", 1)[0].split("#", 1)[0]
+        return plain_name(token) or None, is_reference(token), url, content_type_of_name(name) if name else None
+
+    # -- user columns
+
+    def _digest_of(self, fitting: Mapping[str, object]) -> bytes | None:
+        """The digest of the user columns of a row, by name those that JSON fills."""
+        return values_digest(tuple(fitting.get(name) for name in self._names))
+
+    # -- lists of files
+
+    def first_listed(self) -> pa.Table:
+        """The number of the first row that a list of files gives, in one row; all those before are of members."""
+        return table_of([(self._first_listed,)], schema_of("ordinal"))
+
+    def listed_rows(self) -> pa.Table:
+        """The rows that the lists of files give when they are read again."""
+        digests = self._listed[0]
+        return table_of(zip(range(self._first_listed, 1 << 62), digests, strict=False), _LISTED)
+
+    def listed_rejects(self) -> pa.Table:
+        """The rejects that they give."""
+        return self._listed[1]
+
+    @property
+    def _first_listed(self) -> int:
+        """Rows of members come first; without containers there are none."""
+        num_rows = int(self._tables.parquet("rows").metadata.num_rows)
+        if self._context.listings and not self._context.shards:
+            return 0
+        return max(num_rows - len(self._listed[0]), 0)
+
+    @cached_property
+    def _listed(self) -> tuple[Sequence[bytes | None], pa.Table]:
+        digests: list[bytes | None] = []
+        rejects: list[pa.Table] = []
+        for source in self._context.listings:
+            stream: RowStream = source.rows(
+                lambda: iter(()),
+                layout=self._layout,
+                schema=self._context.schema,
+                grouped=self._context.grouped,
+                batch_bytes=self._context.batch_bytes,
+            )
+            for batch in stream:
+                digests += row_digests(batch).to_pylist()
+            rejects.append(stream.rejects())
+        return digests, pa.concat_tables(rejects) if rejects else REJECTS_SCHEMA.empty_table()
+
+
+def _fitted(fit: Converter, value: object) -> object:
+    fitted = None if value is None else fit(value)
+    return None if fitted is UNFIT else fitted
+
+
+def _per_item(values: object, num_places: int, num_entries: int) -> tuple[Sequence[Any], bool]:
+    """A list of one value per item, and whether it has one for each position, nulls included."""
+    if not isinstance(values, list):
+        return (), False
+    return values, len(values) != num_places and len(values) == num_entries
+
+
+def _text_digest(text: str | BadTextError | None, *, is_json: bool) -> bytes | None:
+    if not isinstance(text, str):
+        return None
+    if is_json and ("NaN" in text or "Infinity" in text):
+        try:
+            text = parse_object(text).text
+        except BadTextError:
+            return None
+    return digest_of(text.encode())

@@ -1,0 +1,45 @@
+-- The rows of a sample without lists are its members in the order of the shard, with the modality and type of their names.
+with
+interleaved as (
+    select r.sample_id
+    from rows as r
+    join sample_json as j using (ordinal)
+    where j.is_interleaved
+),
+
+counted as (
+    select
+        r.*,
+        s.frame_index,
+        m.modality as expected_modality,
+        m.content_type as expected_type,
+        m.is_metadata,
+        row_number() over (partition by r.sample_id order by m.shard, m.ordinal) - 1 as expected_position
+    from rows as r
+    left join rows_source_refs as s using (ordinal)
+    left join index_members as m
+        on m.shard = s.path and m.member = s.member and m.byte_offset is not distinct from s.byte_offset
+    where
+        r.position >= 0
+        and r.ordinal < (select ordinal from first_listed)
+        and r.sample_id not in (select sample_id from interleaved)
+)
+
+select
+    ordinal as row_number,
+    sample_id,
+    position,
+    expected_position,
+    modality,
+    expected_modality,
+    content_type,
+    expected_type
+from counted
+where
+    position is distinct from expected_position
+    or modality is distinct from expected_modality
+    or content_type is distinct from expected_type
+    or is_metadata
+    or frame_index is not null
+    or materialize_error is not null
+order by row_number

@@ -1,0 +1,52 @@
+-- A sample has the id that its JSON or its member key says, and its metadata row is of its JSON, where it has any.
+with
+sources as (
+    select r.*, s.path, s.member, t.metadata_json_digest is not null as has_json
+    from rows as r
+    left join rows_source_refs as s using (ordinal)
+    left join rows_texts as t using (ordinal)
+    where r.ordinal < (select ordinal from first_listed)
+),
+
+-- Tokens of an interleaved sample may name members of other keys.
+of_members as (
+    select r.*, j.is_interleaved, j.json_id, m.shard, m.sample_key, m.is_metadata
+    from sources as r
+    left join sample_json as j using (ordinal)
+    left join index_members as m on m.shard = r.path and m.member = r.member
+),
+
+ids as (
+    select
+        shard,
+        sample_key,
+        any_value(json_id) as json_id,
+        coalesce(any_value(l.label) || '/', '') || sample_key as default_id
+    from of_members
+    left join shard_labels as l using (shard)
+    where shard is not null
+    group by shard, sample_key
+),
+
+interleaved as (
+    select sample_id
+    from of_members
+    where is_interleaved
+)
+
+select ordinal as row_number, sample_id, modality, expected_id, has_json, member
+from (
+    select r.*, coalesce(i.json_id, i.default_id) as expected_id
+    from of_members as r
+    left join ids as i using (shard, sample_key)
+) as r
+where
+    (
+        sample_id is distinct from expected_id
+        and (modality = 'metadata' or sample_id not in (select sample_id from interleaved))
+        and (shard is not null or sample_id not in (select sample_id from of_members where modality <> 'metadata'))
+    )
+    or (modality = 'metadata' and has_json <> (member is not null))
+    or (modality = 'metadata' and content_type is distinct from (case when has_json then 'application/json' end))
+    or (modality = 'metadata' and not is_metadata)
+order by row_number
