@@ -67,8 +67,8 @@ class CheckContext:
     packed_from: str = ""
     plan: PackPlan | None = None
     listings: Sequence[RowSource] = ()
-    layout: MemberRules = MemberRules()
-    schema: DatasetSchema = DatasetSchema()
+    layout: MemberRules = field(default_factory=MemberRules)
+    schema: DatasetSchema = field(default_factory=DatasetSchema)
     grouped: bool = False
     known_modalities: frozenset[str] = frozenset()
     materialize_mode: str = "read"

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mm_assets.checks.context import CheckContext
 from mm_assets.checks.relations import (
@@ -26,17 +27,31 @@ from mm_assets.checks.relations import (
     table_of,
     values_digest,
 )
+from mm_assets.errors import SourceError
 from mm_assets.media.content_types import content_type_of_name
 from mm_assets.rows.columns import RowStream
 from mm_assets.rows.schema import REJECTS_SCHEMA
-from mm_assets.rows.source_ref import is_allowed_reference, is_reference
+from mm_assets.rows.source_ref import is_allowed_reference, is_reference, parse_source_ref
 from mm_assets.rows.user_columns import UNFIT, Converter, converter
 from mm_assets.sources.base import Source
+from mm_assets.sources.compressed import content_name
+from mm_assets.sources.encodings import Decoded
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, plain_name
-from mm_assets.sources.samples import ShardMembers, is_metadata, modality_of, shard_labels
-from mm_assets.sources.text_members import BadTextError, TextMembers, parse_object
+from mm_assets.sources.samples import ShardMembers, is_metadata, metadata_member, modality_of, shard_labels
+from mm_assets.sources.text_members import (
+    BadTextError,
+    Read,
+    TextMembers,
+    decode_text,
+    parse_object,
+    stored_text,
+    with_charset,
+)
 
 __all__ = ["OriginRelations"]
+
+CHARSET = "; charset="  # in the content type of a text that was read in another encoding than UTF-8
+_BYTES = "latin-1"  # holds any byte as one character
 
 _MEMBERS = schema_of(
     *("shard", "ordinal", "member", "name", "folder", "byte_offset", "byte_size", "sample_key", "role", "extension"),
@@ -61,6 +76,8 @@ class OriginRelations:
     def __init__(self, context: CheckContext, tables: TableRelations) -> None:
         self._context = context
         self._tables = tables
+        self._index = next(iter(context.tables), "")  # the chain's first table, and the one that its rows are in
+        self._rows = context.own_tables[0] if context.own_tables else self._index
         self._layout = context.layout
         self._user = [(column, converter(column.type)) for column in context.schema.user_columns if column.source]
         self._names = [column.name for column in context.schema.user_columns]
@@ -77,7 +94,8 @@ class OriginRelations:
         """The members of the index that are part of a sample, with what their names mean.
 
         `text_digest` is of the text that a text member has in its shard now, null where that is not text; `is_read`
-        says whether it was read. Of a sample's JSON it is the digest of what `metadata_json` should be.
+        says whether it was read. A text that is not UTF-8 is read in the encoding that its row names. Of a sample's
+        JSON it is the digest of what `metadata_json` should be.
         """
         shards = {shard.file.url: shard for shard in self._context.shards}
         found = TableBuilder(_MEMBERS)
@@ -88,7 +106,7 @@ class OriginRelations:
 
     def _indexed(self) -> Iterator[Member]:
         names = MEMBER_INDEX_SCHEMA.names
-        for batch in self._tables.parquet("raw_shards").iter_batches(columns=names):
+        for batch in self._tables.parquet(self._index).iter_batches(columns=names):
             for values in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
                 yield Member(**dict(zip(names, values, strict=True)))
 
@@ -98,18 +116,37 @@ class OriginRelations:
         def is_text(member: Member) -> bool:
             return local and (is_metadata(member) or modality_of(member.extension, extensions) == "text")
 
-        limit = self._layout.max_text_bytes
-        with closing(TextMembers(source, members, is_text=is_text, max_bytes=limit)) as texts:
+        limit, charsets = self._layout.max_text_bytes, self._charsets
+        with closing(TextMembers(source, members, is_text=is_text, max_bytes=limit, decode=_plain)) as texts:
             for window in texts.windows(members.samples):
                 for sample, found in window:
+                    metadata = metadata_member(sample.members)
                     for m in sample.members:
-                        name, is_json = plain_name(m.member), is_metadata(m)
+                        name, is_json = plain_name(m.member), m is metadata
+                        read = found.get(m.ordinal)
+                        is_utf8 = isinstance(read, Decoded) and read.encoding is None
+                        charset = None if is_utf8 else charsets.get((m.shard, m.member))
+                        content_type = with_charset(content_type_of_name(content_name(m.member)), charset)
                         yield (
                             *(m.shard, m.ordinal, m.member, name, name[: name.rfind("/") + 1]),
                             *(m.byte_offset, m.byte_size, m.sample_key, m.role, m.extension),
-                            *(modality_of(m.extension, extensions), content_type_of_name(m.member), is_json),
-                            *(m.ordinal in found, _text_digest(found.get(m.ordinal), is_json=is_json)),
+                            *(modality_of(m.extension, extensions), content_type, is_json),
+                            *(read is not None, _text_digest(read, content_type, is_json=is_json)),
                         )
+
+    @cached_property
+    def _charsets(self) -> Mapping[tuple[str | None, str | None], str]:
+        """The encodings that rows say their members were read in, by shard and member; UTF-8 is not said."""
+        found: dict[tuple[str | None, str | None], str] = {}
+        for batch in self._tables.batches(self._rows, ["content_type", "source_ref"]):
+            said = pc.fill_null(pc.match_substring(batch.column(0), CHARSET), False)
+            for content_type, text in zip(*(c.to_pylist() for c in batch.filter(said).columns), strict=True):
+                try:
+                    ref = parse_source_ref(text)
+                except SourceError:
+                    continue  # the check of locators reports it
+                found[ref.path, ref.member] = content_type.partition(CHARSET)[2]
+        return found
 
     # -- JSON
 
@@ -132,7 +169,7 @@ class OriginRelations:
     def _json(self) -> tuple[pa.Table, pa.Table]:
         samples, entries = TableBuilder(_SAMPLES), TableBuilder(_ENTRIES)
         first = 0
-        for batch in self._tables.batches("rows", ["metadata_json"]):
+        for batch in self._tables.batches(self._rows, ["metadata_json"]):
             for row, text in enumerate(batch.column(0).to_pylist()):
                 if text is not None:
                     try:
@@ -197,7 +234,12 @@ class OriginRelations:
             return None, False, None, None
         url = token if is_allowed_reference(token, self._layout.prefixes) else None
         name = None if url is None else url.split("?", 1)[0].split("#", 1)[0]
-        return plain_name(token) or None, is_reference(token), url, content_type_of_name(name) if name else None
+        return (
+            plain_name(token) or None,
+            is_reference(token),
+            url,
+            content_type_of_name(content_name(name)) if name else None,
+        )
 
     # -- user columns
 
@@ -223,7 +265,7 @@ class OriginRelations:
     @property
     def _first_listed(self) -> int:
         """Rows of members come first; without containers there are none."""
-        num_rows = int(self._tables.parquet("rows").metadata.num_rows)
+        num_rows = int(self._tables.parquet(self._rows).metadata.num_rows)
         if self._context.listings and not self._context.shards:
             return 0
         return max(num_rows - len(self._listed[0]), 0)
@@ -258,12 +300,23 @@ def _per_item(values: object, num_places: int, num_entries: int) -> tuple[Sequen
     return values, len(values) != num_places and len(values) == num_entries
 
 
-def _text_digest(text: str | BadTextError | None, *, is_json: bool) -> bytes | None:
-    if not isinstance(text, str):
+def _plain(payload: bytes) -> Decoded:
+    """A payload as UTF-8, else as one character per byte, which its row's encoding is applied to."""
+    try:
+        return Decoded(decode_text(payload), None)
+    except BadTextError:
+        return Decoded(payload.decode(_BYTES), _BYTES)
+
+
+def _text_digest(read: Read | None, content_type: str | None, *, is_json: bool) -> bytes | None:
+    if not isinstance(read, Decoded):
         return None
-    if is_json and ("NaN" in text or "Infinity" in text):
-        try:
+    text = read.text
+    try:
+        if read.encoding is not None:
+            text = stored_text(text.encode(_BYTES), content_type)
+        if is_json and ("NaN" in text or "Infinity" in text):
             text = parse_object(text).text
-        except BadTextError:
-            return None
+    except BadTextError:
+        return None
     return digest_of(text.encode())

@@ -109,6 +109,7 @@ class TextMembers:
         is_text: which members are read.
         max_bytes: larger members are refused.
         encoding: of the texts that are not UTF-8: "auto", or a name of Python's codecs.
+        decode: reads a payload instead.
     """
 
     def __init__(
@@ -119,9 +120,11 @@ class TextMembers:
         is_text: Callable[[Member], bool],
         max_bytes: int,
         encoding: str = "auto",
+        decode: Callable[[bytes], Read] | None = None,
     ) -> None:
         self._declared = None if encoding == "auto" else encoding
         self._choice: Choice | None = None
+        self._decode = decode or self._decoded
         self._samples = members.samples
         self._source = source
         self._is_text = is_text
@@ -211,7 +214,7 @@ class TextMembers:
                     if held > MAX_TEXT:
                         detail = f"the sample's text members hold more than {MAX_TEXT} bytes up to this one"
                         raise BadTextError("too_large", detail)
-                    found[member.ordinal] = self._decoded(content)
+                    found[member.ordinal] = self._decode(content)
                 except BadTextError as error:
                     found[member.ordinal] = error
             yield sample, found

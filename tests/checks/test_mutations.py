@@ -45,7 +45,8 @@ PAIRED: tuple[tuple[str, bytes], ...] = (
     ("d/._a.png", b"resource fork"),
     ("b.0.jpg", picture(20, "JPEG")),
     ("b.1.jpg", picture(30, "JPEG")),
-    ("b.json", b'{"source": "found", "score": 1.5, "ok": false, "n": 2, "tags": ["z"], "more": {}}'),
+    ("b.JSON", b'{"source": "found", "score": 1.5, "ok": false, "n": 2, "tags": ["z"], "more": {}}'),
+    ("b.json", b'{"source": "a text, since the first JSON is the sample"}'),
     ("c.wav", sound()),
     ("c.txt", b"silence"),
     ("e.state.npy", array_file(1.0, 2.0)),
@@ -56,6 +57,9 @@ PAIRED: tuple[tuple[str, bytes], ...] = (
     ("g.txt", b"x"),
     ("h.txt", b"y"),
     ("h.png", picture(90)),
+    ("i.txt", "naïve café, déjà vu".encode("latin-1")),
+    ("j.png", picture(60)[:-30]),
+    ("j.txt", b"half a picture"),
 )
 INTERLEAVED: tuple[tuple[str, bytes], ...] = (
     ("d/a.tiff", frames(1, 2)),
@@ -132,6 +136,7 @@ GUARDS: Mapping[str, Mapping[str, str]] = {
         "": "same_rows",
     },
     "filtered_rows": {"": "same_rows"},
+    "undecodable": {"": "decodable"},
     "dropped": {"": "same_rows dropped accounting", "doubled": "accounting"},
 }
 """By table and column, or by what happens to a row, the checks of which one must fail; "" for all others."""
@@ -154,6 +159,11 @@ UNSEEN: Mapping[tuple[str, str], str] = {
     ("dropped", "reason"): "filters are not run again",
     ("dropped", "value"): "filters are not run again",
     ("dropped", "detail"): "filters are not run again",
+    ("undecodable", "member"): "shown to people; `source_ref` is compared",
+    ("undecodable", "content_type"): "shown to people; the row has it",
+    ("undecodable", "field"): "media are not judged again",
+    ("undecodable", "reason"): "media are not judged again",
+    ("undecodable", "detail"): "media are not judged again",
     ("dropped", "moved"): "drops have no order",
 }
 """Damage that the checks of a partition may not find, and why: by table and column, with or without the kind of change,
@@ -327,7 +337,7 @@ def row_mutations(table: pa.Table) -> Iterator[tuple[str, Mutation]]:
     every = list(range(table.num_rows))
     for row in chosen_rows(table):
         rest = [n for n in every if n != row]
-        yield "", Mutation("removed", f"row {row}", table.take(rest))
+        yield "", Mutation("removed", f"row {row}", table.take(pa.array(rest, pa.int64())))
         yield "", Mutation("doubled", f"row {row}", table.take(sorted([*every, row])))
         for place in {0, len(rest)} - {row}:
             moved = [*rest[:place], row, *rest[place:]]

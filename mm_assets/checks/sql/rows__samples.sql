@@ -10,7 +10,7 @@ sources as (
 
 -- Tokens of an interleaved sample may name members of other keys.
 of_members as (
-    select r.*, j.is_interleaved, j.json_id, m.shard, m.sample_key, m.is_metadata
+    select r.*, j.is_interleaved, j.json_id, m.shard, m.sample_key, m.is_metadata, m.content_type as member_type
     from sources as r
     left join sample_json as j using (ordinal)
     left join index_members as m on m.shard = r.path and m.member = r.member
@@ -47,6 +47,6 @@ where
         and (shard is not null or sample_id not in (select sample_id from of_members where modality <> 'metadata'))
     )
     or (modality = 'metadata' and has_json <> (member is not null))
-    or (modality = 'metadata' and content_type is distinct from (case when has_json then 'application/json' end))
+    or (modality = 'metadata' and content_type is distinct from (case when has_json then member_type end))
     or (modality = 'metadata' and not is_metadata)
 order by row_number
