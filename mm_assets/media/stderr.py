@@ -92,7 +92,8 @@ def _after_fork() -> None:
     _diversion.forget()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # other systems do not fork
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Runs from the command line's side: processes that die, partitions that are taken, failures that say why."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -208,12 +209,14 @@ def test_a_process_tag_speaks_of_its_own_run_only() -> None:
 def test_a_failure_says_what_was_raised_first(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, module: Module
 ) -> None:
-    """An exception of a user's filter is shown with its class and message, not as Dagster's wrapping of it."""
+    """An exception of a user's filter is shown with its message, sample and shard, not as Dagster's wrapping of it."""
     broken = {"type": f"{module('broken', FILTERS)}:Broken"}
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")), filters=(broken,))
     register_dataset(instance, DatasetStore(spec))
     (run,) = run_partitions([(spec, "captions-00000")])
-    assert run.failures == ("captions__filtered_rows: RuntimeError: the moon is in the wrong place",)
+    (failure,) = run.failures
+    assert failure.startswith("captions__filtered_rows: FilterError: Broken: raised RuntimeError: the moon is in the ")
+    assert re.search(r"on sample '\d+' of .*captions-00000\.tar", failure)
 
 
 @pytest.mark.parametrize(
