@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from mm_assets.cli.options import field_option
 from mm_assets.cli.output import echo
 from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
@@ -14,6 +15,7 @@ from mm_assets.summaries import counted
 @click.command()
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT")
+@field_option
 def command(source: str, target: str) -> None:
     """Convert packed files between MULT and MSTR, by OUT's extension; payloads are copied, never decoded."""
     from mm_assets.formats.convert import WRITERS

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mm_assets.cli.options import field_option
 from mm_assets.cli.output import echo
 from mm_assets.dataset.manifest import FORMATS
 from mm_assets.errors import ConfigError, MmAssetsError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 @click.argument("file")
 @click.option("--sample", "-s", type=int, metavar="N", help="Also show sample N, counted from 0.")
 @click.option("--format", "form", type=click.Choice(FORMATS), help="Which files of a manifest; MULT by default.")
+@field_option
 def command(file: str, sample: int | None, form: str | None) -> None:
     """Show what a packed file or manifest holds."""
     import mm_assets
@@ -37,8 +39,10 @@ def command(file: str, sample: int | None, form: str | None) -> None:
                 echo(f"{key.replace('_', ' ')}: {columns or 'none'}")
             elif key not in ("modalities", "pack", "version"):
                 echo(f"{key}: {json.dumps(value, ensure_ascii=False)}")
-        for name, field in dataset.fields.items():
-            echo(f"  {name}: {_settings(field)}, {int(dataset.presence(name).sum()):,} present")
+        for name in dataset.names:
+            field = dataset.fields.get(name)
+            shown = _refusal(dataset, name) if field is None else _settings(field)
+            echo(f"  {name}: {shown}, {int(dataset.presence(name).sum()):,} present")
         if sample is not None:
             if not -len(dataset) <= sample < len(dataset):
                 raise ConfigError(
@@ -47,6 +51,15 @@ def command(file: str, sample: int | None, form: str | None) -> None:
             echo(f"sample {sample}: {dataset.sample_ids[sample]}")
             for name in dataset.names:
                 echo(f"  {name}: {_shown(dataset, sample, name)}")
+
+
+def _refusal(dataset: Dataset, name: str) -> str:
+    """Why a modality cannot be decoded here."""
+    try:
+        dataset.read_modality(name, [])
+    except MmAssetsError as error:
+        return f"NOT DECODED: {error}"
+    return "NOT DECODED"
 
 
 def _shown(dataset: Dataset, sample: int, name: str) -> str:

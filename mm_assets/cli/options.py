@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mm_assets.pipeline.spec import DatasetSpec
     from mm_assets.pipeline.store import DatasetStore
 
-__all__ = ["DatasetChoice", "dataset_options"]
+__all__ = ["DatasetChoice", "dataset_options", "field_option"]
 
 _SUGGESTED = re.compile(r"`mm-assets (plan|register|run|losses|add-stream|sql|clean)\b")
 
@@ -208,6 +208,26 @@ def _absolute(url: str) -> str:
     from mm_assets.storage.urls import is_local, local_path
 
     return str(local_path(url)) if is_local(url) else url
+
+
+def field_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The option `--field`, which registers the user's own fields before the command opens a file."""
+
+    def register(_context: click.Context, _parameter: click.Parameter, paths: tuple[str, ...]) -> None:
+        if paths:
+            from mm_assets.fields import import_field
+
+            for path in paths:
+                import_field(path)
+
+    return click.option(
+        "--field",
+        multiple=True,
+        metavar="MODULE:CLASS",
+        expose_value=False,
+        callback=register,
+        help="Your own field that the file has; may be given again.",
+    )(function)
 
 
 def dataset_options(*, undeclared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

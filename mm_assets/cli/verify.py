@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from mm_assets.cli.options import field_option
 from mm_assets.cli.output import echo
 from mm_assets.dataset.manifest import FORMATS
 from mm_assets.errors import FormatError, MmAssetsError
@@ -15,6 +16,7 @@ from mm_assets.summaries import counted
 
 @click.command()
 @click.argument("files", nargs=-1, required=True)
+@field_option
 def command(files: tuple[str, ...]) -> None:
     """Check every checksum and structure; exit 1 and name the damaged samples.
 

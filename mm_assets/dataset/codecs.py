@@ -13,11 +13,13 @@ from typing import Any
 from mm_assets.dataset.files import Reader
 from mm_assets.dataset.open_files import OpenFiles
 from mm_assets.errors import ConfigError, MissingExtraError, SchemaMismatchError
-from mm_assets.fields import FIELD_TYPES, Field, field_from_config
+from mm_assets.fields import FIELD_TYPES, Field, field_from_config, unregistered
 from mm_assets.formats import ModalitySpec
 from mm_assets.summaries import describe
 
 __all__ = ["DatasetFields"]
+
+_NOT_REGISTERED = "the field {0!r} is not registered: pass --field module:Class to the command, or call register_field"
 
 
 class DatasetFields:
@@ -59,7 +61,8 @@ class DatasetFields:
         try:
             stored = field_from_config(name, spec.config, trusted=False)
         except (ConfigError, MissingExtraError) as error:
-            self._unreadable[spec.name] = str(error)
+            own = unregistered(name, spec.config)
+            self._unreadable[spec.name] = str(error) if own is None else _NOT_REGISTERED.format(own)
         field = given or stored
         if field is None:
             return

@@ -21,7 +21,9 @@ from mm_assets.fields.registry import (
     complete_config,
     field_from_config,
     field_from_declaration,
+    import_field,
     register_field,
+    unregistered,
 )
 from mm_assets.fields.scalar import ScalarField
 from mm_assets.fields.sequence import SequenceField
@@ -82,7 +84,9 @@ __all__ = [
     "complete_config",
     "field_from_config",
     "field_from_declaration",
+    "import_field",
     "register_field",
     "segments_at",
     "segments_between",
+    "unregistered",
 ]

@@ -35,8 +35,10 @@ __all__ = [
     "complete_config",
     "field_from_config",
     "field_from_declaration",
+    "import_field",
     "load_class",
     "register_field",
+    "unregistered",
 ]
 
 FIELD_TYPES: dict[int, type[Field]] = {
@@ -138,10 +140,28 @@ def _registered(type_name: object) -> object:
     """The class name of an import path; any other name unchanged."""
     if not isinstance(type_name, str) or ":" not in type_name:
         return type_name
+    return import_field(type_name).__name__
+
+
+def import_field(path: str) -> type[Field]:
+    """Imports and registers the user's field that an import path ``module:Class`` names.
+
+    For what the user wrote alone: no path that was read from a file comes here.
+
+    Raises:
+        ConfigError: the import fails, or as `register_field`.
+    """
     try:
-        return register_field(load_class(type_name, Field)).__name__
+        return register_field(load_class(path, Field))
     except ConfigError as error:
         raise ConfigError("arguments", "field", error.detail) from error
+
+
+def unregistered(type_name: str, config: Mapping[str, JSON]) -> str | None:
+    """The class that a stored modality names and nothing here is registered by: its own, or that of its items."""
+    inner = config.get("inner")
+    named = (type_name, inner.get("type") if isinstance(inner, Mapping) else None)
+    return next((name for name in named if isinstance(name, str) and name not in FIELD_NAMES), None)
 
 
 def load_class(path: str, base: type) -> type[Any]:

@@ -205,6 +205,45 @@ def shard(tmp_path: Path) -> Path:
     return path
 
 
+def commands_with_the_field(packed: Path, folder: Path) -> None:
+    """In processes of their own the commands know the field by `--field` alone, and without it say what to pass."""
+    own = ("--field", "gestures:GestureField")
+    plain = run_command("inspect", str(packed), "--sample", "0")
+    assert plain.returncode == 0, plain.stderr
+    assert "field 'GestureField' is not registered: pass --field module:Class" in plain.stdout
+    shown = run_command("inspect", str(packed), "--sample", "0", *own)
+    assert "gesture: GestureField(scale=2.0), 2 present" in shown.stdout, shown.stderr
+    assert "NOT DECODED" not in shown.stdout
+    copy = folder / "copy.mult"
+    for arguments in (("convert", str(packed), str(copy)), ("verify", str(packed), str(copy))):
+        done = run_command(*arguments, *own)
+        assert done.returncode == 0, done.stdout + done.stderr
+    wrong = run_command("verify", str(packed), "--field", "nowhere:Field")
+    assert wrong.returncode == 2
+    assert "field: is 'nowhere:Field', whose module cannot be imported" in wrong.stderr
+
+
+def run_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`mm-assets` as a process of its own, which knows of the user's modules by $PYTHONPATH alone."""
+    code = "from mm_assets.cli.main import main; main()"
+    line = [sys.executable, "-P", "-c", code, *arguments]
+    return subprocess.run(line, cwd=cwd, check=False, capture_output=True, text=True, timeout=280)
+
+
+def test_workers_know_the_field(extensions: Path, shard: Path, dagster_home: Path, tmp_path: Path) -> None:
+    """`run --jobs 2` packs a user's field in workers, which have not imported it."""
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "in" / f"{name}.tar").write_bytes(shard.read_bytes())
+    fields = "[{name: gesture, field: 'gestures:GestureField', modality: text}]"
+    settings = ("--set", f"pack={{preset: speech, fields: {fields}}}")
+    done = run_command("run", "--shards", "in", "--root", "out", "--jobs", "2", *settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    manifest = tmp_path / "out" / "default" / "manifest.json"
+    shown = run_command("inspect", str(manifest), "--field", "gestures:GestureField")
+    assert "gesture: GestureField(), 6 present" in shown.stdout, shown.stdout
+
+
 def test_the_whole_way(extensions: Path, shard: Path, tmp_path: Path) -> None:
     """Declared by import path, they are packed, checked, read, made a column, loaded and added as a stream."""
     gestures = {"name": "gesture", "field": "gestures:GestureField", "modality": "text", "config": {"scale": 2.0}}
@@ -226,6 +265,7 @@ def test_the_whole_way(extensions: Path, shard: Path, tmp_path: Path) -> None:
     steps = {row["sample_id"]: row["num_steps"] for row in filtered if row["modality"] == "text"}
     assert steps == {"fine": 3, "late": 3, "wrong": 2}
     (packed,) = (tmp_path / "root").rglob("*.mstr")
+    commands_with_the_field(packed, tmp_path)
 
     path = [[0.0, 0.0, 0.0], [0.5, 2.0, 0.0], [1.0, 4.0, 0.0]]
     with mm_assets.open(packed) as data:
