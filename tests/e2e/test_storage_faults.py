@@ -18,6 +18,8 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.store import Store
 
+from ..pipeline.chain import run_partition
+
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -69,10 +71,7 @@ def dataset(
 def make(dataset: DatasetStore) -> None:
     """Runs the whole chain over the one partition."""
     register(dataset)
-    for stage in stages.TABLE_STAGES.values():
-        assert stage(dataset, PARTITION).passed
-    assert all(result.passed for result in stages.packed(dataset, PARTITION).values())
-    publish.publish(dataset, PARTITION)
+    run_partition(dataset, PARTITION)
     publish.build_manifest(dataset)
 
 
