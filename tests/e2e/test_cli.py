@@ -6,8 +6,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
 from mm_assets.formats import open_reader
@@ -206,6 +208,17 @@ def test_a_wrong_declaration_does_not_block_the_others(cli: Cli, demo_shards: Pa
     assert re.search(r"third/defs\.yaml: root: .*dataset 'c' .* not set: NO_SUCH_ROOT$", errors[1])
     assert "NO_SUCH" not in cli("register", "-m", "theirs.definitions", "-d", "a").stderr
     assert "NO_SUCH_BUCKET" in cli("register", "-m", "theirs.definitions", "-d", "b", code=2).stderr
+
+
+def test_two_commands_create_one_instance(cli: Cli, demo_shards: Path) -> None:
+    """Two commands that start at once with a $DAGSTER_HOME that does not exist both register, in one instance."""
+    cli.environment["DAGSTER_HOME"] = str(cli.work / "new" / "home")
+    shards = ("--shards", str(demo_shards / "captions-00000.tar"), "--root", "out")
+    with ThreadPoolExecutor(2) as together:
+        said = list(together.map(lambda name: cli("register", *shards, "-d", name).stdout, ("a", "b")))
+    assert [text.split(":")[0] for text in said] == ["a", "b"]
+    with dg.DagsterInstance.from_config(cli.environment["DAGSTER_HOME"]) as instance:
+        assert [instance.get_dynamic_partitions(f"{name}_shards") for name in "ab"] == [["captions-00000"]] * 2
 
 
 def test_an_instance_around_the_folder_is_named(cli: Cli, demo_shards: Path) -> None:
