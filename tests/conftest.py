@@ -1,5 +1,6 @@
 """Options, profiles and fixtures of the whole suite."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the larger sample corpora are not beside this checkout")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_instance_of_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """$DAGSTER_HOME names an empty folder, so that no test finds the instance and the data of the checkout."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DAGSTER_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.delenv("MM_ASSETS_ROOT", raising=False)
+        yield
 
 
 @pytest.fixture

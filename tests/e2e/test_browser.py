@@ -15,7 +15,7 @@ import pytest
 from mm_assets.orchestration.launch import declared_datasets, open_instance, register_dataset
 from mm_assets.pipeline.store import DatasetStore
 
-from .test_daemon import process_group, wait_for
+from .test_daemon import WAIT, process_group, wait_for
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts"
@@ -67,7 +67,7 @@ def test_a_partition_is_materialized_from_the_ui(dagster_home: Path, tmp_path: P
     log = tmp_path / "webserver.log"
     command = [sys.executable, "-m", "dagster_webserver", "-m", "demo_project", "-h", "127.0.0.1"]
     with process_group([*command, "-p", str(port)], log, tmp_path) as server:
-        wait_for(lambda: query(url, "{ version }") is not None or server.poll() is not None, 90, log)
+        wait_for(lambda: query(url, "{ version }") is not None or server.poll() is not None, WAIT, log)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
             page = browser.new_page(viewport={"width": 1400, "height": 800})
@@ -78,7 +78,7 @@ def test_a_partition_is_materialized_from_the_ui(dagster_home: Path, tmp_path: P
             page.get_by_text("captions-00000", exact=True).first.click()
             page.keyboard.press("Escape")
             page.get_by_role("button", name="Launch 1 run").click()
-            wait_for(lambda: bool({"SUCCESS", "FAILURE"} & set(statuses(url))), 120, log)
+            wait_for(lambda: bool({"SUCCESS", "FAILURE"} & set(statuses(url))), WAIT, log)
             assert statuses(url) == ["SUCCESS"]
             page.goto(url + "/assets/captions/packed_mult?view=checks")
             page.get_by_text("This is a blocking asset check").or_(page.get_by_text("blocking")).first.wait_for()

@@ -26,6 +26,9 @@ defs = dg.Definitions.merge(build_definitions(SPEC), dg.Definitions(executor=dg.
 """
 
 
+WAIT = 240.0  # for what takes seconds on an idle machine
+
+
 @contextmanager
 def process_group(command: list[str], log: Path, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process with all its children, which are ended together: Dagster's own do not die with their parent."""
@@ -55,12 +58,12 @@ def test_a_dropped_in_shard_becomes_a_manifest(
     log = tmp_path / "daemon.log"
     command = [sys.executable, "-m", "dagster._daemon", "run", "-f", "dropped_defs.py"]
     with process_group(command, log, tmp_path) as daemon:
-        wait_for(lambda: "Checking for new runs" in log.read_text() or "dropped_shards" in log.read_text(), 60, log)
+        wait_for(lambda: "Checking for new runs" in log.read_text() or "dropped_shards" in log.read_text(), WAIT, log)
         staged = folder / ".captions-00000.tar"
         staged.write_bytes((demo_shards / "captions-00000.tar").read_bytes())
         staged.replace(folder / "captions-00000.tar")
         manifest = root / "dropped" / "manifest.json"
-        wait_for(lambda: manifest.exists() or daemon.poll() is not None, 120, log)
+        wait_for(lambda: manifest.exists() or daemon.poll() is not None, WAIT, log)
     assert [s["partition"] for s in json.loads(manifest.read_text())["shards"]] == ["captions-00000"]
     with mm_assets.open(str(manifest)) as dataset:
         assert len(dataset) > 20

@@ -156,7 +156,7 @@ def test_two_hosts_publish_a_partition_once(dataset: DatasetStore) -> None:
     """Of two processes that publish one partition at a time one writes the marker, and both find it published."""
     make(dataset)
     dataset.store.delete(dataset.marker_name(PARTITION))
-    together = threading.Barrier(2, timeout=60)
+    together = threading.Barrier(2, timeout=200)
 
     def host(_: int) -> dict[str, Any]:
         mine = DatasetStore(dataset.spec)

@@ -267,7 +267,7 @@ def test_messages_of_libmpg123_are_withheld_and_others_are_not():
         "    os.write(2, b'[src/libmpg123/layer3.c:1] error: of its own\\nfrom another thread\\n')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], input=bytes(data), capture_output=True, timeout=60, check=True
+        [sys.executable, "-c", script], input=bytes(data), capture_output=True, timeout=200, check=True
     )
     assert done.stderr == b"from another thread\n"
 

@@ -265,5 +265,5 @@ def test_warnings_of_pillow_are_ignored_in_the_decoding_thread_only():
         ImageField().decode(*ImageField().encode(bytes(broken)))
     thread = threading.Thread(target=warn)
     thread.start()
-    thread.join(timeout=20)
+    thread.join(timeout=120)
     assert [str(one.message) for one in caught] == ["Invalid APNG, will use default PNG image if possible"]

@@ -376,7 +376,7 @@ def test_writing_while_the_interpreter_ends(tmp_path: Path) -> None:
         "file.file.write(bytes(2_000_000))\n"
         "atexit.register(lambda: (file.file.write(b'x' * 2_000_000), file.commit(fsync=False)))"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", code, tmp_path / "x"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", code, tmp_path / "x"], check=True, timeout=200)
     assert (tmp_path / "x").read_bytes() == bytes(2_000_000) + b"x" * 2_000_000
 
 

@@ -213,7 +213,7 @@ def test_a_cold_file(tmp_path: Path, writer: type) -> None:
         found = read_raw(reader, indices, ["x"])["x"]
         places = reader._locate(np.arange(200), [0])[0]
         positions = [int(places.ptrs[k]) + 50_000 for k in range(200)]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while not all(probe.is_resident(positions[k]) for k in indices) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert all(probe.is_resident(positions[k]) for k in indices)

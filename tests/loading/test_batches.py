@@ -81,7 +81,7 @@ def no_collector() -> Iterator[None]:
 
 def wait_for_threads() -> None:
     """Threads that a finaliser ended may take a moment."""
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 120
     while own_threads() and time.monotonic() < limit:
         time.sleep(0.005)
     assert own_threads() == []

@@ -190,9 +190,9 @@ def test_hostile_images(head, tail):
 )
 def test_hostile_images_take_no_time(data):
     """Megabytes of segments, chunks or directories that lead nowhere are refused or read in a moment."""
-    start = time.perf_counter()
+    start = time.process_time()  # other processes may have the processor meanwhile
     answers(data)
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
 
 
 def test_real_images(shared_data):

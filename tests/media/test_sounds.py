@@ -182,9 +182,9 @@ def test_hostile_sounds(head, tail):
 )
 def test_hostile_sounds_take_no_time(data):
     """Megabytes of chunks that lead nowhere, or of what looks like frames, are refused in a moment."""
-    start = time.perf_counter()
+    start = time.process_time()  # other processes may have the processor meanwhile
     answers(data)
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
 
 
 def test_real_sounds(shared_data):

@@ -295,7 +295,7 @@ def test_processes_share_it(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "c")]
     children = [subprocess.Popen([*command, str(k)], stderr=subprocess.PIPE) for k in range(3)]
-    errors = [child.communicate(timeout=120)[1] for child in children]
+    errors = [child.communicate(timeout=200)[1] for child in children]
     assert [child.returncode for child in children] == [0, 0, 0], errors
     assert used(tmp_path / "c") <= ROOM
 
@@ -312,7 +312,7 @@ def test_it_pickles(remote: str, tmp_path: Path, fetches: Fetches) -> None:
     assert fetches.take() == []
     code = "import pickle, sys; c = pickle.load(sys.stdin.buffer); print(dict(c.get(b'm' * 16, range(9))).keys())"
     command = [sys.executable, "-W", "ignore", "-c", code]
-    found = subprocess.run(command, input=pickle.dumps(cache), capture_output=True, check=True, timeout=60)
+    found = subprocess.run(command, input=pickle.dumps(cache), capture_output=True, check=True, timeout=200)
     assert found.stdout == b"dict_keys([0, 1, 2])\n"
 
 

@@ -30,6 +30,6 @@ def test_a_lock_held_at_fork_is_free_in_the_child(taken: type) -> None:
         child = os.fork()
         if child == 0:
             found = holder.lock if isinstance(holder, Holder) else holder._lock
-            os._exit(0 if found.acquire(timeout=5) else 1)
+            os._exit(0 if found.acquire(timeout=60) else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert lock.locked()
