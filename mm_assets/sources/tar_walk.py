@@ -279,10 +279,10 @@ class TarWalk:
     def _note_end(self, num_zeros: int) -> None:
         """Notes an archive that ends with fewer than the two blocks of zeros that POSIX asks for."""
         if num_zeros < 2 * BLOCK:
-            found = f"{num_zeros} bytes of zeros" if num_zeros else "nothing"
+            found = f"{num_zeros} bytes of zeros" if num_zeros else "none"
             self.missing_end = (
-                f"the archive ends at byte {self.cursor.end} with {found}, expected two blocks of zeros: members may "
-                "be missing"
+                f"the archive ends at byte {self.cursor.end} without the two blocks of zeros that end a tar (found "
+                f"{found}): it may be truncated, compare its size with the original's"
             )
 
     def _scan(self, position: int) -> tuple[int, bool]:

@@ -165,7 +165,7 @@ def test_a_missing_end_is_noted_or_fails(tmp_path: Path) -> None:
     dataset = chain(tmp_path, "cut.tar", cut)
     record = stages.raw_shards(dataset, "cut").record
     assert record.counts["missing_ends"] == 1
-    assert "ends at byte 2048 with nothing, expected two blocks of zeros" in record.notes[0]
+    assert "ends at byte 2048 without the two blocks of zeros that end a tar (found none)" in record.notes[0]
     strict = DatasetStore(dataset.spec.replace(on_missing_end="fail"))
     with pytest.raises(ShardError, match="on_missing_end: fail"):
         stages.raw_shards(strict, "cut")
