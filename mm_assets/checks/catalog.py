@@ -6,7 +6,7 @@ The relations are:
 
 - each table of the partition by its name, without the columns of content; row tables have an `ordinal`;
 - what a method of `relations.TableRelations` computes from a table, such as `filtered_rows_content`;
-- `own_rows`, the main table of the asset whose checks are run;
+- `own_rows`, the main table of the asset whose checks are run, and `own_losses`, the one of what it lost;
 - the methods without arguments of `relations.TableRelations`, `origins.OriginRelations` and `packed.PackedRelations`,
   and `FACT_RELATIONS`.
 """
@@ -76,14 +76,15 @@ _CHECKS = {
     "raw_shards": "schema members ranges",
     "rows": (
         "schema identity metadata_rows unique contiguous text no_content source_refs members "
-        "samples member_rows member_texts entries user_columns rejects listed"
+        "samples member_rows member_texts entries user_columns rejects listed losses"
     ),
     "materialized_rows": "schema same_rows content shard_bytes",
-    "filtered_rows": "schema metadata_rows unique content accounting dropped decodable same_rows shard_bytes",
+    "filtered_rows": "schema metadata_rows unique content accounting dropped losses decodable same_rows shard_bytes",
     "packed_mult": _PACKED_CHECKS,
     "packed_mstr": _PACKED_CHECKS,
 }
-_SHARED = {"schema", "metadata_rows", "unique", "shard_bytes"}  # one statement each, over the asset's own tables
+# One statement each, over the asset's own tables.
+_SHARED = {"schema", "metadata_rows", "unique", "losses", "shard_bytes"}
 
 CATALOG = tuple(Check(asset=asset, name=name) for asset, names in _CHECKS.items() for name in names.split())
 """Every check, in the order in which an asset's are run."""

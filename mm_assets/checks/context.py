@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from mm_assets.rows.schema import DatasetSchema, MemberRules
 from mm_assets.sources.base import Source
 from mm_assets.storage.store import Store
 
-__all__ = ["CheckContext", "Outcome", "TableFile"]
+__all__ = ["CheckContext", "LossLimit", "Outcome", "TableFile"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,31 @@ class TableFile:
 
     path: str
     schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossLimit:
+    """What an asset may lose of a partition.
+
+    Attributes:
+        setting: name of the setting that limits it.
+        allowed: a number of rows, or a percentage such as ``0.5%`` with up to 6 decimals.
+        command: the command that lists what was lost.
+    """
+
+    setting: str
+    allowed: int | str
+    command: str
+
+    @property
+    def most(self) -> int | None:
+        """The largest number of lost rows; None where a share limits them."""
+        return self.allowed if isinstance(self.allowed, int) else None
+
+    @property
+    def share(self) -> int | None:
+        """The largest share of the rows in units of 1e-8, 0..1e8; None where a number limits them."""
+        return None if isinstance(self.allowed, int) else int(Decimal(self.allowed.removesuffix("%")) * 10**6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +78,7 @@ class CheckContext:
         on_misaligned: "warn" where contradictions between a sample's parts do not stop a partition; else they do.
         on_undecodable: what becomes of undecodable media: "drop_row", "drop_sample", "keep" or "fail".
         judged: whether no media were packed that do not decode.
+        loss_limit: what the asset may lose; None where nothing limits it.
         materialize_mode: "read" where the materialized rows hold bytes, "write" where the filtered rows do.
         memory_limit: bytes that DuckDB may use, or more for very many rows; beyond that it spills to a scratch folder.
         batch_bytes: content that is held at a time while files are read.
@@ -75,8 +102,15 @@ class CheckContext:
     on_misaligned: str = "warn"
     on_undecodable: str = "drop_row"
     judged: bool = False
+    loss_limit: LossLimit | None = None
     memory_limit: int = 128 << 20
     batch_bytes: int = 4 << 20
+
+    def known_as(self, relation: str) -> str:
+        """A relation's name with that of the asset's own table, where it is `own_rows`, `own_losses` or made of one."""
+        for alias, table in zip(("own_rows", "own_losses"), self.own_tables, strict=False):
+            relation = relation.replace(alias, table)
+        return relation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

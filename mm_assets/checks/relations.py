@@ -56,6 +56,7 @@ _TYPES = {  # of the columns that are not text
     **dict.fromkeys(("is_metadata", "is_read", "is_interleaved", "is_reference"), pa.bool_()),
     **dict.fromkeys(("text_digest", "user_digest", "row_digest"), pa.binary(DIGEST)),
     **dict.fromkeys(("content_size", "source_size"), pa.int64()),
+    **dict.fromkeys(("most", "share"), pa.int64()),
     **dict.fromkeys(("crc32c", "shard_crc32c"), pa.uint32()),
     **dict.fromkeys(("nullable", "exact", "may_be_equal"), pa.bool_()),
     **dict.fromkeys(("seconds", "start_seconds", "end_seconds", "previous_seconds", "tolerance_seconds"), pa.float64()),
@@ -314,6 +315,12 @@ class TableRelations:
     def on_undecodable(self) -> pa.Table:
         """What becomes of undecodable media, in one row."""
         return table_of([(self.context.on_undecodable,)], schema_of("policy"))
+
+    def loss_limit(self) -> pa.Table:
+        """What the asset may lose, in one row; no row where nothing limits it."""
+        limit, names = self.context.loss_limit, ("setting", "allowed", "most", "share", "command")
+        rows = [] if limit is None else [(limit.setting, str(limit.allowed), limit.most, limit.share, limit.command)]
+        return table_of(rows, schema_of(*names))
 
 
 def _values(column: Any) -> Iterator[memoryview | None]:

@@ -103,7 +103,7 @@ class _Session:
     def _provide(self, name: str) -> None:
         if name in self._provided:
             return
-        known_as = name.replace("own_rows", self._context.own_tables[0]) if "own_rows" in name else name
+        known_as = self._context.known_as(name)
         made = self._relation(known_as)
         if isinstance(made, str):
             self._connection.execute(f'create view "{name}" as {made}')

@@ -68,6 +68,7 @@ class Stage:
         packed_format: format of the packed file that it makes.
         settings: the part of a declaration that changes its files, in addition to that of its upstream; None where
             there is none. Stages that share a function share its settings.
+        loss_limit: the setting that limits what its second table may list; part of `settings` where it is given.
         numbers: heading in the summary of a run to a count of its record.
     """
 
@@ -78,6 +79,7 @@ class Stage:
     tables: tuple[Table, ...] = ()
     packed_format: str | None = None
     settings: Callable[[DatasetSpec], Mapping[str, Any]] | None = None
+    loss_limit: str | None = None
     numbers: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -132,7 +134,9 @@ ROWS = Stage(
         "grouped": spec.partition_pattern is not None,
         "batch_bytes": spec.batch_bytes,
         "row_group_bytes": spec.parquet.row_group_bytes,
+        **({} if spec.max_rejected is None else {"max_rejected": spec.max_rejected}),
     },
+    loss_limit="max_rejected",
     numbers=(("rows", "rows"), ("rejects", "rejects")),
 )
 MATERIALIZED_ROWS = Stage(
@@ -165,7 +169,9 @@ FILTERED_ROWS = Stage(
         "drop_misaligned": spec.on_misaligned == "drop_sample",
         "on_undecodable": spec.on_undecodable,
         "decodable": spec.decodable,
+        **({} if spec.max_dropped is None else {"max_dropped": spec.max_dropped}),
     },
+    loss_limit="max_dropped",
     numbers=(("kept", "kept"), ("dropped", "dropped")),
 )
 _PACKED = tuple(

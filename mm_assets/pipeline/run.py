@@ -18,12 +18,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.checks.context import CheckContext, Outcome, TableFile
+from mm_assets.checks.context import CheckContext, LossLimit, Outcome, TableFile
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.checks.runner import run_checks
 from mm_assets.errors import SourceError
 from mm_assets.packing.plan import PackPlan
 from mm_assets.pipeline.chain import RAW_SHARDS, Stage, Table
+from mm_assets.pipeline.losses import losses_command
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, StageRecord, digest_fault, size_fault
 from mm_assets.rows.base import RowSource, row_sources
@@ -257,7 +258,15 @@ class Run:
             on_misaligned=self.spec.on_misaligned,
             on_undecodable=self.spec.on_undecodable,
             judged=self.spec.decodable == "full" and self.spec.on_undecodable != "keep",
+            loss_limit=self._loss_limit(),
         )
+
+    def _loss_limit(self) -> LossLimit | None:
+        setting = self.stage.loss_limit
+        allowed = None if setting is None else getattr(self.spec, setting)
+        if setting is None or allowed is None:
+            return None
+        return LossLimit(setting=setting, allowed=allowed, command=losses_command(self.spec.name, self.key))
 
     def finish(
         self,

@@ -37,6 +37,7 @@ __all__ = ["PARTITION_KEY", "DatasetSpec", "ParquetOptions", "expected", "plain"
 PARTITION_KEY = re.compile(r"[A-Za-z0-9._-]+")
 _NAME = "[A-Za-z][A-Za-z0-9_]*"  # the names that Dagster allows in asset keys and job names
 _FORMATS = sorted(source_formats(None, where=""))
+_PERCENTAGE = r"[0-9]{1,3}(\.[0-9]{1,6})?%"
 _OWNER = r"team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+"
 
 
@@ -81,6 +82,17 @@ def _check_url(url: str) -> str:
     if "::" in url:
         raise ValueError(f"is {url!r}, which {CHAINED}")
     return url
+
+
+def _check_limit(limit: object) -> object:
+    if isinstance(limit, str):
+        allowed = re.fullmatch(_PERCENTAGE, limit) is not None and float(limit.removesuffix("%")) <= 100
+    else:
+        allowed = limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0)
+    if not allowed:
+        said = "a whole number of at least 0, or a percentage of at most 100 such as 0.5%"
+        raise ValueError(f"is {_shown(limit)}, expected {said}")
+    return limit
 
 
 def _builds(build: Callable[..., object]) -> BeforeValidator:
@@ -153,6 +165,9 @@ _PACK_SCHEMA = {
 }
 
 
+_LIMIT_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": f"^{_PERCENTAGE}$"}]}
+
+_Limit = Annotated[int | str | None, BeforeValidator(_check_limit), WithJsonSchema(_LIMIT_SCHEMA)]
 _Configs = tuple[Mapping[str, Any], ...]
 
 
@@ -308,6 +323,18 @@ class DatasetSpec(Settings):
         description="`full`: every media item is decoded once before it is packed; `headers`: only what a field "
         "refuses by its header is found.",
         examples=["headers"],
+    )
+    max_rejected: _Limit = Field(
+        default=None,
+        description="A partition fails if more entries are in `rejects`: a number, or a percentage of them and the "
+        "rows in `rows` together.",
+        examples=["1%"],
+    )
+    max_dropped: _Limit = Field(
+        default=None,
+        description="A partition fails if more rows are in `dropped`: a number, or a percentage of the rows before "
+        "filtering.",
+        examples=["5%"],
     )
     batch_bytes: int = Field(
         default=8 << 20, ge=1 << 16, description="Content of one batch in memory, in bytes.", examples=[32 << 20]

@@ -232,10 +232,9 @@ class Relations:
         self._context = context
         self._connection = duckdb.connect(config={"threads": 1})
         self._pristine: dict[str, tuple[pa.Table, set[str]]] = {}
-        self._own = context.own_tables[0]
         for name in dict.fromkeys(name for check in checks_of(context.asset) for name in check.relations):
             fresh = Recorded(context)
-            made = fresh.made(name.replace("own_rows", self._own), OriginRelations(context, fresh))
+            made = fresh.made(context.known_as(name), OriginRelations(context, fresh))
             self._pristine[name] = made, fresh.used
             fresh.close()
 
@@ -248,7 +247,7 @@ class Relations:
             for name in check.relations:
                 made, used = self._pristine[name]
                 if changed in used:
-                    made = tables.made(name.replace("own_rows", self._own), origins)
+                    made = tables.made(self._context.known_as(name), origins)
                 self._connection.register(name, made)
             return bool(self._connection.execute(check.sql).fetchall())
         except MmAssetsError:

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from mm_assets.checks.catalog import checks_of
+from mm_assets.checks.context import LossLimit
 from mm_assets.checks.runner import MAX_LISTED, MAX_TEXT
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.sources.tar import TarSource
@@ -201,6 +202,8 @@ def test_every_check_of_tables_is_spoiled_once() -> None:
     guarded = {(asset, check) for asset, check, _, _ in SPOILED} | {
         ("filtered_rows", "dropped"),
         ("filtered_rows", "decodable"),
+        ("rows", "losses"),
+        ("filtered_rows", "losses"),
     }
     assets = ("raw_shards", "rows", "materialized_rows", "filtered_rows")
     assert {(a, c.name) for a in assets for c in checks_of(a) if c.name != "schema"} <= guarded
@@ -388,6 +391,56 @@ def test_texts_larger_than_the_memory_of_the_database_pass(make_partition, tmp_p
         assert made.failed(asset, **limit) == set()
     made.spoil("filtered_rows", setting("text_content", large[:-1] + "y", **A_TEXT))
     assert made.failed("filtered_rows", **limit) == {"same_rows"}
+
+
+# --- limits on losses -------------------------------------------------------------------------------------------------
+
+
+def limit(allowed: int | str) -> LossLimit:
+    return LossLimit(setting="max_lost", allowed=allowed, command="mm-assets losses --dataset d --partition p")
+
+
+@pytest.mark.parametrize(("asset", "table"), [("rows", "rejects"), ("filtered_rows", "dropped")])
+@pytest.mark.parametrize(
+    ("lost", "allowed", "passes"),
+    [
+        (0, 0, True),
+        (1, 0, False),
+        (3, 3, True),
+        (4, 3, False),
+        (0, "0%", True),
+        (1, "0%", False),
+        (29, "29%", True),  # 0.29 * 100 is less than 29 in binary
+        (30, "29%", False),
+        (1, "0.999999%", False),
+        (1, "1%", True),
+        (100, "100%", True),
+    ],
+)
+def test_losses_stay_within_their_limit(
+    partition, asset: str, table: str, lost: int, allowed: int | str, passes: bool
+) -> None:
+    """Of 100 rows as many may be lost as a number or a percentage allows, and the violation says the figures."""
+    kept, losses = partition.read(asset), partition.read(table)
+    kinds = {pa.string(): "x", pa.int32(): 0, pa.float64(): 0.0}
+    entry = {field.name: kinds[field.type] for field in losses.schema}
+    partition.write(asset, kept.take(pa.array([0] * (100 - lost), pa.int64())))
+    partition.write(table, pa.Table.from_pylist([entry] * lost, losses.schema))
+    outcome = partition.outcomes(asset, loss_limit=limit(allowed))["losses"]
+    assert (outcome.passed, outcome.blocking) == (passes, True)
+    if not passes:
+        (violation,) = outcome.violations
+        assert violation["problem"] == f"{lost} of 100 lost ({lost} %), allowed by max_lost: {allowed}"
+        assert violation["listed_by"] == "`mm-assets losses --dataset d --partition p`"
+
+
+def test_nothing_limits_losses_by_default(partition) -> None:
+    """Without a limit, and in tables without rows, any loss passes."""
+    partition.spoil("dropped", lambda rows: [dropped_row()] * 50)
+    assert "losses" not in partition.failed("filtered_rows")
+    partition.spoil("filtered_rows", lambda rows: [])
+    partition.spoil("dropped", lambda rows: [])
+    assert partition.outcomes("filtered_rows", loss_limit=limit("0%"))["losses"].passed
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
