@@ -173,13 +173,24 @@ class PackPlan:
         return {"preset": self.preset, "modalities": [modality.to_json() for modality in self.modalities]}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], *, where: str) -> PackPlan:
-        """Reads a stored plan.
+    def from_json(cls, value: Mapping[str, Any], *, where: str, declared: object = None) -> PackPlan:
+        """Reads a stored plan, which may name the user's own fields only as far as the declaration does.
+
+        Args:
+            value: what `to_json` gave.
+            where: the file, for errors.
+            declared: the declaration's ``pack``; of other import paths in `value` nothing is imported.
 
         Raises:
-            SchemaMismatchError: `value` is not a plan, or names a field that is not known here.
+            SchemaMismatchError: `value` is not a plan, or names a field that is not known here or not declared.
         """
         try:
+            undeclared = _import_paths(value["modalities"]) - _import_paths(_declared_fields(declared))
+            if undeclared:
+                detail = f"found the field {min(undeclared)!r}, which pack.fields of the declaration does not name"
+                raise SchemaMismatchError(
+                    f"{where}: {detail}: declare it, or decide again with `mm-assets register --new-schema`"
+                )
             modalities = parse_fields(value["modalities"], where=where, key="pack.modalities")
             if not isinstance(value["preset"], str):
                 raise TypeError(f"preset is {value['preset']!r}")
@@ -188,6 +199,21 @@ class PackPlan:
             )
         except (KeyError, TypeError, ConfigError) as error:
             raise SchemaMismatchError(f"{where}: not a pack plan: {error}") from error
+
+
+def _declared_fields(pack: object) -> object:
+    return pack.get("fields") if isinstance(pack, Mapping) else None
+
+
+def _import_paths(fields: object) -> set[str]:
+    """The import paths ``module:Class`` in a list of fields: each field's own, and those of fields in its settings."""
+    named: list[object] = []
+    for item in fields if isinstance(fields, Sequence) else ():
+        if isinstance(item, Mapping):
+            config = item.get("config")
+            inner = config.values() if isinstance(config, Mapping) else ()
+            named += [item.get("field"), *(value.get("type") for value in inner if isinstance(value, Mapping))]
+    return {name for name in named if isinstance(name, str) and ":" in name}
 
 
 _SELECTOR_KEYS = ("modality", "role", "extension", "take", "key", "on_refused")

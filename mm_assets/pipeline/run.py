@@ -136,7 +136,8 @@ class Run:
         self._started = time.perf_counter()
         partition = dataset.partition(key)
         self.schema = dataset.schema()
-        self.plan = PackPlan.from_json(self.schema.pack, where=dataset.store.url_of("schema.json"))
+        where = dataset.store.url_of("schema.json")
+        self.plan = PackPlan.from_json(self.schema.pack, where=where, declared=self.spec.pack)
         self.inputs: dict[str, str] = {}
         self.published: dict[str, PublishedFile] = {}
         self.preview = Preview()

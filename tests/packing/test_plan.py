@@ -1,6 +1,7 @@
 import itertools
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -415,6 +416,26 @@ def test_stored_plan_of_another_shape_is_refused(value: dict[str, Any]) -> None:
     """A `schema.json` without a plan is named."""
     with pytest.raises(SchemaMismatchError, match=r"schema\.json: not a pack plan"):
         PackPlan.from_json(value, where="schema.json")
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_stored_plan_imports_nothing_that_is_not_declared(
+    inner: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import path in `schema.json`, also of a sequence's items, is refused by name unless the declaration has it."""
+    (tmp_path / "unasked.py").write_text("raise RuntimeError('it was imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = {"inner": {"type": "unasked:Own"}}
+    stored = (
+        {"name": "x", "field": "SequenceField", "config": config} if inner else {"name": "x", "field": "unasked:Own"}
+    )
+    plan = {"preset": "", "modalities": [stored]}
+    other = {"fields": [{"name": "y", "field": "another:Own"}]}
+    for declared in (None, "generic", other):
+        with pytest.raises(SchemaMismatchError, match=r"schema\.json: found the field 'unasked:Own'.*--new-schema"):
+            PackPlan.from_json(plan, where="schema.json", declared=declared)
+    with pytest.raises(SchemaMismatchError, match="it was imported"):
+        PackPlan.from_json(plan, where="schema.json", declared={"fields": [{"name": "y", "field": "unasked:Own"}]})
 
 
 def test_a_shared_row_is_still_there_for_the_preset() -> None:
