@@ -8,6 +8,8 @@ Python raises; nothing here wraps it.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,6 +34,7 @@ __all__ = [
     "TruncatedError",
     "UnsupportedVersionError",
     "first_line",
+    "full_disk_named",
     "optional_import",
 ]
 
@@ -132,6 +135,25 @@ class SourceError(MmAssetsError):
         if byte_offset is not None:
             where += f", at byte {byte_offset}"
         super().__init__(f"{where}: {detail}")
+
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+@contextmanager
+def full_disk_named(path: object) -> Iterator[None]:
+    """Turn the system's refusal to store more into a `SourceError` that names `path`; other errors are not about it.
+
+    Of two such blocks, one in the other, the outer one names the file: to the inner one it may have a temporary name.
+    """
+    try:
+        yield
+    except (OSError, SourceError) as error:
+        cause = error.__cause__ if isinstance(error, SourceError) else error
+        if not isinstance(cause, OSError) or cause.errno not in _NO_SPACE:
+            raise
+        what = f"cannot be written: {os.strerror(cause.errno)}"
+        raise SourceError(path, f"{what}: make it writable or free some space, then run this again") from cause
 
 
 class ChangedError(SourceError):

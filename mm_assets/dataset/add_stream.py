@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.dataset.writer import spec_of
-from mm_assets.errors import ConfigError, EncodeError, SchemaMismatchError, SourceError, optional_import
+from mm_assets.errors import (
+    ConfigError,
+    EncodeError,
+    SchemaMismatchError,
+    SourceError,
+    full_disk_named,
+    optional_import,
+)
 from mm_assets.fields import Field
 from mm_assets.formats import MstrReader, Payload, WriteSummary
 from mm_assets.formats import add_stream as add_payloads
@@ -41,9 +48,11 @@ def add_stream(
         EncodeError: a value that the field does not take, another number of values than samples, a name that is taken,
             or a 33rd modality. The file is as before.
         FormatError: the file is not a whole MSTR file.
+        SourceError: the disk is full, or cannot be written to. The file is as before.
         BlockingIOError: another process is adding to the file.
     """
-    return add_payloads(path, spec_of(name, field), encoded(str(path), name, field, values), fsync=fsync)
+    with full_disk_named(path):
+        return add_payloads(path, spec_of(name, field), encoded(str(path), name, field, values), fsync=fsync)
 
 
 def encoded(path: str, name: str, field: Field, values: Iterable[Any]) -> Iterator[Payload | None]:

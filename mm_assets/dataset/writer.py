@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from mm_assets.errors import ConfigError, EncodeError
+from mm_assets.errors import ConfigError, EncodeError, full_disk_named
 from mm_assets.fields import Field
 from mm_assets.formats import ModalitySpec, Payload, WriteSummary
 from mm_assets.formats.convert import WRITERS
@@ -36,6 +36,8 @@ def create(
     Raises:
         ConfigError: another extension, or a value in `fields` that is not a field.
         EncodeError: a name, a count or the provenance cannot be written.
+        SourceError: the disk is full, or cannot be written to.
+        OSError: the file cannot be opened, or another writer is at work on it.
     """
     target = Path(path)
     kind = WRITERS.get(target.suffix)
@@ -46,7 +48,9 @@ def create(
         if not isinstance(field, Field):
             raise ConfigError("arguments", f"fields[{name!r}]", f"found {type(field).__name__}, expected a Field")
     specs = [spec_of(name, field) for name, field in fields.items()]
-    return DatasetWriter(kind(target, specs, num_samples=num_samples, provenance=provenance, fsync=fsync), fields)
+    with full_disk_named(target):
+        writer = kind(target, specs, num_samples=num_samples, provenance=provenance, fsync=fsync)
+    return DatasetWriter(writer, fields)
 
 
 def spec_of(name: str, field: Field) -> ModalitySpec:
@@ -89,7 +93,8 @@ class DatasetWriter:
         Raises:
             EncodeError: an unknown name, or a value that its field does not take; nothing was written, and the writer
                 continues.
-            OSError: the disk did not take this sample or one of those before it; the writer is closed.
+            SourceError: the disk is full: it did not take this sample or one of those before it; the writer is closed.
+            OSError: the disk failed; the writer is closed.
         """
         payloads: dict[str, Payload | None] = {}
         for name, value in sample.items():
@@ -102,24 +107,29 @@ class DatasetWriter:
             except EncodeError as error:
                 where = f"{self.path}, sample {len(self)} ({sample_id!r}), modality {name!r}"
                 raise EncodeError(f"{where}: {error}") from error
-        self._writer.write(sample_id, payloads)
+        with full_disk_named(self.path):
+            self._writer.write(sample_id, payloads)
 
     def write_payloads(self, sample_id: str, payloads: Mapping[str, tuple[Any, Any] | None]) -> None:
         """Append one sample of payloads that are encoded already: (metadata, data) by modality name.
 
         Raises:
             EncodeError: an unknown name, a record of the wrong size, or a limit of the format.
-            OSError: the disk did not take this sample or one of those before it; the writer is closed.
+            SourceError, OSError: as for `write`.
         """
-        self._writer.write(sample_id, {name: value and Payload(*value) for name, value in payloads.items()})
+        given = {name: value and Payload(*value) for name, value in payloads.items()}
+        with full_disk_named(self.path):
+            self._writer.write(sample_id, given)
 
     def close(self) -> WriteSummary:
         """Finish the file and put it in its place.
 
         Raises:
             EncodeError: two samples share an id, or fewer came than announced; the target is untouched.
+            SourceError, OSError: as for `write`; the target is untouched.
         """
-        return self._writer.close()
+        with full_disk_named(self.path):
+            return self._writer.close()
 
     def abort(self) -> None:
         """Give up; the target stays as it was."""

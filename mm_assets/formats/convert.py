@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from mm_assets.errors import BadMagicError, EncodeError, TruncatedError
+from mm_assets.errors import BadMagicError, EncodeError, TruncatedError, full_disk_named
 from mm_assets.formats.byte_source import ByteSource, MappedFile
 from mm_assets.formats.mstr_reader import MstrReader
 from mm_assets.formats.mstr_writer import MstrWriter
@@ -85,15 +85,19 @@ def convert(
     Raises:
         EncodeError: the target's extension is another, or a sample does not fit its format.
         FormatError: the source is damaged; the target is untouched.
+        SourceError: the disk is full, or cannot be written to; the target is untouched.
     """
     path = Path(target)
     writer_class = WRITERS.get(path.suffix)
     if writer_class is None:
         raise EncodeError(f"{path}: the extension is {path.suffix!r}, expected {' or '.join(map(repr, WRITERS))}")
     with open_reader(source, modalities=modalities) as reader:
-        with writer_class(
-            path, reader.modalities, num_samples=len(reader), provenance=reader.provenance, fsync=fsync
-        ) as writer:
+        with (
+            full_disk_named(path),
+            writer_class(
+                path, reader.modalities, num_samples=len(reader), provenance=reader.provenance, fsync=fsync
+            ) as writer,
+        ):
             ids = iter(reader.sample_ids)
             for block in reader.scan(verify=verify and reader.has_checksums):
                 for k in range(len(block.indices)):

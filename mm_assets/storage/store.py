@@ -6,7 +6,6 @@ completed upload (object store).
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import tempfile
@@ -17,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mm_assets.errors import ChangedError, SourceError
+from mm_assets.errors import ChangedError, SourceError, full_disk_named
 from mm_assets.storage.urls import Options, filesystem, is_local, local_path, protocols, storage_errors
 
 __all__ = ["Draft", "PublishedFile", "Snapshot", "Store"]
 
 _CONFLICTS = (409, 412)  # of a conditional request: another one is under way, or has won
 _NOT_IMPLEMENTED = 501
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _UPLOAD = {"chunksize": 16 << 20, "max_concurrency": 2}  # bytes of one part, and parts in memory at a time
 
 
@@ -210,7 +208,7 @@ class Store:
             SourceError: another process is building the same file, the disk is full, or the upload failed.
         """
         with (
-            _full_disk_named(self.url_of(name)),
+            full_disk_named(self.url_of(name)),
             _locked_path(Path(self.path_of(name))) if self.is_local else _scratch_path(name) as path,
         ):
             draft = Draft(path, name)
@@ -313,18 +311,6 @@ def _http_status(error: BaseException) -> int | None:
     reply = getattr(error.__cause__, "response", None) or getattr(error, "response", None) or {}
     status = reply.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return status if isinstance(status, int) else None
-
-
-@contextmanager
-def _full_disk_named(url: str) -> Iterator[None]:
-    """Turns the system's refusal to store more into `SourceError`; other errors are not about the file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _NO_SPACE:
-            raise
-        what = f"cannot be written: {os.strerror(error.errno)}"
-        raise SourceError(url, f"{what}: make it writable or free some space, then run this again") from error
 
 
 @contextmanager
