@@ -39,7 +39,7 @@ def open(
     *,
     storage_options: Mapping[str, Any] | None = None,
     fields: Mapping[str, Field] | None = None,
-    verify: bool = False,
+    verify: bool | None = None,
     format: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_size: int = 16 << 30,
@@ -54,7 +54,8 @@ def open(
         fields: fields to decode with in place of those of the file's schema, by name: the same type with other
             settings, say. A file without schema, by another writer (or truncated), opens only with fields for all of
             its modalities.
-        verify: check each payload's checksum as it is read.
+        verify: check the checksum of each payload that is read, and that an absent one was not lost. By default for all
+            reads that decode, and for Arrow tables; True: also for raw reads; False: never.
         format: which file of each shard of a manifest to read, ``mult`` (the default) or ``mstr``; which files of a
             folder, needed where it holds both; what a file, or each of a list, must be.
         cache_dir: a local folder that caches what is read of remote files for further epochs and runs, also of
@@ -399,7 +400,8 @@ class Dataset:
         Args:
             indices: or a slice or a mask, as for `select`; all samples by default.
             modalities: names to read; all by default.
-            raw: modalities whose stored bytes are wanted, whatever their field is; also of a type not known here.
+            raw: modalities whose stored bytes are wanted, whatever their field is; also of a type not known here. Their
+                checksums are verified as those of the others.
             threads: as for `read_batch`.
 
         Raises:

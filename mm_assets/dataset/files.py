@@ -55,7 +55,7 @@ class PackedFiles:
         path: a packed file, a manifest (``.json``), a folder, or a list of packed files; paths or fsspec URLs.
         storage_options: arguments for the URLs' file system.
         modalities: what a file without our tail holds.
-        verify: check each payload's checksum as it is read.
+        verify: checksums; as `mm_assets.open` says.
         format: which files to take, ``mult`` or ``mstr``; None as `mm_assets.open` says.
         cache: for what is read of remote files.
 
@@ -63,6 +63,7 @@ class PackedFiles:
         name: of the dataset, for messages: the path, or the first of a list.
         manifest: the manifest, or None where there is none.
         entries: the files.
+        verify: whether reads that decode check what they read.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class PackedFiles:
         *,
         storage_options: Mapping[str, Any] | None = None,
         modalities: Sequence[ModalitySpec] = (),
-        verify: bool = False,
+        verify: bool | None = None,
         format: str | None = None,
         cache: BlockCache | None = None,
     ) -> None:
@@ -87,7 +88,8 @@ class PackedFiles:
             self.name = self._path[0] + (f" and {len(self._path) - 1} more" if len(self._path) > 1 else "")
         self._options = storage_options
         self._modalities = tuple(modalities)
-        self._verify = verify
+        self.verify = verify is not False
+        self._verify_raw = verify is True
         self._format = format
         self._cache = cache
         self._opened: dict[int, Reader] = {}
@@ -264,12 +266,12 @@ class PackedFiles:
                 detail = f"is not of the size that {self.name} lists"
                 raise CorruptError(location, detail, found=source.size, expected=size)
             try:
-                return open_reader(source, verify=self._verify)
+                return open_reader(source, verify=self._verify_raw)
             except TruncatedError:
                 if not self._modalities:
                     raise
                 # Another writer's file has no tail; with modalities given, the reader distinguishes that from damage.
-                return open_reader(source, modalities=self._modalities, verify=self._verify)
+                return open_reader(source, modalities=self._modalities, verify=self._verify_raw)
         except BaseException:
             source.close()
             raise

@@ -55,7 +55,7 @@ class SampleReader:
         """As `Dataset.read_sample`."""
         names = self._fields.choose(modalities)
         reader, local = self._files.place(i)
-        payloads = reader.read_sample(local, names)
+        payloads = reader.read_sample(local, names, verify=self._files.files.verify)
         return {
             name: None if payload is None else self._decode(reader, local, name, payload)
             for name, payload in payloads.items()
@@ -169,8 +169,9 @@ class SampleReader:
         """The payloads of some modalities; one request to each file for all of them."""
 
         def read(reader: Reader, local: npt.NDArray[np.int64]) -> dict[str, Column]:
-            return reader.read_columns(local, names, verify=verify)
+            return reader.read_columns(local, names, verify=checked)
 
+        checked = self._files.files.verify if verify is None else verify
         count = len(positions)
         rows = {}
         for where, columns in self._files.read_each(positions, read):

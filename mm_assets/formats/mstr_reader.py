@@ -50,7 +50,7 @@ _LOW_HALF = np.array(2**32 - 1, np.uint64)
 class _Stream:
     """Where one stream is, within the file; `least` and `most` are for NumPy, which compares such arrays fastest."""
 
-    __slots__ = ("data_end", "data_ptr", "is_paged_in", "least", "most", "rows")
+    __slots__ = ("data_end", "data_ptr", "is_complete", "is_paged_in", "least", "most", "rows")
 
     def __init__(self, rows: Table, data_ptr: int, data_size: int) -> None:
         self.rows = rows
@@ -59,6 +59,7 @@ class _Stream:
         self.least = np.array(data_ptr, np.uint64)
         self.most = np.array(data_size, np.uint64)
         self.is_paged_in = False  # as a whole, because its data is small
+        self.is_complete = False  # known to have as many present rows as the schema says
 
 
 def page_checksums(page: bytes) -> tuple[int, int] | None:
@@ -140,6 +141,26 @@ class MstrReader(PackedReader):
         if ptr < stream.data_ptr or ptr + size > stream.data_end:
             raise self._misplaced(i, number, ptr, size)
         return Payload(row[MSTR_ROW_PREFIX.itemsize :], view_block(self._source, ptr, size)), checksum
+
+    def _check_absent(self, absent: npt.NDArray[np.int64], number: int) -> None:
+        # Rows have no checksum of their own, and one that became zero is like any absent one: the schema, which has a
+        # checksum, says how many there are.
+        stream = self._streams[number]
+        if self._tail is None or stream.is_complete:
+            return
+        found, expected = 0, self._tail.num_present[number]
+        for first, last in spans(self._num_samples, max(batch.BLOCK_BYTES // stream.rows.itemsize, 1)):
+            found += int(np.count_nonzero(stream.rows.span(first, last)["data_ptr"]))
+        stream.is_complete = found == expected
+        if not stream.is_complete:
+            raise CorruptError(
+                self.path,
+                "rows are damaged, and an absent value may be one that was lost: the number of present rows",
+                sample=int(absent[0]),
+                modality=self.names[number],
+                found=found,
+                expected=expected,
+            )
 
     def _misplaced(self, i: int, number: int, ptr: int, size: int) -> CorruptError:
         stream = self._streams[number]

@@ -96,6 +96,7 @@ class MultReader(PackedReader):
         self._index_table = self._table(index_ptr, num_samples, MULT_INDEX_ENTRY)
         self._columns: list[tuple[Table, Table, Table]] = []  # per modality: ptr, size, crc32c
         self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._is_directory_whole: bool | None = None  # whether it has its checksum; None before it is needed
         # The least position of a payload, and the bytes from there to the end of the file, as NumPy compares fastest.
         self._least = np.array(self._body_ptr, np.uint64)
         self._most = np.array(self._size - self._body_ptr, np.uint64)
@@ -111,8 +112,8 @@ class MultReader(PackedReader):
             raise CorruptError(self.path, "the size of the directory", found=directory.size, expected=expected)
         whole = Region(self._source, directory.ptr, directory.size)
         # The same bytes as the columns below, so that one look-up finds several modalities (`data_bounds`).
-        self._words = self._table(directory.ptr, 2 * num_samples * count, "<u8")
-        self._halves = self._table(directory.ptr, 4 * num_samples * count, "<u4")
+        self._words = self._table(directory.ptr, 2 * num_samples * count, "<u8", whole)
+        self._halves = self._table(directory.ptr, 4 * num_samples * count, "<u4", whole)
         for number in range(count):
             ptr = directory.ptr + 16 * num_samples * number
             region = whole if whole.in_reach else Region(self._source, ptr, 16 * num_samples)
@@ -133,7 +134,7 @@ class MultReader(PackedReader):
                 return None
             if size < record_size or ptr < self._body_ptr or ptr + size > self._size:
                 raise self._misplaced(i, number, ptr, size)
-            expected = crcs.cell(i) if self.verifies else 0
+            expected = crcs.cell(i)
         else:
             places = self._locate(np.array([i], np.int64), (number,))[number]
             if not places.present[0]:
@@ -176,6 +177,23 @@ class MultReader(PackedReader):
         bad |= np.where(present, (sizes < self.modalities[number].metadata_size) | (ptrs < self._body_ptr), sizes != 0)
         self._refuse(bad, indices, number, ptrs, sizes)
         return Places(present=present, ptrs=ptrs, sizes=sizes, crcs=crcs)
+
+    def _check_absent(self, absent: npt.NDArray[np.int64], number: int) -> None:
+        # The sum of the directory where it is read anyway. What is too large for that, or damaged, is compared with the
+        # sample's own header: a lost value is named, and those that were never there are still read.
+        if self._is_directory_whole is None and self._words.in_reach:
+            found = crc32c(self._words.column().data.cast("B"))
+            self._is_directory_whole = found == self._sections[DIRECTORY_SECTION].crc32c
+        if self._is_directory_whole:
+            return
+        present = self._locate_by_headers(absent, number).present
+        if present.any():
+            raise CorruptError(
+                self.path,
+                "the directory lists no payload, but the sample's header does: the directory is damaged",
+                sample=int(absent[present.argmax()]),
+                modality=self.names[number],
+            )
 
     def data_bounds(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> Bounds:
         """Where the data of one or more samples of a mapped file is, without records, checked."""

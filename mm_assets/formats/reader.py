@@ -58,7 +58,7 @@ class PackedReader(ABC):
     Args:
         source: a local path, or a source of byte ranges; the reader closes it.
         modalities: needed for a file without our tail; for any other, checked against it.
-        verify: check the CRC-32C of every payload that is read.
+        verify: check the CRC-32C of every payload that is read, and that what is absent was so when it was written.
         window: what `open_reader` has fetched of the source already.
 
     Attributes:
@@ -149,6 +149,10 @@ class PackedReader(ABC):
     @abstractmethod
     def _read_one(self, i: int, number: int) -> tuple[Payload, int] | None:
         """One payload of a mapped file and its checksum, or None where absent."""
+
+    @abstractmethod
+    def _check_absent(self, absent: npt.NDArray[np.int64], number: int) -> None:
+        """Raises `CorruptError` if one or more samples without a modality, of a file with checksums, had it once."""
 
     @abstractmethod
     def _locate(self, indices: npt.NDArray[np.int64], numbers: Sequence[int]) -> dict[int, Places]:
@@ -282,27 +286,31 @@ class PackedReader(ABC):
         except KeyError:
             raise KeyError(f"{self.path}: no modality {name!r}; it has {', '.join(self.names)}") from None
 
-    def read_payload(self, i: int, name: str) -> Payload | None:
+    def read_payload(self, i: int, name: str, *, verify: bool | None = None) -> Payload | None:
         """One payload, or None where the modality is absent.
 
         Args:
             i: index of the sample; negative counts from the end.
             name: the modality.
+            verify: check the payload's checksum, where the file has it, or else that it was absent when the file was
+                written; by default as the reader was opened.
 
         Raises:
             IndexError: no such sample.
             KeyError: no such modality.
-            CorruptError: the bytes are out of place or, with `verify`, not those that were written.
+            CorruptError: the bytes are out of place or, with `verify`, not those that were written, or lost.
         """
         number = self.number_of(name)
         i = check_index(i, self._num_samples, self.path)
         if self.mapped is None:  # there are requests to save
-            return self.read_samples([i], (name,))[name][0]
-        found = self._read_one(i, number)
+            return self.read_samples([i], (name,), verify=verify)[name][0]
+        check, found = self._checks(verify), self._read_one(i, number)
         if found is None:
+            if check:
+                self._check_absent(np.array([i], np.int64), number)
             return None
         payload, expected = found
-        if self.verifies and (actual := crc32c(*payload)) != expected:
+        if check and (actual := crc32c(*payload)) != expected:
             raise self._wrong_payload(i, number, actual, expected)
         return payload
 
@@ -314,7 +322,7 @@ class PackedReader(ABC):
         Args:
             indices: of the samples, repeats allowed; negative count from the end.
             names: modalities to read; all by default.
-            verify: check every payload's checksum, where the file has them; by default as the reader was opened.
+            verify: as for `read_payload`.
 
         Raises:
             IndexError: no such sample.
@@ -356,11 +364,13 @@ class PackedReader(ABC):
             if found.records is None:
                 checked = [crc32c(view) for view in taken]
             else:
-                rows = found.records[which]
-                checked = [crc32c(row.data, view) for row, view in zip(rows, taken, strict=True)]
+                size, rows = found.records.shape[1], found.records[which].tobytes()
+                checked = [crc32c(rows[k * size : (k + 1) * size], view) for k, view in enumerate(taken)]
             for i, actual, expected in zip(indices[which].tolist(), checked, found.crcs[which].tolist(), strict=True):
                 if actual != expected:
                     raise self._wrong_payload(i, number, actual, expected)
+            if len(which) < len(indices):
+                self._check_absent(indices[~found.present], number)
         if found.records is None:
             size = self.modalities[number].metadata_size
             table = np.frombuffer(bytearray().join([view[:size] for view in taken]), np.uint8)
@@ -377,12 +387,15 @@ class PackedReader(ABC):
             scattered[row] = data
         return Column(records, scattered)
 
-    def read_sample(self, i: int, names: Sequence[str] | None = None) -> dict[str, Payload | None]:
+    def read_sample(
+        self, i: int, names: Sequence[str] | None = None, *, verify: bool | None = None
+    ) -> dict[str, Payload | None]:
         """The payloads of one sample by name, None where absent.
 
         Args:
             i: index of the sample; negative counts from the end.
             names: modalities to read; all by default.
+            verify: as for `read_payload`.
 
         Raises:
             IndexError: no such sample.
@@ -390,8 +403,9 @@ class PackedReader(ABC):
             CorruptError: as for `read_payload`.
         """
         if self.mapped is not None:
-            return {name: self.read_payload(i, name) for name in (self.names if names is None else names)}
-        return {name: payloads[0] for name, payloads in self.read_samples([i], names).items()}
+            wanted = self.names if names is None else names
+            return {name: self.read_payload(i, name, verify=verify) for name in wanted}
+        return {name: payloads[0] for name, payloads in self.read_samples([i], names, verify=verify).items()}
 
     def checksums(self, name: str) -> npt.NDArray[np.uint32]:
         """CRC-32C of every payload: (N,) uint32, 0 where absent; computed where the file has none.

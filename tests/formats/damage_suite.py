@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import struct
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,19 @@ import pytest
 from mm_assets.errors import BadMagicError, CorruptError, TruncatedError, UnsupportedVersionError
 from mm_assets.formats import open_reader
 
-from .examples import SPECS, MemorySource, Reader, Writer, sections_of, table_of, with_section, with_table, without_tail
+from .examples import (
+    SAMPLES,
+    SPECS,
+    MemorySource,
+    Reader,
+    Writer,
+    plain,
+    sections_of,
+    table_of,
+    with_section,
+    with_table,
+    without_tail,
+)
 
 
 class DamageSuite:
@@ -80,6 +94,72 @@ class DamageSuite:
                 call()
         with pytest.raises(CorruptError, match=message):
             reader.sample_ids.check()
+
+    def entries(self, data: bytes) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """Of each (sample, number of the modality) the ranges of its numbers in the directory, or its row."""
+        count, places = len(SAMPLES), {}
+        for number, spec in enumerate(SPECS):
+            for i in range(count):
+                if data[:4] == b"MULT":
+                    ptr = sections_of(data)[3][0] + 16 * count * number
+                    places[i, number] = [(ptr + 8 * i, 8), (ptr + 8 * count + 4 * i, 4), (ptr + 12 * count + 4 * i, 4)]
+                else:
+                    ptr = struct.unpack_from("<Q", data, 9 + 40 * number + 8)[0]
+                    places[i, number] = [(ptr + (16 + spec.metadata_size) * i, 16 + spec.metadata_size)]
+        return places
+
+    def read_checked(self, data: bytes) -> list[tuple[bytes, bytes] | None]:
+        """Every payload, checked."""
+        reader = self.reader(MemorySource(data), verify=True)
+        return [plain(one) for name in reader.names for one in reader.read_samples(range(len(reader)), [name])[name]]
+
+    def test_flipped_entries(self, file: Path) -> None:
+        """Any flipped bit of the entries of payloads is found by `verify`; checked reads find it or give the same."""
+        data = file.read_bytes()
+        sound, missed = self.read_checked(data), []
+        for place, ranges in self.entries(data).items():
+            for position in (ptr + k for ptr, size in ranges for k in range(size)):
+                for bit in range(8):
+                    bent = bytearray(data)
+                    bent[position] ^= 1 << bit
+                    with contextlib.suppress(CorruptError):
+                        assert self.read_checked(bytes(bent)) == sound
+                    if self.reader(MemorySource(bytes(bent))).verify().ok:
+                        missed.append((place, position - ranges[0][0]))
+        # Where empty data is does not matter, as long as it is within its stream's region.
+        assert {place for place, _ in missed} <= ({(1, 1)} if self.reader.format == "MSTR" else set())
+        assert all(offset < 8 for _, offset in missed)
+
+    @pytest.mark.parametrize("limit", [0, 8 << 20])
+    def test_lost_payloads(self, file: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+        """A payload whose entry became zero, as an absent one's is, is found by `verify` and every checked read."""
+        monkeypatch.setattr("mm_assets.formats.byte_source.WHOLE_LIMIT", limit)  # whether tables are read as a whole
+        data = file.read_bytes()
+        for (i, number), ranges in self.entries(data).items():
+            name, bent = SPECS[number].name, bytearray(data)
+            if SAMPLES[i][1].get(name) is None:
+                continue
+            for ptr, size in ranges:
+                bent[ptr : ptr + size] = bytes(size)
+            file.write_bytes(bent)
+            for source in (file, MemorySource(bytes(bent))):
+                with self.reader(source) as reader, self.reader(source, verify=True) as checked:
+                    assert reader.read_payload(i, name) is None
+                    assert not reader.verify().ok
+                    for call in (
+                        partial(checked.read_payload, i, name),
+                        partial(checked.read_samples, [i, i], [name]),
+                        partial(reader.read_sample, i, [name], verify=True),
+                        partial(reader.read_columns, [i], verify=True),
+                    ):
+                        with pytest.raises(CorruptError, match="damaged") as caught:
+                            call()
+                        assert (caught.value.sample, caught.value.modality) == (i, name)
+                    with pytest.raises(CorruptError, match=f"modality '{name}'"):
+                        list(checked.scan())
+                    # Where the sample says itself what it has, the others stay readable.
+                    if self.reader.format == "MULT":
+                        assert checked.read_payload(2, name) is None
 
     def test_short_ids(self, file: Path) -> None:
         """An ids section that is too short for its offsets is refused at open."""
