@@ -64,6 +64,7 @@ class _Run:
         work: the partitions to run.
         ended: how runs ended.
         failed: what went wrong, one line each.
+        warned: what the checks of the manifests found, one line each.
         began: when the first run was started.
     """
 
@@ -74,6 +75,7 @@ class _Run:
     work: list[tuple[DatasetSpec, str]] = field(default_factory=list)
     ended: list[PartitionRun] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    warned: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     _abandoned: threading.Lock = field(default_factory=threading.Lock)
     _stderr: int = field(default_factory=lambda: os.dup(2))  # while a step runs, Dagster redirects the standard one
@@ -134,7 +136,9 @@ class _Run:
         from mm_assets.orchestration.launch import make_manifest
 
         for name, dataset in self.datasets.items():
-            self.failed += [f"{name}: manifest: {line}" for line in make_manifest(dataset.spec).failures]
+            made = make_manifest(dataset.spec)
+            self.failed += [f"{name}: manifest: {line}" for line in made.failures]
+            self.warned += [f"{name}: {line}" for line in made.warnings]
 
     def report(self) -> None:
         """Prints what was done and what went wrong."""
@@ -155,6 +159,8 @@ class _Run:
             for line in dict.fromkeys((*(note for record in records for note in record.notes), *result.warnings)):
                 line = self.chosen.complete(line)
                 echo(f"warning: {result.dataset}/{result.partition}: {line}", err=True)
+        for line in self.warned:
+            echo(f"warning: {line}", err=True)
         for line in self.failed:
             echo(f"failed: {self.chosen.complete(line)}", err=True)
 

@@ -75,6 +75,7 @@ def make_manifest(
     shards: Sequence[Mapping[str, Any]],
     added: Sequence[Mapping[str, Any]],
     losses: Mapping[str, Mapping[str, int]],
+    duplicate_ids: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The content of a manifest.
 
@@ -85,6 +86,7 @@ def make_manifest(
             format.
         added: name, field and config of each stream that was added after packing.
         losses: by stage and reason, how many items of these partitions were lost.
+        duplicate_ids: how many sample ids several partitions have, with examples.
     """
     manifest = {
         "version": _VERSION,
@@ -92,6 +94,7 @@ def make_manifest(
         "schema": schema,
         "num_samples": sum(shard["num_samples"] for shard in shards),
         "losses": losses,
+        "duplicate_ids": duplicate_ids,
         "shards": shards,
     }
     return {**manifest, "added_streams": list(added)} if added else manifest

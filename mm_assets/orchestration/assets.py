@@ -9,13 +9,14 @@ import dagster as dg
 
 from mm_assets import __version__
 from mm_assets.errors import MmAssetsError
-from mm_assets.orchestration.checks import check_specs
+from mm_assets.orchestration.checks import UNIQUE_IDS, check_specs
 from mm_assets.orchestration.partitions import shard_partitions
 from mm_assets.orchestration.report import check_results, losses_table, stage_metadata
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import exclusive_step
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage
+from mm_assets.pipeline.duplicate_ids import duplicates_said
 from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, StageFailure
@@ -158,7 +159,17 @@ def _make_manifest(dataset: DatasetStore, context: dg.AssetExecutionContext) -> 
     report = publish.build_manifest(dataset)
     left_out = "\n".join(f"- `{key}`: {reason}" for key, reason in report.left_out.items())
     missing = "\n".join(f"- `{name}`: {', '.join(keys)}" for name, keys in report.missing_streams.items())
+    duplicates = report.manifest["duplicate_ids"]
+    unique_ids = dg.AssetCheckResult(
+        check_name=UNIQUE_IDS,
+        asset_key=context.asset_key,
+        passed=not duplicates["count"],
+        severity=dg.AssetCheckSeverity.WARN,
+        description=duplicates_said(duplicates) or None,
+        metadata={"num_duplicate_ids": duplicates["count"], "examples": duplicates["examples"]},
+    )
     return dg.MaterializeResult(
+        check_results=[unique_ids],
         metadata={
             "uri/manifest": dg.MetadataValue.path(report.url),
             "count/shards": len(report.manifest["shards"]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,7 @@ from mm_assets.pipeline.chain import (
     TABLES,
     Stage,
 )
+from mm_assets.pipeline.duplicate_ids import duplicate_ids
 from mm_assets.pipeline.losses import loss_counts, sum_counts
 from mm_assets.pipeline.store import DatasetStore, StageRecord, canonical_json, size_fault
 from mm_assets.storage.store import Store
@@ -218,6 +219,7 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
         shards=shards,
         added=added.streams,
         losses=sum_counts(marker.get("losses", {}) for marker in listed.values()),
+        duplicate_ids=_duplicate_ids(dataset, shards),
     )
     content = canonical_json(manifest, indent=1)
     digest = hashlib.sha256(content).hexdigest()
@@ -232,6 +234,21 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
         left_out=left_out,
         missing_streams=added.missing,
     )
+
+
+def _duplicate_ids(dataset: DatasetStore, shards: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The ids that several partitions have; those of the newest manifest, if it lists the same files."""
+
+    def files(listed: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+        return {shard["partition"]: shard["files"]["mult"]["sha256"] for shard in listed}
+
+    with suppress(ValueError, KeyError, TypeError):  # there is no newest manifest, or it is damaged or an earlier one's
+        if dataset.store.exists("manifest.json"):
+            newest = json.loads(dataset.store.read_bytes("manifest.json"))
+            if files(newest["shards"]) == files(shards):
+                known: Mapping[str, Any] = newest["duplicate_ids"]
+                return known
+    return duplicate_ids(dataset, [shard["partition"] for shard in shards])
 
 
 def missing_streams(dataset: DatasetStore) -> Mapping[str, tuple[str, ...]]:
