@@ -7,6 +7,7 @@ usual: a live recording of unknown length, or zeros after the end, are whole.
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -60,7 +61,7 @@ def _mov(view: memoryview) -> str | None:
         size, kind = _U32.unpack_from(view, at)[0], bytes(view[at + 4 : at + 8])
         if size == 1 and at + 16 <= len(view):
             size = _U64.unpack_from(view, at + 8)[0]
-        if kind not in _KNOWN_BOXES:
+        if kind not in _KNOWN_BOXES and not (kind.isalnum() and 8 <= size <= len(view) - at):  # a box of another kind
             lost = fragments and not _is_fill(view, at) and b"moof" in bytes(view[at:])
             if not has_header:
                 return f"no box moov before byte {at}, where there is no box"
@@ -224,10 +225,15 @@ def _flv(view: memoryview) -> str | None:
 # --- MPEG -------------------------------------------------------------------------------------------------------------
 
 
+_STUFFING = re.compile(rb"\x00{1,64}?(?=\x00\x00\x01)")  # zeros that fill a sector, as those with audio of a Video CD
+
+
 def _mpeg(view: memoryview) -> str | None:
     """Packets that end after the file, and bytes between packets that are none."""
     at = 0
     for _ in range(_MAX_STEPS):
+        if stuffing := _STUFFING.match(view, at):
+            at = stuffing.end()
         if at + 4 > len(view):
             return None if at == len(view) or not any(view[at:]) else f"packet at byte {at} is truncated"
         code = view[at + 3]

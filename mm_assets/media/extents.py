@@ -14,7 +14,7 @@ from typing import Final
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.header import MAX_SEGMENTS
 
-__all__ = ["Extent", "extent_of", "is_streamed_size"]
+__all__ = ["Extent", "extent_of", "is_streamed_size", "wav_with_size"]
 
 _W64_DATA: Final = b"data\xf3\xac\xd3\x11\x8c\xd1\x00\xc0\x4f\x8e\xdb\x8a"
 
@@ -38,8 +38,8 @@ class Extent:
 
 
 def is_streamed_size(size: int) -> bool:
-    """Whether a 32-bit size of a RIFF is that of a writer that could not seek back: about 2 or 4 GiB."""
-    return size >= 0xFFFFFF00 or 0x7FFFF000 <= size <= 0x80000000
+    """Whether a 32-bit size of a RIFF or AIFF is that of a writer that could not seek back: about 2 or 4 GiB."""
+    return size >= 0xFFFFFF00 or 0x7F000000 <= size <= 0x80000000
 
 
 def extent_of(data: Buffer, codec: str) -> Extent | None:
@@ -68,9 +68,26 @@ def _wav(view: memoryview) -> Extent | None:
         elif kind == b"data":
             if size == 0xFFFFFFFF and size64 is not None:
                 return _of_chunk(view, at + 8, size64)
-            return None if is_streamed_size(size) else _of_chunk(view, at + 8, size)
+            return None if size == 0 or is_streamed_size(size) else _of_chunk(view, at + 8, size)
         at += 8 + size + (size & 1)
     return None
+
+
+def wav_with_size(view: memoryview) -> Buffer:
+    """The WAV itself, or, if its samples have a size of 0, as a stopped recorder leaves it, a copy with their size."""
+    at = 12
+    for _ in range(MAX_SEGMENTS):
+        if at + 8 > len(view):
+            break
+        kind, size = struct.unpack_from("<4sI", view, at)
+        if kind == b"data":
+            if size or at + 8 == len(view):
+                break
+            copy = bytearray(view)
+            struct.pack_into("<I", copy, at + 4, min(len(view) - at - 8, 0xFFFFFFFF))
+            return copy
+        at += 8 + size + (size & 1)
+    return view
 
 
 def _aiff(view: memoryview) -> Extent | None:

@@ -22,6 +22,7 @@ __all__ = ["FrameRun", "check_frames", "mp3_with_length", "walk_mp3"]
 _U32 = struct.Struct(">I")
 _SEARCHED: Final = 1 << 20  # bytes that are searched for frames where none are, in all: more are hostile
 _LONGEST = 2881  # bytes of an MPEG frame
+_MAX_FILL = 4096  # zeros after the last frame
 _SAME = 0xFFFE0C00  # sync, version, layer and rate: the same in all frames of a file
 
 _KBPS = {  # (lowest version, layer): kilobits per second by index
@@ -129,7 +130,7 @@ def walk_mp3(data: Buffer) -> FrameRun:
         else:
             found = _next_frame(view, at + 1, min(end, at + budget), same)
             if found is None:
-                if end - at > _LONGEST:
+                if end - at > _LONGEST and not _is_fill(view, at, end):
                     problem = problem or f"the {end - at} bytes from {at} on are not frames"
                 break
             problem = problem or f"the {found - at} bytes from {at} on are not frames"
@@ -216,6 +217,11 @@ def _next_frame(view: memoryview, at: int, end: int, same: int | None) -> int | 
         if after == len(view) or (after + 4 <= len(view) and _U32.unpack_from(view, after)[0] & _SAME == word & _SAME):
             return at + place
     return None
+
+
+def _is_fill(view: memoryview, at: int, end: int) -> bool:
+    """Whether only a few zeros are left, as a tag editor or a block device leaves them."""
+    return end - at <= _MAX_FILL and not any(view[at:end])
 
 
 def _tag_size(view: memoryview, at: int) -> int:

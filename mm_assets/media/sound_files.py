@@ -20,7 +20,7 @@ from mm_assets.errors import MediaError, optional_import
 from mm_assets.media import flac
 from mm_assets.media.container_damage import find_damage
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.extents import Extent, extent_of
+from mm_assets.media.extents import Extent, extent_of, wav_with_size
 from mm_assets.media.header import size_of_id3
 from mm_assets.media.mpeg_audio import FrameRun, check_frames, mp3_with_length, walk_mp3
 from mm_assets.media.stderr import without_mpg123_messages
@@ -219,6 +219,8 @@ def _open_sndfile(view: memoryview, codec: str, length: int) -> Iterator[OpenAud
         return
     if codec == "flac":
         file, known = memoryview(flac.with_known_length(view, length)), length or None
+    elif kind == "wav":
+        file = memoryview(wav_with_size(view))
     with _opened(file, codec) as sound:
         count = int(sound.frames) if known is None else known
         bytes_each = _PCM_BYTES.get(sound.subtype) if codec not in ("flac", "ogg") else None

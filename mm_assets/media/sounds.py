@@ -74,8 +74,8 @@ def probe_audio(data: Buffer, *, size: int | None = None, max_frames: int = DEFA
     content_type = sniff_content_type(head.view)
     file_size = head.size if size is None else size
     start = size_of_id3(head.view)
-    if start and head.starts(start, b"fLaC"):
-        content_type = "audio/flac"
+    if start:  # what follows a tag is MP3, if its first bytes do not say that it is something else
+        content_type = sniff_content_type(head.view[start:]) or content_type
     if content_type == "audio/wav":
         info = _probe_wav(head, file_size, max_frames)
     elif content_type == "audio/flac":

@@ -151,7 +151,7 @@ def _refuse(url: str, flags: int, options: dict[str, Any]) -> Any:
 
 def _sniff(view: memoryview) -> tuple[str, str]:
     """MIME type and demuxer of the bytes."""
-    content_type = sniff_content_type(view)
+    content_type = sniff_content_type(_without_tags(view)) or sniff_content_type(view)
     if content_type not in _DEMUXERS:
         found = content_type or "bytes of no known container"
         raise MediaError("<video>", f"found {found}, expected a video or audio file of one container")

@@ -233,6 +233,33 @@ def test_a_truncated_file_says_how_much_is_there(name, said):
     assert re.search(said, found), found
 
 
+def streamed(name, chunk, size):
+    """A file whose chunk of samples has a size that a writer into a pipe leaves."""
+    data = made(name)
+    at = data.index(chunk) + 4
+    return data[:at] + size + data[at + 4 :]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("wav pcm 16", lambda: streamed("wav pcm 16", b"data", bytes(4))),
+        ("wav pcm 16", lambda: streamed("wav pcm 16", b"data", b"\xff" * 4)),
+        ("wav float", lambda: streamed("wav float", b"data", bytes(4))),
+        ("aiff", lambda: streamed("aiff", b"SSND", b"\x7f\0\0\x80")),
+        ("adts", lambda: b"ID3\x04\0\0\0\0\0\x05extra" + made("adts")),
+        ("flac 16", lambda: b"ID3\x04\0\0\0\0\0\x05extra" + made("flac 16")),
+        ("mp3", lambda: made("mp3") + bytes(4096)),
+    ],
+)
+def test_files_of_pipes_and_with_tags_are_whole(name, data):
+    """A size that was never filled in, a tag before the frames and zeros after them are not damage."""
+    expected = AudioField().decode(*AudioField().encode(made(name))).samples
+    record, payload = AudioField().encode(data())
+    AudioField().check_decodable(record, payload)
+    np.testing.assert_array_equal(AudioField().decode(record, payload).samples, expected)
+
+
 def test_a_clip_ends_where_the_padding_of_its_opus_begins():
     """Opus in WebM has the samples that decode, without the padding of its last packet."""
     data = made("webm opus")

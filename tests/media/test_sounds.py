@@ -102,6 +102,7 @@ def test_the_frames_of_an_mp3_are_its_length():
         id3 + bytes(30) + frames,
         frames[:-last] + id3 + frames[-last:],
         frames + b"TAG" + bytes(125),
+        frames + bytes(4096),
         frames + ape + bytes(8) + ape.replace(struct.pack("<I", 1 << 31), struct.pack("<I", 1 << 31)),
     ):
         found = walk_mp3(tagged)
@@ -120,6 +121,7 @@ def test_the_frames_of_an_mp3_are_its_length():
         (lambda frames: frames[:-3], "its last frame has"),
         (lambda frames: frames[:100] + bytes(1500) + frames[1600:], "are not frames"),
         (lambda frames: frames + b"junk" * 800, "are not frames"),
+        (lambda frames: frames + bytes(5000), "are not frames"),
         (lambda frames: frames[:2] + bytes([frames[2] & 0x0F]) + frames[3:], "free format"),
         (lambda frames: b"ID3\x04\0\0\0\0\0\x05extra" + bytes(99), "has no frame at byte 15"),
     ],
