@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 __all__ = ["find_damage"]
 
-_MAX_STEPS = 20_000_000  # elements, chunks, tags, pages or packs of one file
+_MAX_STEPS = 4_000_000  # elements, chunks, tags, pages or packs of one file: hours of any
 _MAX_FILL = 4096  # zeros after the end that a writer may add: more than a sector
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
@@ -122,7 +122,8 @@ def _matroska(view: memoryview) -> str | None:
     if end > len(view):
         return _beyond("segment", at, end, view)
     at, inside = segment[1], False  # inside: within a cluster of unknown size
-    for _ in range(_MAX_STEPS):
+    steps = iter(range(_MAX_STEPS))
+    for _ in steps:
         if at >= end:
             return None
         found = _element(view, at)
@@ -140,22 +141,24 @@ def _matroska(view: memoryview) -> str | None:
             what = "cluster" if name == _CLUSTER else f"element {name:X}"
             return _beyond(what, at, body + size, view) if end == len(view) else f"{what} at byte {at} is too long"
         if name == _CLUSTER:
-            lost = _cluster(view, body, body + size)
+            lost = _cluster(view, body, body + size, steps)
             if lost is not None:
                 return lost
         at = body + size
     return f"more than {_MAX_STEPS} elements"
 
 
-def _cluster(view: memoryview, at: int, end: int) -> str | None:
-    while at < end:
+def _cluster(view: memoryview, at: int, end: int, steps: Iterator[int]) -> str | None:
+    for _ in steps:
+        if at >= end:
+            return None
         found = _element(view, at)
         if found is None or found[0] not in _IN_CLUSTER or found[2] == _UNKNOWN:
             return f"no element at byte {at}, within a cluster"
         if found[1] + found[2] > end:
             return f"element at byte {at} ends after its cluster"
         at = found[1] + found[2]
-    return None
+    return f"more than {_MAX_STEPS} elements"
 
 
 # --- RIFF -------------------------------------------------------------------------------------------------------------
@@ -283,15 +286,17 @@ def _mpegts(view: memoryview) -> str | None:
     starts_anew = (counter & 0x20 != 0) & (packets[:, 4] > 0) & (packets[:, 5] & 0x80 != 0)
     begins = flags & 0x40 != 0  # the content of a packet begins something
     tables = np.cumsum((pids == 0) & begins)
-    for pid in np.unique(pids).tolist():
-        rows = np.flatnonzero((pids == pid) & (counter & 0x10 != 0))
+    # The packets with content of each stream, in their order, found in one pass: a hostile file has thousands.
+    counted = np.flatnonzero((counter & 0x10 != 0) & (pids >= _FIRST_PID) & (pids < _NO_PID))
+    counted = counted[np.argsort(pids[counted], kind="stable")]
+    for rows in np.split(counted, np.flatnonzero(np.diff(pids[counted])) + 1) if len(counted) else ():
         steps = np.diff(counter[rows] & 15) & 15
         # A packet may be sent twice, and then has one number. Where another stream was joined, after a table of its
         # programs, a number may follow any other.
         joined = begins[rows[1:]] & (np.diff(tables[rows]) > 0)
         missing = np.flatnonzero((steps > 1) & ~starts_anew[rows[1:]] & ~joined)
-        if _FIRST_PID <= pid < _NO_PID and len(missing):
-            return f"packets of stream {pid} are missing before byte {int(rows[missing[0] + 1]) * size}"
+        if len(missing):
+            return f"packets of stream {pids[rows[0]]} are missing before byte {int(rows[missing[0] + 1]) * size}"
     return None
 
 

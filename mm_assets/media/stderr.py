@@ -34,6 +34,12 @@ _FROM_MPG123 = (
 _lock = threading.Lock()
 
 
+def _file_in_memory() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("mpg123"), "w+b")
+    return tempfile.TemporaryFile()  # of other systems than Linux
+
+
 class _Diversion:
     """The diverted descriptor, and how many calls need it diverted."""
 
@@ -56,11 +62,16 @@ class _Diversion:
 
     def _divert(self) -> None:
         try:
+            file = _file_in_memory()
+        except OSError:  # no room for it: the messages are not worth an MP3
+            return
+        try:
             self.original = os.dup(_STDERR)
         except OSError:  # closed: nothing is written to it
+            file.close()
             return
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `_restore`, as the calls end
-        os.dup2(self.file.fileno(), _STDERR)
+        self.file = file
+        os.dup2(file.fileno(), _STDERR)
 
     def _restore(self) -> None:
         if self.file is None:

@@ -15,6 +15,7 @@ import soundfile
 
 from mm_assets.errors import EncodeError, FormatError
 from mm_assets.fields import Audio, AudioField
+from mm_assets.media import stderr
 from mm_assets.media.sound import index_sound
 
 from .conftest import sound_file
@@ -297,6 +298,16 @@ def test_messages_of_libmpg123_are_withheld_and_others_are_not():
         [sys.executable, "-c", script], input=bytes(data), capture_output=True, timeout=200, check=True
     )
     assert done.stderr == b"from another thread\n"
+
+
+def test_an_mp3_needs_no_room_for_messages(monkeypatch):
+    """Where no file can take libmpg123's messages, an MP3 decodes all the same and is not called damaged."""
+
+    def no_room():
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stderr, "_file_in_memory", no_room)
+    assert len(AudioField().decode(*AudioField().encode(made("mp3"))).samples)
 
 
 def test_a_file_that_needs_pyav_names_the_command_where_it_is_missing(monkeypatch):

@@ -7,6 +7,7 @@ import av
 import numpy as np
 import pytest
 
+from mm_assets.media import container_damage
 from mm_assets.media.container_damage import find_damage
 
 
@@ -34,6 +35,9 @@ OGG = vorbis()
 SECOND = OGG.index(b"OggS", OGG.index(b"OggS", 1) + 1)
 
 
+SEGMENT = b"\x1aE\xdf\xa3\x80\x18\x53\x80\x67\x01" + b"\xff" * 7
+
+
 @pytest.mark.parametrize(
     ("demuxer", "data", "found"),
     [
@@ -57,6 +61,8 @@ SECOND = OGG.index(b"OggS", OGG.index(b"OggS", 1) + 1)
         ("mov", struct.pack(">I4sI4sI4s", 8, b"ftyp", 99, b"pdin", 8, b"moov"), "no box moov before byte 8"),
         ("mpeg", b"\0\0\1\xbe\0\2ab" + bytes(20) + b"\0\0\1\xb9", None),
         ("mpeg", b"\0\0\1\xbe\0\2ab" + bytes(5000) + b"\0\0\1\xb9", "no packet at byte 8"),
+        ("matroska", SEGMENT + b"\x1f\x43\xb6\x75\x85\xe7\x81\0\xec\x80", None),
+        ("matroska", SEGMENT + b"\x1f\x43\xb6\x75\x85\xe7\x81\0\xec\x81", "ends after its cluster"),
         ("avi", b"RIFF" + struct.pack("<I4s", 4, b"AVI ") + b"anything after it", None),
         ("avi", b"RIFF" + struct.pack("<I4s", 0x7FFFFFFF, b"AVI ") + b"JUNK" + struct.pack("<I", 0), None),
         ("avi", b"RIFF" + struct.pack("<I4s", 99, b"AVI "), "chunk RIFF AVI  at byte 0 ends 95 bytes after the file"),
@@ -70,6 +76,15 @@ def test_containers_are_held_to_their_promises(demuxer, data, found):
     """A container that is shorter than it says, or has bytes that belong to nothing, is damaged, and no other is."""
     damage = find_damage(memoryview(data), demuxer)
     assert (damage is None) if found is None else (damage is not None and found in damage), damage
+
+
+def test_the_steps_of_a_walk_are_limited(monkeypatch):
+    """Elements in clusters and beside them count together, so that a hostile file takes no more time than another."""
+    monkeypatch.setattr(container_damage, "_MAX_STEPS", 100)
+    cluster = b"\x1f\x43\xb6\x75\x88" + b"\xec\x80" * 4
+    assert find_damage(memoryview(SEGMENT + cluster * 10), "matroska") is None
+    for hostile in (cluster * 20, b"\xec\x80" * 101, b"\x1f\x43\xb6\x75\x40\xca" + b"\xec\x80" * 101):
+        assert find_damage(memoryview(SEGMENT + hostile), "matroska") == "more than 100 elements"
 
 
 @pytest.mark.parametrize("demuxer", ["mov", "matroska", "avi", "flv", "mpeg", "mpegts", "ogg", "asf"])
