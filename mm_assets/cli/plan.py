@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
+from mm_assets.cli.output import echo, printable
 from mm_assets.errors import SourceError
 from mm_assets.summaries import counted
 
@@ -89,7 +90,7 @@ def _print_plan(spec: DatasetSpec, decision: Decision, num_partitions: int) -> N
         numbers=(2,),
     )
     for note in decision.notes:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
 
 
 def _counts(numbers: Mapping[str, int]) -> str:
@@ -117,7 +118,7 @@ def _print_table(headings: Sequence[str], lines: Sequence[Sequence[str]], *, num
     for number in used:
         table.add_column(headings[number], justify="right" if number in numbers else "left", overflow="fold")
     for line in lines[:_SHOWN]:
-        table.add_row(*(escape("".join(c if c.isprintable() else "·" for c in line[n])) for n in used))
+        table.add_row(*(escape(printable(line[n])) for n in used))
     Console().print(table)
     if len(lines) > _SHOWN:
         click.echo(f"and {len(lines) - _SHOWN:,} more")

@@ -45,6 +45,15 @@ def test_the_tables_fit_the_terminal(shards: Path, width: int) -> None:
     assert sorted(shards.parent.rglob("*")) == before
 
 
+def test_names_of_members_are_shown_escaped(tmp_path: Path) -> None:
+    """A member's name cannot write to the terminal, neither in a table nor in a note."""
+    members = {f"{n}.txt": "t" for n in range(99)} | {"\x1b[2JREADME": "x", "odd.\x1b[31m": b"x"}
+    make_shard(tmp_path / "in" / "a.tar", members)
+    result = plan(tmp_path / "in", width=200)
+    assert "\\x1b[2JREADME of" in result.stderr
+    assert "\x1b" not in result.stdout + result.stderr
+
+
 def test_settings_and_json(shards: Path) -> None:
     """Settings change the plan, as JSON it has what schema.json will hold, and empty tables are left out."""
     result = plan(shards, "--set", "samples.user_columns=[]", "--pack", "image_text", "--json")
