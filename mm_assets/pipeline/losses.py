@@ -83,7 +83,7 @@ _ADVICE = {  # by stage and the start of a reason, the longest that fits
     f"{ROWS.name}/duplicate_sample_id": "make ids unique, or set samples.sample_id_field to a key that is",
     f"{ROWS.name}/unreferenced_member": "name it in the sample's JSON, or move it out of the shard",
     f"{ROWS.name}/too_large": "raise samples.max_text_bytes",
-    f"{ROWS.name}/not_utf8": "convert the text to UTF-8",
+    f"{ROWS.name}/not_utf8": "name the encoding of the texts as samples.encoding, or convert them to UTF-8",
     f"{FILTERED_ROWS.name}/": "change or remove the filter if the row should stay",
     f"{FILTERED_ROWS.name}/materialize.": "make the source of the item readable, or on_materialize_error: keep",
     f"{FILTERED_ROWS.name}/packable.": "repair the item, or give it a field in `pack` (docs/packing.md)",

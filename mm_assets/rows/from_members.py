@@ -165,10 +165,12 @@ class _Builder(RowBuilder):
             self.counts[f"encoding.{encoding}"] += count
             self.notes.append(f"{url}: {counted(count, 'text')} read as {encoding}")
         choice = texts.choice
-        if choice is not None:
-            chosen = choice.encoding or "no encoding"
+        if choice is not None and choice.encoding is None:
+            unsure = f"{counted(choice.ballots, 'ballot')}, {counted(choice.votes, 'vote')} for an encoding"
+            self.notes.append(f"{url}: its texts that are not UTF-8 do not show one encoding ({unsure})")
+        elif choice is not None:
             voted = f"{choice.share:.0%} of {counted(choice.votes, 'vote')} from {counted(choice.ballots, 'ballot')}"
-            self.notes.append(f"{url}: the encoding of its texts that are not UTF-8 is {chosen} by {voted}")
+            self.notes.append(f"{url}: the encoding of its texts that are not UTF-8 is {choice.encoding} by {voted}")
 
     def _is_text(self, member: Member) -> bool:
         return is_metadata(member) or modality_of(member.extension, self.layout.extensions) == "text"

@@ -384,6 +384,7 @@ def test_bad_json_costs_only_itself(tmp_path: Path) -> None:
             assert out.brief(name) == [(0, "image", f"{name}.jpg", None)]
         assert out.reasons()["t.txt"] == "not_utf8"
         assert out.brief("t") == [(0, "image", "t.jpg", None)]
+        assert any("its texts that are not UTF-8 do not show one encoding" in note for note in out.stream.notes)
         assert "lonely" not in {r["sample_id"] for r in out.rows}
         assert [r["metadata_json"] for r in out.rows if r["metadata_json"]] == ['{"a": 1}']
 
