@@ -46,7 +46,7 @@ def command(chosen: DatasetChoice, place: str | None, as_json: bool) -> None:
         if not as_json:
             _print_plan(spec, decision, len(partitions))
     if as_json:
-        click.echo(json.dumps(planned, indent=1, ensure_ascii=False))
+        click.echo(json.dumps(planned, indent=1))
 
 
 def _evidence(decision: Decision) -> dict[str, object]:

@@ -69,7 +69,7 @@ _UNDECODABLE = _PLACED.format(  # of those that were dropped, `dropped` tells
 _COLUMNS = ("reason", "sample_id", "position", "modality", "shard", "member", "byte_offset", "byte_size", "detail")
 
 _ADVICE = {  # by stage and the start of a reason, the longest that fits
-    f"{RAW_SHARDS.name}/": "repair the shard and run again; on_damaged_shard: salvage takes what is readable",
+    f"{RAW_SHARDS.name}/": "do as the message says; on_damaged_shard: salvage takes what a damaged tar still has",
     f"{ROWS.name}/": "correct the member in the shard and run again",
     f"{ROWS.name}/damaged": "replace the shard: these bytes cannot be read as members",
     f"{ROWS.name}/directory": "nothing: a directory has no content",
