@@ -27,6 +27,7 @@ from mm_assets.fields import Field, Item, complete_config
 from mm_assets.formats import ModalitySpec, MstrReader, MultReader, Payload, crc32c, open_reader
 from mm_assets.packing.pack import listing_json
 from mm_assets.packing.placement import BlockRows, Placement, Placer
+from mm_assets.packing.plan import VALUE_TAKES
 from mm_assets.rows.parquet import sample_groups
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.remote import RemoteFile
@@ -50,6 +51,7 @@ _KINDS = {
     "parts": "content",
     "rest": "content",
     "json": "value",
+    "column": "value",
     "metadata": "metadata",
     "listing": "listing",
 }
@@ -323,7 +325,7 @@ def _expected_of(rows: BlockRows, placement: Placement, placer: Placer) -> Itera
             exact = placer.keeps(taker, part)
             yield sample_id, placer.names[taker], kind, part, position, len(data), crc32c(data), exact
     for taker, value in placement.values.items():
-        if placer.plan.modalities[taker].selector.take == "json":
+        if placer.plan.modalities[taker].selector.take in VALUE_TAKES:
             places = [0] if placer.fields[taker].item_field is None else [place for place, _ in value]
             for place in places:
                 yield sample_id, placer.names[taker], "value", "", place, 0, 0, False
@@ -372,7 +374,7 @@ class _Comparison:
             modality = placer.plan.modalities[taker]
             if reader is None or name not in reader.names or modality.selector.take == "listing":
                 continue
-            if modality.selector.take not in ("parts", "json") and placer.keeps(taker, ""):
+            if modality.selector.take not in ("parts", *VALUE_TAKES) and placer.keeps(taker, ""):
                 continue
             present = _present(reader, name)
             places = np.linspace(0, len(present) - 1, min(MAX_COMPARED, len(present))).astype(int)

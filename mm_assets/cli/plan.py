@@ -54,14 +54,15 @@ def _evidence(decision: Decision) -> dict[str, object]:
 
 
 def _print_plan(spec: DatasetSpec, decision: Decision, num_partitions: int) -> None:
+    from mm_assets.packing.presets import chooses_preset
     from mm_assets.packing.survey import group_name
 
     sampled = f"{counted(decision.num_samples, 'sample')} of {counted(len(decision.shards), 'shard')}"
     click.echo(f"{spec.name}: {counted(decision.num_shards, 'shard')}, {counted(num_partitions, 'partition')}")
     click.echo(f"looked at: {sampled}")
     preset = decision.schema.pack["preset"] or "none: the declared fields"
-    click.echo(f"preset: {preset} ({'chosen from the samples' if spec.pack is None else 'declared'})")
-    if spec.pack is None:
+    click.echo(f"preset: {preset} ({'chosen from the samples' if chooses_preset(spec.pack) else 'declared'})")
+    if chooses_preset(spec.pack):
         click.echo(f"because: {_why(preset)}")
     _print_table(
         ("kind of sample", "samples", "decides"),

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from mm_assets.errors import EncodeError, SchemaMismatchError
 from mm_assets.fields import Encoded, Field
-from mm_assets.packing.plan import PackPlan, Selector
+from mm_assets.packing.plan import VALUE_TAKES, PackPlan, Selector
 from mm_assets.rows.columns import content_views, views
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
@@ -68,6 +68,8 @@ class BlockRows:
         self.failed: list[bool] = table.column("materialize_error").is_valid().to_pylist()
         self._contents = content_views(table) if contents is None else contents
         self._json = views(table.column("metadata_json"))
+        self._table = table
+        self._columns: dict[str, list[Any]] = {}
 
     def samples(self) -> Iterator[tuple[int, int]]:
         """First row of each sample and the row after its last."""
@@ -84,6 +86,18 @@ class BlockRows:
     def metadata(self, row: int) -> memoryview | None:
         """The sample's JSON text on its metadata row, as UTF-8."""
         return self._json[row]
+
+    def value(self, name: str, row: int) -> Any:
+        """The value of a user's or annotator's column, as Python's; None for null.
+
+        Raises:
+            SchemaMismatchError: the rows have no such column.
+        """
+        if name not in self._columns:
+            if name not in self._table.schema.names:
+                raise SchemaMismatchError(f"rows to pack have no column {name!r}, which the plan packs")
+            self._columns[name] = self._table.column(name).to_pylist()
+        return self._columns[name][row]
 
     def is_metadata(self, row: int) -> bool:
         """Whether the row is a sample's metadata row."""
@@ -113,11 +127,11 @@ class Placement:
         stop: the row after its last.
         items: for each modality of the plan by number, its rows; a modality without rows is missing. The metadata row
             is under the plan's metadata, if it has JSON.
-        values: for each modality that is made of the sample's JSON, or that is a composite: its value.
+        values: for each modality that is made of the sample's JSON or a column, or that is a composite: its value.
         refused: rows that go nowhere, with the reason. A refused metadata row means its sample.
         unfit: rows that a field refused, wherever they went instead, with the name of its modality and its message.
-        without: modalities without a value of the JSON that their field refused, where the plan allows that, with the
-            field's message.
+        without: modalities without a value of the JSON or a column that their field refused, where the plan allows
+            that, with the field's message.
         encoded: for each modality in `values`, its payload; only where the placer encodes.
         encoded_rows: likewise for each row that is an item of a modality other than the rest or a composite.
     """
@@ -247,8 +261,8 @@ class Placer:
         for taker, modality in enumerate(self.plan.modalities):
             if modality.selector.take == "parts":
                 self._place_parts(sample, taker)
-            elif modality.selector.take == "json":
-                self._place_json(sample, taker, modality.selector)
+            elif modality.selector.take in VALUE_TAKES:
+                self._place_value(sample, taker, modality.selector)
             else:
                 self._place_rows(sample, taker, modality.selector)
         if sample.open_rows and self.rest is not None:
@@ -378,8 +392,12 @@ class Placer:
             return value, ""
         return None, refusal
 
-    def _place_json(self, sample: _Sample, taker: int, selector: Selector) -> None:
+    def _place_value(self, sample: _Sample, taker: int, selector: Selector) -> None:
         found = selector.value_in(sample.json)
+        if selector.take == "column":
+            found = None if sample.head is None else sample.rows.value(selector.key[0], sample.head)
+            if isinstance(found, str) and self.fields[taker].HOLDS_JSON:
+                found = found.encode()  # the JSON text of a value, not a JSON string
         if found is None:
             return
         try:

@@ -3,7 +3,8 @@
 A plan is decided once for a dataset and stored as JSON. A row goes to the first packed modality, in the plan's order,
 whose selector takes it and whose field accepts its content. A row that no modality takes goes to the `rest` of a plan
 that has one, and is dropped with a reason otherwise. A composite field is made of several rows, its parts, each with a
-selector of its own. A field may also get a value of the sample's JSON, which takes no row. Nothing here reads content.
+selector of its own. A field may also get a value of the sample's JSON, or of a column of its metadata row, which takes
+no row. Nothing here reads content.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from mm_assets.fields import BytesField, Field, SequenceField, field_from_declar
 from mm_assets.formats import ModalitySpec, name_hash
 from mm_assets.formats.records import MAX_MODALITIES
 
-__all__ = ["NUMBERED", "ROW_TAKES", "PackPlan", "PackedModality", "Selector", "Take", "parse_fields"]
+__all__ = ["NUMBERED", "ROW_TAKES", "VALUE_TAKES", "PackPlan", "PackedModality", "Selector", "Take", "parse_fields"]
 
-Take = Literal["one", "sequence", "shared", "parts", "json", "metadata", "rest", "listing"]
+Take = Literal["one", "sequence", "shared", "parts", "json", "column", "metadata", "rest", "listing"]
 OnRefused = Literal["drop", "absent"]
+VALUE_TAKES = ("json", "column")  # of a selector of a value, which takes no row
 ROW_TAKES = ("one", "sequence", "shared")  # of a selector that finds content rows by their names
 
 NUMBERED = "#"  # a role pattern: any whole number, as in x.0.png, x.1.png
@@ -40,11 +42,11 @@ class Selector:
         extension: patterns for the member's extension. For `take` "one" their order is an order of preference.
         take: "one" content row of a sample, the first by preference and position; a "sequence" of all of them at their
             positions; as a part of a composite, one row that is "shared", since another modality takes it; several
-            "parts", each by a selector of its own; a value of the sample's "json" at `key`, which takes no row; the
-            sample's "metadata"; the "rest" that no other takes, numbered as the sample's content rows are; or a
-            "listing" of where each content row went.
-        key: path of keys into the sample's JSON, for `take` "json"; () is the whole.
-        on_refused: for `take` "json", what a value that the field refuses costs: "drop" the sample, or the value alone,
+            "parts", each by a selector of its own; a value of the sample's "json" at `key`, or of the "column" `key`
+            of its metadata row, which takes no row; the sample's "metadata"; the "rest" that no other takes, numbered
+            as the sample's content rows are; or a "listing" of where each content row went.
+        key: for `take` "json", path of keys into the sample's JSON, where () is the whole; for "column", its name.
+        on_refused: for these two, what a value that the field refuses costs: "drop" the sample, or the value alone,
             which is then "absent" and counted.
     """
 
@@ -74,7 +76,7 @@ class Selector:
 
     def to_json(self) -> dict[str, Any]:
         """The selector as plans store it."""
-        if self.take == "json":
+        if self.take in VALUE_TAKES:
             return {"take": self.take, "key": list(self.key), "on_refused": self.on_refused}
         return {"modality": self.modality, "role": self.role, "extension": list(self.extension), "take": self.take}
 
@@ -303,24 +305,28 @@ def _parse_selector(value: Mapping[str, Any], default: Take, where: object, key:
     if take not in get_args(Take):
         raise ConfigError(where, f"{key}.take", f"is {take!r}, allowed: {', '.join(get_args(Take))}")
     for name in ("key", "on_refused"):
-        if name in value and take != "json":
-            raise ConfigError(where, f"{key}.{name}", f"is about the sample's JSON, and take is {take!r}, not json")
+        if name in value and take not in VALUE_TAKES:
+            detail = f"is about a value, and take is {take!r}, not {' or '.join(VALUE_TAKES)}"
+            raise ConfigError(where, f"{key}.{name}", detail)
     on_refused = value.get("on_refused", "drop")
     if on_refused not in get_args(OnRefused):
         allowed = ", ".join(get_args(OnRefused))
         raise ConfigError(where, f"{key}.on_refused", f"is {on_refused!r}, allowed: {allowed}")
-    if take == "json":
+    if take in VALUE_TAKES:
         for name in ("modality", "role", "extension"):
             if name in value:
-                raise ConfigError(where, f"{key}.{name}", "names rows, and take: json takes none")
+                raise ConfigError(where, f"{key}.{name}", f"names rows, and take: {take} takes none")
     patterns = _texts(value.get("extension", "*"), "a pattern or a list of patterns", where, f"{key}.extension")
     keys = "a key of the sample's JSON or a list of them, outermost first"
+    path = _texts(value.get("key", ()), keys, where, f"{key}.key", empty=True)
+    if take == "column" and len(path) != 1:
+        raise ConfigError(where, f"{key}.key", f"is {list(path)!r}, expected the name of one column")
     return Selector(
         modality=_text(value, "modality", "*", where, key),
         role=_text(value, "role", "*", where, key, empty=True),
         extension=tuple(pattern.lower().removeprefix(".") for pattern in patterns),
         take=take,
-        key=_texts(value.get("key", ()), keys, where, f"{key}.key", empty=True),
+        key=path,
         on_refused=on_refused,
     )
 
@@ -344,6 +350,7 @@ def _check_field(made: Field, take: Take, where: object, key: str) -> None:
         "rest": (made == SequenceField(BytesField()), "SequenceField of BytesField"),
         "sequence": (made.item_field is not None, "SequenceField"),
         "json": (not item.PARTS and item.TAKES_JSON, "a field of JSON values; a composite takes them by parts"),
+        "column": (not item.PARTS and item.TAKES_JSON, "a field of JSON values"),
     }[take]
     if not fits:
         raise ConfigError(where, key, f"is {type(made).__name__} with take: {take}, expected {expected}")

@@ -2,12 +2,14 @@
 
 Most are fixed. `generic` and `robotics` are discovered from rows, one packed modality for each row modality and role;
 `speech` finds where its word timings are. A preset with `rest` loses no row of the dataset: rows of later shards that
-none of its modalities takes, and content that their fields cannot read, go there.
+none of its modalities takes, and content that their fields cannot read, go there. Columns of the metadata row are
+packed where the declaration names them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -22,12 +24,14 @@ from mm_assets.fields import (
     ImageTextPairField,
     JSONField,
     MIDIField,
+    ScalarField,
     SequenceField,
     SyncedVideoAudioField,
     TextField,
     TimedTextField,
 )
 from mm_assets.packing.plan import (
+    VALUE_TAKES,
     PackedModality,
     PackPlan,
     Selector,
@@ -35,8 +39,9 @@ from mm_assets.packing.plan import (
     parse_fields,
 )
 from mm_assets.packing.survey import SUBTITLES, TIMED_KEYS, Survey
+from mm_assets.rows.schema import UserColumn
 
-__all__ = ["PRESETS", "check_pack_config", "choose_plan", "plan_of", "survey_for"]
+__all__ = ["ALL_COLUMNS", "PRESETS", "check_pack_config", "choose_plan", "chooses_preset", "plan_of", "survey_for"]
 
 
 def _of(
@@ -111,6 +116,15 @@ _FIXED: Mapping[str, tuple[PackedModality, ...]] = {
 _DISCOVERED = ("robotics", "generic")
 _ASKS_ROWS = ("speech", *_DISCOVERED)
 
+ALL_COLUMNS = "all"
+# By the type of a column; of any other, JSON.
+_COLUMN_FIELDS: Mapping[str, Field] = {
+    "bool": ScalarField("bool"),
+    "int64": ScalarField("int64"),
+    "double": ScalarField("float64"),
+    "string": TextField(),
+}
+
 PRESETS: tuple[str, ...] = (*_FIXED, *_DISCOVERED)
 """Names that ``pack`` may have in a declaration."""
 
@@ -122,28 +136,41 @@ def check_pack_config(pack: str | Mapping[str, Any] | None, *, where: object) ->
         ConfigError: an unknown preset or key, a wrong value, or packed modalities that exclude each other.
     """
     preset, fields = _read_config(pack, where)
-    if preset in _FIXED or (preset is None and isinstance(pack, Mapping)):
+    if preset in _FIXED or not (preset or chooses_preset(pack)):
         _joined(preset, fields, _FIXED.get(preset or "", ()), where)
 
 
-def choose_plan(rows: Iterable[pa.RecordBatch], *, pack: str | Mapping[str, Any] | None, where: object) -> PackPlan:
+def chooses_preset(pack: str | Mapping[str, Any] | None) -> bool:
+    """Whether the ``pack`` of a declaration leaves the preset to the samples: it is missing, or names columns only."""
+    return pack is None or (isinstance(pack, Mapping) and pack.keys() == {"columns"})
+
+
+def choose_plan(
+    rows: Iterable[pa.RecordBatch],
+    *,
+    pack: str | Mapping[str, Any] | None,
+    where: object,
+    columns: Sequence[UserColumn] = (),
+) -> PackPlan:
     """Decides how a dataset is packed.
 
     Args:
         rows: row batches of some samples; each contiguous, content not needed. Read only where the plan depends
             on them.
         pack: a preset; or a mapping with ``fields`` (see `parse_fields`) and optionally the ``preset`` that they add to
-            or, by name, replace; or None, to choose the preset that loses none of `rows`.
+            or, by name, replace, and the ``columns`` to pack; or None, to choose the preset that loses none of `rows`.
         where: the file of the declaration, for messages.
+        columns: the columns that the filtered rows have beside the reserved ones.
 
     Raises:
-        ConfigError: `pack` is wrong, or has more fields than a packed file holds.
+        ConfigError: `pack` is wrong, has more fields than a packed file holds, or names a column that is not there,
+            that is of items, or that has the name of another packed modality.
     """
     preset, fields = _read_config(pack, where)
     survey = Survey(fields)
-    if pack is None or preset in _ASKS_ROWS:
+    if chooses_preset(pack) or preset in _ASKS_ROWS:
         survey.read(rows)
-    return plan_of(survey, pack=pack, where=where)
+    return plan_of(survey, pack=pack, where=where, columns=columns)
 
 
 def survey_for(pack: str | Mapping[str, Any] | None, *, where: object) -> Survey:
@@ -151,19 +178,95 @@ def survey_for(pack: str | Mapping[str, Any] | None, *, where: object) -> Survey
     return Survey(_read_config(pack, where)[1])
 
 
-def plan_of(survey: Survey, *, pack: str | Mapping[str, Any] | None, where: object) -> PackPlan:
+def plan_of(
+    survey: Survey, *, pack: str | Mapping[str, Any] | None, where: object, columns: Sequence[UserColumn] = ()
+) -> PackPlan:
     """As `choose_plan`, of rows that have been surveyed."""
     preset, fields = _read_config(pack, where)
-    preset = survey.preset() if pack is None else preset
-    return PackPlan(preset=preset or "", modalities=_joined(preset, fields, _base(preset, survey), where))
+    preset = survey.preset() if chooses_preset(pack) else preset
+    _check_column_fields(fields, columns, where)
+    packed = _column_modalities(pack, fields, columns, where)
+    modalities = _joined(preset, fields, _base(preset, survey, len(packed)), where)
+    fillers = {modality.name: modality for modality in modalities}
+    for modality in packed:
+        if modality.name in fillers:
+            other = fillers[modality.name]
+            detail = (
+                f"the column {modality.name!r} and the packed modality {other.name!r} ({other.field_type}, take: "
+                f"{other.selector.take}) have one name: leave the column out, or pack it under another name with a "
+                "field of `take: column`"
+            )
+            raise ConfigError(where, "pack.columns", detail)
+    if packed:
+        modalities = check_modalities((*modalities, *packed), where=where, key="pack")
+    return PackPlan(preset=preset or "", modalities=modalities)
 
 
-def _base(preset: str | None, survey: Survey) -> tuple[PackedModality, ...]:
-    """The packed modalities of a preset."""
+def _column_modalities(
+    pack: str | Mapping[str, Any] | None,
+    fields: tuple[PackedModality, ...],
+    columns: Sequence[UserColumn],
+    where: object,
+) -> list[PackedModality]:
+    """A packed modality for each column that ``pack.columns`` names, but for those that a field of that name packs."""
+    patterns = _patterns(pack, where)
+    chosen: dict[str, UserColumn] = {}
+    for pattern in patterns:
+        exact = [column for column in columns if column.name == pattern]  # a name may hold the characters of a pattern
+        found = exact or [column for column in columns if fnmatch.fnmatchcase(column.name, pattern)]
+        of_samples = [column for column in found if column.rows == "metadata"]
+        if not of_samples:
+            raise ConfigError(where, "pack.columns", _no_column(pattern, columns))
+        chosen |= {column.name: column for column in of_samples}
+    own = {m.name for m in fields if m.selector.take == "column" and m.selector.key == (m.name,)}
+    return [
+        PackedModality.of(
+            column.name,
+            _COLUMN_FIELDS.get(column.type, JSONField()),
+            Selector(take="column", key=(column.name,), on_refused="absent"),
+        )
+        for column in columns  # in their order, whatever that of the patterns
+        if column.name in chosen and column.name not in own
+    ]
+
+
+def _patterns(pack: str | Mapping[str, Any] | None, where: object) -> tuple[str, ...]:
+    """The names and patterns of ``pack.columns``."""
+    if not isinstance(pack, Mapping) or "columns" not in pack:
+        return ()
+    given = pack["columns"]
+    if given == ALL_COLUMNS:
+        return ("*",)
+    if not isinstance(given, list | tuple) or not given or not all(isinstance(name, str) and name for name in given):
+        detail = f"is {given!r}, expected a list of names or patterns of columns, or {ALL_COLUMNS}"
+        raise ConfigError(where, "pack.columns", detail)
+    return tuple(given)
+
+
+def _check_column_fields(fields: tuple[PackedModality, ...], columns: Sequence[UserColumn], where: object) -> None:
+    """Refuses a declared field of a column that is not there."""
+    there = {column.name for column in columns if column.rows == "metadata"}
+    for number, modality in enumerate(fields):
+        if modality.selector.take == "column" and modality.selector.key[0] not in there:
+            raise ConfigError(where, f"pack.fields[{number}].key", _no_column(modality.selector.key[0], columns))
+
+
+def _no_column(pattern: str, columns: Sequence[UserColumn]) -> str:
+    """Why a name or pattern gives no column of samples, with those that there are."""
+    there = ", ".join(repr(column.name) for column in columns if column.rows == "metadata") or "none"
+    of_items = [column for column in columns if fnmatch.fnmatchcase(column.name, pattern) or column.name == pattern]
+    if of_items:
+        names = ", ".join(f"{column.name!r} of {column.rows or 'any'} rows" for column in of_items)
+        return f"{pattern!r} gives {names}: only columns of metadata rows can be packed, which are: {there}"
+    return f"{pattern!r} gives no column, there are: {there}"
+
+
+def _base(preset: str | None, survey: Survey, reserved: int) -> tuple[PackedModality, ...]:
+    """The packed modalities of a preset; those that are discovered leave room for `reserved` others."""
     if preset == "generic":
-        return (*survey.generic(), *_EVERYTHING)
+        return (*survey.generic(reserved), *_EVERYTHING)
     if preset == "robotics":
-        return (*survey.robotics(), *_EVERYTHING)
+        return (*survey.robotics(reserved), *_EVERYTHING)
     fixed = _FIXED.get(preset or "", ())
     timed = survey.json_key(TIMED_KEYS, "timed") if preset == "speech" else None
     if timed is None:
@@ -181,10 +284,11 @@ def _read_config(pack: str | Mapping[str, Any] | None, where: object) -> tuple[s
     if not isinstance(pack, Mapping):
         raise ConfigError(where, "pack", f"is {pack!r}, expected a preset ({', '.join(PRESETS)}) or keys and values")
     for key in pack:
-        if key not in ("preset", "fields"):
-            raise ConfigError(where, f"pack.{key}", "is not a key of pack; allowed: preset, fields")
+        if key not in ("preset", "fields", "columns"):
+            raise ConfigError(where, f"pack.{key}", "is not a key of pack; allowed: preset, fields, columns")
     if not pack:
-        raise ConfigError(where, "pack", "is empty, expected preset, fields or both")
+        raise ConfigError(where, "pack", "is empty, expected at least one of preset, fields, columns")
+    _patterns(pack, where)
     preset = _preset(pack["preset"], where, "pack.preset") if "preset" in pack else None
     if "fields" not in pack:
         return preset, ()
@@ -224,6 +328,6 @@ def _joined(
                 where, "pack.fields", "'metadata' is the sample's JSON: give it take: metadata or another name"
             )
         kept.append(_METADATA)
-    if preset is None and all(m.selector.take not in ("one", "sequence", "parts", "json") for m in fields):
+    if preset is None and all(m.selector.take not in ("one", "sequence", "parts", *VALUE_TAKES) for m in fields):
         raise ConfigError(where, "pack.fields", "take no content rows, expected at least one field that does")
     return check_modalities((*fields, *kept), where=where, key="pack.fields")

@@ -407,11 +407,11 @@ class Survey:
         """The preset that fits: each content row of every sample has a place in it, but for the odd ones."""
         return self._settle()[0].preset()
 
-    def generic(self) -> list[PackedModality]:
-        """A packed modality for each of the most frequent groups, in a fixed order."""
-        return self._discovered(lambda group, _: (group.made_field(), None), MAX_GROUPS)
+    def generic(self, reserved: int = 0) -> list[PackedModality]:
+        """A packed modality for each of the most frequent groups, in a fixed order; `reserved` fewer than could be."""
+        return self._discovered(lambda group, _: (group.made_field(), None), MAX_GROUPS - reserved)
 
-    def robotics(self) -> list[PackedModality]:
+    def robotics(self, reserved: int = 0) -> list[PackedModality]:
         """As `generic`, with clips, depth, series on the sample's clock where it has one, and the task."""
         clock = self._clock()
 
@@ -429,7 +429,7 @@ class Survey:
                 return TimeSeriesField(), {"timestamps": dates, "values": selector}
             return group.made_field(), None
 
-        found = self._discovered(choose, MAX_GROUPS - 2)  # two more come out of the JSON
+        found = self._discovered(choose, MAX_GROUPS - 2 - reserved)  # two more come out of the JSON
         taken = {modality.name for modality in (*found, *self._claimed)}
         task = self.json_key(TASK_KEYS, "text")
         if task is not None and "task" not in taken:

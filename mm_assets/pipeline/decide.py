@@ -269,7 +269,7 @@ class _Sampler:
         if from_tables:  # whose columns are on any row
             columns = tuple(replace(column, rows="") for column in columns)
         annotated = tuple(column for annotator in spec.build_annotators() for column in annotator.columns)
-        plan = plan_of(self.survey, pack=spec.pack, where=spec.where)
+        plan = plan_of(self.survey, pack=spec.pack, where=spec.where, columns=(*columns, *annotated))
         schema = DatasetSchema(user_columns=columns, annotator_columns=annotated, pack=plan.to_json())
         ordered = sorted(self.survey.rows.items(), key=lambda item: (-item[1].num_samples, item[0]))
         return Decision(

@@ -27,7 +27,7 @@ from mm_assets.errors import ConfigError
 from mm_assets.filters.base import Annotator, Filter
 from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
 from mm_assets.packing.judge import Mode, Policy
-from mm_assets.packing.presets import PRESETS, check_pack_config
+from mm_assets.packing.presets import ALL_COLUMNS, PRESETS, check_pack_config
 from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
 from mm_assets.storage.urls import CHAINED, is_local
@@ -156,6 +156,13 @@ def _typed(table: Mapping[str, str]) -> WithJsonSchema:
 _PACK_FIELDS = {
     "preset": {"type": "string", "enum": list(PRESETS), "description": "The preset that the fields are added to."},
     "fields": {"type": "array", "items": {"type": "object"}, "description": "Packed modalities (docs/packing.md)."},
+    "columns": {
+        "anyOf": [
+            {"type": "string", "enum": [ALL_COLUMNS]},
+            {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+        ],
+        "description": "Columns that are packed: names, patterns, or all.",
+    },
 }
 _PACK_SCHEMA = {
     "anyOf": [
@@ -301,8 +308,8 @@ class DatasetSpec(Settings):
     )
     pack: Annotated[str | Mapping[str, Any] | None, BeforeValidator(_check_pack), WithJsonSchema(_PACK_SCHEMA)] = Field(
         default=None,
-        description="A preset, or fields with selectors and the preset that they are added to (docs/packing.md). "
-        "Default: the preset that loses nothing of a sample of the shards.",
+        description="A preset, or fields with selectors, the preset that they are added to, and columns to pack "
+        "(docs/packing.md). Default: the preset that loses nothing of a sample of the shards.",
         examples=["interleaved"],
     )
     on_misaligned: Literal["warn", "drop_sample", "fail"] = Field(

@@ -20,6 +20,7 @@ from mm_assets.errors import ShardError, SourceError
 from mm_assets.filters.apply import FilterStream
 from mm_assets.packing.judge import Judge
 from mm_assets.packing.pack import PackSummary, pack_rows
+from mm_assets.packing.presets import chooses_preset
 from mm_assets.pipeline.chain import (
     DROPPED,
     FILTERED_ROWS,
@@ -306,7 +307,7 @@ def _unpackable_notes(counts: Mapping[str, int], run: Run) -> Iterator[str]:
         what = f"preset {run.plan.preset!r}" if run.plan.preset else "the declared fields"
         said = f"{sum(refused.values()):,} of {counts['rows']:,} rows cannot be packed by {what}: {reasons}"
         unplaced = any(reason.startswith(("not_selected", "incomplete")) for reason in refused)
-        yield f"{said}; {_advice(run.spec)}" if unplaced and run.spec.pack is None else said
+        yield f"{said}; {_advice(run.spec)}" if unplaced and chooses_preset(run.spec.pack) else said
 
 
 def _plan_notes(summary: PackSummary, run: Run) -> Iterator[str]:
@@ -317,7 +318,7 @@ def _plan_notes(summary: PackSummary, run: Run) -> Iterator[str]:
         said = (
             f"{summary.num_rest:,} of {summary.num_items:,} content rows are in the rest of preset {run.plan.preset!r}"
         )
-        yield f"{said}; {_advice(run.spec)}" if run.spec.pack is None else said
+        yield f"{said}; {_advice(run.spec)}" if chooses_preset(run.spec.pack) else said
 
 
 def _packed_names(

@@ -209,7 +209,7 @@ def build(
         texts = [text for batch in rows_of(DatasetSchema()) for text in batch.column("metadata_json").to_pylist()]
         objects = (parse_object(text).value for text in texts if text is not None)
         columns = columns_of(objects, layout, shown=str(shard))
-        plan = choose_plan(rows_of(DatasetSchema(user_columns=columns)), pack=pack, where="test")
+        plan = choose_plan(rows_of(DatasetSchema(user_columns=columns)), pack=pack, where="test", columns=columns)
         schema = DatasetSchema(user_columns=columns, pack=plan.to_json())
         made = Partition(root=root, shard=shard, schema=schema, plan=plan, store=store, mode=mode)
         _publish(store, "raw_shards", MEMBER_INDEX_SCHEMA, members)

@@ -391,6 +391,23 @@ def test_reencoded_items_of_other_rows_fail(reencoded: Any) -> None:
     assert outcomes["decoded"].num_violations <= 32
 
 
+@pytest.mark.parametrize(("column", "other"), [("score", 0.75), ("source", "unknown"), ("score", None)])
+def test_packed_columns_of_other_rows_fail(
+    make_partition: Callable[..., Any], tmp_path: Path, column: str, other: object
+) -> None:
+    """Packed columns pass; a value that changed is found as a mismatch, one that became null as absent."""
+    made = make_partition(tmp_path, pack={"columns": "all"})
+    assert made.failed("packed_mult") == set()
+    assert made.failed("packed_mstr") == set()
+
+    def change(rows: Rows) -> None:
+        row_of(rows, "a", "metadata")[column] = other
+
+    made.spoil("filtered_rows", change)
+    expected = {"presence", "items"} if other is None else {"decoded"}
+    assert expected <= made.failed("packed_mult")
+
+
 def test_reencoded_item_at_another_position_fails(reencoded: Any) -> None:
     """An image whose row has another position than the packed item is reported missing at that position."""
 

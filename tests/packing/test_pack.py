@@ -21,7 +21,7 @@ from mm_assets.packing.judge import packable
 from mm_assets.packing.pack import pack_rows
 from mm_assets.packing.plan import PackPlan
 from mm_assets.packing.presets import choose_plan
-from mm_assets.rows.schema import MULTIMODAL_SCHEMA
+from mm_assets.rows.schema import COLUMN_TYPES, MULTIMODAL_SCHEMA, UserColumn
 from mm_assets.rows.source_ref import build_source_ref
 
 EXTENSIONS = {"text": "txt", "image": "png", "audio": "wav", "array": "npy", "binary": "bin"}
@@ -272,6 +272,41 @@ def test_labels_become_numbers(tmp_path: Path) -> None:
     assert [value(reader, plan, i, "label") for i in range(2)] == [7.0, 1.5]
     for wrong in ("seven", '"7"', "[" * 100_000, ""):
         assert drops(table(("a", "{}", [("text:cls", wrong)])), pack_config) == {1: "unpackable_text"}
+
+
+def test_columns_become_values(tmp_path: Path) -> None:
+    """A column's value on the metadata row is packed by its type; null and refused ones are absent."""
+    values = {
+        "score": ("double", [0.5, None, float("nan")]),
+        "url": ("string", ["null", "", None]),
+        "tags": ("list<double>", [[1.0, None], [float("nan")], []]),
+        "extra": ("json", ['{"x":  1.50}', '"s"', None]),
+    }
+    rows = table(
+        ("a", "{}", [("text", "t")]),
+        ("b", "", [("text", "u")]),
+        ("c", "{}", [("text", "v")]),
+        ("d", None, [("text", "w")]),
+    )
+    for name, (kind, found) in values.items():
+        column = [x for item in found for x in (item, None)] + [None]  # of a sample the metadata row, then its text
+        rows = rows.append_column(name, pa.array(column, COLUMN_TYPES[kind]))
+    columns = [UserColumn(name=name, source=name, type=kind) for name, (kind, _) in values.items()]
+    plan = choose_plan([], pack={"preset": "image_text", "columns": "all"}, where="test", columns=columns)
+    assert list(packable(plan)(rows)) == []
+    summary, *readers = pack(rows, plan, tmp_path)
+    for reader in readers:
+        found = [{name: value(reader, plan, i, name) for name in values} for i in range(4)]
+        assert found[0] == {"score": 0.5, "url": "null", "tags": [1.0, None], "extra": {"x": 1.5}}
+        assert bytes(reader.read_payload(0, "extra").data) == b'{"x":  1.50}'
+        assert found[1] == {"score": None, "url": "", "tags": None, "extra": "s"}
+        assert np.isnan(found[2].pop("score"))
+        assert found[2] == {"url": None, "tags": [], "extra": None}
+        assert set(found[3].values()) == {None}
+    assert summary.num_refused == {"tags": 1}
+    assert "sample 'b'" in summary.first_refusals["tags"]
+    with pytest.raises(SchemaMismatchError, match="no column 'url', which the plan packs"):
+        list(packable(plan)(rows.drop_columns(["url"])))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

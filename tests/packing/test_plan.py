@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.errors import ConfigError, SchemaMismatchError
-from mm_assets.fields import BytesField, ImageField, JSONField, SequenceField, TextField
+from mm_assets.fields import BytesField, ImageField, JSONField, ScalarField, SequenceField, TextField
 from mm_assets.packing.plan import PackPlan, Selector
 from mm_assets.packing.presets import PRESETS, check_pack_config, choose_plan
 from mm_assets.packing.survey import MAX_GROUPS
-from mm_assets.rows.schema import MULTIMODAL_SCHEMA
+from mm_assets.rows.schema import MULTIMODAL_SCHEMA, UserColumn
 from mm_assets.rows.source_ref import build_source_ref
 
 TYPES = {
@@ -342,7 +342,11 @@ WRONG: list[tuple[Any, str, str]] = [
     ({}, "pack", "is empty"),
     ({"preset": "mosaic"}, "pack.preset", "allowed: interleaved"),
     ({"preset": None}, "pack.preset", "allowed: interleaved"),
-    ({"feilds": []}, "pack.feilds", "allowed: preset, fields"),
+    ({"feilds": []}, "pack.feilds", "allowed: preset, fields, columns"),
+    *(({"columns": wrong}, "pack.columns", "expected a list of names") for wrong in ("score", [], [""], [3], None)),
+    ({"fields": [{**FIELD, "take": "column"}]}, "pack.fields[0].key", "the name of one column"),
+    ({"fields": [{**FIELD, "take": "column", "key": ["a", "b"]}]}, "pack.fields[0].key", "the name of one column"),
+    ({"fields": [{**FIELD, "take": "column", "key": "a", "role": "x"}]}, "pack.fields[0].role", "takes none"),
     ({"fields": {}}, "pack.fields", "expected a list"),
     ({"fields": ["x"]}, "pack.fields[0]", "expected keys and values"),
     ({"fields": [{**FIELD, "rolle": "x"}]}, "pack.fields[0].rolle", "allowed: name, field, config"),
@@ -389,6 +393,86 @@ def test_wrong_declaration_is_refused_by_key(pack: Any, key: str, expected: str)
 def test_right_declaration_is_accepted_without_rows(pack: Any) -> None:
     """Presets and fields pass when a declaration is loaded."""
     check_pack_config(pack, where="defs.yaml")
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    UserColumn(name="flag", source="flag", type="bool"),
+    UserColumn(name="size", source="size", type="int64"),
+    UserColumn(name="url", source="url", type="string"),
+    UserColumn(name="tags", source="tags", type="list<string>"),
+    UserColumn(name="extra", source="extra", type="json"),
+    UserColumn(name="alt", source="alt", type="string", rows="image"),
+    UserColumn(name="aesthetic_score", source="", type="double"),
+)
+
+
+def columns_of(pack: Any, batches: Sequence[pa.RecordBatch] = ()) -> dict[str, Any]:
+    """The fields of the packed modalities that are columns."""
+    plan = choose_plan(batches, pack=pack, where="defs.yaml", columns=COLUMNS)
+    stored = PackPlan.from_json(json.loads(json.dumps(plan.to_json())), where="schema.json")
+    assert stored == plan
+    return {m.name: m.field() for m in plan.modalities if m.selector.take == "column"}
+
+
+def test_columns_have_the_field_of_their_type() -> None:
+    """`all` packs every column of metadata rows; names and patterns those they name, in the columns' order."""
+    assert columns_of({"preset": "image_text", "columns": "all"}) == {
+        "flag": ScalarField("bool"),
+        "size": ScalarField("int64"),
+        "url": TextField(),
+        "tags": JSONField(),
+        "extra": JSONField(),
+        "aesthetic_score": ScalarField("float64"),
+    }
+    assert list(columns_of({"preset": "image_text", "columns": ["aes*", "url", "u*"]})) == ["url", "aesthetic_score"]
+
+
+def test_columns_alone_leave_the_preset_to_the_rows() -> None:
+    """Without preset and fields the preset is chosen as without `pack`, and discovered groups leave room."""
+    plan = choose_plan(rows(["png", "txt"]), pack={"columns": ["url"]}, where="test", columns=COLUMNS)
+    assert (plan.preset, [m.name for m in plan.modalities]) == ("image_text", ["image", "text", "metadata", "url"])
+    many = rows([f"r{n}.bin" for n in range(MAX_GROUPS + 5)])
+    plan = choose_plan(many, pack={"preset": "generic", "columns": "all"}, where="test", columns=COLUMNS)
+    assert len(plan.modalities) == MAX_GROUPS + 3
+
+
+def test_a_declared_field_packs_a_column_its_own_way() -> None:
+    """A field of `take: column` may have another name or other settings, and replaces the column of its name."""
+    small = {"name": "aesthetic_score", "field": "ScalarField", "config": {"dtype": "float32"}}
+    fields = [
+        {**small, "take": "column", "key": "aesthetic_score"},
+        {"name": "link", "field": "TextField", "take": "column", "key": "url"},
+    ]
+    found = columns_of({"preset": "image_text", "fields": fields, "columns": ["aes*", "size"]})
+    assert found == {"aesthetic_score": ScalarField("float32"), "link": TextField(), "size": ScalarField("int64")}
+
+
+@pytest.mark.parametrize(
+    ("pack", "key", "expected"),
+    [
+        ({"columns": ["nope*"]}, "pack.columns", "'nope*' gives no column, there are: 'flag', 'size', 'url'"),
+        ({"columns": ["url", "alt"]}, "pack.columns", "'alt' of image rows: only columns of metadata rows"),
+        (
+            {"columns": "all", "fields": [{"name": "url", "field": "ImageField"}]},
+            "pack.columns",
+            "the column 'url' and the packed modality 'url' (ImageField, take: one)",
+        ),
+        (
+            {"fields": [{"name": "x", "field": "TextField", "take": "column", "key": "alt"}]},
+            "pack.fields[0].key",
+            "'alt' of image rows",
+        ),
+    ],
+)
+def test_columns_that_cannot_be_packed_are_refused(pack: Any, key: str, expected: str) -> None:
+    """A name that gives no column, one of items, and one that is taken are refused, naming what there is."""
+    check_pack_config({"preset": "image_text", **pack}, where="defs.yaml")
+    with pytest.raises(ConfigError) as caught:
+        columns_of({"preset": "image_text", **pack})
+    assert caught.value.key == key
+    assert expected in str(caught.value)
 
 
 def test_plan_survives_json() -> None:

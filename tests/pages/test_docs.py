@@ -91,7 +91,8 @@ def captions(tmp_path_factory: pytest.TempPathFactory, demo_shards: Path) -> Pat
 
 def test_the_complete_pack_example_is_allowed() -> None:
     """The YAML of docs/packing.md passes the check of declarations and gives the packed modalities it names."""
-    example, composites = blocks(PACKING, "yaml")
+    example, columns, composites = blocks(PACKING, "yaml")
+    check_pack_config(yaml.safe_load(columns)["pack"], where="docs/packing.md")
     check_pack_config(yaml.safe_load(composites)["pack"], where="docs/packing.md")
     spec = DatasetSpec.from_config(yaml.safe_load(example), where="docs/packing.md")
     check_pack_config(spec.pack, where="docs/packing.md")
@@ -99,7 +100,7 @@ def test_the_complete_pack_example_is_allowed() -> None:
     fields = plan.fields()
     assert list(fields) == ["camera", "state", "reward", "views", "others", "index", "info"]
     assert isinstance(fields["views"], SequenceField)
-    assert {m.selector.take for m in plan.modalities} | {"json", "parts", "shared"} == set(get_args(Take))
+    assert {m.selector.take for m in plan.modalities} | {"json", "column", "parts", "shared"} == set(get_args(Take))
 
 
 def test_the_fixed_presets_are_as_documented() -> None:
@@ -127,8 +128,8 @@ def test_keys_and_takes_of_pack_are_as_documented() -> None:
         check_pack_config({"fields": [{"no such key": 1}]}, where="test")
     keys = str(refused.value).split("allowed: ")[1].split(", ")
     first = [row[0].strip("`") for row in cells(part)]
-    assert first[: 2 + len(keys)] == ["preset", "fields", *keys]
-    assert sorted(first[2 + len(keys) :]) == sorted(get_args(Take))
+    assert first[: 3 + len(keys)] == ["preset", "fields", "columns", *keys]
+    assert sorted(first[3 + len(keys) :]) == sorted(get_args(Take))
 
 
 def test_limits_of_packing_are_as_documented() -> None:

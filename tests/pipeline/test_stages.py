@@ -725,6 +725,27 @@ def test_filters_and_annotators_of_ones_own(tmp_path: Path, monkeypatch: pytest.
         declare(tmp_path / "root", shard, annotators=[{"type": "chain_plugins:Shout", "mrak": "!"}])
 
 
+def test_packed_columns(tmp_path: Path) -> None:
+    """User and annotator columns pass the checks of packed files and are read as any modality; no item's are."""
+    members = {
+        "a.json": {"score": 0.5, "tags": ["x"], "url": "u"},
+        "a.png": png(1),
+        "a.txt": "two words",
+        "b.json": {"score": None, "tags": ["y", "z"]},
+        "b.png": png(2),
+        "b.txt": "one",
+    }
+    shard = make_shard(tmp_path / "s.tar", members)
+    annotators = [{"type": "image_to_text_ratio"}, {"type": "image_size"}]
+    spec = declare(tmp_path / "root", shard, annotators=annotators, pack={"columns": "all"})
+    dataset, _ = run_chain(spec)
+    found = values(dataset)
+    names = ("score", "tags", "url", "num_words", "num_images")
+    assert [found["a"][name] for name in names] == [0.5, ["x"], "u", 2, 1]
+    assert [found["b"][name] for name in names] == [None, ["y", "z"], None, 1, 1]
+    assert "image_width" not in found["a"]
+
+
 @pytest.mark.parametrize("mode", ["read", "write"])
 @pytest.mark.parametrize(("renumber", "image"), [(False, [1, 3]), (True, [0, 1])])
 def test_renumbering(tmp_path: Path, mode: str, renumber: bool, image: list[int]) -> None:
