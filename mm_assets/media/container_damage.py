@@ -92,7 +92,7 @@ _UNKNOWN = -1  # size of an element that ends where the next of its level begins
 
 
 def _element(view: memoryview, at: int) -> tuple[int, int, int] | None:
-    """Identifier, position of the body, and size of an element; None where there is no element."""
+    """Identifier, position of the body, and size of an element; None for other bytes."""
     first = view[at]
     width = 9 - first.bit_length()
     if width > 4 or at + width >= len(view):

@@ -38,7 +38,7 @@ def _reported(dataset: DatasetStore, stage: Stage, key: str = "") -> Iterator[No
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # whatever fails the partition is recorded, then raised again
         if key:
             with suppress(MmAssetsError, OSError):  # the storage may be what failed
                 dataset.write_failure(StageFailure.of(error, stage=stage.name, partition=key))
