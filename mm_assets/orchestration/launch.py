@@ -3,13 +3,15 @@
 A bad partition never stops the others; its errors are returned as text. Nothing here prints.
 """
 
-import fcntl
 import importlib
 import itertools
 import multiprocessing
 import operator
 import os
 import pickle
+import re
+import sqlite3
+import tempfile
 import time
 import uuid
 from collections import deque
@@ -24,7 +26,7 @@ from typing import Any
 
 import dagster as dg
 
-from mm_assets.errors import ConfigError, MmAssetsError
+from mm_assets.errors import ConfigError, MmAssetsError, SourceError
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
 from mm_assets.orchestration.interrupts import begin_worker, end_workers, sheltered
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}  # the event log has it all
+_DATABASES = ("history", "schedules")  # the folders of Dagster's databases, below the instance's
 _HOME_SETTINGS = "# Settings of the local Dagster instance.\ntelemetry:\n  enabled: false\nnux:\n  enabled: false\n"
 
 
@@ -80,6 +83,9 @@ def ensure_dagster_home(project: Path | None = None) -> Path:
 
     Args:
         project: folder of the project around this folder, if there is one.
+
+    Raises:
+        SourceError: the folder cannot be made or written.
     """
     given = os.environ.get("DAGSTER_HOME")
     here = Path.cwd()
@@ -89,26 +95,63 @@ def ensure_dagster_home(project: Path | None = None) -> Path:
         folders = [folder for folder in (here, *here.parents) if project is None or folder.is_relative_to(project)]
         homes = (folder / "dagster_home" for folder in folders)
         home = next(filter(Path.is_dir, homes), (project or here) / "dagster_home")
-    home.mkdir(parents=True, exist_ok=True)
-    with _alone(home):
+    with _unusable_named(home):
+        home.mkdir(parents=True, exist_ok=True)
         if not (home / "dagster.yaml").exists():
-            (home / "dagster.yaml").write_text(_HOME_SETTINGS)
+            draft = home / f".dagster.yaml.{os.getpid()}"
+            draft.write_text(_HOME_SETTINGS)
+            draft.replace(home / "dagster.yaml")
     os.environ["DAGSTER_HOME"] = str(home)
     return home
 
 
-@contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """Keeps other commands from creating the instance's files at the same time, for which Dagster has no lock."""
-    with (home / ".instance.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def open_instance() -> dg.DagsterInstance:
-    """The Dagster instance that the UI shows too."""
-    with _alone(ensure_dagster_home()):
+    """The Dagster instance that the UI shows too.
+
+    Raises:
+        SourceError: its folder or a database of it cannot be opened for writing.
+    """
+    home = ensure_dagster_home()
+    with _unusable_named(home):
+        _create_databases(home)
         return dg.DagsterInstance.get()
+
+
+def _create_databases(home: Path) -> None:
+    """Creates the instance's databases, unless its settings place them elsewhere.
+
+    Dagster creates them in place: a command at the same time, and every one after a kill, finds them without tables.
+    So they are created beside their place and renamed; the first of several commands wins, and none waits.
+    """
+    missing = [name for name in _DATABASES if not (home / name).exists()]
+    settings = (home / "dagster.yaml").read_bytes()
+    if not missing or re.search(rb"^(run_|event_log_|schedule_)?storage\s*:", settings, re.M):
+        return
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=home) as new:
+        with dg.DagsterInstance.from_config(new):
+            pass
+        for name in missing:
+            try:
+                Path(new, name).rename(home / name)
+            except OSError:
+                if not (home / name).is_dir():  # else another command was faster
+                    raise
+
+
+@contextmanager
+def _unusable_named(home: Path) -> Iterator[None]:
+    """Turns the system's refusal to write the instance's files into a `SourceError` that says what to do."""
+    try:
+        yield
+    except Exception as error:  # SQLAlchemy is Dagster's choice: its errors are known by those of SQLite, their cause
+        cause = error.__cause__ if isinstance(error.__cause__, sqlite3.OperationalError) else error
+        refused = getattr(cause, "sqlite_errorname", "").startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN"))
+        if not refused and not isinstance(cause, OSError):
+            raise
+        file = getattr(cause, "filename", None) or home
+        what = cause.strerror if isinstance(cause, OSError) else str(cause)
+        advice = f"give {home} write access and free space, or set DAGSTER_HOME to a folder of your own"
+        raise SourceError(file, f"the Dagster instance cannot be used: {what}: {advice}") from error
 
 
 def declared_datasets(module: str) -> dict[str, DatasetSpec | ConfigError]:

@@ -3,26 +3,31 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, SourceError
 from mm_assets.filters.registry import build_filter
 from mm_assets.orchestration import launch
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import declared_datasets, register_dataset, run_partitions
+from mm_assets.orchestration.launch import declared_datasets, open_instance, register_dataset, run_partitions
 from mm_assets.orchestration.processes import process_is_gone, process_tag
 from mm_assets.orchestration.runs import partition_lock
 from mm_assets.pipeline import stages
 from mm_assets.pipeline.chain import RAW_SHARDS
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
+
+WAIT = 200.0  # for what takes seconds on an idle machine
 
 SpecOf = Callable[..., DatasetSpec]
 Inbox = Callable[..., Path]
@@ -189,6 +194,53 @@ def test_a_killed_holder_releases_the_lock(tmp_path: Path) -> None:
         child.wait()
         with partition_lock(tmp_path, "d", "p"):
             assert (tmp_path / "locks" / "d" / "p.lock").exists()
+
+
+def test_a_command_that_is_killed_at_first_leaves_a_usable_instance(dagster_home: Path) -> None:
+    """A kill while Dagster creates a database leaves no part of one in sight; the next command creates it."""
+    code = (
+        "import os, signal\n"
+        "from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage\n"
+        "from mm_assets.orchestration.launch import open_instance\n"
+        "SqliteEventLogStorage._initdb = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "open_instance()"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert sorted(path.name for path in dagster_home.glob("[!.]*")) == ["dagster.yaml"]
+    with open_instance() as opened:
+        opened.add_dynamic_partitions("a_shards", ["b"])
+        assert opened.get_dynamic_partitions("a_shards") == ["b"]
+
+
+def test_databases_that_are_elsewhere_are_not_created(dagster_home: Path, tmp_path: Path) -> None:
+    """An instance whose settings name a storage gets no database in its own folder."""
+    (dagster_home / "dagster.yaml").write_text(f"storage: {{sqlite: {{base_dir: {tmp_path / 'elsewhere'}}}}}\n")
+    with open_instance() as opened:
+        opened.add_dynamic_partitions("a_shards", ["b"])
+    assert not list(dagster_home.glob("*/*.db"))
+    assert (tmp_path / "elsewhere").is_dir()
+
+
+@pytest.mark.parametrize("has_databases", [True, False])
+def test_an_instance_that_is_another_users_is_named(has_databases: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder or a database without write permission is refused with its name and what to do, not with a traceback."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as restored:  # pytest's own folders are closed to others
+        home = Path(folder)
+        monkeypatch.setenv("DAGSTER_HOME", folder)
+        open_instance().dispose()
+        if not has_databases:
+            shutil.rmtree(home / "schedules")
+        for path in (*home.rglob("*"), home):
+            restored.callback(path.chmod, 0o700)
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        if os.geteuid() == 0:  # no permission stops root
+            restored.callback(os.seteuid, 0)
+            os.seteuid(65534)
+        with pytest.raises(
+            SourceError, match=f"give {home} write access and free space, or set DAGSTER_HOME to a folder of your own"
+        ):
+            open_instance()
 
 
 def test_a_process_tag_speaks_of_its_own_run_only() -> None:
