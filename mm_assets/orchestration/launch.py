@@ -10,6 +10,7 @@ import operator
 import os
 import pickle
 import re
+import signal
 import sqlite3
 import tempfile
 import time
@@ -18,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -32,9 +33,10 @@ from mm_assets.orchestration.component import ShardDataset, wrong_declarations_l
 from mm_assets.orchestration.interrupts import begin_worker, end_workers, sheltered
 from mm_assets.orchestration.partitions import add_partitions, job_name, manifest_job_name
 from mm_assets.orchestration.runs import partition_fingerprints, run_tags, working_run
+from mm_assets.pipeline.chain import PACKED_STAGES, RAW_SHARDS
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.store import DatasetStore, StageFailure
 
 __all__ = [
     "PartitionRun",
@@ -288,62 +290,111 @@ def run_partitions(
     yield from map(_execute, tasks) if num_processes <= 1 else _run_side_by_side(tasks, num_processes)
 
 
-def _pool() -> ProcessPoolExecutor:
-    # Spawned and not forked: a fork of a process with threads (Arrow, DuckDB) may hang.
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=begin_worker)
+@dataclass(slots=True)
+class _Worker:
+    """A process that runs one task at a time.
 
+    Each is a pool of its own: a pool whose process dies ends all its others, and they may be at work. It is spawned
+    and not forked: a fork of a process with threads (Arrow, DuckDB) may hang.
+    """
 
-def _start(pool: ProcessPoolExecutor, task: _Task) -> Future[PartitionRun]:
-    with sheltered():  # multiprocessing unblocks SIGINT when it starts the first process of its own
-        return pool.submit(_execute, task)
+    pool: ProcessPoolExecutor = field(
+        default_factory=lambda: ProcessPoolExecutor(
+            1, mp_context=multiprocessing.get_context("spawn"), initializer=begin_worker
+        )
+    )
+    process: multiprocessing.process.BaseProcess | None = None
+
+    def start(self, task: _Task) -> Future[PartitionRun]:
+        before = set(multiprocessing.active_children())
+        with sheltered():  # multiprocessing unblocks SIGINT when it starts the first process of its own
+            future = self.pool.submit(_execute, task)
+        # A pool does not tell which process is its own.
+        self.process = next((p for p in multiprocessing.active_children() if p not in before), self.process)
+        return future
+
+    def end(self) -> int | None:
+        """Waits for the process to end; its exit code."""
+        self.pool.shutdown(cancel_futures=True)
+        return None if self.process is None else self.process.exitcode
 
 
 def _run_side_by_side(tasks: Sequence[_Task], num_processes: int) -> Iterator[PartitionRun]:
-    # Pools of one process each: a pool whose process dies ends all its others, and they may be at work.
-    free = [_pool() for _ in range(min(num_processes, len(tasks)))]
+    free = [_Worker() for _ in range(min(num_processes, len(tasks)))]
     todo = deque(tasks)
-    running: dict[Future[PartitionRun], tuple[ProcessPoolExecutor, _Task]] = {}
+    running: dict[Future[PartitionRun], tuple[_Worker, _Task]] = {}
     try:
         while todo or running:
             while todo and free:
-                task, pool = todo.popleft(), free.pop()
+                task, worker = todo.popleft(), free.pop()
                 try:
-                    future = _start(pool, task)
+                    future = worker.start(task)
                 except BrokenProcessPool:  # its process died between two tasks
-                    pool.shutdown()
-                    pool = _pool()
-                    future = _start(pool, task)
-                running[future] = (pool, task)
+                    worker.end()
+                    worker = _Worker()
+                    future = worker.start(task)
+                running[future] = (worker, task)
             ended, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in ended:
-                pool, task = running.pop(future)
+                worker, task = running.pop(future)
                 error = future.exception()
                 if isinstance(error, BrokenProcessPool):
-                    pool.shutdown()
-                    pool = _pool()
-                free.append(pool)
-                yield future.result() if error is None else _without_result(task, error)
+                    result = _without_result(task, _death(task, worker.end()), is_failure=True)
+                    worker = _Worker()
+                elif error is not None:
+                    result = _without_result(task, f"{type(error).__name__}: {error}")
+                else:
+                    result = future.result()
+                free.append(worker)
+                yield result
     finally:
         if running:  # the caller was stopped, or asks for no more
             end_workers(multiprocessing.active_children())
             for _, task in running.values():  # in the instance no run stays at work without a process
-                _without_result(task, InterruptedError("it was stopped"))
-        for pool in [*free, *(pool for pool, _ in running.values())]:
-            pool.shutdown(cancel_futures=True)
+                _without_result(task, "it was stopped")
+        for worker in [*free, *(worker for worker, _ in running.values())]:
+            worker.end()
 
 
-def _without_result(task: _Task, error: BaseException) -> PartitionRun:
-    """The result of a run whose process died before it returned one, for lack of memory for instance."""
-    failures = [f"its process ended: {type(error).__name__}: {error}"]
+def _death(task: _Task, code: int | None) -> str:
+    """What became of a process that died while it worked on a task, and what to do."""
+    alone = f"`mm-assets run --dataset {task.spec.name} --partition {task.partition}` runs the partition alone"
+    if code == -signal.SIGKILL:
+        return f"the process was killed (signal 9; out of memory?): {alone}, without others that need memory"
+    if code is not None and code < 0:
+        return f"the process was ended by signal {-code} ({signal.strsignal(-code)}): {alone}"
+    return f"the process ended with exit code {code}: {alone}"
+
+
+def _without_result(task: _Task, reason: str, *, is_failure: bool = False) -> PartitionRun:
+    """The result of a run whose process returned none.
+
+    Args:
+        task: the run.
+        reason: why there is none.
+        is_failure: store the reason as the partition's failure, since the process could not.
+    """
+    failures = [reason]
     with dg.DagsterInstance.get() as instance:
         run = instance.get_run_by_id(task.run_id)
+        events = [] if run is None else [e.dagster_event for e in instance.all_logs(task.run_id) if e.dagster_event]
         if run is not None and run.is_success:
             failures = []
         elif run is not None and run.is_finished:
-            events = (entry.dagster_event for entry in instance.all_logs(task.run_id))
-            failures = list(_failures(event for event in events if event is not None))
-        elif run is not None:
-            instance.report_run_failed(run, failures[0])
+            failures = list(_failures(events))
+        else:
+            step = next(
+                (str(e.step_key) for e in reversed(events) if e.event_type == dg.DagsterEventType.STEP_START), ""
+            )
+            failures = [f"{step}: {reason}" if step else reason]
+            if is_failure:
+                stage = step.removeprefix(f"{task.spec.name}__") or RAW_SHARDS.name
+                stage = next(iter(PACKED_STAGES.values())).name if stage == "packed" else stage
+                with suppress(MmAssetsError, OSError):  # the storage may be what failed
+                    failure = StageFailure(partition=task.partition, stage=stage, detail=reason)
+                    DatasetStore(task.spec).write_failure(failure)
+            if run is not None:
+                instance.report_run_failed(run, reason)
     return task.ended(failures, run_id="" if run is None else task.run_id)
 
 

@@ -24,6 +24,7 @@ from mm_assets.orchestration.processes import process_is_gone, process_tag
 from mm_assets.orchestration.runs import partition_lock
 from mm_assets.pipeline import stages
 from mm_assets.pipeline.chain import RAW_SHARDS
+from mm_assets.pipeline.losses import FAILED, loss_totals
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
@@ -89,7 +90,7 @@ def runs_of(instance: dg.DagsterInstance, partition: str) -> list[dg.DagsterRun]
 def test_a_dead_process_fails_its_own_partition_only(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, module: Module, tmp_path: Path
 ) -> None:
-    """When one of several processes is killed, its run is failed in the instance and every other partition is done."""
+    """A process that is killed fails its run with the reason and what to do, also in the losses; others are done."""
     folder = inbox("captions-00000.tar")
     for name in "abc":
         shutil.copy(folder / "captions-00000.tar", folder / f"{name}.tar")
@@ -100,11 +101,17 @@ def test_a_dead_process_fails_its_own_partition_only(
     ended = {run.partition: run for run in run_partitions([(spec, key) for key in "abc"], num_processes=2)}
     assert sorted(ended) == ["a", "b", "c"]
     (dead,) = [run for run in ended.values() if not run.ok]
-    assert "its process ended" in dead.failures[0]
+    again = f"`mm-assets run --dataset captions --partition {dead.partition}` runs the partition alone"
+    reason = f"the process was killed (signal 9; out of memory?): {again}, without others that need memory"
+    assert dead.failures == (f"captions__filtered_rows: {reason}",)
+    (total,) = loss_totals(DatasetStore(spec), "abc")
+    assert (total.example.partition, total.example.stage) == (dead.partition, "filtered_rows")
+    assert (total.example.reason, total.example.detail) == (FAILED, reason)
     (found,) = runs_of(instance, dead.partition)
     assert (found.run_id, found.status) == (dead.run_id, dg.DagsterRunStatus.FAILURE)
-    (again,) = run_partitions([(spec, dead.partition)])
-    assert again.ok
+    (again_run,) = run_partitions([(spec, dead.partition)])
+    assert again_run.ok
+    assert loss_totals(DatasetStore(spec), "abc") == []
 
 
 @pytest.mark.parametrize("num_processes", [1, 0, -1])
