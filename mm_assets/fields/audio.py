@@ -349,19 +349,22 @@ def _decode_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dt
     """(num_frames, num_channels) of `dtype`, int16 or float32; `FormatError` for other audio or damaged bytes."""
     try:
         with _opened(data, codec, shape, rate) as sound:
-            samples = np.empty(shape, dtype)
+            samples = _new_samples(shape, dtype)
             done = 0
             for block in _file_blocks(sound, shape[0], dtype):
                 samples[done : done + len(block)] = block
                 done += len(block)
     except MediaError as error:
         raise corrupt(f"audio cannot be decoded: {error.reason}") from error
-    except MemoryError as error:
-        needed = f"{shape[0] * shape[1] * dtype.itemsize} bytes"
-        raise corrupt(
-            "audio needs more memory than is available", found=needed, expected="fewer; see max_frames"
-        ) from error
     return samples
+
+
+def _new_samples(shape: tuple[int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    try:
+        return np.empty(shape, dtype)
+    except MemoryError as error:
+        needed = shape[0] * shape[1] * dtype.itemsize
+        raise MemoryError(f"audio of shape {shape} needs {needed} bytes: set a lower max_frames") from error
 
 
 def _check_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dtype: np.dtype[Any]) -> None:

@@ -7,6 +7,7 @@ its decoding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -413,8 +414,8 @@ class SyncedVideoAudioField(Field):
         try:
             return np.empty(shape, dtype=np.uint8)
         except MemoryError as error:
-            expected = "what the memory holds: set a lower max_decoded_bytes, or use decode_frames"
-            raise corrupt("frames do not fit the memory", found=shape, expected=expected) from error
+            advice = "set a lower max_decoded_bytes, or use decode_frames"
+            raise MemoryError(f"frames of shape {shape} need {math.prod(shape)} bytes: {advice}") from error
 
     def _sound(self, record: Record, video: memoryview, audio: memoryview) -> Audio | None:
         sound = stored_sound(record, video, audio, max_decoded_bytes=self.max_decoded_bytes)

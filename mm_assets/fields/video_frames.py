@@ -168,6 +168,6 @@ def _decode_jpeg(data: memoryview, size: tuple[int, int], target: npt.NDArray[np
             if not fits:
                 resample(pixels, Box(0, 0, *size), target)
             return
-    except (ValueError, MemoryError) as error:
+    except ValueError as error:
         raise corrupt(f"frame is not a JPEG that can be decoded: {error}") from error
     raise corrupt("frame is not of the size in the record", found=(height, width), expected=size)

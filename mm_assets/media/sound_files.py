@@ -190,20 +190,21 @@ def _seconds_there(sound: OpenAudio) -> float:
 
 @contextmanager
 def _errors(codec: str) -> Iterator[None]:
-    """Every error of soundfile as a `MediaError`, without the address of the file object in its text."""
+    """Every error of soundfile as a `MediaError`, without the address of the file object in its text.
+
+    `MemoryError` and `OSError` pass: they are the host's, and say nothing about the file.
+    """
     import soundfile
 
     try:
         yield
     except MediaError:
         raise
-    except (soundfile.SoundFileError, OSError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+    except (soundfile.SoundFileError, ValueError, TypeError, RuntimeError, OverflowError) as error:
         reason = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
         if isinstance(error, soundfile.LibsndfileError) and error.code == _UNSUPPORTED:
             raise _UnsupportedError("<audio>", f"{codec} cannot be decoded: {reason}") from error
         raise MediaError("<audio>", f"{codec} cannot be decoded: {reason.strip().rstrip('.')}") from error
-    except MemoryError as error:
-        raise MediaError("<audio>", f"{codec} cannot be decoded: it needs more memory than is available") from error
 
 
 @contextmanager

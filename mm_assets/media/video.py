@@ -212,12 +212,11 @@ def open_media(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Iterato
         AssertionError,
         EOFError,
         LookupError,
-        MemoryError,
-        OSError,
         RuntimeError,
         ValueError,
     ) as error:
-        # PyAV's own errors, and those that its bindings raise for numbers out of range
+        # PyAV's own errors, and those that its bindings raise for numbers out of range. FFmpeg's ENOMEM and EIO are
+        # among them, for damage causes both; Python's `MemoryError` and `OSError` are the host's, and pass.
         raise MediaError("<video>", f"{_title(demuxer)} file cannot be read ({words_of(error)})") from error
 
 

@@ -3,14 +3,16 @@
 `Judge` places the rows of each block as packing will, and decodes every media item once, as the packed file's reader
 does: by its field's `check_decodable`. Bytes that no field decodes, such as those of the rest, are judged
 by the fields that read their type. What is refused is *undecodable*, and a policy decides what becomes of it. Verdicts
-and their order do not depend on the threads that decode.
+and their order do not depend on the threads that decode. Where the host runs out of memory or files, the
+partition fails.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -152,7 +154,7 @@ class Judge:
             contents: the rows' `content_views`, where these are known.
 
         Raises:
-            SourceError: an item is undecodable, and the policy is "fail".
+            SourceError: an item is undecodable, and the policy is "fail"; or the host failed while it was judged.
             MissingExtraError: the package that decodes an item is not installed.
         """
         block = _Block(BlockRows(table, contents))
@@ -160,7 +162,7 @@ class Judge:
         gone: dict[int, Drop] = {}
         for row, fault in sorted(block.faults.items()):
             if self._policy == "fail":
-                raise _failure(block.rows, row, fault, table.column("source_ref")[row].as_py())
+                raise _failure(block.rows, row, fault)
             if self._policy == "drop_row":
                 gone[row] = Drop(row, REASON, None, fault.detail)
             elif self._policy == "drop_sample":
@@ -249,39 +251,42 @@ class Judge:
 
         def tasks() -> Iterator[_Task | _Faults]:
             for (start, stop), left_out in samples.items():
-                placement = self._placer.settled(block.rows, start, stop, left_out)
-                block.placements[start] = placement
-                if not any(block.rows.is_metadata(row) for row in placement.refused):  # else the sample goes anyway
-                    yield from self._tasks(block, placement)
+                with _host_failure_named(block.rows, start):
+                    placement = self._placer.settled(block.rows, start, stop, left_out)
+                    block.placements[start] = placement
+                    if not any(block.rows.is_metadata(row) for row in placement.refused):  # else the sample goes anyway
+                        yield from self._tasks(block, placement)
                 placement.encoded.clear()
                 placement.encoded_rows.clear()
 
-        for task, detail in self._run(tasks()):
+        for task, verdict in self._run(tasks()):
             if not isinstance(task, _Task):
                 yield task
                 continue
             self.num_judged += len(task.rows)
-            if detail is None:
+            with _host_failure_named(block.rows, task.rows[0]):
+                detail = verdict()
+                found = None if detail is None else self._culprits(block, task, detail)
+            if found is None:
                 block.passed.update((task.taker, row) for row in task.rows)
             else:
-                yield self._culprits(block, task, detail)
+                yield found
 
-    def _run(self, tasks: Iterable[_Task | _Faults]) -> Iterator[tuple[_Task | _Faults, str | None]]:
+    def _run(self, tasks: Iterable[_Task | _Faults]) -> Iterator[tuple[_Task | _Faults, Callable[[], str | None]]]:
         """Each task with its verdict, in order, from threads; faults pass through in their place."""
-        waiting: deque[tuple[_Task | _Faults, Future[str | None] | None]] = deque()
+        waiting: deque[tuple[_Task | _Faults, Callable[[], str | None]]] = deque()
         held = 0
         for task in tasks:
             if isinstance(task, _Task):
-                waiting.append((task, self._pool.submit(task.judge)))
+                waiting.append((task, self._pool.submit(task.judge).result))
                 held += task.size
             else:
-                waiting.append((task, None))
+                waiting.append((task, _nothing))
             while len(waiting) >= MAX_WAITING or (held > MAX_WAITING_BYTES and waiting):
-                first, future = waiting.popleft()
+                first, verdict = waiting.popleft()
                 held -= first.size if isinstance(first, _Task) else 0
-                yield first, None if future is None else future.result()
-        for first, future in waiting:
-            yield first, None if future is None else future.result()
+                yield first, verdict
+        yield from waiting
 
     def _tasks(self, block: _Block, placement: Placement) -> Iterator[_Task | _Faults]:
         """The media of a sample that are to be decoded, and the faults that need no decoding."""
@@ -392,8 +397,31 @@ def _unread(content: Buffer, readers: Iterable[Field]) -> str | None:
     return wrong[0]
 
 
-def _failure(rows: BlockRows, row: int, fault: _Fault, ref: str | None) -> SourceError:
-    path = parse_source_ref(ref).path if ref is not None else None
-    where = f"sample {rows.sample_id[row]!r}, {rows.modality[row]} at position {rows.position[row]}"
+def _nothing() -> None:
+    """The verdict on what was judged already."""
+
+
+@contextmanager
+def _host_failure_named(rows: BlockRows, row: int) -> Iterator[None]:
+    """Turn the host's want of memory or files into a `SourceError` that names a sample: its media may be healthy."""
+    try:
+        yield
+    except (MemoryError, OSError) as error:
+        found = f"cannot be judged on this host ({type(error).__name__}{f': {error}' if str(error) else ''})"
+        advice = "nothing was dropped: free memory, or run fewer partitions at a time, then run this again"
+        raise _error_of(rows, row, f"{found}; {advice}") from error
+
+
+def _failure(rows: BlockRows, row: int, fault: _Fault) -> SourceError:
     advice = "replace it, or set on_undecodable to drop_row, drop_sample or keep"
-    return SourceError(path or "rows", f"{where}: cannot be decoded: {fault.detail}; {advice}", member=rows.member[row])
+    return _error_of(rows, row, f"cannot be decoded: {fault.detail}; {advice}")
+
+
+def _error_of(rows: BlockRows, row: int, detail: str) -> SourceError:
+    ref = rows.value("source_ref", row)
+    path = parse_source_ref(ref).path if ref is not None else None
+    where = f"sample {rows.sample_id[row]!r}"
+    if rows.is_metadata(row):  # it names its sample
+        return SourceError(path or "rows", f"{where}: {detail}")
+    where += f", {rows.modality[row]} at position {rows.position[row]}"
+    return SourceError(path or "rows", f"{where}: {detail}", member=rows.member[row])

@@ -6,9 +6,11 @@ import io
 from collections import Counter
 from typing import Any
 
+import av
 import numpy as np
 import pyarrow as pa
 import pytest
+import soundfile
 from PIL import Image
 
 from mm_assets.errors import SourceError
@@ -27,6 +29,25 @@ def picture(seed: int, form: str = "PNG") -> bytes:
     target = io.BytesIO()
     noise = np.random.default_rng(seed).integers(0, 256, (20, 30, 3), dtype=np.uint8)
     Image.fromarray(noise).save(target, form)
+    return target.getvalue()
+
+
+def sound() -> bytes:
+    """Audio that libsndfile decodes."""
+    target = io.BytesIO()
+    soundfile.write(target, np.zeros(800, np.float32), 8000, format="OGG")
+    return target.getvalue()
+
+
+def clip() -> bytes:
+    """Two frames that PyAV decodes."""
+    target = io.BytesIO()
+    with av.open(target, "w", format="matroska") as out:
+        stream = out.add_stream("ffv1", rate=25)
+        stream.width, stream.height = 32, 16
+        for _ in range(2):
+            out.mux(stream.encode(av.VideoFrame(32, 16, "yuv420p")))
+        out.mux(stream.encode(None))
     return target.getvalue()
 
 
@@ -130,6 +151,35 @@ def test_the_first_undecodable_item_fails() -> None:
     table = rows(("a", {}, {"png": picture(1)}), ("b", {}, {"png": cut(picture(1))}), ("c", {}, {"png": b"x"}))
     with pytest.raises(SourceError, match=r"s\.tar, member 'b\.png': sample 'b', .*truncated.*; replace it, or set"):
         judged(table, plan_of("image_text"), "fail")
+
+
+@pytest.mark.parametrize("kind", ["audio", "video"])
+@pytest.mark.parametrize("error", [MemoryError(), OSError(24, "Too many open files")])
+def test_a_host_short_of_memory_or_files_drops_nothing(
+    kind: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder that gets no memory or file fails the partition, with the sample named, under the policy `drop_row`."""
+    pack, name, content = ("speech", "ogg", sound()) if kind == "audio" else ("video", "mkv", clip())
+    table = rows(("a", {}, {name: content}))
+    assert judged(table, plan_of(pack)) == ({}, {}, [])
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise error
+
+    placed = Placer.settled
+
+    def settled(*arguments: Any) -> Any:  # encode the row, then let its decoder fail
+        placement = placed(*arguments)
+        monkeypatch.setattr("soundfile.SoundFile", failing)
+        monkeypatch.setattr("av.open", failing)
+        return placement
+
+    where = {"decode": rf", member 'a\.{name}': sample 'a', {kind} at position 0", "encode": ": sample 'a'"}
+    monkeypatch.setattr(Placer, "settled", settled)
+    for step in ("decode", "encode"):  # the patches of the first step stay for the second
+        said = rf"s\.tar{where[step]}: cannot be judged on this host \({type(error).__name__}"
+        with pytest.raises(SourceError, match=said):
+            judged(table, plan_of(pack))
 
 
 def test_each_item_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:

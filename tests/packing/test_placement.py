@@ -23,6 +23,7 @@ from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import build_source_ref
 
 KINDS = {"txt": "text", "png": "image", "jpg": "image", "npy": "array", "wav": "audio", "srt": "text"}
+KINDS |= {"ogg": "audio", "mkv": "video"}
 
 
 def npy(values: Any) -> bytes:
