@@ -307,14 +307,18 @@ _LAST_PAGE = 4  # flag
 
 
 def _ogg(view: memoryview) -> str | None:
-    """Bytes between pages that are none, pages with a wrong checksum or after a gap, and streams without an end."""
+    """Bytes between pages that are none, pages with a wrong checksum or after a gap, and packets without their end.
+
+    A stream needs no last page: recorders of live streams write none. Its last packet is whole then.
+    """
     at = 0
     numbers: dict[int, int] = {}
     open_streams: set[int] = set()
+    open_packets: set[int] = set()  # streams whose latest packet continues on their next page
     for _ in range(_MAX_STEPS):
         if at == len(view) or _is_fill(view, at):
-            left = len(open_streams)
-            return f"{left} of {len(numbers)} streams have no last page" if left else None
+            left = len(open_packets)
+            return f"{left} of {len(numbers)} streams end within a packet" if left else None
         if bytes(view[at : at + 4]) != b"OggS":
             return f"no page at byte {at}"
         if at + 27 > len(view) or at + 27 + view[at + 26] > len(view):
@@ -333,6 +337,9 @@ def _ogg(view: memoryview) -> str | None:
             open_streams.discard(serial)
         else:
             open_streams.add(serial)
+        if body > at + 27:
+            continues = view[body - 1] == 255  # bytes of the last segment: a packet ends with a shorter one
+            (open_packets.add if continues else open_packets.discard)(serial)
         at = end
     return f"more than {_MAX_STEPS} pages"
 

@@ -7,16 +7,14 @@ CAF, Sony Wave64. Those of video files are in `mm_assets.media.container_damage`
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.header import MAX_SEGMENTS
 
-__all__ = ["Extent", "extent_of", "is_streamed_size", "wav_with_size"]
-
-_W64_DATA: Final = b"data\xf3\xac\xd3\x11\x8c\xd1\x00\xc0\x4f\x8e\xdb\x8a"
+__all__ = ["Extent", "WavChunks", "extent_of", "wav_chunks", "wav_with_size"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,41 @@ class Extent:
         return self.there >= self.claimed
 
 
-def is_streamed_size(size: int) -> bool:
+class _Layout(NamedTuple):
+    """How the chunks of a format follow each other."""
+
+    start: int  # of the first chunk
+    header: struct.Struct  # kind and size
+    counts_header: bool  # whether the size includes them
+    align: int  # of chunks
+    samples: bytes  # kind of the chunk with the samples
+    skipped: int  # bytes in that chunk before the samples
+
+
+_LAYOUTS: Final = {
+    "wav": _Layout(12, struct.Struct("<4sI"), False, 2, b"data", 0),
+    "aiff": _Layout(12, struct.Struct(">4sI"), False, 2, b"SSND", 8),  # an offset and a block size
+    "caf": _Layout(8, struct.Struct(">4sq"), False, 1, b"data", 0),
+    "w64": _Layout(40, struct.Struct("<16sQ"), True, 8, b"data\xf3\xac\xd3\x11\x8c\xd1\x00\xc0\x4f\x8e\xdb\x8a", 0),
+}
+
+
+def _chunks(view: memoryview, layout: _Layout) -> Iterator[tuple[bytes, int, int]]:
+    """Kind, position of the body, and size of each chunk whose header is there; a size below 0 is the last."""
+    at = layout.start
+    for _ in range(MAX_SEGMENTS):
+        body = at + layout.header.size
+        if body > len(view):
+            return
+        kind, size = layout.header.unpack_from(view, at)
+        size -= layout.header.size if layout.counts_header else 0
+        yield kind, body, size
+        if size < 0:
+            return
+        at = body + size + -size % layout.align
+
+
+def _is_streamed_size(size: int) -> bool:
     """Whether a 32-bit size of a RIFF or AIFF is that of a writer that could not seek back: about 2 or 4 GiB."""
     return size >= 0xFFFFFF00 or 0x7F000000 <= size <= 0x80000000
 
@@ -50,98 +82,75 @@ def extent_of(data: Buffer, codec: str) -> Extent | None:
         codec: ``wav``, ``aiff``, ``au``, ``caf`` or ``w64``.
     """
     view = memoryview(data).cast("B")
-    return _READERS[codec](view)
+    at, size = _samples_of(view, codec)
+    return None if size is None else Extent(there=max(0, min(len(view) - at, size)), claimed=size)
 
 
-def _of_chunk(view: memoryview, body: int, size: int) -> Extent:
-    return Extent(there=max(0, min(len(view) - body, size)), claimed=size)
+def _samples_of(view: memoryview, codec: str) -> tuple[int, int | None]:
+    """Position of the samples and their bytes by the header; None where it has no size."""
+    if codec == "wav":
+        wav = wav_chunks(view)
+        return (0, None) if wav is None else (wav.samples_at, wav.samples_size)
+    if codec == "au":
+        if len(view) < 24:
+            return 0, None
+        at, size = struct.unpack_from("<II" if view[0] == ord("d") else ">II", view, 4)
+        return at, None if size == 0xFFFFFFFF else size
+    layout = _LAYOUTS[codec]
+    for kind, body, size in _chunks(view, layout):
+        if kind == layout.samples:
+            is_known = size >= layout.skipped and not (codec == "aiff" and _is_streamed_size(size))
+            return body + layout.skipped, size - layout.skipped if is_known else None
+    return 0, None
 
 
-def _wav(view: memoryview) -> Extent | None:
-    at, size64 = 12, None
-    for _ in range(MAX_SEGMENTS):
-        if at + 8 > len(view):
-            break
-        kind, size = struct.unpack_from("<4sI", view, at)
-        if kind == b"ds64" and at + 24 <= len(view):
-            (size64,) = struct.unpack_from("<Q", view, at + 16)
+class WavChunks(NamedTuple):
+    """The chunks of a WAV that matter.
+
+    Attributes:
+        format_at: position of the body of the chunk ``fmt ``; 0 without one before the samples.
+        format_size: its bytes.
+        samples_at: position of the samples.
+        samples_size: their bytes by the header, which may be more than there are; None where the writer could not seek
+            back to fill in a size: then they go on to the end of the file.
+        size_at: position of the 64-bit size of the samples, of an RF64; else 0.
+    """
+
+    format_at: int
+    format_size: int
+    samples_at: int
+    samples_size: int | None
+    size_at: int
+
+
+def wav_chunks(view: memoryview) -> WavChunks | None:
+    """The chunks of a WAV; None for one that ends before its samples. Its head is enough."""
+    format_at = format_size = size_at = 0
+    for kind, body, size in _chunks(view, _LAYOUTS["wav"]):
+        if kind == b"fmt ":
+            format_at, format_size = body, size
+        elif kind == b"ds64" and body + 16 <= len(view):
+            size_at = body + 8
         elif kind == b"data":
-            if size == 0xFFFFFFFF and size64 is not None:
-                return _of_chunk(view, at + 8, size64)
-            return None if size == 0 or is_streamed_size(size) else _of_chunk(view, at + 8, size)
-        at += 8 + size + (size & 1)
+            known: int | None = size
+            if size == 0xFFFFFFFF and size_at:
+                known = struct.unpack_from("<Q", view, size_at)[0] or None
+            elif size == 0 or _is_streamed_size(size):
+                known = None
+            return WavChunks(format_at, format_size, body, known, size_at)
     return None
 
 
 def wav_with_size(view: memoryview) -> Buffer:
     """The WAV itself, or, if its samples have a size of 0, as a stopped recorder leaves it, a copy with their size."""
-    at = 12
-    for _ in range(MAX_SEGMENTS):
-        if at + 8 > len(view):
-            break
-        kind, size = struct.unpack_from("<4sI", view, at)
-        if kind == b"data":
-            if size or at + 8 == len(view):
-                break
-            copy = bytearray(view)
-            struct.pack_into("<I", copy, at + 4, min(len(view) - at - 8, 0xFFFFFFFF))
-            return copy
-        at += 8 + size + (size & 1)
-    return view
-
-
-def _aiff(view: memoryview) -> Extent | None:
-    at = 12
-    for _ in range(MAX_SEGMENTS):
-        if at + 8 > len(view):
-            break
-        kind, size = struct.unpack_from(">4sI", view, at)
-        if kind == b"SSND":
-            # The samples follow an offset and a block size, 8 bytes.
-            return None if size < 8 or is_streamed_size(size) else _of_chunk(view, at + 16, size - 8)
-        at += 8 + size + (size & 1)
-    return None
-
-
-def _au(view: memoryview) -> Extent | None:
-    if len(view) < 24:
-        return None
-    start, size = struct.unpack_from("<II" if view[0] == ord("d") else ">II", view, 4)
-    return None if size == 0xFFFFFFFF else _of_chunk(view, start, size)
-
-
-def _caf(view: memoryview) -> Extent | None:
-    at = 8
-    for _ in range(MAX_SEGMENTS):
-        if at + 12 > len(view):
-            break
-        kind, size = struct.unpack_from(">4sq", view, at)
-        if kind == b"data":
-            return None if size < 0 else _of_chunk(view, at + 12, size)
-        if size < 0:
-            break
-        at += 12 + size
-    return None
-
-
-def _w64(view: memoryview) -> Extent | None:
-    at = 40
-    for _ in range(MAX_SEGMENTS):
-        if at + 24 > len(view):
-            break
-        (size,) = struct.unpack_from("<Q", view, at + 16)  # with the header
-        if bytes(view[at : at + 16]) == _W64_DATA:
-            return _of_chunk(view, at + 24, size - 24) if size >= 24 else None
-        if size < 24:
-            break
-        at += size + (-size % 8)
-    return None
-
-
-_READERS: dict[str, Callable[[memoryview], Extent | None]] = {
-    "wav": _wav,
-    "aiff": _aiff,
-    "au": _au,
-    "caf": _caf,
-    "w64": _w64,
-}
+    wav = wav_chunks(view)
+    if wav is None or wav.samples_size is not None or wav.samples_at == len(view):
+        return view
+    copy, size = bytearray(view), len(view) - wav.samples_at
+    if wav.size_at:
+        struct.pack_into("<Q", copy, wav.size_at, size)
+    elif not any(view[wav.samples_at - 4 : wav.samples_at]):
+        struct.pack_into("<I", copy, wav.samples_at - 4, min(size, 0xFFFFFFFF))
+    else:  # libsndfile takes other sizes for that of the rest of the file
+        return view
+    return copy

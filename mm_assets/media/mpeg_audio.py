@@ -23,6 +23,8 @@ _U32 = struct.Struct(">I")
 _SEARCHED: Final = 1 << 20  # bytes that are searched for frames where none are, in all: more are hostile
 _LONGEST = 2881  # bytes of an MPEG frame
 _MAX_FILL = 4096  # zeros after the last frame
+_MAX_END_TAGS = 8
+_LONGEST_LYRICS = 5120  # bytes of a Lyrics3 tag of version 1
 _SAME = 0xFFFE0C00  # sync, version, layer and rate: the same in all frames of a file
 
 _KBPS = {  # (lowest version, layer): kilobits per second by index
@@ -121,12 +123,15 @@ def walk_mp3(data: Buffer) -> FrameRun:
         header = _header(word) if word & _SAME == same else None
         if header is not None and header.size:
             if at + header.size > end:
-                problem = problem or f"its last frame has {end - at} of {header.size} bytes"
+                if count < (claimed or count + 1):
+                    problem = problem or f"its last frame has {end - at} of {header.size} bytes"
                 break
             at = last_end = at + header.size
             count += 1
         elif tag := _tag_size(view, at):
             at += tag
+        elif claimed is not None and count >= claimed:
+            break  # what follows the frames that are counted is not audio of this file
         else:
             found = _next_frame(view, at + 1, min(end, at + budget), same)
             if found is None:
@@ -136,9 +141,6 @@ def walk_mp3(data: Buffer) -> FrameRun:
             problem = problem or f"the {found - at} bytes from {at} on are not frames"
             budget -= found - at
             at = found
-    if claimed is not None and count >= claimed:
-        # What follows the frames that are counted is not audio of this file.
-        problem = "" if problem.startswith("its last") else problem
     return FrameRun(
         sample_rate=first.rate,
         channels=first.channels,
@@ -237,18 +239,30 @@ def _tag_size(view: memoryview, at: int) -> int:
 
 
 def _without_end_tags(view: memoryview) -> int:
-    """Position of the tags that end a file: ID3v1, Lyrics3 and APE, in the order in which they are written."""
+    """Position of the tags that end a file: ID3v1, Lyrics3 and APE, in any order."""
     end = len(view)
-    if end >= 128 and bytes(view[end - 128 : end - 125]) == b"TAG":
-        end -= 128
-    if end >= 15 and bytes(view[end - 9 : end]) == b"LYRICS200" and bytes(view[end - 15 : end - 9]).isdigit():
-        size = int(bytes(view[end - 15 : end - 9])) + 15
-        end -= size if size <= end else 0
-    if end >= 32 and bytes(view[end - 32 : end - 24]) == b"APETAGEX":
-        size = int.from_bytes(view[end - 20 : end - 16], "little")
-        size += 32 if int.from_bytes(view[end - 12 : end - 8], "little") >> 31 else 0  # the tag has a header too
-        end -= size if 32 <= size <= end else 0
+    for _ in range(_MAX_END_TAGS):
+        end -= _end_tag_size(view[:end])
     return end
+
+
+def _end_tag_size(view: memoryview) -> int:
+    """Bytes of the last tag; 0 where there is none."""
+    end = len(view)
+    tail = bytes(view[-128:])
+    size = 0
+    if len(tail) == 128 and tail.startswith(b"TAG"):
+        size = 128
+    elif tail.endswith(b"LYRICS200") and tail[-15:-9].isdigit():
+        size = int(tail[-15:-9]) + 15
+    elif tail.endswith(b"LYRICSEND"):  # version 1 has no size, but at most 5100 bytes
+        start = bytes(view[-_LONGEST_LYRICS:]).rfind(b"LYRICSBEGIN")
+        size = min(end, _LONGEST_LYRICS) - start if start >= 0 else 0
+    elif len(tail) >= 32 and tail[-32:].startswith(b"APETAGEX"):
+        size, flags = struct.unpack_from("<I4xI", tail, len(tail) - 20)
+        size += 32 if flags >> 31 else 0  # the tag has a header too
+        size = size if size >= 32 else 0
+    return size if size <= end else 0
 
 
 # --- files of other frames --------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from mm_assets.errors import MediaError, optional_import
 from mm_assets.media import flac
 from mm_assets.media.container_damage import find_damage
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.extents import Extent, extent_of, wav_with_size
+from mm_assets.media.extents import Extent, extent_of, wav_chunks, wav_with_size
 from mm_assets.media.header import size_of_id3
 from mm_assets.media.mpeg_audio import FrameRun, check_frames, mp3_with_length, walk_mp3
 from mm_assets.media.stderr import without_mpg123_messages
@@ -382,16 +382,10 @@ def _next_fine(sound: Any) -> npt.NDArray[Any]:
 
 def _mpeg_in_wav(view: memoryview) -> memoryview | None:
     """The frames of an MP3 in a WAV; None for any other WAV."""
-    at = 12
-    is_mpeg = False
-    while at + 8 <= len(view):
-        kind, size = bytes(view[at : at + 4]), int.from_bytes(view[at + 4 : at + 8], "little")
-        if kind == b"fmt " and size >= 16:
-            is_mpeg = int.from_bytes(view[at + 8 : at + 10], "little") in (0x50, 0x55)
-        if kind == b"data" or (kind == b"fmt " and not is_mpeg):
-            return view[at + 8 : at + 8 + size] if is_mpeg else None
-        at += 8 + size + (size & 1)
-    return None
+    wav = wav_chunks(view)
+    if wav is None or wav.format_size < 16 or bytes(view[wav.format_at :][:2]) not in (b"\x50\0", b"\x55\0"):
+        return None
+    return view[wav.samples_at :][: wav.samples_size]
 
 
 def _open_mp3(file: memoryview) -> Iterator[OpenAudio]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mm_assets.errors import MediaError
 from mm_assets.media import flac
 from mm_assets.media.content_types import Buffer, sniff_content_type
-from mm_assets.media.extents import is_streamed_size
-from mm_assets.media.header import CHUNK_LE, MAX_SEGMENTS, HeaderReader, size_of_id3
+from mm_assets.media.extents import wav_chunks
+from mm_assets.media.header import HeaderReader, size_of_id3
 from mm_assets.media.sound_files import CODEC_OF_TYPE, open_audio
 
 __all__ = ["AudioInfo", "probe_audio"]
@@ -91,41 +91,27 @@ def probe_audio(data: Buffer, *, size: int | None = None, max_frames: int = DEFA
 
 
 def _probe_wav(head: HeaderReader, file_size: int, max_frames: int) -> AudioInfo:
-    pos = 12
-    layout: tuple[int, ...] | None = None
-    declared64: int | None = None
-    for _ in range(MAX_SEGMENTS):
-        kind, length = head.take(CHUNK_LE, pos, "WAV header")
-        body = pos + 8
-        if kind == b"fmt ":
-            layout = head.take(struct.Struct("<HHIIHH"), body, "WAV fmt chunk")
-            if layout[0] == 0xFFFE and length >= 26:  # extensible: the real format opens the sub-format GUID
-                layout = (*head.take(struct.Struct("<H"), body + 24, "WAV fmt chunk"), *layout[1:])
-        elif kind == b"ds64":
-            _, declared64 = head.take(struct.Struct("<QQ"), body, "RF64 ds64 chunk")
-        elif kind == b"data":
-            if layout is None:
-                raise head.fail("WAV has no fmt chunk before its data")
-            code, channels, rate, _, block, bits = layout
-            subtype = _WAV_SUBTYPES.get((code, bits))
-            if subtype is None:
-                return _probe_opened(head, "wav", max_frames)
-            if block == 0 or block != channels * bits // 8:
-                raise head.fail(f"WAV has blocks of {block} bytes for {channels} channels of {bits} bits")
-            there = max(0, file_size - body)
-            if declared64 is not None and length == 0xFFFFFFFF:
-                there = min(there, declared64)
-            elif not is_streamed_size(length) and (length or there < block):
-                there = min(there, length)
-            return AudioInfo(
-                codec="wav",
-                sample_rate=rate,
-                channels=channels,
-                num_frames=there // block,
-                subtype=subtype,
-            )
-        pos = body + length + (length & 1)
-    raise head.fail(f"WAV has more than {MAX_SEGMENTS} chunks before its data")
+    wav = wav_chunks(head.view)
+    if wav is None:
+        raise head.fail(f"WAV header is truncated: it has no data chunk in {head.size} bytes")
+    if not wav.format_at:
+        raise head.fail("WAV has no fmt chunk before its data")
+    code, channels, rate, _, block, bits = head.take(struct.Struct("<HHIIHH"), wav.format_at, "WAV fmt chunk")
+    if code == 0xFFFE and wav.format_size >= 26:  # extensible: the real format opens the sub-format GUID
+        (code,) = head.take(struct.Struct("<H"), wav.format_at + 24, "WAV fmt chunk")
+    subtype = _WAV_SUBTYPES.get((code, bits))
+    if subtype is None:
+        return _probe_opened(head, "wav", max_frames)
+    if block == 0 or block != channels * bits // 8:
+        raise head.fail(f"WAV has blocks of {block} bytes for {channels} channels of {bits} bits")
+    there = max(0, file_size - wav.samples_at)
+    return AudioInfo(
+        codec="wav",
+        sample_rate=rate,
+        channels=channels,
+        num_frames=(there if wav.samples_size is None else min(there, wav.samples_size)) // block,
+        subtype=subtype,
+    )
 
 
 def _probe_flac(head: HeaderReader, start: int, file_size: int) -> AudioInfo:

@@ -17,21 +17,22 @@ def ts_packets(*numbers: int, pid: int = 256) -> bytes:
     return b"".join(head + b"\xff" * 184 for head in heads)
 
 
-def vorbis() -> bytes:
-    """An Ogg file of a second of sound, in pages of 100 ms."""
+def ogg(layout: str, **options: str) -> bytes:
+    """An Ogg file of a second of FLAC, in pages of 100 ms, where a packet does not take more."""
     target = io.BytesIO()
     with av.open(target, "w", format="ogg", options={"page_duration": "100000"}) as output:
-        stream = output.add_stream("flac", rate=8000, layout="mono")
-        noise = np.random.default_rng(1).integers(-9000, 9000, (1, 8000)).astype(np.int16)
+        stream = output.add_stream("flac", rate=8000, layout=layout, options=options)
+        noise = np.random.default_rng(1).integers(-9000, 9000, (1, 8000 * stream.channels)).astype(np.int16)
         for at in range(0, 8000, 400):
-            frame = av.AudioFrame.from_ndarray(noise[:, at : at + 400], format="s16", layout="mono")
+            part = noise[:, at * stream.channels : (at + 400) * stream.channels]
+            frame = av.AudioFrame.from_ndarray(part, format="s16", layout=layout)
             frame.sample_rate, frame.pts = 8000, at
             output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
     return target.getvalue()
 
 
-OGG = vorbis()
+OGG, WIDE_OGG = ogg("mono"), ogg("7.1", frame_size="8000")
 SECOND = OGG.index(b"OggS", OGG.index(b"OggS", 1) + 1)
 
 
@@ -50,7 +51,9 @@ SEGMENT = b"\x1aE\xdf\xa3\x80\x18\x53\x80\x67\x01" + b"\xff" * 7
         ("mpegts", ts_packets(0) + b"\x47\x81\x00\x11" + bytes(184), "packet at byte 188 is marked as damaged"),
         ("ogg", OGG, None),
         ("ogg", OGG[:SECOND] + OGG[OGG.index(b"OggS", SECOND + 1) :], "pages of stream"),
-        ("ogg", OGG[: OGG.rindex(b"OggS")], "1 of 1 streams have no last page"),
+        ("ogg", OGG[: OGG.rindex(b"OggS")], None),
+        ("ogg", WIDE_OGG, None),
+        ("ogg", WIDE_OGG[: WIDE_OGG.rindex(b"OggS")], "1 of 1 streams end within a packet"),
         ("ogg", OGG[:-1], "ends 1 bytes after the file"),
         ("ogg", OGG[:-1] + bytes([OGG[-1] ^ 1]), "has a wrong checksum"),
         ("mov", struct.pack(">I4s", 8, b"ftyp"), "no box moov"),

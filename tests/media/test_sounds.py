@@ -96,6 +96,7 @@ def test_the_frames_of_an_mp3_are_its_length():
     assert (run.num_frames, run.claimed_frames, run.problem) == (2, 2, "")
     frames = whole[run.start :]
     id3, ape = b"ID3\x04\0\0\0\0\0\x05extra", b"APETAGEX" + struct.pack("<IIII", 2000, 40, 1, 1 << 31) + bytes(8)
+    lyrics = b"LYRICSBEGIN" + b"la " * 1600
     last = len(frames) - walk_mp3(frames[: run.end - run.start - 1]).end
     for tagged in (
         id3 + frames,
@@ -104,6 +105,8 @@ def test_the_frames_of_an_mp3_are_its_length():
         frames + b"TAG" + bytes(125),
         frames + bytes(4096),
         frames + ape + bytes(8) + ape.replace(struct.pack("<I", 1 << 31), struct.pack("<I", 1 << 31)),
+        frames + lyrics + b"%06dLYRICS200" % len(lyrics) + ape + bytes(8) + ape + b"TAG" + bytes(125),
+        frames + lyrics + b"LYRICSEND" + b"TAG" + bytes(125),
     ):
         found = walk_mp3(tagged)
         assert (found.num_frames, found.num_samples, found.problem) == (2, 2 * 1152, "")
@@ -113,6 +116,15 @@ def test_the_frames_of_an_mp3_are_its_length():
     vbri[36:54] = b"VBRI" + bytes(10) + struct.pack(">I", 2)
     assert walk_mp3(bytes(vbri) + frames).claimed_frames == 2
     assert probe_audio(bytes(vbri) + frames).num_frames == 2 * 1152
+
+
+@pytest.mark.parametrize("trailer", [b"junk" * 3000, bytes(9000), SOUNDS["mp3"][:1500]])
+def test_what_follows_the_frames_that_are_counted_is_not_audio(trailer):
+    """An MP3 with all frames that its Xing header counts is whole, whatever bytes an editor or a disk left after it."""
+    whole = SOUNDS["mp3"]
+    found, expected = walk_mp3(whole + trailer), walk_mp3(whole)
+    assert (found.problem, found.claimed_frames) == ("", expected.num_frames)
+    assert probe_audio(whole + trailer) == probe_audio(whole)
 
 
 @pytest.mark.parametrize(
