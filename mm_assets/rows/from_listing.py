@@ -8,13 +8,15 @@ named in the rejects.
 
 from __future__ import annotations
 
+import codecs
 import json
 import posixpath
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,8 +38,9 @@ from mm_assets.sources.compressed import content_name
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
 from mm_assets.sources.member import split_member_name
 from mm_assets.sources.samples import modality_of
-from mm_assets.sources.text_members import BadTextError, decode_text, parse_object
+from mm_assets.sources.text_members import BadTextError, decode_text, parse_object, stored_text
 from mm_assets.storage.files import SourceFile
+from mm_assets.summaries import counted
 
 __all__ = ["ListingRows"]
 
@@ -49,8 +52,11 @@ MAX_POSITION = 2**31 - 1  # positions are int32
 Line = Mapping[str, Any] | BadTextError
 
 
-def _lines(source: SourceFile, layout: MemberRules) -> Iterator[Line]:
-    """Each row of the list as keys and values, or why it cannot be parsed; `ShardError` if it is something else."""
+def _lines(source: SourceFile, layout: MemberRules, encodings: Counter[str]) -> Iterator[Line]:
+    """Each row of the list as keys and values, or why it cannot be parsed; `ShardError` if it is something else.
+
+    `encodings` counts the lines that are not UTF-8.
+    """
     head = source.read(0, min(HEAD_BYTES, source.size))
     if head.startswith(_PARQUET):
         try:
@@ -62,18 +68,59 @@ def _lines(source: SourceFile, layout: MemberRules) -> Iterator[Line]:
         except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # Arrow raises all of them for damage
             raise SourceError(source.url, f"is not a readable Parquet list: {first_line(error)}") from error
         return
-    foreign = foreign_file(head)
+    wide = _wide_encoding(head)
+    foreign = None if wide else foreign_file(head)
     if foreign is not None and foreign.kind not in ("json", "text", "empty"):
         raise ShardError(source.url, foreign.as_not("a list of files"), byte_offset=0)
     limit = layout.max_text_bytes
     with source.stream() as stream:
-        while line := stream.readline(limit + 1):
-            if len(line) > limit:
-                while line and not line.endswith(b"\n"):
-                    line = stream.readline(limit)
+        for line in _split(stream, "\n".encode(wide or "utf-8"), limit):
+            if line is None:
                 yield BadTextError("too_large", f"the line holds more than {limit} bytes")
-            elif line.strip():
-                yield _json_line(line)
+            elif line.strip() and (row := _json_line(line, wide, layout.encoding, encodings)) is not None:
+                yield row
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    """The UTF-16 or UTF-32 that a list is in, by its byte order mark or by its first characters, which are ASCII."""
+    found: str = json.detect_encoding(head)
+    if found.startswith("utf-8"):
+        return None
+    if found in ("utf-16", "utf-32"):  # with a mark, which only the first line has
+        found += "-le" if head.startswith(codecs.BOM_UTF16_LE) else "-be"
+    text = str(head, found, "replace").lstrip("\ufeff \t\r\n")
+    return found if text.startswith(("{", "[")) else None  # NULs are in files of any kind
+
+
+def _split(stream: BinaryIO, newline: bytes, limit: int) -> Iterator[bytes | None]:
+    """The lines of a list, each with its line end; None for one of more than `limit` bytes.
+
+    Args:
+        stream: the list, at its start.
+        newline: a line end in the list's encoding; a character begins at multiples of its length.
+        limit: bytes of a line.
+    """
+    unit = len(newline)
+    held = bytearray()  # of a line whose characters have bytes that are a line end of ASCII
+    skipping = False
+    while part := stream.readline(limit + 1):
+        if unit > 1:
+            part += stream.read(-len(part) % unit)
+        ends = part.endswith(newline)
+        if ends and not held and not skipping and len(part) <= limit:
+            yield part
+            continue
+        skipping = skipping or len(held) + len(part) > limit
+        if skipping:
+            held.clear()
+        else:
+            held += part
+        if ends:
+            yield None if skipping else bytes(held)
+            held.clear()
+            skipping = False
+    if skipping or held:
+        yield None if skipping else bytes(held)
 
 
 def _inline_columns(schema: pa.Schema) -> list[str]:
@@ -104,9 +151,23 @@ def _as_json_knows(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
 
-def _json_line(line: bytes) -> Line:
+def _json_line(line: bytes, wide: str | None, declared: str, encodings: Counter[str]) -> Line | None:
+    """The row of a line; None for blanks in UTF-16 and UTF-32."""
     try:
-        return parse_object(decode_text(line)).value
+        if wide is None:
+            try:
+                return parse_object(decode_text(line)).value
+            except BadTextError as error:
+                if error.reason != "not_utf8":
+                    raise
+                if declared == "auto":
+                    remedy = "name its encoding as samples.encoding, or convert the list to UTF-8"
+                    raise BadTextError(error.reason, f"{error.detail}: {remedy}") from error
+        text = stored_text(line, f"; charset={wide or declared}")
+        if wide is not None and not text.strip(" \t\r\n\v\f"):
+            return None
+        encodings[wide or declared] += 1
+        return parse_object(text).value
     except BadTextError as error:
         return error
 
@@ -129,7 +190,7 @@ class ListingRows:
     def objects(self, *, layout: MemberRules) -> Iterator[Mapping[str, Any]]:
         """Each row of the list without the columns that the pipeline knows; see `TableSource`."""
         known = _OWN.difference(layout.user_columns or ())
-        for line in _lines(self.file, layout):
+        for line in _lines(self.file, layout, Counter()):
             if not isinstance(line, BadTextError):
                 yield {key: value for key, value in line.items() if key not in known}
 
@@ -168,6 +229,7 @@ class _ListingBuilder(RowBuilder):
         self.missing = {c.source for c, _ in self.user if c.required}
         self.seen: set[str] = set()
         self.inline: list[str] = []
+        self.encodings: Counter[str] = Counter()  # of lines that are not UTF-8
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         if self.source.size >= 4 and self.source.read(0, 4) == _PARQUET:
@@ -183,6 +245,9 @@ class _ListingBuilder(RowBuilder):
                 yield from self.take()
         yield from self.take()
         self.note_columns()
+        for encoding, count in sorted(self.encodings.items()):
+            self.counts[f"encoding.{encoding}"] += count
+            self.notes.append(f"{self.source.url}: {counted(count, 'line')} read as {encoding}")
         if not self.counts["members"]:
             self.rejects.add(self.source.url, reason="empty_shard", detail="the list has no rows", stage="index")
         if self.missing and self.counts["rows"]:
@@ -206,7 +271,7 @@ class _ListingBuilder(RowBuilder):
 
     def _checked(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """The list's rows that name a sample, numbered from 0."""
-        for number, line in enumerate(_lines(self.source, self.layout)):
+        for number, line in enumerate(_lines(self.source, self.layout, self.encodings)):
             self.counts["members"] += 1
             if isinstance(line, BadTextError):
                 self._reject(number, line.reason, line.detail)

@@ -160,6 +160,48 @@ def test_bad_lines_are_rejected(tmp_path: Path, line: object, reason: str) -> No
     assert stream.counts["members"] == 3
 
 
+ENCODED = [
+    {"sample_id": "Ċਊ", "text_content": "Ü and \u0a0a\u0a00\u000a\u010a"},  # characters with the bytes of a line end
+    {"sample_id": "b", "text_content": "grün"},
+]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+def test_a_list_in_another_unicode_encoding(tmp_path: Path, encoding: str) -> None:
+    """A list in UTF-16 or UTF-32, with a byte order mark or without, gives the rows of UTF-8, and is noted."""
+    lines = [json.dumps(row, ensure_ascii=False) for row in ENCODED]
+    path = tmp_path / "l.jsonl"
+    path.write_bytes(
+        "\n".join([lines[0], " ", lines[1], "††", "y" * 300, "["]).encode(encoding)[: -1 if "16" in encoding else None]
+    )
+    rows, rejects, stream = read(path, layout=MemberRules(max_text_bytes=800 if "32" in encoding else 400), columns=())
+    assert [(r["sample_id"], r["text_content"]) for r in rows if r["modality"] == "text"] == [
+        tuple(row.values()) for row in ENCODED
+    ]
+    too_large = "bad_json" if encoding.startswith("utf-8") else "too_large"
+    assert [r["reason"] for r in rejects] == ["bad_json", too_large, "not_utf8" if "16" in encoding else "bad_json"]
+    assert "row 4 of the list" in rejects[2]["detail"]
+    name = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}.get(encoding, encoding)
+    expected = {} if name.startswith("utf-8") else {f"encoding.{name}": 3 if "16" in name else 4}
+    assert {key: count for key, count in stream.counts.items() if key.startswith("encoding.")} == expected
+    assert any(f"read as {name}" in note for note in stream.notes) == bool(expected)
+
+
+def test_a_list_in_a_declared_encoding(tmp_path: Path) -> None:
+    """Lines that are not UTF-8 are read as declared, else they are rejected by number with what to do."""
+    lines = [json.dumps(row, ensure_ascii=False) for row in ({"sample_id": "表", "text_content": "能力"}, ENCODED[1])]
+    path = write_lines(tmp_path / "l.jsonl", lines[0].encode("cp932"), lines[1].encode(), b"\x81")
+    rows, rejects, stream = read(path, layout=MemberRules(encoding="cp932"), columns=())
+    assert [r["text_content"] for r in rows if r["modality"] == "text"] == ["能力", "grün"]
+    assert [(r["reason"], r["detail"][:32]) for r in rejects] == [("not_utf8", "row 2 of the list: is not cp932:")]
+    assert stream.counts["encoding.cp932"] == 1
+    rows, rejects, _ = read(path, columns=())
+    assert [r["text_content"] for r in rows if r["modality"] == "text"] == ["grün"]
+    assert [r["reason"] for r in rejects] == ["not_utf8", "not_utf8"]
+    assert rejects[0]["detail"].startswith("row 0 of the list: is not UTF-8 at byte")
+    assert rejects[0]["detail"].endswith("name its encoding as samples.encoding, or convert the list to UTF-8")
+
+
 def test_allowed_prefixes(tmp_path: Path) -> None:
     """What the declaration allows besides the list's folder may be named."""
     path = write_lines(tmp_path / "l.jsonl", {"sample_id": "x", "path": "https://a.org/i.png"})
