@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_assets.errors import EncodeError, MediaError
+from mm_assets.fields import video_frames, video_sound
 from mm_assets.fields.audio import Audio, AudioField
 from mm_assets.fields.base import ArraySpec, Encoded, Field, Item, Part, as_bytes_view, corrupt, is_int, truncated
 from mm_assets.fields.facts import ClipLengths, Fact, MediaLength
-from mm_assets.fields.video_frames import check_decodable, encode_frames, fill_frames, index_of
+from mm_assets.fields.video_frames import encode_frames, fill_frames, index_of
 from mm_assets.fields.video_record import FILE, IN_VIDEO, JPEG, NONE, OWN_FILE, RECORD, SQUARE, VIDEO_PART, Record
 from mm_assets.fields.video_sound import brought_to, decoded_size, stored_sound, timing_at
 from mm_assets.fields.video_source import Plan, Source, clip_sound, plan_of, source_of
@@ -342,7 +343,7 @@ class SyncedVideoAudioField(Field):
         )
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
-        """Decode every frame and the audio once, without holding more than one frame.
+        """Decode every frame and the audio once, without holding more than one frame and one packet's samples.
 
         A frame that is larger than `max_decoded_bytes` is refused, a clip is not: `decode_frames` and `target_frames`
         read it, and it is not damaged.
@@ -350,8 +351,15 @@ class SyncedVideoAudioField(Field):
         record, video, audio = self._open(metadata, data)
         if record.num_frames:
             self._check_decoded(record, 1)
-        check_decodable(record, video, max_pixels=self.max_pixels)
-        self._sound(record, video, audio)
+        video_frames.check_decodable(record, video, max_pixels=self.max_pixels)
+        video_sound.check_decodable(
+            record,
+            video,
+            audio,
+            rate=self.audio_sample_rate,
+            channels=self.audio_channels,
+            max_decoded_bytes=self.max_decoded_bytes,
+        )
 
     def decode_frames(
         self, metadata: Buffer | np.void, data: Buffer, indices: Sequence[int] | npt.NDArray[np.int64]

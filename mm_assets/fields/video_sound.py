@@ -9,12 +9,12 @@ from mm_assets.errors import MediaError
 from mm_assets.fields.audio import Audio, AudioField
 from mm_assets.fields.base import corrupt
 from mm_assets.fields.video_record import NONE, OWN_FILE, SAMPLES, Record
-from mm_assets.fields.video_source import Plan, Source, clip_sound
-from mm_assets.media.sound import index_sound, mix, mixes, resample, resampled_length
+from mm_assets.fields.video_source import Plan, Source, clip_sound, last_sample
+from mm_assets.media.sound import check_sound, index_sound, mix, mixes, resample, resampled_length
 from mm_assets.media.timing import Timing
 from mm_assets.media.video import FIRST_TRACK
 
-__all__ = ["brought_to", "decoded_size", "stored_sound", "timing_at"]
+__all__ = ["brought_to", "check_decodable", "decoded_size", "stored_sound", "timing_at"]
 
 
 def decoded_size(plan: Plan) -> int:
@@ -35,32 +35,72 @@ def stored_sound(record: Record, video: memoryview, audio: memoryview, *, max_de
         return None
     _check_size(4 * record.num_audio_samples * record.num_channels, max_decoded_bytes)
     if record.audio_codec in SAMPLES:
-        decoder = AudioField(max_frames=2**40)  # ours is the limit just checked
-        values = (record.sample_rate, record.num_channels, record.audio_codec, record.num_audio_samples)
-        return decoder.decode(decoder._pack_record(*values), audio)
+        decoder, metadata = _samples_of(record)
+        return decoder.decode(metadata, audio)
     try:
-        source = Source(audio=audio if record.audio_codec == OWN_FILE else video)
-        sound = index_sound(source.audio, record.audio_track - 1 if record.audio_track else FIRST_TRACK)
-        if sound is None:
-            raise corrupt("clip has no audio where its record says so", found="a file without audio")
-        last = record.audio_start_samples + record.num_audio_samples
-        if last > resampled_length(sound.num_samples, sound.sample_rate, record.sample_rate):
-            # Earlier releases counted the padding of Opus in Matroska, which decodes to silence.
-            sound = dataclasses.replace(sound, num_samples=max(sound.num_samples, sound.num_padded))
-        plan = Plan(
-            sound=sound,
-            sample_rate=record.sample_rate,
-            channels=record.num_channels,
-            audio_start=record.audio_start_samples,
-            num_audio_samples=record.num_audio_samples,
-        )
-        end, total = plan.audio_start + plan.num_audio_samples, sound.num_samples
-        if end > resampled_length(total, sound.sample_rate, plan.sample_rate):
-            raise corrupt("audio is shorter than its record says", found=f"{total} samples", expected=end)
-        _check_size(decoded_size(plan), max_decoded_bytes)
-        return Audio(clip_sound(source, plan), record.sample_rate)
+        content = audio if record.audio_codec == OWN_FILE else video
+        plan = _plan_of(record, content, max_decoded_bytes)
+        return Audio(clip_sound(Source(audio=content), plan), record.sample_rate)
     except MediaError as error:
         raise corrupt(error.reason) from error
+
+
+def check_decodable(
+    record: Record,
+    video: memoryview,
+    audio: memoryview,
+    *,
+    rate: int | None,
+    channels: int | None,
+    max_decoded_bytes: int,
+) -> None:
+    """Raise what `stored_sound`, and `brought_to` with a rate and channels, would, in bounded memory."""
+    if record.audio_codec == NONE:
+        return
+    _check_size(4 * record.num_audio_samples * record.num_channels, max_decoded_bytes)
+    if record.audio_codec in SAMPLES:
+        decoder, metadata = _samples_of(record)
+        decoder.check_decodable(metadata, audio)
+    else:
+        try:
+            content = audio if record.audio_codec == OWN_FILE else video
+            plan = _plan_of(record, content, max_decoded_bytes)
+            if plan.sound is not None:
+                check_sound(content, plan.sound, stop=last_sample(plan, plan.sound))
+        except MediaError as error:
+            raise corrupt(error.reason) from error
+    stored = (record.num_audio_samples, record.num_channels)
+    target = (rate or record.sample_rate, channels or record.num_channels)
+    _check_conversion(stored, record.sample_rate, *target, max_decoded_bytes=max_decoded_bytes)
+
+
+def _samples_of(record: Record) -> tuple[AudioField, bytes]:
+    """The field that decodes a clip's stored samples, and their record."""
+    decoder = AudioField(max_frames=2**40)  # the clip's own limit is checked
+    values = (record.sample_rate, record.num_channels, record.audio_codec, record.num_audio_samples)
+    return decoder, decoder._pack_record(*values)
+
+
+def _plan_of(record: Record, content: memoryview, max_decoded_bytes: int) -> Plan:
+    """What to decode of the file that has a clip's audio, which is compared with the record."""
+    sound = index_sound(content, record.audio_track - 1 if record.audio_track else FIRST_TRACK)
+    if sound is None:
+        raise corrupt("clip has no audio where its record says so", found="a file without audio")
+    end = record.audio_start_samples + record.num_audio_samples
+    if end > resampled_length(sound.num_samples, sound.sample_rate, record.sample_rate):
+        # Earlier releases counted padding, which decodes to silence.
+        sound = dataclasses.replace(sound, num_samples=max(sound.num_samples, sound.num_padded))
+    if end > resampled_length(sound.num_samples, sound.sample_rate, record.sample_rate):
+        raise corrupt("audio is shorter than its record says", found=f"{sound.num_samples} samples", expected=end)
+    plan = Plan(
+        sound=sound,
+        sample_rate=record.sample_rate,
+        channels=record.num_channels,
+        audio_start=record.audio_start_samples,
+        num_audio_samples=record.num_audio_samples,
+    )
+    _check_size(decoded_size(plan), max_decoded_bytes)
+    return plan
 
 
 def brought_to(sound: Audio, rate: int, channels: int, *, max_decoded_bytes: int) -> Audio:
@@ -69,13 +109,21 @@ def brought_to(sound: Audio, rate: int, channels: int, *, max_decoded_bytes: int
     Raises:
         CorruptError: nothing makes so many channels of it, or it would be larger than the limit.
     """
-    stored, given = sound.samples.shape[1], sound.sample_rate
-    if (stored, given) == (channels, rate):
+    count, stored = sound.samples.shape
+    if (stored, sound.sample_rate) == (channels, rate):
         return sound
+    _check_conversion((count, stored), sound.sample_rate, rate, channels, max_decoded_bytes=max_decoded_bytes)
+    return Audio(resample(mix(sound.samples, channels), sound.sample_rate, rate), rate)
+
+
+def _check_conversion(shape: tuple[int, int], given: int, rate: int, channels: int, *, max_decoded_bytes: int) -> None:
+    """Whether audio of a shape can be converted from the `given` rate to a rate and number of channels."""
+    count, stored = shape
+    if (stored, given) == (channels, rate):
+        return
     if not mixes(stored, channels):
         raise corrupt("audio cannot be mixed to the field's channels", found=stored, expected=channels)
-    _check_size(4 * resampled_length(len(sound.samples), given, rate) * max(channels, stored), max_decoded_bytes)
-    return Audio(resample(mix(sound.samples, channels), given, rate), rate)
+    _check_size(4 * resampled_length(count, given, rate) * max(channels, stored), max_decoded_bytes)
 
 
 def timing_at(timing: Timing, rate: int) -> Timing:

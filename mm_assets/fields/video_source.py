@@ -42,7 +42,17 @@ from mm_assets.media.timing import FrameIndex, as_frame_rate, offset_in_samples
 from mm_assets.media.video import DEFAULT_MAX_PIXELS, index_frames
 from mm_assets.summaries import describe
 
-__all__ = ["Plan", "Source", "clip_sound", "most_frames", "plan_of", "shown_size", "source_of", "upright"]
+__all__ = [
+    "Plan",
+    "Source",
+    "clip_sound",
+    "last_sample",
+    "most_frames",
+    "plan_of",
+    "shown_size",
+    "source_of",
+    "upright",
+]
 
 _MAX_SECONDS = 1_000_000
 _MAX_REPEATS = 1000  # of a file's frames on average: beyond it a few bytes would become gigabytes
@@ -366,6 +376,14 @@ def plan_of(
     )
 
 
+def last_sample(plan: Plan, sound: SoundIndex) -> int:
+    """The sample of the source, at its rate, before which decoding a clip's audio may stop."""
+    end = plan.audio_start + plan.num_audio_samples
+    if (sound.sample_rate, sound.channels) == (plan.sample_rate, plan.channels):
+        return end
+    return end * sound.sample_rate // plan.sample_rate + 1 + _MARGIN_SECONDS * sound.sample_rate
+
+
 def clip_sound(source: Source, plan: Plan) -> npt.NDArray[Any]:
     """(num_audio_samples, channels) float32; int16 where arrays of int16 are taken as they are.
 
@@ -382,9 +400,9 @@ def clip_sound(source: Source, plan: Plan) -> npt.NDArray[Any]:
         if not is_as_it_is and samples.dtype == np.int16:
             samples = samples.astype(np.float32) / np.float32(32768)
     else:
-        needed = end * sound.sample_rate // plan.sample_rate + 1 + _MARGIN_SECONDS * sound.sample_rate
-        stop = end if is_as_it_is else needed
-        samples = read_sound(source.audio if source.audio is not None else source.video, sound, stop=stop)
+        samples = read_sound(
+            source.audio if source.audio is not None else source.video, sound, stop=last_sample(plan, sound)
+        )
     if not is_as_it_is:
         samples = resample(mix(samples, plan.channels), sound.sample_rate, plan.sample_rate)
     if len(samples) < end:

@@ -7,6 +7,7 @@ Any input gives an answer or a `MediaError`; without the packages of the extra `
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,15 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError, optional_import
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.video import FIRST_TRACK, audio_stream_of, damage_of, open_media, seconds_of, time_base_of
+from mm_assets.media.video import (
+    FIRST_TRACK,
+    MAX_TICKS,
+    audio_stream_of,
+    damage_of,
+    open_media,
+    seconds_of,
+    time_base_of,
+)
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
@@ -26,6 +35,7 @@ __all__ = [
     "MAX_SOUND_CHANNELS",
     "MAX_SOUND_RATE",
     "SoundIndex",
+    "check_sound",
     "index_sound",
     "mix",
     "mixes",
@@ -54,8 +64,9 @@ class SoundIndex:
 
     Attributes:
         start: presentation time of the first sample in seconds.
-        num_samples: per channel, from the first sample to the end of the last packet.
-        num_padded: as `num_samples`, with the padding of the last packet that the container says to discard.
+        num_samples: per channel, from the first sample to the end of the last packet, without the padding that the
+            container says to discard.
+        num_padded: as earlier releases counted: with the padding, and from times that the container rounds.
         sample_rate: Hz.
         channels: at least 1.
         track: 0 for the first audio stream that has a decoder; else the stream's number among audio streams, from 1.
@@ -89,7 +100,9 @@ def index_sound(data: Buffer, track: int | str | None = None) -> SoundIndex | No
         start: Fraction | None = None
         end: int | None = None
         rate, channels, usual, claimed_total = stream.codec_context.sample_rate, 0, 1024, 0
-        exact: int | None = 0 if stream.codec_context.name in _OPUS else None
+        is_opus, frame_size = stream.codec_context.name in _OPUS, stream.codec_context.frame_size
+        counted: int | None = 0 if is_opus or frame_size else None
+        kept: Fraction | int = -MAX_TICKS  # the end in ticks, without padding
         for packet in container.demux(stream):
             if start is None:
                 for frame in packet.decode():
@@ -97,10 +110,14 @@ def index_sound(data: Buffer, track: int | str | None = None) -> SoundIndex | No
                         start = seconds_of(frame.pts, frame.time_base or time_base)
                         rate, channels, usual = frame.sample_rate, frame.layout.nb_channels, frame.samples
                         break
-            if exact is not None and packet.size:
-                exact = exact + _opus_length(packet) if packet.pts is not None else None
+            first, last = _skipped(packet) if packet.size else (0, 0)
+            if counted is not None and packet.size:
+                length = _opus_length(packet) if is_opus else frame_size
+                counted = counted + max(0, length - first - last) if packet.pts is not None else None
             if packet.size and packet.pts is not None:
-                end = max(end or packet.pts, packet.pts + (packet.duration or 0))
+                stop = packet.pts + (packet.duration or 0)
+                end = max(end or packet.pts, stop)
+                kept = max(kept, stop - Fraction(last, max(rate, 1)) / time_base if last else stop)
                 # A duration is only a claim: the limit is more than real packets have.
                 claimed = int(packet.duration * time_base * max(rate, 1)) + 1 if packet.duration else usual
                 claimed_total += min(claimed, max(_LONG_PACKET, 4 * usual, _SAMPLES_PER_BYTE * packet.size))
@@ -108,11 +125,14 @@ def index_sound(data: Buffer, track: int | str | None = None) -> SoundIndex | No
             raise MediaError("<video>", "found an audio stream without samples, expected at least one")
         if not 1 <= rate <= MAX_SOUND_RATE or not 1 <= channels <= MAX_SOUND_CHANNELS:
             raise MediaError("<video>", f"found audio of {channels} channels at {rate} Hz")
-        length = max(seconds_of(end, time_base) - start, Fraction(0))
-        num_samples = num_padded = round(length * rate)
-        # Matroska rounds times to milliseconds, and has the padding of the last packet beside its duration.
-        if exact is not None and rate == _OPUS_RATE and abs(exact - num_samples) <= _LONGEST_OPUS:
-            num_samples = exact
+        num_padded = round(max(seconds_of(end, time_base) - start, Fraction(0)) * rate)
+        num_samples = round(max(kept * time_base - start, Fraction(0)) * rate)
+        # Where a sample is not a whole number of ticks, as in Matroska, times are rounded: packets are counted.
+        tolerance = Fraction(_LONGEST_OPUS if is_opus and rate == _OPUS_RATE else 0)
+        if not is_opus and (time_base * rate).numerator != 1:
+            tolerance = _tolerance(time_base) * rate
+        if counted is not None and abs(counted - num_samples) <= tolerance:
+            num_samples = counted
         if num_samples > _MAX_SILENCE * claimed_total:
             expected = f"at most {_MAX_SILENCE} times the {claimed_total} that its packets can hold"
             raise MediaError("<video>", f"found audio of {num_samples} samples, expected {expected}")
@@ -126,16 +146,25 @@ def index_sound(data: Buffer, track: int | str | None = None) -> SoundIndex | No
         )
 
 
+def _skipped(packet: Packet[Any]) -> tuple[int, int]:
+    """Samples at the start and at the end of a packet that the container says to discard."""
+    if not packet.has_sidedata("skip_samples"):
+        return 0, 0
+    first, last = struct.unpack_from("<II", bytes(packet.get_sidedata("skip_samples")))
+    return first, last
+
+
 def _opus_length(packet: Packet[Any]) -> int:
-    """Samples of an Opus packet (RFC 6716, section 3.1), without those that the container says to skip or discard."""
+    """Samples of an Opus packet (RFC 6716, section 3.1)."""
     data = bytes(memoryview(packet)[:2])
     code = data[0] & 3
     count = {0: 1, 1: 2, 2: 2}.get(code, data[1] & 63 if len(data) > 1 else 0)
-    length = count * _OPUS_FRAMES[data[0] >> 3]
-    if packet.has_sidedata("skip_samples"):
-        first, last = struct.unpack_from("<II", bytes(packet.get_sidedata("skip_samples")))
-        length = max(0, length - first - last)
-    return min(length, _LONGEST_OPUS)
+    return min(count * _OPUS_FRAMES[data[0] >> 3], _LONGEST_OPUS)
+
+
+def _tolerance(tick: Fraction) -> Fraction:
+    """Seconds by which times that are rounded to ticks may be off."""
+    return max(2 * tick, Fraction(1, 200))
 
 
 def read_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> npt.NDArray[np.float32]:
@@ -154,13 +183,26 @@ def read_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> n
     """
     count = index.num_samples if stop is None else min(stop, index.num_samples)
     sound = np.zeros((count, index.channels), dtype=np.float32)
+    for at, samples in _placed(data, index, count):
+        np.clip(samples, -1.0, 1.0, out=sound[at : at + len(samples)])
+    return sound
+
+
+def check_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> None:
+    """Raise what `read_sound` would, without keeping what decodes."""
+    for _ in _placed(data, index, index.num_samples if stop is None else min(stop, index.num_samples)):
+        pass
+
+
+def _placed(data: Buffer, index: SoundIndex, count: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+    """The first sample and the (n, channels) samples of each frame that has some before `count`."""
     with open_media(data) as (container, _):
         stream = audio_stream_of(container, index.track - 1 if index.track else FIRST_TRACK)
         if stream is None:
             raise MediaError("<video>", "found no audio stream, expected the one that was indexed")
         tick = time_base_of(stream.time_base)
         # Times are rounded to ticks: audio continues without a gap until it is off by more than rounding.
-        tolerance = max(2 * tick, Fraction(1, 200)) * index.sample_rate
+        tolerance = _tolerance(tick) * index.sample_rate
         at = 0
         for frame in container.decode(stream):
             if (frame.sample_rate, frame.layout.nb_channels) != (index.sample_rate, index.channels):
@@ -177,12 +219,11 @@ def read_sound(data: Buffer, index: SoundIndex, *, stop: int | None = None) -> n
             samples = samples_of_frame(frame)
             first, last = max(at, 0), min(at + len(samples), count)
             if first < last:
-                sound[first:last] = samples[first - at : last - at]
+                piece = samples[first - at : last - at]
+                if not np.isfinite(piece).all():
+                    raise MediaError("<video>", "found samples that are infinite or NaN, expected finite ones")
+                yield first, piece
             at += len(samples)
-    if not np.isfinite(sound).all():
-        raise MediaError("<video>", "found samples that are infinite or NaN, expected finite ones")
-    np.clip(sound, -1.0, 1.0, out=sound)
-    return sound
 
 
 def samples_of_frame(frame: AudioFrame) -> npt.NDArray[np.float32]:

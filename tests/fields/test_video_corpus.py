@@ -4,6 +4,7 @@ import functools
 import io
 import re
 import struct
+import tracemalloc
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +19,7 @@ from mm_assets.fields.image_decode import orient
 from mm_assets.media.sound import index_sound
 
 from .clip_variants import NUM_FRAMES, SIZE, VARIANTS, damages, make_clip
+from .clips import clip_file, ramp
 
 TICK = Fraction(1, 1000)
 KEEP = SyncedVideoAudioField()
@@ -160,6 +162,45 @@ def test_padded_sound_of_earlier_releases_decodes():
     assert len(samples) == padded
     assert np.array_equal(samples[:count], KEEP.decode(metadata, data).audio.samples)
     assert not samples[count:].any()
+
+
+@pytest.mark.parametrize(
+    ("container", "codec", "audio_codec"),
+    [
+        ("mp3", "", "libmp3lame"),
+        ("matroska", "mpeg4", "libmp3lame"),
+        ("matroska", "mpeg4", "aac"),
+        ("flv", "flv", "aac"),
+        ("mpegts", "mpeg2video", "aac"),
+        ("mp4", "mpeg4", "libmp3lame"),
+    ],
+)
+def test_the_audio_of_a_clip_ends_where_its_decoder_does(container, codec, audio_codec):
+    """A clip has all samples that decode and no padding, also where the container rounds times to milliseconds."""
+    data = clip_file(
+        container=container, codec=codec, samples=ramp(30_000), sample_rate=44_100, audio_codec=audio_codec
+    )
+    with av.open(io.BytesIO(data)) as file:
+        decoded = np.concatenate([frame.to_ndarray() for frame in file.decode(audio=0)], axis=1)
+    samples = KEEP.decode(*KEEP.encode(data)).audio.samples
+    np.testing.assert_array_equal(samples, decoded.T.clip(-1, 1))
+
+
+@pytest.mark.parametrize("settings", [{}, {"encoding": "frames"}, {"audio_sample_rate": 8000, "audio_channels": 1}])
+def test_the_check_of_a_clips_audio_holds_little_of_it(settings):
+    """Audio is checked packet by packet: the memory does not grow with its duration, as that of decoding does."""
+    data = clip_file(container="matroska", num_frames=2, samples=ramp(1_000_000, 2), sample_rate=48_000)
+    payload = SyncedVideoAudioField(**{name: value for name, value in settings.items() if name == "encoding"}).encode(
+        data
+    )
+    field = SyncedVideoAudioField(**settings)
+    peaks = []
+    for judge in (field.check_decodable, field.decode):
+        tracemalloc.start()
+        judge(*payload)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[0] < 2_500_000 < 8_000_000 < peaks[1]
 
 
 def variant_with_matrix(*values: int) -> bytes:
