@@ -14,6 +14,7 @@ from mm_assets.rows.base import RowSource
 from mm_assets.rows.schema import DatasetSchema, MemberRules
 from mm_assets.sources.base import Source
 from mm_assets.storage.store import Store
+from mm_assets.summaries import counted
 
 __all__ = ["CheckContext", "LossLimit", "Outcome", "TableFile"]
 
@@ -39,11 +40,13 @@ class LossLimit:
         setting: name of the setting that limits it.
         allowed: a number of rows, or a percentage such as ``0.5%`` with up to 6 decimals.
         command: the command that lists what was lost.
+        harmless: reasons that do not count.
     """
 
     setting: str
     allowed: int | str
     command: str
+    harmless: frozenset[str] = frozenset()
 
     @property
     def most(self) -> int | None:
@@ -122,7 +125,7 @@ class Outcome:
         passed: whether nothing violates the rule.
         num_violations: rows that do.
         blocking: whether a violation stops the partition; else it is a warning.
-        violations: the first of them, values short enough to be shown; not stored in a record.
+        violations: the first of them, values short enough to be shown; a record stores one.
         description: the rule; not stored in a record.
     """
 
@@ -138,6 +141,24 @@ class Outcome:
         """Whether a violation stops the partition."""
         return self.blocking and not self.passed
 
+    @property
+    def said(self) -> str:
+        """The violations in words: how many, of which rule, and the first; or what the only one itself says."""
+        first = dict(self.violations[0]) if self.violations else {}
+        if self.num_violations == 1 and first.keys() == {"problem"}:
+            return str(first["problem"])
+        values = ", ".join(f"{name}={value}" for name, value in first.items())
+        number = counted(self.num_violations, "violation")
+        if self.description:
+            return f"{number} of: {self.description} First: {values}"
+        return f"{number}, the first: {values}" if values else number
+
     def to_json(self) -> dict[str, Any]:
-        """The outcome as a record stores it."""
-        return {name: getattr(self, name) for name in ("name", "passed", "num_violations", "blocking")}
+        """The outcome as a record stores it, with its first violation."""
+        value = {name: getattr(self, name) for name in ("name", "passed", "num_violations", "blocking")}
+        return value | ({"violations": [dict(v) for v in self.violations[:1]]} if self.violations else {})
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Outcome:
+        """Reads a stored outcome; raises `KeyError` or `TypeError` for any other value."""
+        return cls(**{**value, "violations": tuple(map(dict, value.get("violations", ())))})

@@ -322,6 +322,11 @@ class TableRelations:
         rows = [] if limit is None else [(limit.setting, str(limit.allowed), limit.most, limit.share, limit.command)]
         return table_of(rows, schema_of(*names))
 
+    def harmless_reasons(self) -> pa.Table:
+        """The reasons of what the asset lists that is not a loss."""
+        limit = self.context.loss_limit
+        return table_of(zip(sorted(limit.harmless if limit else ()), strict=True), schema_of("reason"))
+
 
 def _values(column: Any) -> Iterator[memoryview | None]:
     """The bytes of each value of a column of text or bytes, not copied."""

@@ -7,6 +7,7 @@ run then.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from contextlib import ExitStack, closing
 from typing import Any
@@ -156,7 +157,7 @@ class _Session:
 
 
 def _shown(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     text = str(value)
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

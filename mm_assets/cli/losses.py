@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @click.option("--partition", "-p", "keys", multiple=True, metavar="K", help="These partitions; all by default.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with totals, losses and pending partitions.")
 def command(chosen: DatasetChoice, keys: tuple[str, ...], as_json: bool) -> None:
-    """List what was lost: failed partitions, rejects, dropped rows, undecodable media."""
-    from mm_assets.pipeline.losses import loss_totals, losses
+    """List what was lost (failed partitions, rejects, dropped rows), and what is published in spite of a fault."""
+    from mm_assets.pipeline.losses import loss_totals, losses, totals_said
 
     for dataset in chosen.stores():
         name, registered = dataset.spec.name, dataset.partitions()
@@ -39,8 +39,7 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], as_json: bool) -> None
         if as_json:
             _print_json(name, totals, items, unpublished)
             continue
-        lost = sum(total.count for total in totals)
-        echo(f"{name}: {counted(lost, 'item')} lost in {counted(len(wanted), 'partition')}")
+        echo(f"{name}: {totals_said(totals)}, in {counted(len(wanted), 'partition')}")
         report_losses(name, totals)
         for loss in items:
             echo(_line(name, loss))
@@ -50,14 +49,16 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], as_json: bool) -> None
 
 def _line(dataset: str, loss: Loss) -> str:
     sample = "" if loss.sample_id is None else f" (sample {loss.sample_id})"
-    what = f"{dataset}/{loss.partition}: {loss.stage}: {loss.reason}: {loss.place or 'no place'}{sample}"
-    return "; ".join(filter(None, (f"{what}: {loss.detail}" if loss.detail else what, loss.advice)))
+    times = "" if loss.count == 1 else f" ({loss.count:,} times)"
+    what = f"{dataset}/{loss.partition}: {loss.kind}: {loss.stage}: {loss.reason}: {loss.place or 'no place'}{sample}"
+    return f"{': '.join(filter(None, (what, loss.detail)))}{times}; {loss.advice}"
 
 
 def _print_json(dataset: str, totals: Sequence[LossTotal], items: Iterable[Loss], unpublished: Sequence[str]) -> None:
     """Writes item by item: there may be very many."""
+    shared = ("kind", "stage", "reason", "advice")
     listed = [
-        {"stage": t.example.stage, "reason": t.example.reason, "count": t.count, "advice": t.example.advice}
+        {name: getattr(t.example, name) for name in shared} | {"count": t.count, "example": t.example.to_json()}
         for t in totals
     ]
     click.echo(f'{{"dataset": {json.dumps(dataset)}, "unpublished": {json.dumps(unpublished)},')

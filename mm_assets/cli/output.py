@@ -43,24 +43,26 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def report_losses(dataset: str, totals: Sequence[LossTotal]) -> None:
-    """Writes a table of what was lost by stage and reason, with the first of each and what to do."""
+    """Writes a table of what was lost, or has a fault, by stage and reason, with the first of each and what to do."""
     if not totals:
         return
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    from mm_assets.pipeline.losses import totals_said
+
     console = Console()
     if not console.is_terminal:
         console = Console(width=_UNBROKEN)
-    table = Table(title=f"lost of {dataset}", title_justify="left")
-    for heading in ("stage", "reason", "lost", "first of them", "what to do"):
-        table.add_column(heading, justify="right" if heading == "lost" else "left", overflow="fold")
+    table = Table(title=f"{dataset}: {totals_said(totals)}", title_justify="left")
+    for heading in ("kind", "stage", "reason", "count", "first of them", "what to do"):
+        table.add_column(heading, justify="right" if heading == "count" else "left", overflow="fold")
     for total in totals:
         loss = total.example
         sample = "" if loss.sample_id is None else f"sample {loss.sample_id}"
         first = ": ".join(filter(None, (loss.partition, loss.place or sample, loss.detail)))
-        cells = (loss.stage, loss.reason, f"{total.count:,}", first, loss.advice)
+        cells = (loss.kind, loss.stage, loss.reason, f"{total.count:,}", first, loss.advice)
         table.add_row(*(escape(printable(cell)) for cell in cells))
     console.print(table)
 

@@ -17,7 +17,7 @@ from mm_assets.orchestration.runs import exclusive_step
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage
 from mm_assets.pipeline.duplicate_ids import duplicates_said
-from mm_assets.pipeline.losses import loss_totals
+from mm_assets.pipeline.losses import KINDS, loss_totals
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, StageFailure
 
@@ -143,11 +143,12 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
 def _publish(dataset: DatasetStore, context: dg.AssetExecutionContext) -> _Result:
     marker = publish.publish(dataset, context.partition_key)
     packed = {form: marker["files"][form] for form in PACKED_STAGES}
+    totals = loss_totals(dataset, [context.partition_key])
     return dg.MaterializeResult(
         metadata={
             "count/samples": marker["num_samples"],
-            "count/lost": sum(count for counts in marker["losses"].values() for count in counts.values()),
-            "losses": losses_table(loss_totals(dataset, [context.partition_key])),
+            **{f"count/{kind}": sum(t.count for t in totals if t.example.kind == kind) for kind in KINDS},
+            "losses": losses_table(totals),
             **{f"uri/{form}": dg.MetadataValue.path(dataset.store.url_of(f["path"])) for form, f in packed.items()},
             **{f"bytes/{form}": file["size"] for form, file in packed.items()},
         },

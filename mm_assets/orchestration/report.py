@@ -11,7 +11,6 @@ from mm_assets.checks.context import Outcome
 from mm_assets.pipeline.losses import LossTotal
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS
-from mm_assets.summaries import counted
 
 __all__ = ["check_results", "losses_table", "stage_metadata"]
 
@@ -54,12 +53,13 @@ def stage_metadata(result: StageResult) -> dict[str, Any]:
 
 
 def losses_table(totals: Sequence[LossTotal]) -> dg.MarkdownMetadataValue:
-    """What a partition lost, by stage and reason, with an example and what to do."""
-    lines = ["| stage | reason | lost | first of them | what to do |", "| --- | --- | ---: | --- | --- |"]
+    """What a partition lost, or kept with a fault, by stage and reason, with an example and what to do."""
+    lines = ["| kind | stage | reason | count | first of them | what to do |", "| --- | --- | --- | ---: | --- | --- |"]
     for total in totals:
         loss = total.example
-        first = ": ".join(filter(None, (loss.place or f"sample {loss.sample_id}", loss.detail)))
-        cells = (loss.stage, loss.reason, f"{total.count:,}", first, loss.advice)
+        sample = "" if loss.sample_id is None else f"sample {loss.sample_id}"
+        first = ": ".join(filter(None, (loss.place or sample, loss.detail)))
+        cells = (loss.kind, loss.stage, loss.reason, f"{total.count:,}", first, loss.advice)
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     return dg.MetadataValue.md("\n".join(lines) if totals else "nothing")
 
@@ -93,18 +93,12 @@ def check_results(
             asset_key=asset_key,
             passed=outcome.passed,
             severity=dg.AssetCheckSeverity.ERROR if outcome.blocking else dg.AssetCheckSeverity.WARN,
-            description=outcome.description if outcome.passed else _finding(outcome),
+            description=outcome.description if outcome.passed else outcome.said,
             metadata=_violations(outcome),
         )
         for outcome in result.outcomes
         if names is None or outcome.name in names
     ]
-
-
-def _finding(outcome: Outcome) -> str:
-    """The failure in one line: how many rows break the rule, and the first of them."""
-    first = ", ".join(f"{name}={value}" for name, value in (outcome.violations[:1] or ({},))[0].items())
-    return f"{counted(outcome.num_violations, 'violation')} of: {outcome.description} First: {first}"
 
 
 def _violations(outcome: Outcome) -> dict[str, Any]:

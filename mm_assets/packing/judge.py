@@ -115,7 +115,6 @@ class Judge:
     Attributes:
         num_judged: media items that were decoded.
         num_undecodable: items that are undecodable.
-        first: the first of them, in words; None where there is none.
     """
 
     def __init__(self, plan: PackPlan, *, policy: Policy, mode: Mode) -> None:
@@ -131,7 +130,6 @@ class Judge:
         self._numbers: dict[int, int] = {}  # of the rows that are left: before and after the others went
         self.num_judged = 0
         self.num_undecodable = 0
-        self.first: str | None = None
 
     def __enter__(self) -> Judge:
         return self
@@ -209,9 +207,6 @@ class Judge:
         if not numbers:
             return
         rows = block.rows
-        if self.first is None:
-            row = numbers[0]
-            self.first = f"sample {rows.sample_id[row]!r}, {rows.member[row]}: {block.faults[row].detail}"
         self.num_undecodable += len(numbers)
         refs = table.column("source_ref").take(numbers).to_pylist()
         found = [

@@ -16,15 +16,24 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.pipeline.spec import DatasetSpec, plain
-from mm_assets.rows.schema import DROPPED_SCHEMA, REJECTS_SCHEMA, UNDECODABLE_SCHEMA, DatasetSchema
+from mm_assets.rows.schema import (
+    DROPPED_SCHEMA,
+    HARMLESS_REJECTS,
+    KEPT,
+    REJECTS_SCHEMA,
+    UNDECODABLE_SCHEMA,
+    DatasetSchema,
+)
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
 
 __all__ = [
     "CHAIN",
     "DROPPED",
     "FILTERED_ROWS",
+    "KEPT_UNDECODABLE",
     "MANIFEST",
     "MATERIALIZED_ROWS",
+    "MISSING_END",
     "PACKED_FOLDER",
     "PACKED_STAGES",
     "PUBLISHED",
@@ -39,6 +48,7 @@ __all__ = [
     "Table",
 ]
 
+MISSING_END, KEPT_UNDECODABLE = f"{KEPT}.missing_end", f"{KEPT}.undecodable"  # as `rows.columns.NO_COLUMN`
 PACKED_FOLDER = "packed"  # of the packed files of both formats, below the dataset's folder
 
 
@@ -69,6 +79,7 @@ class Stage:
         settings: the part of a declaration that changes its files, in addition to that of its upstream; None where
             there is none. Stages that share a function share its settings.
         loss_limit: the setting that limits what its second table may list; part of `settings` where it is given.
+        harmless: reasons in its second table that are not losses.
         numbers: heading in the summary of a run to a count of its record.
     """
 
@@ -80,6 +91,7 @@ class Stage:
     packed_format: str | None = None
     settings: Callable[[DatasetSpec], Mapping[str, Any]] | None = None
     loss_limit: str | None = None
+    harmless: frozenset[str] = frozenset()
     numbers: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -137,6 +149,7 @@ ROWS = Stage(
         **({} if spec.max_rejected is None else {"max_rejected": spec.max_rejected}),
     },
     loss_limit="max_rejected",
+    harmless=HARMLESS_REJECTS,
     numbers=(("rows", "rows"), ("rejects", "rejects")),
 )
 MATERIALIZED_ROWS = Stage(

@@ -1,8 +1,10 @@
 """What a dataset lost on the way to its packed files: by reason with counts and an example, and item by item.
 
-Lost are the partitions that failed, what became no row (`rejects`, salvaged damage among it), the rows that a filter or
-a policy dropped (`dropped`), and media that cannot be decoded (`undecodable`). Of a partition that failed, the tables
-of the stages after the failure do not hold what the shard has, and are not read.
+An item is of one of three kinds. *Lost* are the partitions that failed, what became no row (`rejects`, salvaged damage
+among it) and the rows that a filter or a policy dropped (`dropped`). *Kept* is what is published in spite of a fault:
+undecodable media under ``on_undecodable: keep``, JSON keys without a column, values that do not fit their column, tars
+without an end. *Harmless* are rejects that cannot have been data. Of a partition that failed, the tables of the stages
+after the failure do not hold what the shard has, and are not read.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from mm_assets.pipeline.chain import (
     CHAIN,
     DROPPED,
     FILTERED_ROWS,
+    KEPT_UNDECODABLE,
     MATERIALIZED_ROWS,
+    MISSING_END,
     RAW_SHARDS,
     REJECTS,
     ROWS,
@@ -23,8 +27,24 @@ from mm_assets.pipeline.chain import (
     Stage,
 )
 from mm_assets.pipeline.store import DatasetStore, StageRecord
+from mm_assets.rows.columns import NO_COLUMN, NULL_CAST
+from mm_assets.rows.schema import KEPT
+from mm_assets.summaries import counted
 
-__all__ = ["FAILED", "Loss", "LossTotal", "loss_counts", "loss_totals", "losses", "losses_command", "sum_counts"]
+__all__ = [
+    "FAILED",
+    "KINDS",
+    "Loss",
+    "LossTotal",
+    "loss_counts",
+    "loss_totals",
+    "losses",
+    "losses_command",
+    "sum_counts",
+    "totals_said",
+]
+
+KINDS = ("lost", "kept", "harmless")
 
 FAILED = "failed"  # the reason of a partition that failed
 _FETCH = 4096  # items held at a time
@@ -64,46 +84,88 @@ _DROPPED = _PLACED.format(
     join="left join read_parquet($source) using (sample_id, position, modality)",
 )
 _UNDECODABLE = _PLACED.format(  # of those that were dropped, `dropped` tells
-    reason="'kept.' || reason", detail="field || ': ' || detail", source_ref="source_ref", join="where action = 'keep'"
+    reason=f"'{KEPT_UNDECODABLE}'",
+    detail="field || ': ' || detail",
+    source_ref="source_ref",
+    join="anti join read_parquet($dropped) using (sample_id, position, modality)",
 )
 _COLUMNS = ("reason", "sample_id", "position", "modality", "shard", "member", "byte_offset", "byte_size", "detail")
 
+_DECIDE_AGAIN = "`mm-assets register --new-schema` decides the columns again"
+_LIST_ROW = "correct the row of the list"
+_REJECTED = {  # what to do about each reason of a reject; of a user's own source there may be others
+    "": "correct the member in the shard and run again",
+    "directory": "nothing: a directory has no content",
+    "device": "nothing: a device or a pipe has no content",
+    "resource fork": "nothing: macOS made it beside the file",
+    "system file": "nothing: the operating system made it",
+    "hidden file": "rename it if it belongs to a sample: names with a leading dot are skipped",
+    "no name": "give the member a name",
+    "symbolic link": "pack the link's target instead of the link",
+    "link outside": "pack the link's target as a member before the link",
+    "unknown type": "pack it as a plain file",
+    "damaged": "replace the shard: these bytes cannot be read as members",
+    "trailing bytes": "nothing if they are padding; else the archive was joined or truncated wrongly",
+    "empty_shard": "replace the shard, or remove it",
+    "repeated_member": "give each member of a shard a name of its own",
+    "duplicate_sample_id": "make ids unique, or set samples.sample_id_field to a key that is",
+    "unreferenced_member": "name it in the sample's JSON, or move it out of the shard",
+    "bad_json": "correct the JSON: the sample has no metadata now",
+    "json_not_an_object": "write the sample's JSON as an object: the sample has no metadata now",
+    "too_many_items": "divide the sample",
+    "too_large": "raise samples.max_text_bytes",
+    "bad_compression": "compress the member again, from its original",
+    "not_utf8": "name the encoding of the texts as samples.encoding, or convert them to UTF-8",
+    "not_a_list": "make it a list, or name the lists as samples.texts_field and samples.images_field",
+    "text_not_a_string": "write the entry as a string, or as null",
+    "no_sample_id": "give each row of the list a sample_id",
+    "second_metadata": "join the metadata rows of the sample to one",
+    "position_taken": "give each item of a modality a position of its own",
+    "bad_position": _LIST_ROW,
+    "bad_modality": f"{_LIST_ROW}, or name the modality in samples.extensions",
+    "bad_text": _LIST_ROW,
+    "no_text": "write the text into text_content",
+    "bad_source": _LIST_ROW,
+    "no_source": "name the file as path or source_ref",
+    "outside": "move the file below the list's folder, or set samples.allow_references and allowed_references",
+}
 _ADVICE = {  # by stage and the start of a reason, the longest that fits
-    f"{RAW_SHARDS.name}/": "do as the message says; on_damaged_shard: salvage takes what a damaged tar still has",
-    f"{ROWS.name}/": "correct the member in the shard and run again",
-    f"{ROWS.name}/damaged": "replace the shard: these bytes cannot be read as members",
-    f"{ROWS.name}/directory": "nothing: a directory has no content",
-    f"{ROWS.name}/resource fork": "nothing: macOS made it beside the file",
-    f"{ROWS.name}/system file": "nothing: the operating system made it",
-    f"{ROWS.name}/hidden file": "rename it if it belongs to a sample: names with a leading dot are skipped",
-    f"{ROWS.name}/symbolic link": "pack the link's target instead of the link",
-    f"{ROWS.name}/link outside": "pack the link's target as a member before the link",
-    f"{ROWS.name}/trailing bytes": "nothing if they are padding; else the archive was joined or truncated wrongly",
-    f"{ROWS.name}/repeated_member": "give each member of a shard a name of its own",
-    f"{ROWS.name}/duplicate_sample_id": "make ids unique, or set samples.sample_id_field to a key that is",
-    f"{ROWS.name}/unreferenced_member": "name it in the sample's JSON, or move it out of the shard",
-    f"{ROWS.name}/too_large": "raise samples.max_text_bytes",
-    f"{ROWS.name}/not_utf8": "name the encoding of the texts as samples.encoding, or convert them to UTF-8",
+    "": "see the message, then run the partition again",
+    **{f"{stage.name}/{FAILED}": "do as the message says, then run the partition again" for stage in CHAIN},
+    f"{RAW_SHARDS.name}/{FAILED}": "do as the message says; on_damaged_shard: salvage takes what a damaged tar has",
+    f"{RAW_SHARDS.name}/{MISSING_END}": "compare the shard with its original; on_missing_end: fail refuses such tars",
+    **{f"{ROWS.name}/{reason}": advice for reason, advice in _REJECTED.items()},
+    f"{ROWS.name}/{NO_COLUMN}": f"nothing if metadata_json is enough, which has it; {_DECIDE_AGAIN}",
+    f"{ROWS.name}/{NULL_CAST}": f"correct the value, which metadata_json has; {_DECIDE_AGAIN}",
     f"{FILTERED_ROWS.name}/": "change or remove the filter if the row should stay",
     f"{FILTERED_ROWS.name}/materialize.": "make the source of the item readable, or on_materialize_error: keep",
     f"{FILTERED_ROWS.name}/packable.": "repair the item, or give it a field in `pack` (docs/packing.md)",
     f"{FILTERED_ROWS.name}/packable.not_materialized": "make what it names readable, or correct the name",
+    f"{FILTERED_ROWS.name}/packable.not_selected": "give it a field in `pack` (docs/packing.md)",
+    f"{FILTERED_ROWS.name}/packable.incomplete_": "add the part that is missing, or give it a field in `pack`",
+    f"{FILTERED_ROWS.name}/packable.sample_too_large": "divide the sample",
     f"{FILTERED_ROWS.name}/misaligned.": "correct the sample, or on_misaligned: warn",
     f"{FILTERED_ROWS.name}/empty_sample.": "nothing of the sample was left: its other rows say why",
     f"{FILTERED_ROWS.name}/decodable.": "repair or replace the item, or set on_undecodable",
-    f"{FILTERED_ROWS.name}/kept.": "it is packed, but no reader decodes it: on_undecodable: drop_row leaves it out",
+    f"{FILTERED_ROWS.name}/{KEPT_UNDECODABLE}": "repair it: it is published, but no reader decodes it; "
+    "on_undecodable: drop_row leaves it out",
 }
+
+
+_HARMLESS = {stage.name: stage.harmless for stage in CHAIN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """One item that is not in the packed files, or a whole partition.
+    """One item that is lost, or that has a fault; or several of one kind, or a whole partition.
 
     Attributes:
         partition: the partition key.
         stage: name of the stage that lost it.
-        reason: short name, counted by; of a dropped row ``<filter>.<reason>``, of a failed partition `FAILED`.
+        reason: short name, counted by; of a dropped row ``<filter>.<reason>``, of a failed partition `FAILED`, of what
+            is published in spite of a fault ``kept.<fault>``.
         detail: why, in words; may be empty.
+        count: how many items; of more than one the others are like the first, which the further attributes name.
         sample_id: its sample, if it is in one.
         position: its row's position in the sample, if it had become a row.
         modality: that row's modality.
@@ -117,6 +179,7 @@ class Loss:
     stage: str
     reason: str
     detail: str = ""
+    count: int = 1
     sample_id: str | None = None
     position: int | None = None
     modality: str | None = None
@@ -129,8 +192,14 @@ class Loss:
     def advice(self) -> str:
         """What to do about it."""
         what = f"{self.stage}/{self.reason}"
-        fitting = [start for start in _ADVICE if what.startswith(start)]
-        return _ADVICE[max(fitting, key=len)] if fitting else "see the message, then run the partition again"
+        return _ADVICE[max((start for start in _ADVICE if what.startswith(start)), key=len)]
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`: whether it is lost, published in spite of a fault, or cannot have been data."""
+        if self.reason.startswith(f"{KEPT}."):
+            return "kept"
+        return "harmless" if self.reason in _HARMLESS.get(self.stage, ()) else "lost"
 
     @property
     def place(self) -> str:
@@ -142,13 +211,13 @@ class Loss:
         return ", ".join(filter(None, parts))
 
     def to_json(self) -> dict[str, Any]:
-        """The item with what to do about it."""
-        return {**asdict(self), "advice": self.advice}
+        """The item with its kind and what to do about it."""
+        return {"kind": self.kind, **asdict(self), "advice": self.advice}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTotal:
-    """The items that were lost for one reason.
+    """The items of one reason.
 
     Attributes:
         count: how many.
@@ -164,14 +233,25 @@ def losses_command(dataset: str, partition: str | None = None) -> str:
     return f"mm-assets losses --dataset {dataset}" + (f" --partition {partition}" if partition else "")
 
 
+def totals_said(totals: Iterable[LossTotal]) -> str:
+    """How many items are of which kind, in words."""
+    counts = dict.fromkeys(KINDS, 0)
+    for total in totals:
+        counts[total.example.kind] += total.count
+    said = [f"{counted(counts['lost'], 'item')} lost"]
+    said += [f"{counts['kept']:,} published in spite of a fault"] if counts["kept"] else []
+    said += [f"{counts['harmless']:,} harmless"] if counts["harmless"] else []
+    return ", ".join(said)
+
+
 def loss_counts(records: Mapping[Stage, StageRecord]) -> dict[str, dict[str, int]]:
-    """How many items each stage of a partition lost, by stage and reason, as its records count them."""
+    """How many items each stage of a partition lost or kept with a fault, by stage and reason, as its records count."""
     found: dict[str, dict[str, int]] = {}
     for stage, record in records.items():
         for name, count in sorted(record.counts.items()):
             table, _, reason = name.partition(".")
-            if reason and count and table in (REJECTS.name, DROPPED.name):
-                found.setdefault(stage.name, {})[reason] = count
+            if reason and count and table in (REJECTS.name, DROPPED.name, KEPT):
+                found.setdefault(stage.name, {})[name if table == KEPT else reason] = count
     return found
 
 
@@ -187,24 +267,24 @@ def sum_counts(partitions: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[st
 
 
 def losses(dataset: DatasetStore, keys: Iterable[str]) -> Iterator[Loss]:
-    """Every lost item of some partitions, in the order of the partitions, stages and tables.
+    """Every item of some partitions, in the order of the partitions, stages and tables.
 
     Raises:
         SourceError: a table could not be read.
     """
     with dataset.duckdb() as connection:
         for key in keys:
-            failed, queries = _of_partition(dataset, key)
-            yield from failed
-            for stage, query, files in queries:
-                cursor = connection.execute(f"select * from ({query}) order by number", files)
-                while rows := cursor.fetchmany(_FETCH):
-                    for row in rows:
-                        yield _loss(key, stage, row)
+            for stage, named, queries in _of_partition(dataset, key):
+                yield from named
+                for query, files in queries:
+                    cursor = connection.execute(f"select * from ({query}) order by number", files)
+                    while rows := cursor.fetchmany(_FETCH):
+                        for row in rows:
+                            yield _loss(key, stage, row)
 
 
 def loss_totals(dataset: DatasetStore, keys: Iterable[str]) -> list[LossTotal]:
-    """The losses of some partitions by stage and reason, in the order of the chain, the most frequent first.
+    """The items of some partitions by reason: by kind, in the order of the chain, the most frequent first.
 
     Raises:
         SourceError: a table could not be read.
@@ -222,18 +302,21 @@ def loss_totals(dataset: DatasetStore, keys: Iterable[str]) -> list[LossTotal]:
 
     with dataset.duckdb() as connection:
         for key in keys:
-            failed, queries = _of_partition(dataset, key)
-            for loss in failed:
-                add(1, loss)
-            for stage, query, files in queries:
-                first = (
-                    f"select *, count(*) over (partition by reason) as total from ({query}) "
-                    "qualify row_number() over (partition by reason order by number) = 1 order by number"
-                )
-                for row in connection.execute(first, files).fetchall():
-                    add(row[-1], _loss(key, stage, row[:-1]))
+            for stage, named, queries in _of_partition(dataset, key):
+                for loss in named:
+                    add(loss.count, loss)
+                for query, files in queries:
+                    first = (
+                        f"select *, count(*) over (partition by reason) as total from ({query}) "
+                        "qualify row_number() over (partition by reason order by number) = 1 order by number"
+                    )
+                    for row in connection.execute(first, files).fetchall():
+                        add(row[-1], _loss(key, stage, row[:-1]))
     order = {stage.name: number for number, stage in enumerate(CHAIN)}
-    return sorted(totals.values(), key=lambda t: (order[t.example.stage], -t.count, t.example.reason))
+    return sorted(
+        totals.values(),
+        key=lambda t: (KINDS.index(t.example.kind), order[t.example.stage], -t.count, t.example.reason),
+    )
 
 
 def _loss(key: str, stage: Stage, row: tuple[Any, ...]) -> Loss:
@@ -241,35 +324,47 @@ def _loss(key: str, stage: Stage, row: tuple[Any, ...]) -> Loss:
     return Loss(partition=key, stage=stage.name, **dict(zip(_COLUMNS, values, strict=True)))
 
 
-_Query = tuple[Stage, str, dict[str, str]]
+_Query = tuple[str, dict[str, str]]
 
 
-def _of_partition(dataset: DatasetStore, key: str) -> tuple[list[Loss], list[_Query]]:
-    """Why the partition failed, if it did, and the queries over the tables that hold losses."""
+def _of_partition(dataset: DatasetStore, key: str) -> Iterator[tuple[Stage, list[Loss], list[_Query]]]:
+    """By stage, why the partition failed, what the record names, and the queries over the tables that list the rest."""
     records = dataset.records(key)
     failures = [*_failures(dataset, key), *_failed_checks(dataset, key, records)]
     order = list(CHAIN)
     reached = min((order.index(stage) for stage, _ in failures), default=len(order))
-    stopped = [loss for stage, loss in failures if order.index(stage) == reached][:1]
+    for stage, loss in failures:
+        if order.index(stage) == reached:
+            yield stage, [loss], []
+            break
     by_check = {stage for stage, loss in failures if loss.detail.startswith("check ")}
-    queries: list[_Query] = []
     for stage, record in records.items():
         # A stage that failed by a check has made its tables; after another failure they are of an earlier run.
         if order.index(stage) < reached or stage in by_check:
-            queries += _queries(dataset, key, stage, record)
-    return stopped, queries
+            named = [
+                Loss(
+                    partition=key,
+                    stage=stage.name,
+                    reason=fault.reason,
+                    detail=fault.detail,
+                    count=fault.count,
+                    **{**fault.origin._asdict(), "shard": fault.origin.shard or None},
+                )
+                for fault in record.kept
+            ]
+            yield stage, named, list(_queries(dataset, key, record))
 
 
-def _queries(dataset: DatasetStore, key: str, stage: Stage, record: StageRecord) -> Iterator[_Query]:
+def _queries(dataset: DatasetStore, key: str, record: StageRecord) -> Iterator[_Query]:
     def path(table: str) -> str:
         return dataset.duckdb_path(dataset.table(table, key))
 
     if any(name.startswith(f"{REJECTS.name}.") for name in record.counts):
-        yield stage, _REJECTS, {"table": path(REJECTS.name), "index": path(RAW_SHARDS.tables[0].name)}
-    if record.counts.get(UNDECODABLE.name):
-        yield stage, _UNDECODABLE, {"table": path(UNDECODABLE.name)}
+        yield _REJECTS, {"table": path(REJECTS.name), "index": path(RAW_SHARDS.tables[0].name)}
+    if record.counts.get(KEPT_UNDECODABLE):
+        yield _UNDECODABLE, {"table": path(UNDECODABLE.name), "dropped": path(DROPPED.name)}
     if any(name.startswith(f"{DROPPED.name}.") for name in record.counts):
-        yield stage, _DROPPED, {"table": path(DROPPED.name), "source": path(MATERIALIZED_ROWS.tables[0].name)}
+        yield _DROPPED, {"table": path(DROPPED.name), "source": path(MATERIALIZED_ROWS.tables[0].name)}
 
 
 def _failures(dataset: DatasetStore, key: str) -> Iterator[tuple[Stage, Loss]]:
@@ -297,5 +392,5 @@ def _failed_checks(
     for stage, record in records.items():
         failed = [outcome for outcome in record.outcomes if outcome.stops]
         if failed:
-            said = ", ".join(f"{outcome.name} ({outcome.num_violations} violations)" for outcome in failed)
+            said = "; ".join(f"{outcome.name}: {outcome.said}" for outcome in failed)
             yield stage, Loss(partition=key, stage=stage.name, reason=FAILED, detail=f"check {said}")

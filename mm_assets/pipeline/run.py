@@ -28,6 +28,7 @@ from mm_assets.pipeline.losses import losses_command
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, StageRecord, digest_fault, size_fault
 from mm_assets.rows.base import RowSource, row_sources
+from mm_assets.rows.columns import Kept
 from mm_assets.rows.parquet import ParquetSink, open_table, read_batches, sample_groups
 from mm_assets.rows.preview import Preview
 from mm_assets.sources.base import Source, open_container
@@ -267,13 +268,15 @@ class Run:
         allowed = None if setting is None else getattr(self.spec, setting)
         if setting is None or allowed is None:
             return None
-        return LossLimit(setting=setting, allowed=allowed, command=losses_command(self.spec.name, self.key))
+        command = losses_command(self.spec.name, self.key)
+        return LossLimit(setting=setting, allowed=allowed, command=command, harmless=self.stage.harmless)
 
     def finish(
         self,
         *,
         counts: Mapping[str, int],
         notes: Iterable[str] = (),
+        kept: Iterable[Kept] = (),
         packed: Mapping[str, str] | None = None,
         checked: PackedFiles | None = None,
         seconds: float | None = None,
@@ -283,6 +286,7 @@ class Run:
         Args:
             counts: rows, bytes, rejects and the like.
             notes: what a person should know about the stage's work.
+            kept: faults that keep nothing from being published.
             packed: format to the packed file made from the present rows.
             checked: those files, where the checks of several formats share them.
             seconds: wall clock of the work; by default that since the stage began.
@@ -300,6 +304,7 @@ class Run:
             counts=counts,
             outcomes=outcomes,
             notes=tuple(notes),
+            kept=tuple(kept),
         )
         self.dataset.write_record(record)
         if self.stage is RAW_SHARDS:

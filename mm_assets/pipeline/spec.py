@@ -277,7 +277,7 @@ class DatasetSpec(Settings):
     on_missing_end: Literal["note", "fail"] = Field(
         default="note",
         description="For tars without the two blocks of zeros at their end, which may be truncated between members. "
-        "`note`: count and report them; `fail`: fail the partition.",
+        "`note`: list them in the losses; `fail`: fail the partition.",
         examples=["fail"],
     )
     max_content_bytes: int = Field(
@@ -334,7 +334,7 @@ class DatasetSpec(Settings):
     max_rejected: _Limit = Field(
         default=None,
         description="A partition fails if more entries are in `rejects`: a number, or a percentage of them and the "
-        "rows in `rows` together.",
+        "rows in `rows` together. Harmless ones (docs/running.md) do not count.",
         examples=["1%"],
     )
     max_dropped: _Limit = Field(

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,7 +25,9 @@ from mm_assets.packing.presets import chooses_preset
 from mm_assets.pipeline.chain import (
     DROPPED,
     FILTERED_ROWS,
+    KEPT_UNDECODABLE,
     MATERIALIZED_ROWS,
+    MISSING_END,
     PACKED_FOLDER,
     PACKED_STAGES,
     RAW_SHARDS,
@@ -36,6 +39,7 @@ from mm_assets.pipeline.chain import (
 from mm_assets.pipeline.run import Run, StageResult
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.rows.columns import Kept, Origin
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import read_batches
 from mm_assets.rows.schema import DECODABLE, PACKABLE
@@ -43,7 +47,6 @@ from mm_assets.rows.source_ref import is_allowed_reference
 from mm_assets.sources.base import index_members, missing_end
 from mm_assets.sources.member import ShardDamage
 from mm_assets.storage.store import Draft, PublishedFile
-from mm_assets.summaries import counted
 
 __all__ = [
     "TABLE_STAGES",
@@ -66,7 +69,7 @@ def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
     """
     on_damaged = dataset.spec.on_damaged_shard
     damaged = 0
-    unended: list[str] = []
+    unended: list[Kept] = []
     with Run(dataset, RAW_SHARDS, key) as run:
         run.inputs.update((file.url, file.fingerprint) for file in run.files)
         with run.write() as sink:
@@ -84,15 +87,16 @@ def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
                 if lacks is not None and dataset.spec.on_missing_end == "fail":
                     raise ShardError(source.file.url, f"{lacks} (on_missing_end: fail)", byte_offset=source.file.size)
                 if lacks is not None:
-                    unended.append(f"{source.file.url}: {lacks}")
+                    origin = Origin(source.file.url, byte_offset=source.file.size)
+                    unended.append(Kept(reason=MISSING_END, count=1, detail=lacks, origin=origin))
         counts = {
             "members": run.preview.num_rows,
             "shards": len(run.files),
             "shard_bytes": sum(file.size for file in run.files),
             "damaged_places": damaged,
-            "missing_ends": len(unended),
+            **({MISSING_END: len(unended)} if unended else {}),
         }
-        return run.finish(counts=counts, notes=unended)
+        return run.finish(counts=counts, kept=unended)
 
 
 def rows(dataset: DatasetStore, key: str) -> StageResult:
@@ -127,9 +131,10 @@ def rows(dataset: DatasetStore, key: str) -> StageResult:
                 for batch in rejects.to_batches():
                     sink.write(batch)
         notes = [note for stream in streams for note in stream.notes]
+        kept = [fault for stream in streams for fault in stream.kept]
         if counts["misfit_columns"]:
             notes.append(f"the dataset's columns are not those of this partition: {_advice(spec)}")
-        return run.finish(counts=counts, notes=notes)
+        return run.finish(counts=counts, notes=notes, kept=kept)
 
 
 def materialized_rows(dataset: DatasetStore, key: str) -> StageResult:
@@ -189,13 +194,19 @@ def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
             renumber=spec.renumber,
             batch_bytes=spec.batch_bytes,
         )
+        keeps = spec.on_undecodable == "keep"
+        gone: set[tuple[Any, ...]] = set()
+        faulty: set[tuple[Any, ...]] = set()
         with run.write(DROPPED) as dropped, run.write(UNDECODABLE) as undecodable, run.write() as kept:
 
             def write_losses() -> None:
                 for drop in stream.take_dropped():
                     dropped.write(drop)
+                    if keeps:
+                        gone.update(_identities(drop))
                 for found in judge.take_undecodable():
                     undecodable.write(found)
+                    faulty.update(_identities(found) if keeps else ())
 
             for batch in stream:
                 kept.write(run.preview.observe(batch))
@@ -206,9 +217,15 @@ def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
             "judged": judge.num_judged,
             "undecodable": judge.num_undecodable,
             "content_bytes": run.preview.content_bytes,
+            **({KEPT_UNDECODABLE: len(faulty - gone)} if faulty - gone else {}),
         }
-        notes = (*stream.notes, *_undecodable_notes(judge, spec), *_unpackable_notes(stream.counts, run))
+        notes = (*stream.notes, *_undecodable_notes(spec), *_unpackable_notes(stream.counts, run))
         return run.finish(counts=counts, notes=notes)
+
+
+def _identities(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    """Sample, position and modality of each row."""
+    return zip(*(batch.column(name).to_pylist() for name in ("sample_id", "position", "modality")), strict=True)
 
 
 TABLE_STAGES: Mapping[Stage, Callable[[DatasetStore, str], StageResult]] = {
@@ -283,13 +300,9 @@ def _counts(summary: PackSummary) -> dict[str, int]:
     return present | refused | ({"rest_rows": summary.num_rest} if summary.num_rest else {})
 
 
-def _undecodable_notes(judge: Judge, spec: DatasetSpec) -> Iterator[str]:
-    """Notes on media that were not decoded, and on undecodable ones that are packed: of others the filter has one."""
+def _undecodable_notes(spec: DatasetSpec) -> Iterator[str]:
     if spec.decodable == "headers":
         yield "media were not decoded before packing (decodable: headers)"
-    if judge.num_undecodable and spec.on_undecodable == "keep":
-        number = counted(judge.num_undecodable, "media item")
-        yield f"undecodable: {number}, packed as they are; the first is of {judge.first}"
 
 
 def _advice(spec: DatasetSpec) -> str:

@@ -16,6 +16,7 @@ from mm_assets.checks.context import Outcome
 from mm_assets.errors import ConfigError, MmAssetsError, SchemaMismatchError, SourceError
 from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, RECORDED_STAGES, Stage
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.rows.columns import Kept, Origin
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
@@ -76,8 +77,9 @@ class StageRecord:
         inputs: digest of each input by name; for shards their fingerprints.
         files: each file made, by name.
         counts: rows, bytes, rejects and the like.
-        outcomes: results of the checks on these files, stored without violations and descriptions.
+        outcomes: results of the checks on these files, stored with the first violation and without descriptions.
         notes: remarks on the stage's work for people, one sentence each.
+        kept: faults that keep nothing from being published.
     """
 
     stage: str
@@ -89,6 +91,7 @@ class StageRecord:
     counts: Mapping[str, int] = field(default_factory=dict)
     outcomes: tuple[Outcome, ...] = ()
     notes: tuple[str, ...] = ()
+    kept: tuple[Kept, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is stored."""
@@ -99,6 +102,8 @@ class StageRecord:
         value["outcomes"] = [o.to_json() for o in self.outcomes]
         if self.notes:
             value["notes"] = list(self.notes)
+        if self.kept:
+            value["kept"] = [asdict(k) | {"origin": k.origin._asdict()} for k in self.kept]
         return value
 
     @classmethod
@@ -114,8 +119,9 @@ class StageRecord:
                 inputs=dict(value["inputs"]),
                 counts=dict(value["counts"]),
                 files={name: PublishedFile(**file) for name, file in value["files"].items()},
-                outcomes=tuple(Outcome(**o) for o in value["outcomes"]),
+                outcomes=tuple(map(Outcome.from_json, value["outcomes"])),
                 notes=tuple(value.get("notes", ())),
+                kept=tuple(Kept(**{**k, "origin": Origin(**k["origin"])}) for k in value.get("kept", ())),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise SchemaMismatchError(f"{where}: not a stage record: {error!r}") from error

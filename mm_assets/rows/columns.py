@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.rows.schema import MULTIMODAL_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
+from mm_assets.rows.schema import KEPT, MULTIMODAL_SCHEMA, REJECTS_SCHEMA, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.user_columns import UNFIT, Converter, converter
 from mm_assets.summaries import summarize
 
-__all__ = ["MemberIndex", "Rejects", "RowBuilder", "RowStream", "content_views", "views"]
+__all__ = ["Kept", "MemberIndex", "Origin", "Rejects", "RowBuilder", "RowStream", "content_views", "views"]
 
 MemberIndex = Callable[[], Iterator[pa.RecordBatch]]
 """Reads the member index of a partition's containers from its start, shard by shard."""
@@ -25,8 +26,39 @@ ROW_BYTES = 64  # rough cost of a row in addition to its text: identities, offse
 MAX_ROWS = 64 << 10  # rows of one batch
 MAX_BATCH = 512 << 20  # a string column of one batch must stay below 2 GiB for any sample
 MAX_UNKNOWN = 1000  # different keys without a column that are counted by name
+MAX_KEPT = 100  # of them, and of columns, that are named: a stage's record lists them
 MAX_NAMED = 5  # of them in a note
 FLUSH_REJECTS = 8 << 10
+
+NO_COLUMN, NULL_CAST = f"{KEPT}.no_column", f"{KEPT}.null_cast"
+
+
+class Origin(NamedTuple):
+    """Where a sample comes from: its shard, its id, and its JSON, if that is a member."""
+
+    shard: str
+    sample_id: str | None = None
+    member: str | None = None
+    byte_offset: int | None = None
+    byte_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Faults of one kind that keep nothing from being packed, and the first item that has one.
+
+    Attributes:
+        reason: what is wrong; starts with `KEPT` and a dot.
+        count: how many items have it.
+        detail: what was found.
+        origin: the first of these items.
+    """
+
+    reason: str
+    count: int
+    detail: str
+    origin: Origin
+
 
 _FILLED = [name for name in MULTIMODAL_SCHEMA.names if name != "binary_content"]
 
@@ -42,15 +74,20 @@ class RowBuilder:
     Attributes:
         user: the user columns that JSON fills, with their converters.
         notes: what a person should know about how the rows were made.
+        kept: keys without a column and values that do not fit theirs, complete once all rows are made.
+        origin: where the sample comes from whose rows are being made.
     """
 
     def __init__(self, layout: MemberRules, schema: DatasetSchema, batch_bytes: int) -> None:
         self.layout = layout
         self.rejects = Rejects()
         self.notes: list[str] = []
+        self.kept: list[Kept] = []
+        self.origin = Origin("")
         self._num_fit: Counter[str] = Counter()  # values by column
         self._num_unfit: Counter[str] = Counter()
         self._unknown: Counter[str] = Counter()  # samples by key
+        self._examples: dict[tuple[str, str], tuple[Origin, str]] = {}  # by reason and name: the first, in words
         self.counts: Counter[str] = Counter(dict.fromkeys(("members", "samples", "rows", "rejects"), 0))
         self.user = [(column, converter(column.type)) for column in schema.user_columns if column.source]
         self._schema = schema.row_schema()
@@ -96,36 +133,46 @@ class RowBuilder:
             return
         fitted = fit(value)
         if fitted is UNFIT:
-            self.note_unfit(column)
+            self.note_unfit(column, value)
             return
         self._num_fit[column.name] += 1
         self._cells[column.name][self._num_rows - 1] = fitted
         if isinstance(fitted, str | list):
             self._size += len(fitted)
 
-    def note_unfit(self, column: UserColumn) -> None:
+    def note_unfit(self, column: UserColumn, value: object) -> None:
         """Counts a value that does not fit its column."""
-        self.counts["null_casts"] += 1
+        self.counts[NULL_CAST] += 1
+        if column.name not in self._num_unfit:
+            self._examples[NULL_CAST, column.name] = self.origin, f"is {column.type}, found {summarize(value)}"
         self._num_unfit[column.name] += 1
 
     def note_unknown(self, keys: Iterable[str]) -> None:
-        """Counts keys of a sample's JSON that are not columns."""
-        for key in keys:
-            self.counts["unknown_keys"] += 1
-            if key in self._unknown or len(self._unknown) < MAX_UNKNOWN:
-                self._unknown[key] += 1
+        """Counts keys of a sample's JSON that are not columns, unless the declaration names the columns."""
+        if self.layout.user_columns is not None:
+            return
+        for key in sorted(keys):
+            self.counts[NO_COLUMN] += 1
+            if key not in self._unknown:
+                if len(self._unknown) >= MAX_UNKNOWN:
+                    continue
+                self._examples[NO_COLUMN, key] = self.origin, "is not a column"
+            self._unknown[key] += 1
 
     def note_columns(self) -> None:
-        """Adds notes on what is in no column, once all rows are made: names, and how many values."""
+        """Lists what is in no column, once all rows are made, and notes columns that no value fits."""
         misfits = sorted(self._num_unfit.keys() - self._num_fit.keys())
         if misfits:
             self.counts["misfit_columns"] += len(misfits)
             self.notes.append(f"no value fits its column: {_some_counts({n: self._num_unfit[n] for n in misfits})}")
-        partly = {name: count for name, count in self._num_unfit.items() if name not in misfits}
-        if partly:
-            self.notes.append(f"values that do not fit their column are null: {_some_counts(partly)}")
-        if self._unknown and self.layout.user_columns is None:
-            self.notes.append(f"keys that are not columns are in metadata_json only: {_some_counts(self._unknown)}")
+        for reason, noun, found in ((NO_COLUMN, "key", self._unknown), (NULL_CAST, "column", self._num_unfit)):
+            for name, count in _most_first(found)[:MAX_KEPT]:
+                origin, detail = self._examples[reason, name]
+                detail = f"{noun} {summarize(name)!r} {detail}"
+                self.kept.append(Kept(reason=reason, count=count, detail=detail, origin=origin))
+            rest = self.counts[reason] - sum(count for _, count in _most_first(found)[:MAX_KEPT])
+            if rest:
+                self.kept.append(Kept(reason=reason, count=rest, detail=f"further {noun}s", origin=Origin("")))
 
     @property
     def full(self) -> bool:
@@ -153,9 +200,13 @@ class RowBuilder:
         self._done.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
 
 
+def _most_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
 def _some_counts(counts: Mapping[str, int]) -> str:
     """The most frequent names with their numbers: ``'price' 12, 'size' 3 and 2 more``."""
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ordered = _most_first(counts)
     shown = ", ".join(f"{summarize(name)!r} {count:,}" for name, count in ordered[:MAX_NAMED])
     return shown + (f" and {len(ordered) - MAX_NAMED:,} more" if len(ordered) > MAX_NAMED else "")
 
@@ -203,6 +254,7 @@ class RowStream:
     Attributes:
         counts: numbers of members, samples, rows, rejects and of each kind of repair, complete once iterated.
         notes: what a person should know about how the rows were made, complete once iterated.
+        kept: faults that kept nothing from becoming a row, complete once iterated.
     """
 
     def __init__(
@@ -211,8 +263,10 @@ class RowStream:
         rejects: Rejects,
         counts: Counter[str],
         notes: Sequence[str] = (),
+        kept: Sequence[Kept] = (),
     ) -> None:
         self.notes = notes
+        self.kept = kept
         self._batches = batches
         self._rejects = rejects
         self.counts: dict[str, int] = counts

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.errors import MissingColumnError, ShardError, SourceError, first_line
 from mm_assets.media.content_types import content_type_of_name
-from mm_assets.rows.columns import MemberIndex, RowBuilder, RowStream
+from mm_assets.rows.columns import MemberIndex, Origin, RowBuilder, RowStream
 from mm_assets.rows.schema import (
     METADATA_POSITION,
     MODALITIES,
@@ -210,7 +210,7 @@ class ListingRows:
         nothing, since the list names its samples. A required column that is in no row raises `SourceError`.
         """
         builder = _ListingBuilder(self.file, self.folders[0], layout, schema, batch_bytes)
-        return RowStream(builder.batches(), builder.rejects, builder.counts, builder.notes)
+        return RowStream(builder.batches(), builder.rejects, builder.counts, builder.notes, builder.kept)
 
 
 _ListedItem = tuple[int, str, SourceRef, str | None, Mapping[str, Any]]  # position, modality, locator, text, list row
@@ -312,6 +312,7 @@ class _ListingBuilder(RowBuilder):
         if not items and metadata is None:
             return
         self.counts["samples"] += 1
+        self.origin = Origin(self.source.url, sample_id)
         text, row = metadata if metadata is not None else (None, {})
         content_type = None if text is None else "application/json"
         self.append(sample_id, METADATA_POSITION, "metadata", content_type=content_type, metadata_json=text)

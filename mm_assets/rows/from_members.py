@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from mm_assets.errors import MissingColumnError
 from mm_assets.media.content_types import content_type_of_name
-from mm_assets.rows.columns import MemberIndex, RowBuilder, RowStream
+from mm_assets.rows.columns import MemberIndex, Origin, RowBuilder, RowStream
 from mm_assets.rows.interleaved import interleaved_items, is_interleaved
 from mm_assets.rows.schema import METADATA_POSITION, DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import SourceRefWriter, build_source_ref
@@ -73,7 +73,7 @@ class MemberRows:
         a shard raises `MissingColumnError` while reading.
         """
         builder = _Builder(self.sources, layout=layout, schema=schema, grouped=grouped, batch_bytes=batch_bytes)
-        return RowStream(builder.batches(index), builder.rejects, builder.counts, builder.notes)
+        return RowStream(builder.batches(index), builder.rejects, builder.counts, builder.notes, builder.kept)
 
 
 @dataclass(slots=True)
@@ -229,6 +229,11 @@ class _Builder(RowBuilder):
                 self._reject_member(member, "duplicate_sample_id", detail, sample_id=sample_id)
             return
         self.first_of[sample_id] = sample.key
+        self.origin = Origin(
+            sample.shard,
+            sample_id,
+            *((json_member.member, json_member.byte_offset, json_member.byte_size) if json_member else ()),
+        )
         if json_member is not None and problem is not None:
             self._reject_member(json_member, problem.reason, problem.detail, sample_id=sample_id)
         if json_member is None or parsed is None:
@@ -351,7 +356,7 @@ class _Builder(RowBuilder):
             if values is None:
                 continue
             if not isinstance(values, list):
-                self.note_unfit(column)
+                self.note_unfit(column, values)
                 continue
             entries = value.get(list_field)
             by_position = len(values) != num_items and isinstance(entries, list) and len(values) == len(entries)

@@ -26,6 +26,8 @@ __all__ = [
     "DECODABLE",
     "DROPPED_SCHEMA",
     "EMPTY_SAMPLE",
+    "HARMLESS_REJECTS",
+    "KEPT",
     "MATERIALIZE",
     "METADATA_POSITION",
     "MISALIGNED",
@@ -82,6 +84,9 @@ REJECTS_SCHEMA: pa.Schema = pa.schema(
 )
 """The entries that did not become a row, and why."""
 
+HARMLESS_REJECTS: frozenset[str] = frozenset({"directory", "device", "resource fork", "system file"})
+"""Reasons of rejects that cannot have been data: they have no content, or an operating system made them."""
+
 DROPPED_SCHEMA: pa.Schema = pa.schema(
     [
         required("sample_id", pa.string()),
@@ -134,8 +139,9 @@ _MODALITY_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 MATERIALIZE, DECODABLE, PACKABLE = "materialize", "decodable", "packable"
 MISALIGNED, EMPTY_SAMPLE = "misaligned", "empty_sample"
-PIPELINE_FILTERS: frozenset[str] = frozenset({MATERIALIZE, DECODABLE, PACKABLE, MISALIGNED, EMPTY_SAMPLE})
-"""Values of the ``filter`` column that the pipeline itself writes; no declared filter may take such a name."""
+KEPT = "kept"  # starts the reasons of faults that keep nothing from being packed
+PIPELINE_FILTERS: frozenset[str] = frozenset({MATERIALIZE, DECODABLE, PACKABLE, MISALIGNED, EMPTY_SAMPLE, KEPT})
+"""What starts a reason that the pipeline itself writes; no declared filter may take such a name."""
 
 
 class Drop(NamedTuple):

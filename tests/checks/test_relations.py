@@ -430,8 +430,9 @@ def test_losses_stay_within_their_limit(
     assert (outcome.passed, outcome.blocking) == (passes, True)
     if not passes:
         (violation,) = outcome.violations
-        assert violation["problem"] == f"{lost} of 100 lost ({lost} %), allowed by max_lost: {allowed}"
-        assert violation["listed_by"] == "`mm-assets losses --dataset d --partition p`"
+        said = f"max_lost: {lost} of 100 items lost ({lost} %), at most {allowed} allowed"
+        assert violation == {"problem": f"{said}: `mm-assets losses --dataset d --partition p` lists them"}
+        assert outcome.said == violation["problem"]
 
 
 def test_nothing_limits_losses_by_default(partition) -> None:

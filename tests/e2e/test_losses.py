@@ -215,5 +215,5 @@ def test_losses_equal_a_recount(tmp_path: Path, dagster_home: Path, monkeypatch:
     }
 
     lines = command("losses", "--root", "out", "-d", "web", "--partition", "image").stdout.splitlines()
-    assert lines[0] == "web: 3 items lost in 1 partition"
-    assert sum(line.startswith("web/image: rows: duplicate_sample_id: ") for line in lines) == 2
+    assert lines[0] == "web: 3 items lost, in 1 partition"
+    assert sum(line.startswith("web/image: lost: rows: duplicate_sample_id: ") for line in lines) == 2

@@ -103,7 +103,7 @@ def test_types_follow_most_values(tmp_path: Path) -> None:
     assert evidence["price"] == (40, {"int64": 39, "string": 1})
     assert evidence["size"] == (40, {"double": 20, "int64": 20})
     dataset, results = run_chain(declare(tmp_path / "root", tmp_path / "in"))
-    assert results["s"]["rows"].record.counts["null_casts"] == 1
+    assert results["s"]["rows"].record.counts["kept.null_cast"] == 1
     stored = json.loads(Path(dataset.store.path_of("schema.json")).read_text())
     assert stored["evidence"] == found.evidence()
 

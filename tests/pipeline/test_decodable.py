@@ -16,6 +16,7 @@ from PIL import Image
 import mm_assets
 from mm_assets.errors import SourceError
 from mm_assets.pipeline.chain import FILTERED_ROWS
+from mm_assets.pipeline.losses import losses
 from mm_assets.pipeline.stages import StageResult, filtered_rows
 from mm_assets.pipeline.store import DatasetStore
 
@@ -154,15 +155,16 @@ def test_undecodable_samples_are_dropped_whole(shard: Path, tmp_path: Path) -> N
 
 
 def test_undecodable_media_are_kept_and_said(shard: Path, tmp_path: Path) -> None:
-    """With `keep` every byte is packed, and the table and a note say which of them no reader decodes."""
-    dataset, results = run(tmp_path, shard, on_undecodable="keep")
+    """With `keep` every byte is packed, and the table and the losses say which of them no reader decodes."""
+    dataset, _ = run(tmp_path, shard, on_undecodable="keep")
     assert rows_of(dataset, "dropped") == []
     listed = rows_of(dataset, "undecodable")
     assert {row["sample_id"] for row in listed} == TRUNCATED | {"named"}
     assert {row["action"] for row in listed} == {"keep"}
-    assert any(
-        "packed as they are; the first is of sample" in note for note in results[FILTERED_ROWS.name].record.notes
-    )
+    assert dataset.marker("s")["losses"] == {"filtered_rows": {"kept.undecodable": len(listed)}}
+    kept = list(losses(dataset, ["s"]))
+    assert {(loss.kind, loss.sample_id) for loss in kept} == {("kept", row["sample_id"]) for row in listed}
+    assert all(loss.member and "no reader decodes it" in loss.advice for loss in kept)
     with mm_assets.open(dataset.store.path_of("manifest.json")) as packed:
         named = packed[packed.sample_ids.index("named")]
         assert [bytes(content) for _, content in named["rest"]] == [b"not an image"]

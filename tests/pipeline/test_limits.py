@@ -24,30 +24,37 @@ FILTERS = [{"type": "text_length", "min_chars": 10}]
 
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nine texts, one of them short, and a JSON that cannot be read."""
+    """Nine texts, one of them short, a JSON that cannot be read, and a folder with a file of the system."""
     path = tmp_path_factory.mktemp("shard") / "s.tar"
     with tarfile.open(path, "w") as tar:
         for name, content in MEMBERS.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
+        tar.addfile(tarfile.TarInfo("d/.DS_Store"))
+        folder = tarfile.TarInfo("d")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
     return path
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_rejected": 1, "max_dropped": "20%"}], ids=["none", "wide"])
 def test_a_partition_within_its_limits_is_published(shard: Path, tmp_path: Path, limits: dict) -> None:
-    """What is lost within the limits, or without any, stops nothing."""
+    """What is lost within the limits, or without any, stops nothing; what cannot have been data does not count."""
     dataset = DatasetStore(declare(tmp_path, shard, filters=FILTERS, **limits))
     register(dataset)
     run_partition(dataset, "s")
     assert json.loads(dataset.store.read_bytes("published/s.json"))["num_samples"] == 8
+    kinds = [(loss.kind, loss.reason) for loss in losses(dataset, ["s"])]
+    assert kinds.count(("harmless", "directory")) == kinds.count(("harmless", "system file")) == 1
+    assert kinds.count(("lost", "bad_json")) == 1
 
 
 @pytest.mark.parametrize(
     ("stage", "limit", "said"),
     [
-        (ROWS, {"max_rejected": "1%"}, "1 of 19 lost (5.263 %), allowed by max_rejected: 1%"),
-        (FILTERED_ROWS, {"max_dropped": 1}, "2 of 18 lost (11.11 %), allowed by max_dropped: 1"),
+        (ROWS, {"max_rejected": "1%"}, "max_rejected: 1 of 19 items rejected (5.263 %), at most 1% allowed"),
+        (FILTERED_ROWS, {"max_dropped": 1}, "max_dropped: 2 of 18 items dropped (11.11 %), at most 1 allowed"),
     ],
     ids=["rejected", "dropped"],
 )
@@ -61,12 +68,13 @@ def test_a_partition_beyond_a_limit_is_not_published(
     assert not result.passed
     (failed,) = (outcome for outcome in result.outcomes if not outcome.passed)
     assert failed.name == "losses"
-    assert failed.violations == ({"problem": said, "listed_by": "`mm-assets losses --dataset data --partition s`"},)
+    said = f"{said}: `mm-assets losses --dataset data --partition s` lists them"
+    assert failed.violations == ({"problem": said},)
     stages.packed(dataset, "s")
     with pytest.raises(SourceError, match=f"{stage.name} failed its check losses"):
         publish.publish(dataset, "s")
     listed = list(losses(dataset, ["s"]))
-    assert [loss.detail for loss in listed if loss.reason == "failed"] == ["check losses (1 violations)"]
+    assert [loss.detail for loss in listed if loss.reason == "failed"] == [f"check losses: {said}"]
     assert any(loss.member == "9.json" for loss in listed)
 
 

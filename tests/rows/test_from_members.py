@@ -356,7 +356,7 @@ def test_per_item_fields(tmp_path: Path) -> None:
         ("text", None, "y"),
         ("text", None, None),
     ]
-    assert out.stream.counts["null_casts"] == 2
+    assert out.stream.counts["kept.null_cast"] == 2
     assert out.stream.counts["unequal_fields"] == 1
 
 
@@ -441,8 +441,11 @@ def test_user_columns(tmp_path: Path) -> None:
     ]
     out = Outcome(write_shard(tmp_path / "s.tar", files), columns=columns)
     assert [(r["n"], r["user_modality"], r["o"]) for r in out.rows] == [(1, "m", '{"x":[1]}'), (None, None, None)]
-    assert out.stream.counts["null_casts"] == 1
-    assert out.stream.counts["unknown_keys"] == 1
+    assert out.stream.counts["kept.null_cast"] == out.stream.counts["kept.no_column"] == 1
+    assert [(k.reason, k.count, k.detail, k.origin.sample_id, k.origin.member) for k in out.stream.kept] == [
+        ("kept.no_column", 1, "key 'z' is not a column", "b", "b.json"),
+        ("kept.null_cast", 1, "column 'n' is int64, found text", "b", "b.json"),
+    ]
     assert json.loads(out.rows[1]["metadata_json"]) == {"n": "text", "z": 1, "texts": 3}
 
 

@@ -159,17 +159,19 @@ def test_an_archive_without_files_is_a_reject(tmp_path: Path) -> None:
     assert (reject["reason"], reject["stage"], reject["member"]) == ("empty_shard", "index", None)
 
 
-def test_a_missing_end_is_noted_or_fails(tmp_path: Path) -> None:
-    """A tar without end-of-archive blocks is counted and noted, or fails its partition if the setting says so."""
+def test_a_missing_end_is_listed_or_fails(tmp_path: Path) -> None:
+    """A tar without end-of-archive blocks is counted and listed, or fails its partition if the setting says so."""
     cut = build([("a.txt", b"a"), ("b.txt", b"b")])[:2048]
     dataset = chain(tmp_path, "cut.tar", cut)
     record = stages.raw_shards(dataset, "cut").record
-    assert record.counts["missing_ends"] == 1
-    assert "ends at byte 2048 without the two blocks of zeros that end a tar (found none)" in record.notes[0]
+    assert record.counts["kept.missing_end"] == 1
+    (found,) = record.kept
+    assert (found.reason, found.count, found.origin.byte_offset) == ("kept.missing_end", 1, 2048)
+    assert "ends at byte 2048 without the two blocks of zeros that end a tar (found none)" in found.detail
     strict = DatasetStore(dataset.spec.replace(on_missing_end="fail"))
     with pytest.raises(ShardError, match="on_missing_end: fail"):
         stages.raw_shards(strict, "cut")
-    assert stages.raw_shards(strict, "good").record.counts["missing_ends"] == 0
+    assert stages.raw_shards(strict, "good").record.kept == ()
 
 
 def test_shards_and_root_in_memory() -> None:

@@ -1,9 +1,10 @@
 -- What was rejected or dropped does not exceed the limit: a number, or a share of it and the rows that were kept.
 select
-    format('{} of {} lost ({:.4g} %), allowed by {}: {}', lost, kept + lost, 100.0 * lost / (kept + lost), setting, allowed)
-        as problem,
-    '`' || command || '`' as listed_by
-from (select count(*) as lost from own_losses)
+    format(
+        '{}: {} of {} items {} ({:.4g} %), at most {} allowed: `{}` lists them',
+        setting, lost, kept + lost, replace(setting, 'max_', ''), 100.0 * lost / (kept + lost), allowed, command
+    ) as problem
+from (select count(*) as lost from own_losses where reason not in (from harmless_reasons))
 cross join (select count(*) as kept from own_rows)
 cross join loss_limit
 where

@@ -1,0 +1,144 @@
+"""Losses: what is published in spite of a fault is listed beside what was lost, with equal numbers in every place."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from mm_assets.cli.main import main
+from mm_assets.orchestration.report import losses_table
+from mm_assets.pipeline.chain import FILTERED_ROWS, RAW_SHARDS, ROWS
+from mm_assets.pipeline.losses import Loss, loss_totals, losses
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.store import DatasetStore
+
+from .chain import declare, run_chain
+
+FILES = Path(__file__).parents[2] / "docs" / "files.md"
+
+
+def jpeg() -> bytes:
+    target = io.BytesIO()
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (48, 64, 3), dtype=np.uint8)).save(target, "JPEG")
+    return target.getvalue()
+
+
+def write_tar(path: Path, members: dict[str, bytes], *, ended: bool = True) -> dict[str, tuple[int, int]]:
+    """A shard, without its end if wanted; offset and size of each member."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        end = tar.offset
+    if not ended:
+        path.write_bytes(path.read_bytes()[:end])
+    with tarfile.open(path) as tar:
+        return {info.name: (info.offset_data, info.size) for info in tar}
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetStore, dict[str, tuple[int, int]]]:
+    """A dataset whose first shard decides the columns, and whose second has every fault; with the second's members."""
+    folder = tmp_path_factory.mktemp("faulty")
+    shards = folder / "in"
+    shards.mkdir()
+    write_tar(shards / "a.tar", {"0.json": b'{"price": 1}', "0.jpg": jpeg(), "0.txt": b"a"})
+    spec = declare(folder / "root", shards, pack="image_text", on_undecodable="keep")
+    register(DatasetStore(spec))
+    later = [{"price": "free", "author": "x"}, {"price": 2, "author": "y", "extra": 1}, {"price": "on request"}]
+    members = {f"{n}.json": json.dumps(value).encode() for n, value in enumerate(later)}
+    members |= {f"{n}.jpg": jpeg() for n in range(3)} | {f"{n}.txt": b"t" for n in range(3)}
+    members["1.jpg"] = jpeg()[:-800]  # its header is an image's, so that it is packed
+    members["2.jpg"] = b"not an image"  # its field refuses it, so that it is lost
+    places = write_tar(shards / "b.tar", members, ended=False)
+    return run_chain(spec)[0], places
+
+
+COUNTS = {
+    RAW_SHARDS.name: {"kept.missing_end": 1},
+    ROWS.name: {"kept.no_column": 3, "kept.null_cast": 2},
+    FILTERED_ROWS.name: {"kept.undecodable": 1, "packable.unpackable_image": 1},
+}
+
+
+def test_faults_that_keep_nothing_back_are_items(faulty: tuple[DatasetStore, dict[str, tuple[int, int]]]) -> None:
+    """Keys, casts, undecodable media and a missing end are listed with count, sample, member, bytes and what to do."""
+    dataset, places = faulty
+    listed = {(loss.reason, loss.detail.partition(":")[0]): loss for loss in losses(dataset, ["b"])}
+    author = listed["kept.no_column", "key 'author' is not a column"]
+    assert (author.count, author.sample_id, author.member) == (2, "0", "0.json")
+    assert (author.byte_offset, author.byte_size) == places["0.json"]
+    assert listed["kept.no_column", "key 'extra' is not a column"].sample_id == "1"
+    cast = listed["kept.null_cast", "column 'price' is int64, found free"]
+    assert (cast.count, cast.sample_id, cast.kind) == (2, "0", "kept")
+    kept = listed["kept.undecodable", "image"]
+    assert (kept.sample_id, kept.member, (kept.byte_offset, kept.byte_size)) == ("1", "1.jpg", places["1.jpg"])
+    (end,) = (loss for loss in listed.values() if loss.reason == "kept.missing_end")
+    assert end.byte_offset == Path(end.shard or "").stat().st_size
+    (lost,) = (loss for loss in listed.values() if loss.kind == "lost")
+    assert (lost.reason, lost.member) == ("packable.unpackable_image", "2.jpg")
+    assert len(listed) == 6
+
+
+def test_every_place_has_the_same_numbers(faulty: tuple[DatasetStore, dict[str, tuple[int, int]]]) -> None:
+    """Items, totals, marker, manifest and the UI's table agree on reasons and counts."""
+    dataset, _ = faulty
+    items: Counter[tuple[str, str]] = Counter()
+    for loss in losses(dataset, ["a", "b"]):
+        items[loss.stage, loss.reason] += loss.count
+    totals = loss_totals(dataset, ["a", "b"])
+    assert {(t.example.stage, t.example.reason): t.count for t in totals} == items
+    assert dataset.marker("b")["losses"] == COUNTS
+    assert dataset.marker("a")["losses"] == {}
+    assert json.loads(dataset.store.read_bytes("manifest.json"))["losses"] == COUNTS
+    assert {stage: {r: n for (s, r), n in items.items() if s == stage} for stage, _ in items} == COUNTS
+    lines = losses_table(totals).md_str.splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    assert {(stage, reason): int(count) for _, stage, reason, count, *_ in cells} == items
+    assert [kind for kind, *_ in cells] == ["lost", "kept", "kept", "kept", "kept"]
+
+
+def test_the_command_separates_what_is_kept_from_what_is_lost(
+    faulty: tuple[DatasetStore, dict[str, tuple[int, int]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`mm-assets losses` heads its list with the numbers of both, as text and as JSON."""
+    dataset, _ = faulty
+    monkeypatch.chdir(tmp_path)
+    given = ["losses", "--root", dataset.spec.root, "-d", dataset.spec.name]
+    said = CliRunner().invoke(main, given)
+    assert said.exit_code == 0, said.output
+    first, *lines = said.stdout.splitlines()
+    assert first == "data: 1 item lost, 7 published in spite of a fault, in 2 partitions"
+    (author,) = (line for line in lines if line.startswith("data/b: kept: rows: kept.no_column") and "author" in line)
+    assert re.search(
+        r"b\.tar, 0\.json, bytes 512 to \d+ \(sample 0\): key 'author' is not a column \(2 times\); ", author
+    )
+    found = json.loads(CliRunner().invoke(main, [*given, "--json"]).stdout)
+    assert {(t["kind"], t["reason"]): t["count"] for t in found["totals"]} == {
+        ("kept" if reason.startswith("kept.") else "lost", reason): count
+        for reasons in COUNTS.values()
+        for reason, count in reasons.items()
+    }
+    assert all(total["example"] in found["losses"] for total in found["totals"])
+
+
+def test_every_reason_has_advice_of_its_own() -> None:
+    """For each reason that the documentation lists, and for a failure of each stage, it is said what to do."""
+    text = FILES.read_text().partition("### `rejects`")[2].partition("### `dropped`")[0]
+    rows = re.findall(r"^\| `(?:index|rows)` \| ((?:`[a-z_0-9 ]+`(?:, )?)+) \|", text, re.MULTILINE)
+    reasons = [reason for row in rows for reason in re.findall(r"`([^`]+)`", row)]
+    assert len(reasons) > 30
+    default = Loss(partition="p", stage=ROWS.name, reason="of another source").advice
+    assert [r for r in reasons if Loss(partition="p", stage=ROWS.name, reason=r).advice == default] == []
+    for stage in (RAW_SHARDS, ROWS, FILTERED_ROWS):
+        assert Loss(partition="p", stage=stage.name, reason="failed").advice.startswith("do as the message says")
