@@ -267,7 +267,7 @@ def _decompress(data: memoryview, num_bytes: int) -> memoryview:
         if claimed != num_bytes:
             raise corrupt("map is not as long as its record says", found=claimed, expected=num_bytes)
         return memoryview(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
-    except (zstandard.ZstdError, MemoryError) as error:
+    except zstandard.ZstdError as error:
         raise corrupt(f"map cannot be decompressed: {error}") from error
 
 

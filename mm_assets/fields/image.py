@@ -358,31 +358,25 @@ class ImageField(Field):
     ) -> npt.NDArray[np.uint8]:
         """The decoded image: `target`, or another array where that is None or no codec can write there."""
         stored, _ = self._open(metadata, data)
-        try:
-            if self.decode_size is not None:
-                return self._decode_to_size(stored, self.decode_size, target)
-            pixels = stored.pixels(allocate=_allocator_for(target))
-            upright = stored.orientation == UPRIGHT
-            return pixels if upright else np.ascontiguousarray(orient(pixels, stored.orientation))
-        except MemoryError as error:
-            raise corrupt("image needs more memory than there is", found=stored.size) from error
+        if self.decode_size is not None:
+            return self._decode_to_size(stored, self.decode_size, target)
+        pixels = stored.pixels(allocate=_allocator_for(target))
+        upright = stored.orientation == UPRIGHT
+        return pixels if upright else np.ascontiguousarray(orient(pixels, stored.orientation))
 
     def _decode_frames(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.uint8]:
         stored, num_frames = self._open(metadata, data)
         if not 1 <= num_frames * stored.size[0] * stored.size[1] <= self.max_pixels:
             found = f"{num_frames} frames of {stored.size[0]} x {stored.size[1]}"
             raise corrupt("image is too large", found=found, expected=f"1 to {self.max_pixels} pixels (max_pixels)")
-        try:
-            frames = decode_frames(
-                stored.data, stored.codec, stored.size, stored.channels, num_frames, to_srgb=stored.to_srgb
-            )
-            upright = [np.ascontiguousarray(orient(pixels, stored.orientation)) for pixels in frames]
-            if self.decode_size is not None:
-                how, fill = self.decode_resize, self.decode_fill
-                upright = [resize(pixels, self.decode_size, policy=how, fill=fill) for pixels in upright]
-            return np.stack(upright)
-        except MemoryError as error:
-            raise corrupt("image needs more memory than there is", found=(num_frames, *stored.size)) from error
+        frames = decode_frames(
+            stored.data, stored.codec, stored.size, stored.channels, num_frames, to_srgb=stored.to_srgb
+        )
+        upright = [np.ascontiguousarray(orient(pixels, stored.orientation)) for pixels in frames]
+        if self.decode_size is not None:
+            how, fill = self.decode_resize, self.decode_fill
+            upright = [resize(pixels, self.decode_size, policy=how, fill=fill) for pixels in upright]
+        return np.stack(upright)
 
     def _decode_to_size(
         self, stored: _Stored, size: tuple[int, int], target: npt.NDArray[np.uint8] | None

@@ -108,14 +108,11 @@ def decode_pixels(
         TruncatedError: a JPEG that ends too early.
         MissingExtraError: the codec's plug-in is not installed.
     """
-    try:
-        if codec == CODECS["jpeg"]:
-            pixels = _decode_jpeg(as_bytes_view(data), size, channels, scale, allocate, to_srgb)
-            if pixels is not None:
-                return pixels
-        return _decode_with_pillow(data, CODEC_NAMES[codec], size, channels, 1, to_srgb)[0]
-    except MemoryError as error:
-        raise corrupt(f"{CODEC_NAMES[codec]} needs more memory than there is", found=size) from error
+    if codec == CODECS["jpeg"]:
+        pixels = _decode_jpeg(as_bytes_view(data), size, channels, scale, allocate, to_srgb)
+        if pixels is not None:
+            return pixels
+    return _decode_with_pillow(data, CODEC_NAMES[codec], size, channels, 1, to_srgb)[0]
 
 
 def decode_frames(
@@ -124,10 +121,7 @@ def decode_frames(
     """Decode all frames, each (height, width, channels) uint8; arguments and errors as of `decode_pixels`."""
     if num_frames == 1:
         return [decode_pixels(data, codec, size, channels, to_srgb=to_srgb)]
-    try:
-        return _decode_with_pillow(data, CODEC_NAMES[codec], size, channels, num_frames, to_srgb)
-    except MemoryError as error:
-        raise corrupt(f"{CODEC_NAMES[codec]} needs more memory than there is", found=(num_frames, *size)) from error
+    return _decode_with_pillow(data, CODEC_NAMES[codec], size, channels, num_frames, to_srgb)
 
 
 def _decode_jpeg(
@@ -192,6 +186,8 @@ def _read_scans(
         )
     except ValueError as error:
         said = str(error)
+        if said.startswith("Insufficient memory"):
+            raise MemoryError(f"decoding a JPEG: {said}") from error
         if said.startswith(_HARMLESS):
             return True
         match = _EXTRANEOUS.search(said)

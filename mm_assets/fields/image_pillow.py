@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ __all__ = ["open_with_pillow"]
 
 _Opener = Callable[[io.BytesIO], "Image.Image"]
 
+# How the libraries of AVIF and HEIC say that the host lacks memory. "Security limit exceeded" is about the file.
+_NO_MEMORY = re.compile(r"out of memory|memory allocation error: unspecified", re.IGNORECASE)
+
 
 @contextmanager
 def open_with_pillow(data: Buffer, codec: str) -> Iterator[Image.Image]:
@@ -30,6 +34,7 @@ def open_with_pillow(data: Buffer, codec: str) -> Iterator[Image.Image]:
     Raises:
         CorruptError: damage that the file's structure shows, or that Pillow finds while the file is open.
         MissingExtraError: the codec's plug-in is not installed.
+        MemoryError: the host lacks memory, which says nothing about the file.
     """
     from PIL.Image import DecompressionBombError
 
@@ -45,6 +50,8 @@ def open_with_pillow(data: Buffer, codec: str) -> Iterator[Image.Image]:
     except (FormatError, MissingExtraError):
         raise
     except (*PILLOW_ERRORS, DecompressionBombError) as error:
+        if _NO_MEMORY.search(str(error)):
+            raise MemoryError(f"decoding {codec.upper()}: {first_line(error)}") from error
         raise corrupt(f"{codec.upper()} cannot be decoded: {type(error).__name__}: {first_line(error)}") from error
 
 

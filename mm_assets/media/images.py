@@ -24,7 +24,8 @@ __all__ = ["PILLOW_ERRORS", "ImageInfo", "probe_image", "share_probe"]
 _SHARED: dict[int, tuple[weakref.ref[memoryview], ImageInfo | None]] = {}
 
 # Pillow's plugins raise these for damaged bytes. They do not promise a set: an index past a list or a failed assertion
-# is a sign of damage, as is an OSError. `Warning` is for callers who turn warnings into errors.
+# is a sign of damage, as is an OSError. `Warning` is for callers who turn warnings into errors. `MemoryError` is not
+# among them: sizes are checked before memory is asked for, so the host lacks it, whatever the bytes are.
 PILLOW_ERRORS = (
     OSError,
     ValueError,
@@ -36,7 +37,6 @@ PILLOW_ERRORS = (
     AssertionError,
     ArithmeticError,
     RuntimeError,
-    MemoryError,
     struct.error,
     zlib.error,
     Warning,

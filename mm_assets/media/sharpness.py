@@ -81,7 +81,7 @@ def _decode_jpeg(data: memoryview, info: ImageInfo, factor: int) -> npt.NDArray[
             buffer = np.zeros(height * width, dtype=np.uint8)
             pixels = simplejpeg.decode_jpeg(data, "GRAY", buffer=buffer, strict=False, **least)
             return np.asarray(pixels, dtype=np.uint8)[:, :, 0]
-    except (ValueError, LookupError, RuntimeError, MemoryError) as error:  # LookupError: no known subsampling
+    except (ValueError, LookupError, RuntimeError) as error:  # LookupError: no known subsampling
         raise MediaError("<image>", f"JPEG cannot be decoded: {error}") from error
     if info.width * info.height > MAX_PIXELS:
         raise MediaError("<image>", f"has more than {MAX_PIXELS} pixels in {colors}")

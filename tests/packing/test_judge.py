@@ -153,6 +153,27 @@ def test_the_first_undecodable_item_fails() -> None:
         judged(table, plan_of("image_text"), "fail")
 
 
+@pytest.mark.parametrize(
+    ("form", "decoder", "error"),
+    [
+        ("PNG", "PIL.PngImagePlugin.PngImageFile.load", MemoryError()),
+        ("JPEG", "simplejpeg.decode_jpeg", ValueError("Insufficient memory (case 4)")),
+        ("AVIF", "PIL.AvifImagePlugin.AvifImageFile.load", RuntimeError("Pixel allocation failed: Out of memory")),
+    ],
+)
+def test_a_host_without_memory_drops_no_image(
+    monkeypatch: pytest.MonkeyPatch, form: str, decoder: str, error: Exception
+) -> None:
+    """A lack of memory fails the partition also where a library says it in words of its own."""
+
+    def starved(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(decoder, starved)
+    with pytest.raises(SourceError, match=r"'a\.0\.png'.*cannot be judged on this host \(MemoryError"):
+        judged(rows(("a", {}, {"0.png": picture(1, form)})), plan_of("image_text"))
+
+
 @pytest.mark.parametrize("kind", ["audio", "video"])
 @pytest.mark.parametrize("error", [MemoryError(), OSError(24, "Too many open files")])
 def test_a_host_short_of_memory_or_files_drops_nothing(
