@@ -93,12 +93,17 @@ def wait_for_shards(spec: DatasetSpec) -> Callable[[float], None]:
     return wait
 
 
-def report_registration(dataset: str, found: Registration) -> None:
-    """Writes to standard error the partitions whose shards are gone, and the shards that are too young."""
+def report_registration(chosen: DatasetChoice, dataset: str, found: Registration) -> None:
+    """Writes to standard error which shards are gone or too young, and what is odd about a layout decided now."""
     for key in found.removed:
         echo(f"{dataset}/{key}: its shards are gone; it leaves the next manifest", err=True)
     for url in found.unsettled:
         echo(f"{dataset}: not taken, still changing or too young: {url}", err=True)
+    if found.decision is not None and found.decision.notes:
+        for note in found.decision.notes:
+            echo(f"{dataset}: {note}", err=True)
+        command = chosen.complete(f"`mm-assets plan --dataset {dataset}`")
+        echo(f"{dataset}: {command} shows how the layout was decided", err=True)
 
 
 def report_missing_streams(chosen: DatasetChoice, dataset: str, missing: Mapping[str, tuple[str, ...]]) -> None:

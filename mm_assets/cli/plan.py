@@ -14,6 +14,7 @@ from mm_assets.errors import SourceError
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
+    from mm_assets.packing.survey import SampleKind
     from mm_assets.pipeline.decide import Decision
     from mm_assets.pipeline.spec import DatasetSpec
 
@@ -65,8 +66,11 @@ def _print_plan(spec: DatasetSpec, decision: Decision, num_partitions: int) -> N
     if chooses_preset(spec.pack):
         click.echo(f"because: {_why(preset)}")
     _print_table(
-        ("kind of sample", "samples", "decides"),
-        [(str(kind), f"{kind.num_samples:,}", "yes" if kind.fits else "no: odd") for kind in decision.kinds],
+        ("kind of sample", "samples", "decides", "not packed"),
+        [
+            (str(kind), f"{kind.num_samples:,}", "yes" if kind.fits else "no: odd", _not_packed(spec, kind))
+            for kind in decision.kinds
+        ],
         numbers=(1,),
     )
     _print_table(
@@ -92,6 +96,12 @@ def _print_plan(spec: DatasetSpec, decision: Decision, num_partitions: int) -> N
     )
     for note in decision.notes:
         echo(f"note: {note}", err=True)
+
+
+def _not_packed(spec: DatasetSpec, kind: SampleKind) -> str:
+    if kind.example or spec.on_empty_sample == "keep":
+        return ", ".join(kind.unplaced)
+    return "all: no content"
 
 
 def _counts(numbers: Mapping[str, int]) -> str:

@@ -9,7 +9,7 @@ partition fails.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,9 +26,10 @@ from mm_assets.media.video import VIDEO_TYPES
 from mm_assets.packing.pack import placed_contents
 from mm_assets.packing.placement import BlockRows, Placement, Placer
 from mm_assets.packing.plan import PackPlan
-from mm_assets.packing.survey import AUDIO_TYPES, DEPTH_TYPES, IMAGE_TYPES
+from mm_assets.packing.survey import AUDIO_TYPES, DEPTH_TYPES, IMAGE_TYPES, group_name, shown_role
 from mm_assets.rows.schema import UNDECODABLE_SCHEMA, Drop
 from mm_assets.rows.source_ref import parse_source_ref
+from mm_assets.sources.member import split_member_name
 
 __all__ = ["Judge", "Mode", "Policy", "packable"]
 
@@ -115,6 +116,8 @@ class Judge:
     Attributes:
         num_judged: media items that were decoded.
         num_undecodable: items that are undecodable.
+        num_unplaced: samples with content that no packed modality takes, or that lacks the other parts of a composite.
+        unplaced: kinds of that content, with the number of rows.
     """
 
     def __init__(self, plan: PackPlan, *, policy: Policy, mode: Mode) -> None:
@@ -130,6 +133,8 @@ class Judge:
         self._numbers: dict[int, int] = {}  # of the rows that are left: before and after the others went
         self.num_judged = 0
         self.num_undecodable = 0
+        self.num_unplaced = 0
+        self.unplaced: Counter[str] = Counter()
 
     def __enter__(self) -> Judge:
         return self
@@ -196,6 +201,12 @@ class Judge:
             for row, reason in sorted(placement.refused.items())
             if row in self._numbers
         ]
+        unplaced = [row for row, reason, _ in refused if reason.startswith(("not_selected", "incomplete_"))]
+        self.num_unplaced += bool(unplaced)
+        for row in unplaced:
+            member = rows.member[row]
+            role = split_member_name(member)[1] if member else ""
+            self.unplaced[group_name(rows.modality[row], shown_role(role))] += 1
         left = [row for row in range(placement.start, placement.stop) if row in self._numbers]
         # A metadata row names its sample; a sample without one has only rows to name.
         heads = [row for row in left if rows.is_metadata(row)] or left

@@ -30,6 +30,9 @@ ROW_TAKES = ("one", "sequence", "shared")  # of a selector that finds content ro
 NUMBERED = "#"  # a role pattern: any whole number, as in x.0.png, x.1.png
 _DIGITS = re.compile(r"[0-9]+")
 
+RowName = tuple[str, str, str]
+"""What selectors know of a content row: modality, and role and extension of its member's name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
@@ -165,6 +168,24 @@ class PackPlan:
             )
             for name, value in self.fields().items()
         )
+
+    def unplaced(self, rows: Sequence[RowName]) -> list[int]:
+        """Numbers of the content rows of one sample that no modality takes, by their names; none where it has a rest.
+
+        A field may refuse the content of a row that is taken; that is not known here.
+        """
+        if self.special("rest") is not None:
+            return []
+        left = dict(enumerate(rows))
+        for modality in self.modalities:
+            taken: set[int] = set()
+            for selector in modality.selectors.values():
+                ranks = {number: selector.rank(*row) for number, row in left.items() if number not in taken}
+                found = sorted((rank, number) for number, rank in ranks.items() if rank is not None)
+                if selector.take != "shared":
+                    taken.update(number for _, number in (found[:1] if selector.take == "one" else found))
+            left = {number: row for number, row in left.items() if number not in taken}
+        return list(left)
 
     def special(self, take: Take) -> int | None:
         """Number of the modality that is the plan's metadata, rest or listing, or None where it has none."""

@@ -34,18 +34,19 @@ from mm_assets.formats import name_hash
 from mm_assets.formats.records import MAX_MODALITIES
 from mm_assets.media.page_layouts import detect_layout
 from mm_assets.media.video import VIDEO_TYPES
-from mm_assets.packing.plan import NUMBERED, PackedModality, Selector, Take
+from mm_assets.packing.plan import NUMBERED, PackedModality, RowName, Selector, Take
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
 from mm_assets.rows.user_columns import is_rare
 from mm_assets.sources.member import split_member_name
 from mm_assets.sources.text_members import BadTextError, parse_object
 
-__all__ = ["MAX_GROUPS", "REASONS", "Kind", "RowCount", "SampleKind", "Survey", "group_name"]
+__all__ = ["MAX_GROUPS", "REASONS", "Kind", "RowCount", "SampleKind", "Survey", "group_name", "shown_role"]
 
 MAX_GROUPS = MAX_MODALITIES - 3  # of `generic`, in addition to `rest`, `rows` and `metadata`
 MAX_NAME = 64  # characters of a name that is made from a role
 MIN_SHARDS = 10  # what most samples of one in so many shards consist of is not odd
 MAX_SHOWN = 3  # members that a message names of one kind of sample
+MAX_EXAMPLE = 64  # content rows of a sample by which a plan is tried
 MIN_SHARE = 20  # a kind of row that fewer than one in so many samples have becomes no modality of its own
 
 # Names by the extension alone: at registration nothing has been materialized yet.
@@ -171,7 +172,8 @@ class _Counts:
     json_kinds: dict[str, set[str]] = field(default_factory=dict)  # top-level key -> what its values are
     most_plain: int = 0  # texts in a sample
     most_timed: int = 0
-    members: list[str] = field(default_factory=list)  # the first ones, with their file
+    members: list[tuple[str, str | None]] = field(default_factory=list)  # the first ones, with their file
+    example: list[RowName] = field(default_factory=list)  # the content rows of the first sample
 
     def update(self, other: _Counts) -> None:
         """Adds the counts of other samples."""
@@ -241,20 +243,29 @@ class SampleKind:
         kind: what they consist of.
         num_samples: how many there are.
         fits: whether the layout was made for them; the others are listed and changed nothing.
-        members: their first members, each with its file, for messages.
+        members: the first members of the first of them, each with its file.
+        example: content rows of the first of them, `MAX_EXAMPLE` at most.
+        unplaced: kinds of those that no packed modality takes, once the plan is known.
     """
 
     kind: Kind
     num_samples: int
     fits: bool
-    members: tuple[str, ...]
+    members: tuple[tuple[str, str | None], ...]
+    example: tuple[RowName, ...] = ()
+    unplaced: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return " + ".join(group_name(*part) for part in self.kind) or "metadata alone"
 
 
+def shown_role(role: str) -> str:
+    """A role as kinds of row have it: all whole numbers are one."""
+    return NUMBERED if role.isascii() and role.isdigit() else role
+
+
 def group_name(modality: str, role: str, many: bool = False) -> str:
-    """A kind of row in words: ``image (role: left)``, ``2+ texts``."""
+    """A kind of row in words: ``image (role: left)``, ``several text``."""
     name = f"{modality} (numbered)" if role == NUMBERED else f"{modality} (role: {role})" if role else modality
     return f"several {name}" if many and role != NUMBERED else name
 
@@ -315,8 +326,8 @@ class Survey:
         texts: Counter[bool] = Counter()  # plain (False) and timed (True)
         extensions: dict[tuple[str, str], Counter[str]] = {}
         for row in sample:
-            if row.member is not None and len(one.members) < MAX_SHOWN:
-                one.members.append(f"{row.member} of {row.path}")
+            if row.member is not None and len(one.members) < MAX_SHOWN and (row.member, row.path) not in one.members:
+                one.members.append((row.member, row.path))
             if row.modality == "metadata":
                 json_member = row.member
                 content = _survey_json(one, row.json)
@@ -326,7 +337,9 @@ class Survey:
                 row.modality == "text" and row.member is not None and row.member == json_member
             )
             _, role, extension = split_member_name(row.member) if row.member else ("", "", "")
-            key = (row.modality, NUMBERED if role.isascii() and role.isdigit() else role)
+            if len(one.example) < MAX_EXAMPLE:
+                one.example.append((row.modality, role, extension))
+            key = (row.modality, shown_role(role))
             extensions.setdefault(key, Counter())[extension] += 1
             if any(selector.rank(row.modality, role, extension) is not None for selector in self._claiming):
                 continue
@@ -394,7 +407,11 @@ class Survey:
         ordered = sorted(self._kinds.items(), key=lambda item: (-item[1].num_samples, item[0]))
         return [
             SampleKind(
-                kind=kind, num_samples=found.num_samples, fits=kind not in odd, members=tuple(found.members[:MAX_SHOWN])
+                kind=kind,
+                num_samples=found.num_samples,
+                fits=kind not in odd,
+                members=tuple(found.members),
+                example=tuple(found.example),
             )
             for kind, found in ordered
         ]

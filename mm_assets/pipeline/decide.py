@@ -16,7 +16,7 @@ import pyarrow as pa
 from mm_assets.errors import SourceError
 from mm_assets.packing.plan import NUMBERED, PackPlan
 from mm_assets.packing.presets import plan_of, survey_for
-from mm_assets.packing.survey import Kind, RowCount, SampleKind, Survey
+from mm_assets.packing.survey import Kind, RowCount, SampleKind, Survey, group_name, shown_role
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.rows.base import TableSource, row_sources
 from mm_assets.rows.from_members import MemberRows
@@ -33,6 +33,7 @@ MAX_SAMPLES = 1024  # over all sampled shards
 MAX_BYTES = 256 << 20  # decompressed of compressed shards, over all of them
 MAX_TRIED = 64  # shards that are opened where the sampled ones have no sample
 MAX_LISTED = 32  # kinds of sample that the evidence lists
+MAX_SAID = 5  # odd kinds of sample that notes name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,13 +121,20 @@ class Decision:
     def notes(self) -> tuple[str, ...]:
         """What a person should know: shards that cannot be read, and samples that the layout was not made for."""
         unread = tuple(f"cannot be read and decided nothing: {shard.error}" for shard in self.shards if shard.error)
-        odd = tuple(
-            f"{kind.num_samples:,} of {counted(self.num_samples, 'sampled sample')} consist of {kind}, which decided "
-            f"nothing: {', '.join(kind.members)}"
-            for kind in self.kinds
-            if not kind.fits
-        )
-        return unread + odd
+        kinds = [kind for kind in self.kinds if not kind.fits]
+        odd = tuple(map(self._said, kinds[:MAX_SAID]))
+        more = (f"and {len(kinds) - MAX_SAID:,} more kinds of sample",) if len(kinds) > MAX_SAID else ()
+        return unread + odd + more
+
+    def _said(self, kind: SampleKind) -> str:
+        num_samples, total = f"{kind.num_samples:,}", counted(self.num_samples, "sampled sample")
+        lost = f"; {', '.join(kind.unplaced)} would be dropped" if kind.unplaced else ""
+        said = f"{num_samples} of {total} consist of {kind} and decided nothing{lost}"
+        by_file: dict[str | None, list[str]] = {}
+        for member, file in kind.members:
+            by_file.setdefault(file, []).append(member)
+        first = "; ".join(f"{', '.join(members)} of {file}" for file, members in by_file.items())
+        return f"{said}. The first: {first}" if first else said
 
     def evidence(self) -> dict[str, Any]:
         """The evidence as `schema.json` holds it."""
@@ -141,7 +149,8 @@ class Decision:
                     "kind": [{"modality": m, "role": role, "many": many} for m, role, many in found.kind],
                     "num_samples": found.num_samples,
                     "fits": found.fits,
-                    "members": list(found.members),
+                    "members": [f"{member} of {file}" for member, file in found.members],
+                    "unplaced": list(found.unplaced),
                 }
                 for found in self.kinds[:MAX_LISTED]
             ],
@@ -276,7 +285,7 @@ class _Sampler:
             schema=schema,
             num_shards=num_shards,
             shards=tuple(self.shards),
-            kinds=tuple(kinds),
+            kinds=tuple(replace(kind, unplaced=_unplaced(plan, kind)) for kind in kinds),
             row_kinds=tuple(_row_kind(plan, modality, role, count) for (modality, role), count in ordered),
             columns=tuple(_column_evidence(tally, column) for column in columns),
         )
@@ -300,6 +309,11 @@ def _row_kind(plan: PackPlan, modality: str, role: str, count: RowCount) -> RowK
         extensions=dict(sorted(count.extensions.items())),
         packed_as=tuple(takers),
     )
+
+
+def _unplaced(plan: PackPlan, kind: SampleKind) -> tuple[str, ...]:
+    rows = [kind.example[number] for number in plan.unplaced(kind.example)]
+    return tuple(dict.fromkeys(group_name(modality, shown_role(role)) for modality, role, _ in rows))
 
 
 def _column_evidence(tally: ColumnTally, column: UserColumn) -> ColumnEvidence:

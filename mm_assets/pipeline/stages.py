@@ -17,7 +17,7 @@ import pyarrow as pa
 from mm_assets.checks.alignment import misaligned
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.dataset.manifest import packed_name
-from mm_assets.errors import ShardError, SourceError
+from mm_assets.errors import SchemaMismatchError, ShardError, SourceError
 from mm_assets.filters.apply import FilterStream
 from mm_assets.packing.judge import Judge
 from mm_assets.packing.pack import PackSummary, pack_rows
@@ -42,11 +42,12 @@ from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.columns import Kept, Origin
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import read_batches
-from mm_assets.rows.schema import DECODABLE, PACKABLE
 from mm_assets.rows.source_ref import is_allowed_reference
+from mm_assets.rows.user_columns import is_rare
 from mm_assets.sources.base import index_members, missing_end
 from mm_assets.sources.member import ShardDamage
 from mm_assets.storage.store import Draft, PublishedFile
+from mm_assets.summaries import counted
 
 __all__ = [
     "TABLE_STAGES",
@@ -58,6 +59,8 @@ __all__ = [
     "recheck_packed",
     "rows",
 ]
+
+MAX_SAID = 5  # kinds of content that a message names
 
 
 def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
@@ -174,6 +177,7 @@ def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
 
     Raises:
         SourceError: a shard changed since it was indexed, or the policy is "fail" and an item could not be read.
+        SchemaMismatchError: nothing of the partition has a place in the dataset's schema.
     """
     spec = dataset.spec
     with (
@@ -212,6 +216,7 @@ def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
                 kept.write(run.preview.observe(batch))
                 write_losses()
             write_losses()
+            _refuse_misfit(judge, stream.counts, run)
         counts = {
             **stream.counts,
             "judged": judge.num_judged,
@@ -219,7 +224,7 @@ def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
             "content_bytes": run.preview.content_bytes,
             **({KEPT_UNDECODABLE: len(faulty - gone)} if faulty - gone else {}),
         }
-        notes = (*stream.notes, *_undecodable_notes(spec), *_unpackable_notes(stream.counts, run))
+        notes = (*stream.notes, *_undecodable_notes(spec), *_unplaced_notes(judge, stream.counts, run))
         return run.finish(counts=counts, notes=notes)
 
 
@@ -311,27 +316,63 @@ def _advice(spec: DatasetSpec) -> str:
     return f"see `mm-assets plan --dataset {name}`; `mm-assets register --dataset {name} --new-schema` decides it again"
 
 
-def _unpackable_notes(counts: Mapping[str, int], run: Run) -> Iterator[str]:
-    """A note if most content rows have no place in the plan, which may be the wrong plan for them."""
-    steps = tuple(f"dropped.{step}." for step in (DECODABLE, PACKABLE))
-    refused = {name.rsplit(".", 1)[-1]: n for name, n in counts.items() if name.startswith(steps)}
-    if 2 * sum(refused.values()) > counts["rows"] - counts["samples"]:  # of content rows: each sample has one other
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.items())
-        what = f"preset {run.plan.preset!r}" if run.plan.preset else "the declared fields"
-        said = f"{sum(refused.values()):,} of {counts['rows']:,} rows cannot be packed by {what}: {reasons}"
-        unplaced = any(reason.startswith(("not_selected", "incomplete")) for reason in refused)
-        yield f"{said}; {_advice(run.spec)}" if unplaced and chooses_preset(run.spec.pack) else said
+def _pack_advice(run: Run) -> str:
+    """The same, where it is the plan that may be wrong."""
+    if chooses_preset(run.spec.pack):
+        return f"{_advice(run.spec)}, and `pack: generic` keeps every kind of content"
+    return f"change `pack`; {_advice(run.spec)}"
+
+
+def _cannot_pack(judge: Judge, run: Run) -> str:
+    what = f"preset {run.plan.preset!r}" if run.plan.preset else "the declared fields"
+    kinds = [f"{kind} {count:,}" for kind, count in judge.unplaced.most_common(MAX_SAID)]
+    more = [f"{len(judge.unplaced) - MAX_SAID:,} more kinds"] if len(judge.unplaced) > MAX_SAID else []
+    return f"cannot be packed by {what}: {', '.join(kinds + more)}"
+
+
+def _refuse_misfit(judge: Judge, counts: Mapping[str, int], run: Run) -> None:
+    """Fails a partition of which nothing fits the plan: it would be published, and empty.
+
+    Raises:
+        SchemaMismatchError: no sample is left, and the plan or missing content is the reason.
+    """
+    num_samples = counts["samples"]
+    if counts["kept_samples"] or not num_samples:
+        return
+    said = f"partition {run.key!r}: none of its {counted(num_samples, 'sample')}"
+    if counts["rows"] == num_samples:
+        advice = "leave its shards out, or set on_empty_sample to keep if metadata alone is wanted"
+        raise SchemaMismatchError(f"{said} has content, only metadata: {advice}")
+    if not is_rare(judge.num_unplaced, num_samples):
+        raise SchemaMismatchError(f"{said} fits: their content {_cannot_pack(judge, run)}; {_pack_advice(run)}")
+
+
+def _unplaced_notes(judge: Judge, counts: Mapping[str, int], run: Run) -> Iterator[str]:
+    """A note if more than odd samples have content without a place in the plan, which may be wrong for them."""
+    if judge.num_unplaced and not is_rare(judge.num_unplaced, counts["samples"]):
+        said = f"{judge.num_unplaced:,} of {counted(counts['samples'], 'sample')} have content that"
+        yield f"{said} {_cannot_pack(judge, run)}; {_pack_advice(run)}"
 
 
 def _plan_notes(summary: PackSummary, run: Run) -> Iterator[str]:
-    """A note if little was packed, since it may be the wrong plan for these rows."""
+    """Notes if little was packed, or lacks what most samples have: it may be the wrong plan for these rows."""
     if summary.num_samples == 0:
         yield "no sample was packed: `dropped` says where its rows went"
-    elif 2 * summary.num_rest > summary.num_items:
-        said = (
-            f"{summary.num_rest:,} of {summary.num_items:,} content rows are in the rest of preset {run.plan.preset!r}"
+        return
+    if 2 * summary.num_rest > summary.num_items:
+        rest = (
+            f"{summary.num_rest:,} of {summary.num_items:,} content rows, of {counted(summary.num_samples, 'sample')},"
         )
-        yield f"{said}; {_advice(run.spec)}" if chooses_preset(run.spec.pack) else said
+        yield f"{rest} are in the rest of preset {run.plan.preset!r}; {_pack_advice(run)}"
+    evidence = run.dataset.evidence()
+    total = sum(shard["num_samples"] for shard in evidence.get("shards", ()))
+    for modality in run.plan.modalities:
+        parts = {f"{modality.name}.{part}" if part else modality.name for part in modality.selectors}
+        kinds = [kind for kind in evidence.get("row_kinds", ()) if parts.intersection(kind["packed_as"])]
+        usual = max((kind["num_samples"] for kind in kinds), default=0)
+        if summary.num_present[modality.name] == 0 and 2 * usual > total:
+            lacking = f"none of {counted(summary.num_samples, 'packed sample')} has {modality.name!r}"
+            yield f"{lacking}, which {usual:,} of {total:,} had when the schema was decided; {_advice(run.spec)}"
 
 
 def _packed_names(

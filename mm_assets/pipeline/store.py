@@ -246,6 +246,11 @@ class DatasetStore:
         """Whether the stored schema was decided without any sample, so that no rows conform to it."""
         return (self._found("schema.json") or {}).get("decided_by", "") is None
 
+    def evidence(self) -> Mapping[str, Any]:
+        """What the stored schema was decided by, as `Decision.evidence`; empty where there is none."""
+        found: Mapping[str, Any] = (self._found("schema.json") or {}).get("evidence") or {}
+        return found
+
     def write_schema(
         self, schema: DatasetSchema, *, decided_by: str | None, evidence: Mapping[str, Any] | None = None
     ) -> None:

@@ -1,8 +1,16 @@
 """What commands write: names and ids come from shards and cannot control the terminal."""
 
+from pathlib import Path
+
 import pytest
 
-from mm_assets.cli.output import echo, printable
+from mm_assets.cli.options import DatasetChoice
+from mm_assets.cli.output import echo, printable, report_registration
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.store import DatasetStore
+
+from ..pipeline.chain import declare
+from ..pipeline.test_stages import CAPTIONS, make_shard
 
 
 @pytest.mark.parametrize(
@@ -24,3 +32,16 @@ def test_control_characters_are_shown_escaped(capsys: pytest.CaptureFixture[str]
     echo(f"{text}: lost")
     echo(text, err=True)
     assert capsys.readouterr() == (f"{shown}: lost\n", f"{shown}\n")
+
+
+def test_a_registration_names_what_is_odd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second kind of sample is said with its number when the layout is decided, with the command, and not again."""
+    make_shard(tmp_path / "in" / "a.tar", {**CAPTIONS, "4.png": CAPTIONS["0.png"], "README": "read me"})
+    dataset = DatasetStore(declare(tmp_path / "root", tmp_path / "in"))
+    chosen = DatasetChoice(root="r")
+    report_registration(chosen, "data", register(dataset))
+    note, command = capsys.readouterr().err.splitlines()
+    assert note.startswith("data: 1 of 6 sampled samples consist of binary and decided nothing; binary would be ")
+    assert command == "data: `mm-assets plan --root r --dataset data` shows how the layout was decided"
+    report_registration(chosen, "data", register(dataset))
+    assert capsys.readouterr() == ("", "")

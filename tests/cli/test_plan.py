@@ -60,7 +60,10 @@ def test_settings_and_json(shards: Path) -> None:
     found = json.loads(result.stdout)["default"]
     assert (found["pack"]["preset"], found["user_columns"]) == ("image_text", [])
     assert found["evidence"]["shards"] == [{"url": str(shards / "a.tar"), "num_samples": 10}]
-    assert "column" not in plan(shards, "--set", "samples.user_columns=[]").stdout
+    without = plan(shards, "--set", "samples.user_columns=[]", "--pack", "image_text")
+    assert "column" not in without.stdout
+    assert "no: odd │ binary" in without.stdout
+    assert "not packed" not in plan(shards).stdout
 
 
 def test_what_cannot_be_planned(shards: Path, tmp_path: Path) -> None:

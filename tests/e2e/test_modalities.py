@@ -322,12 +322,10 @@ def test_clips_of_frames_go_through_the_chain(shared_data: Path, tmp_path: Path)
 
 
 def test_a_plan_for_other_data_is_noticed(shared_data: Path, tmp_path: Path) -> None:
-    """Where most content has no place in the preset, or ends in its rest, the stages say so, with the reasons."""
+    """Where content has no place in the preset, or most ends in its rest, the stages say so, with the kinds."""
     _, results = run_chain(declare(tmp_path / "speech", shared_data / SHARDS["document"], pack="speech"))
     (result,) = results.values()
-    assert any(
-        "cannot be packed by preset 'speech': not_selected" in note for note in result["filtered_rows"].record.notes
-    )
+    assert any("cannot be packed by preset 'speech': image" in note for note in result["filtered_rows"].record.notes)
     _, results = run_chain(declare(tmp_path / "document", shared_data / SHARDS["speech"], pack="document"))
     (result,) = results.values()
     assert any("in the rest of preset 'document'" in note for note in result["mult"].record.notes)

@@ -553,3 +553,18 @@ def test_values_that_a_preset_guesses_cost_no_sample() -> None:
     assert [selector.key for selector in guessed] == [("task",), ("timestamp",), ("words",)]
     assert {selector.on_refused for selector in guessed} == {"absent"}
     assert speech.fields()["words"].untimed == "drop"
+
+
+@pytest.mark.parametrize(
+    ("preset", "names", "left"),
+    [
+        ("image_text", ["image..png", "text..txt"], []),
+        ("image_text", ["image.left.png", "image..jpg", "text..csv", "text..txt", "audio..wav"], [1, 2, 4]),
+        ("interleaved", ["image.0.png", "image.1.png", "text..json", "midi..mid"], [3]),
+        ("generic", ["midi..mid", "binary..x"], []),
+    ],
+)
+def test_rows_without_a_place_by_their_names(preset: str, names: list[str], left: list[int]) -> None:
+    """Of several rows a "one" takes the first by preference, a sequence all; a plan with a rest takes everything."""
+    plan = choose_plan(rows(["png", "txt"]), pack=preset, where="defs.yaml")
+    assert plan.unplaced([tuple(name.split(".")) for name in names]) == left

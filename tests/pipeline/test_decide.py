@@ -65,7 +65,7 @@ def test_an_odd_member_is_listed_and_changes_nothing(tmp_path: Path, stray: Mapp
     assert types(found) == {"n": "int64"}
     (note,) = found.notes
     assert next(iter(stray)) in note or "00003" in note
-    assert "which decided nothing" in note
+    assert "and decided nothing" in note
     odd = [kind for kind in found.evidence()["sample_kinds"] if not kind["fits"]]
     assert [kind["num_samples"] for kind in odd] == [1]
 
@@ -81,6 +81,8 @@ def test_a_second_kind_of_sample(tmp_path: Path, others: int, preset: str) -> No
         ("image + text", 20, True),
         ("audio", others, others == 5),
     ]
+    assert [kind.unplaced for kind in found.kinds] == [(), () if others == 5 else ("audio",)]
+    assert all("audio would be dropped" in note for note in found.notes)
 
 
 def test_a_shard_of_another_kind_is_not_odd(tmp_path: Path) -> None:
