@@ -62,6 +62,8 @@ _OGG_BY_AV = (b"\x7fFLAC", b"Speex   ")
 _HAS_CHECKSUM = ("flac", "ac3", "eac3", "wavpack")  # codecs of FFmpeg that compare one where they are asked to
 _HAS_EXTENT = ("wav", "aiff", "au", "caf", "w64")
 _DEMUXERS = {"mp4": "mov", "matroska": "matroska", "asf": "asf", "ogg": "ogg"}  # FFmpeg's names
+_SNDFILE = {"WAV": "wav", "WAVEX": "wav", "RF64": "wav", "AIFF": "aiff", "AU": "au", "CAF": "caf", "W64": "w64"}
+_SNDFILE |= {"FLAC": "flac", "OGG": "ogg"}  # libsndfile's name of a format: its codec
 _WAV_FORMATS = (b"\1\0", b"\2\0", b"\3\0", b"\6\0", b"\7\0", b"\x11\0", b"\x31\0")  # PCM, float, ADPCM, GSM
 _OTHER_MAGIC = (b"fLaC", b"OggS", b"FORM", b".snd", b"dns.", b"caff", b"riff")
 _BLOCK = 1 << 17  # samples of all channels, that libsndfile decodes at a time
@@ -223,6 +225,8 @@ def _open_sndfile(view: memoryview, codec: str, length: int) -> Iterator[OpenAud
     elif kind == "wav":
         file = memoryview(wav_with_size(view))
     with _opened(file, codec) as sound:
+        if _SNDFILE.get(sound.format, codec) != codec:  # it opens whatever it knows
+            raise MediaError("<audio>", f"found {sound.format}, expected {codec}")
         count = int(sound.frames) if known is None else known
         bytes_each = _PCM_BYTES.get(sound.subtype) if codec not in ("flac", "ogg") else None
         if bytes_each is not None and (extent := extent_of(view, codec)) is not None:

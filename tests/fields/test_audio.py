@@ -132,6 +132,22 @@ def test_files_are_kept_and_decode_as_libsndfile_does(codec, subtype):
             assert error.path == "<payload>"  # noqa: PT017  # no error is as good
 
 
+@pytest.mark.parametrize("codec", ["WAV", "FLAC", "OGG", "AIFF", "AU", "CAF", "W64"])
+def test_a_file_of_another_codec_than_its_record_names_is_refused(codec):
+    """A record with the codec of another format is refused by decoding and by the check, though libsndfile opens it."""
+    field, short = AudioField(), (np.arange(60) * 100).astype(np.int16)
+    encoded = field.encode(sound_file(short, RATE, codec))
+    right = np.frombuffer(bytes(encoded.metadata), field.metadata_type).copy()
+    others = {3, 4, 5, 32, 33, 34, 35} - {int(right["codec"][0])}  # docs/fields.md has the numbers
+    assert len(others) == 6
+    for number in others:
+        record = right.copy()
+        record["codec"] = number
+        for judge in (field.decode, field.check_decodable):
+            with pytest.raises(FormatError):
+                judge(record.tobytes(), encoded.data)
+
+
 def test_bare_samples_take_the_fields_rate():
     """Where the field has a rate, samples may come without one, and other rates are refused, never resampled."""
     field = AudioField(sample_rate=RATE)
