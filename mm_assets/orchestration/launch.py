@@ -50,7 +50,14 @@ __all__ = [
 
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}  # the event log has it all
 _DATABASES = ("history", "schedules")  # the folders of Dagster's databases, below the instance's
-_HOME_SETTINGS = "# Settings of the local Dagster instance.\ntelemetry:\n  enabled: false\nnux:\n  enabled: false\n"
+_HOME_SETTINGS = """\
+# Settings of the local Dagster instance.
+telemetry: {enabled: false}
+nux: {enabled: false}
+# Runs of the daemon that never begin are failed, and runs whose process was killed are repeated; failed ones are not.
+run_monitoring: {enabled: true, start_timeout_seconds: 300, max_runtime_seconds: 86400}
+run_retries: {enabled: true, max_retries: 2, retry_on_asset_or_op_failure: false}
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

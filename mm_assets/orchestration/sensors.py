@@ -51,11 +51,12 @@ def _shards_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
             key: fingerprint for key, fingerprint in before.requested.items() if fingerprints.get(key) == fingerprint
         }
         state, settled, due = dataset_state(dataset), before.settled, list[str]()
+        # Also while nothing is due: it ends the runs whose process is gone, and Dagster's run_retries repeats them.
+        busy = busy_partitions(context.instance, spec) if requested or state != settled else set()
         if state != settled:
             pending = pending_partitions(dataset)
             requested = {key: requested[key] for key in pending if key in requested}
             waiting = [key for key in pending if key in fingerprints and key not in requested]
-            busy = busy_partitions(context.instance, spec) if waiting else set()
             due = [key for key in waiting if key not in busy][: spec.runs_per_tick]
             requested |= {key: fingerprints[key] for key in due}
             settled = state if len(due) == len(waiting) else ""
@@ -131,11 +132,12 @@ def _manifest_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
         dataset = open_dataset(context, spec)
         if not context.cursor and not dataset.store.sizes(PUBLISHED.name):
             return dg.SkipReason("no partition is published")
+        # Before anything else: it ends a run whose process is gone, and Dagster's run_retries repeats it.
+        if is_running(context.instance, manifest_job_name(spec)):
+            return dg.SkipReason("a manifest is being made")
         state = dataset_state(dataset)
         if state == context.cursor:
             return dg.SkipReason("nothing changed since the last manifest")
-        if is_running(context.instance, manifest_job_name(spec)):
-            return dg.SkipReason("a manifest is being made")
         context.update_cursor(state)
         # The dataset may return to an earlier state, so the time is part of the key: Dagster runs a key only once.
         return dg.RunRequest(run_key=f"{spec.name}:{state}:{int(time.time())}")

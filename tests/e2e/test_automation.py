@@ -363,6 +363,36 @@ def test_a_killed_run_does_not_block_its_partition(
     assert found.is_finished == killed
 
 
+@pytest.mark.parametrize(("sensor", "job"), [("docs_shards", "docs_pack"), ("docs_markers", "docs_manifest")])
+def test_a_sensor_without_work_ends_a_dead_run(
+    instance: dg.DagsterInstance,
+    demo_spec: SpecOf,
+    inbox: Inbox,
+    monkeypatch: pytest.MonkeyPatch,
+    sensor: str,
+    job: str,
+) -> None:
+    """A run that a sensor requested and whose process is gone is failed by a later tick, to be repeated by Dagster."""
+    from mm_assets.orchestration import processes, runs
+
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
+    register_dataset(instance, DatasetStore(spec))
+    if sensor == "docs_markers":
+        DatasetStore(spec).store.write_bytes("published/docs-00000.json", b"{}")
+    ticker = Ticker(instance, spec, sensor)
+    assert len(ticker.tick().run_requests or []) == 1
+    run = instance.create_run_for_job(
+        job_def=build_definitions(spec).resolve_job_def(job),
+        tags={"dagster/partition": "docs-00000", processes.PROCESS_TAG: "of a process"},
+        status=dg.DagsterRunStatus.STARTED,
+    )
+    monkeypatch.setattr(runs, "process_is_gone", lambda run_id, tag: tag == "of a process")
+    assert not ticker.tick().run_requests
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    assert found.status == dg.DagsterRunStatus.FAILURE
+
+
 def test_a_silent_run_is_given_up_after_a_day(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
