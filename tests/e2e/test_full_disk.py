@@ -1,4 +1,4 @@
-"""A root without space left: the stage says so, publishes nothing partial, and goes on once there is space."""
+"""A root that is full or read-only: the stage says so, publishes nothing partial, and goes on once it can write."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 import mm_assets
 from mm_assets.errors import MmAssetsError
-from mm_assets.pipeline import publish
+from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -78,3 +78,21 @@ def test_a_full_disk_is_named_and_leaves_nothing_partial(
     mount("-o", f"remount,size={PLENTY}", str(disk))
     make(dataset)
     assert contents(dataset) == expected
+
+
+def test_a_read_only_root_is_named_and_stays_readable(demo_spec: Callable[..., DatasetSpec], disk: Path) -> None:
+    """Registration and stages name what they cannot write, and what was published is read as before."""
+    dataset = DatasetStore(demo_spec("docs").replace(root=str(disk)))
+    mount("-o", "remount,ro", str(disk))
+    with pytest.raises(MmAssetsError, match=rf"{disk}.*Read-only file system"):
+        register(dataset)
+    mount("-o", "remount,rw", str(disk))
+    make(dataset)
+    expected = contents(dataset)
+    mount("-o", "remount,ro", str(disk))
+    for write in (stages.raw_shards, stages.packed):
+        with pytest.raises(MmAssetsError, match=rf"{disk}.*Read-only file system"):
+            write(dataset, PARTITION)
+    assert contents(dataset) == expected
+    with mm_assets.open(dataset.store.url_of("manifest.json")) as opened:
+        assert opened.verify().ok
