@@ -15,6 +15,7 @@ import pytest
 from mm_assets.formats import open_reader
 
 DEMO = ("--module", "demo_project")
+WAIT = 280.0  # for what takes seconds on an idle machine
 
 
 class Cli:
@@ -32,7 +33,9 @@ class Cli:
         # -P: as an installed command, it does not have the current folder on its path.
         command = [sys.executable, "-P", "-c", "from mm_assets.cli.main import main; main()", *arguments]
         where = self.work / folder
-        done = subprocess.run(command, cwd=where, env=self.environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=where, env=self.environment, capture_output=True, text=True, check=False, timeout=WAIT
+        )
         assert done.returncode == code, (arguments, done.stdout, done.stderr)
         return done
 
@@ -82,7 +85,10 @@ def test_job_execute_from_ci(cli: Cli, demo_shards: Path) -> None:
         script = f"{code}\nimport sys\nfrom dagster._cli import main\nsys.argv = ['dagster', *sys.argv[1:]]\nmain()"
         command = [sys.executable, "-W", "ignore", "-c", script, "job", "execute", "-m", "demo_project"]
         command += ["-j", "captions_pack", "--tags", '{"dagster/partition": "captions-00000"}']
-        return subprocess.run(command, cwd=cli.work, env=cli.environment, capture_output=True, check=False).returncode
+        done = subprocess.run(
+            command, cwd=cli.work, env=cli.environment, capture_output=True, check=False, timeout=WAIT
+        )
+        return done.returncode
 
     assert execute() == 0
     lossy = (

@@ -52,6 +52,8 @@ def dg(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         capture_output=True,
         text=True,
+        check=False,
+        timeout=280,
     )
 
 

@@ -289,7 +289,7 @@ def test_the_whole_way(extensions: Path, shard: Path, tmp_path: Path) -> None:
         assert data[fine]["again"] == path
 
     read = [sys.executable, "-c", READ, str(packed), str(fine)]
-    done = subprocess.run(read, check=True, capture_output=True, text=True)
+    done = subprocess.run(read, check=True, capture_output=True, text=True, timeout=280)
     assert done.stdout.splitlines() == ["unknown", str(path)]
 
 
@@ -297,7 +297,7 @@ def test_they_pass_the_suites(extensions: Path) -> None:
     """The suites of `mm_assets.testing` run over them in a test module of the user's, with nothing else set up."""
     (extensions / "test_mine.py").write_text(SUITES)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "test_mine.py"]
-    done = subprocess.run(command, cwd=extensions, check=False, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=extensions, check=False, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
 

@@ -81,7 +81,11 @@ def test_a_killed_stage_leaves_no_partial_file(
     register(dataset)
     key = "docs-00001"
     done = subprocess.run(
-        [sys.executable, "-c", CHILD], input=pickle.dumps((spec, key, victim)), check=False, capture_output=True
+        [sys.executable, "-c", CHILD],
+        input=pickle.dumps((spec, key, victim)),
+        check=False,
+        capture_output=True,
+        timeout=280,
     )
     assert done.returncode == -9, done.stderr.decode()
     for path in (root / "docs").rglob("*"):

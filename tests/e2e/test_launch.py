@@ -198,7 +198,7 @@ def test_a_killed_holder_releases_the_lock(tmp_path: Path) -> None:
         with pytest.raises(dg.Failure), partition_lock(tmp_path, "d", "p"):
             pass
         child.kill()
-        child.wait()
+        child.wait(WAIT)
         with partition_lock(tmp_path, "d", "p"):
             assert (tmp_path / "locks" / "d" / "p.lock").exists()
 

@@ -64,7 +64,9 @@ def packed(tmp_path: Path) -> list[str]:
 def test_local_files_are_read_without_posix(packed: list[str], tmp_path: Path) -> None:
     """Without file locks, limits, advice and positioned reads, both formats are read, and writing names what lacks."""
     script = WITHOUT_POSIX + READ
-    done = subprocess.run([sys.executable, "-c", script, *packed], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *packed], cwd=tmp_path, capture_output=True, text=True, timeout=280
+    )
     assert done.stdout == "read\n", done.stderr
     assert not (tmp_path / "new.mult").exists()
 

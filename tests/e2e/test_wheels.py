@@ -48,7 +48,7 @@ samples: int = mm_assets.open("x.mult")
 def python(*arguments: object, folder: Path | None = None) -> str:
     """What a Python process prints; its messages, where it fails, are the test's."""
     command = [str(argument) for argument in arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout
 
@@ -139,7 +139,7 @@ def test_a_users_program_is_type_checked(installed: str, empty_environment: Path
     program.write_text(USER_PROGRAM)
     interpreter = str(empty_environment) if installed == "mm-assets-reader" else sys.executable
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", interpreter, str(program)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)
     lines = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert len(lines) == 1, done.stdout + done.stderr
     assert '"Dataset", variable has type "int"' in lines[0]
