@@ -5,6 +5,7 @@ editor) get its JSON schema, and a declaration is checked by it once its templat
 """
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,10 @@ from mm_assets.pipeline.spec import DatasetSpec
 
 __all__ = ["ShardDataset", "default_root", "wrong_declarations_left_out"]
 
+WRONG_DECLARATIONS = "wrong_declarations"  # group of the assets that show the errors of declarations
+
+_VALIDATION = "DAGSTER_IS_DEFS_VALIDATION_CLI"  # "1" in `dg check defs`
+_logger = logging.getLogger(__name__)
 _LEFT_OUT: ContextVar[bool] = ContextVar("wrong_declarations_left_out", default=False)
 # In the JSON of a value; between its quotes the template is all of the value, which is null without the variable.
 _VARIABLE = re.compile(r'("?)\{\{ *env(?:\.(\w+)|\(\W+(\w+)\W+\)) *\}\}("?)')
@@ -154,15 +159,30 @@ class ShardDataset(dg.Component):
         return cls(name if isinstance(name, str) else str(where), declared)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The dataset's definitions; none for a wrong declaration that is left out."""
-        if isinstance(self.declared, ConfigError) and _LEFT_OUT.get():
+        """The dataset's definitions; of a wrong declaration an asset that nothing makes, with the error.
+
+        Dagster loads all declarations of a module or none, and this one may not keep the others from loading. `dg check
+        defs` fails on it all the same.
+        """
+        if not isinstance(self.declared, ConfigError) or os.environ.get(_VALIDATION) == "1":
+            return build_definitions(self.spec)
+        if _LEFT_OUT.get():
             return dg.Definitions()
-        return build_definitions(self.spec)
+        _logger.error("dataset %r is left out: its declaration is wrong: %s", self.name, self.declared)
+        place = context.component_path.get_relative_key(context.defs_module_path).replace("[", "/").rstrip("]")
+        spec = dg.AssetSpec(
+            key=dg.AssetKey([WRONG_DECLARATIONS, *place.split("/")]),
+            group_name=WRONG_DECLARATIONS,
+            description=f"The declaration of dataset `{self.name}` is wrong, so it has no assets:\n\n{self.declared}",
+            metadata={"error": str(self.declared)},
+            kinds={"yaml"},
+        )
+        return dg.Definitions(assets=[spec])
 
 
 @contextmanager
 def wrong_declarations_left_out() -> Iterator[None]:
-    """Within it, definitions are built without the datasets whose declaration is wrong, instead of not at all."""
+    """Within it, definitions are built without a word of the datasets whose declaration is wrong."""
     token = _LEFT_OUT.set(True)
     try:
         yield

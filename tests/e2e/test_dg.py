@@ -82,3 +82,14 @@ def test_dg_names_wrong_keys_with_their_lines(project: Path) -> None:
     assert checked.returncode == 1
     assert f"{file}:5 - {TYPE} attributes.fliters Additional properties are not allowed" in said
     assert f"{file}:6 - {TYPE} attributes.runs_per_tick 'many' is not of type 'integer'" in said
+
+
+def test_dg_check_fails_on_one_wrong_declaration(project: Path) -> None:
+    """`dg check defs` fails on a declaration that only its dataset's code can refuse, although others would load."""
+    for name, more in (("good", ""), ("bad", "  filters: [{type: 'no.such:Filter'}]\n")):
+        file = project / "src" / "mine" / "defs" / name / "defs.yaml"
+        file.parent.mkdir()
+        file.write_text(f"type: {TYPE}\nattributes:\n  name: {name}\n  shards: x/*.tar\n{more}")
+    checked = dg(project, "check", "defs")
+    assert checked.returncode == 1
+    assert "bad/defs.yaml: filters[0].type: " in checked.stdout + checked.stderr

@@ -165,10 +165,11 @@ def test_a_name_from_the_environment(tmp_path: Path, dagster_home: Path, monkeyp
         ("pack: everything", "pack", "generic"),
     ],
 )
-def test_a_wrong_declaration_is_refused_at_load(
-    tmp_path: Path, dagster_home: Path, line: str, key: str, says: str
+def test_a_wrong_declaration_fails_validation(
+    tmp_path: Path, dagster_home: Path, monkeypatch: pytest.MonkeyPatch, line: str, key: str, says: str
 ) -> None:
-    """A wrong key or value fails loading, with the file, the key and what is allowed."""
+    """Where `dg check defs` loads a wrong key or value, loading fails with the file, the key and what is allowed."""
+    monkeypatch.setenv("DAGSTER_IS_DEFS_VALIDATION_CLI", "1")
     text = f"type: {TYPE}\nattributes:\n  name: a\n  shards: x\n  {line}\n"
     with pytest.raises(Exception, match=r"(?s).*") as caught:
         load(tmp_path, text)
@@ -179,6 +180,28 @@ def test_a_wrong_declaration_is_refused_at_load(
     assert "mine/defs.yaml" in error.where
     assert error.key.startswith(key)
     assert says in str(error)
+
+
+def test_a_wrong_declaration_stops_only_its_own_dataset(
+    tmp_path: Path, dagster_home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others load with all they have; the wrong ones are assets that nothing makes, with the error, and logged."""
+    attributes = ("{name: a, shards: x}", "{name: b, shards: x, fliters: []}", "{shards: x}", "{name: c, shards: x}")
+    text = "---\n".join(f"type: {TYPE}\nattributes: {one}\n" for one in attributes)
+    definitions = load(tmp_path, text)
+    graph = definitions.resolve_asset_graph()
+    keys = graph.get_all_asset_keys()
+    assert {key.path[0] for key in keys} == {"a", "c", "wrong_declarations"}
+    assert {job.name for job in definitions.resolve_all_job_defs()} >= {"a_pack", "c_pack"}
+    wrong = sorted((key for key in keys if key.path[0] == "wrong_declarations"), key=lambda key: list(key.path))
+    assert [key.path[1:] for key in wrong] == [["mine", "1"], ["mine", "2"]]
+    for key, name, says in zip(wrong, ("`b`", "mine/defs.yaml`"), ("fliters: is not", "name: is missing"), strict=True):
+        node = graph.get(key)
+        assert not node.is_executable
+        assert name in (node.description or "")
+        assert says in (node.description or "")
+        assert says in str(node.metadata["error"])
+        assert sum(says in record.getMessage() for record in caplog.records) == 1
 
 
 def test_the_shipped_code_location_loads_without_warnings(dagster_home: Path) -> None:
