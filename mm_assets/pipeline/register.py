@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.pipeline.decide import Decision, decide_layout
+from mm_assets.pipeline.shard_content import recognized
 from mm_assets.pipeline.spec import PARTITION_KEY, DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, Partition
 from mm_assets.rows.base import shard_suffixes, source_formats
@@ -162,6 +163,7 @@ def register(
             f"name or root, or, if it moved, `mm-assets register --dataset {spec.name} --new-schema`"
         )
         raise ConfigError(spec.where, "shards", detail)
+    partitions = [recognized(dataset, before.get(p.key), p) for p in partitions]
     present = {p.key: p for p in partitions}
     waiting = {partition.key for partition in unsettled}
     # A partition whose shards are being replaced, or added to, remains as registered until they settle.

@@ -121,6 +121,7 @@ class Run:
 
     Attributes:
         inputs: digest of each input by name; for shards their fingerprints.
+        partition: the partition as registered.
         published: the files that the stage has made, by name.
         preview: collects what passes through the main table.
         files: the shards, open, as they were when they were indexed, or registered if this stage indexes them.
@@ -135,7 +136,7 @@ class Run:
         self.stage = stage
         self.key = key
         self._started = time.perf_counter()
-        partition = dataset.partition(key)
+        self.partition = dataset.partition(key)
         self.schema = dataset.schema()
         where = dataset.store.url_of("schema.json")
         self.plan = PackPlan.from_json(self.schema.pack, where=where, declared=self.spec.pack)
@@ -146,7 +147,7 @@ class Run:
         self._others = self._opened.enter_context(closing(_OtherFiles(self.spec)))
         indexed = None if stage is RAW_SHARDS else dataset.record(RAW_SHARDS, key).inputs
         # Before the stage's work: a changed shard is refused before any table replaces a recorded one.
-        self.files = dataset.open_shards(partition, fingerprints=indexed)
+        self.files = dataset.open_shards(self.partition, fingerprints=indexed)
         for file in self.files:
             self._opened.callback(file.close)
         self._by_url = {file.url: file for file in self.files}

@@ -37,6 +37,7 @@ from mm_assets.pipeline.chain import (
     Stage,
 )
 from mm_assets.pipeline.run import Run, StageResult
+from mm_assets.pipeline.shard_content import content_digest
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.columns import Kept, Origin
@@ -74,7 +75,7 @@ def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
     damaged = 0
     unended: list[Kept] = []
     with Run(dataset, RAW_SHARDS, key) as run:
-        run.inputs.update((file.url, file.fingerprint) for file in run.files)
+        run.inputs.update(run.partition.fingerprints)
         with run.write() as sink:
             for source in run.containers:
                 damage: list[ShardDamage] = []
@@ -153,6 +154,8 @@ def materialized_rows(dataset: DatasetStore, key: str) -> StageResult:
         with run.write() as sink:
             for batch in batches if stream is None else stream:
                 sink.write(run.preview.observe(batch))
+        if stream is not None:  # what has just been read is in the page cache
+            run.inputs.update((file.url, content_digest(file)) for file in run.files if file.is_local)
         counts = {"rows": run.preview.num_rows, "content_bytes": run.preview.content_bytes}
         return run.finish(counts=counts if stream is None else {**counts, **stream.counts})
 

@@ -279,7 +279,7 @@ class DatasetStore:
 
     def write_partitions(self, partitions: Iterable[Partition]) -> None:
         """Replaces the list of registered partitions."""
-        listed = {p.key: [asdict(shard) for shard in p.shards] for p in partitions}
+        listed = {p.key: [_listed(shard) for shard in p.shards] for p in partitions}
         self._register("shards.json", {"version": 1, "shards": self.spec.shards, "partitions": listed})
 
     def _register(self, name: str, value: object) -> None:
@@ -387,7 +387,8 @@ class DatasetStore:
             source = SourceFile(shard.url, self.spec.storage_options)
             opened.append(source)
             expected = shard.fingerprint if fingerprints is None else fingerprints.get(source.url)
-            if source.fingerprint != expected:
+            found = shard.fingerprint if shard.is_of(source.fingerprint) else source.fingerprint
+            if found != expected:
                 for other in opened:
                     other.close()
                 if fingerprints is None:
@@ -395,9 +396,13 @@ class DatasetStore:
                     since, then = "registered", f"run `mm-assets register --dataset {self.spec.name}`"
                 else:
                     since, then = "indexed", f"materialize {RAW_SHARDS.name} again"
-                detail = f"changed since it was {since} (found {source.fingerprint}, expected {expected}): {then}"
+                detail = f"changed since it was {since} (found {found}, expected {expected}): {then}"
                 raise SourceError(shard.url, detail)
         return opened
+
+
+def _listed(shard: ShardFile) -> dict[str, Any]:
+    return {name: value for name, value in asdict(shard).items() if name != "times" or value is not None}
 
 
 def _some(names: Iterable[str], limit: int = 5) -> str:

@@ -29,12 +29,20 @@ class ShardFile:
         size: bytes.
         fingerprint: changes whenever the content does: the object's ETag, or size and modification time.
         modified: seconds since 1970, or None where the storage does not report it.
+        times: of a local file ``<modified>-<changed>``: the times of the last change of its content and of its
+            description (name, rights, links), in nanoseconds since 1970. None of any other file.
     """
 
     url: str
     size: int
     fingerprint: str
     modified: float | None
+    times: str | None = None
+
+    def is_of(self, fingerprint: str) -> bool:
+        """Whether this is the description of a file that has this fingerprint by its size and time, or its ETag."""
+        modified = None if self.times is None else self.times.partition("-")[0]
+        return fingerprint in (self.fingerprint, f"{self.size}-{modified}")
 
 
 def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any]) -> ShardFile:
@@ -45,6 +53,7 @@ def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any])
             size=status.st_size,
             fingerprint=f"{status.st_size}-{status.st_mtime_ns}",
             modified=status.st_mtime,
+            times=f"{status.st_mtime_ns}-{status.st_ctime_ns}",
         )
     size = info.get("size")
     if size is None:
