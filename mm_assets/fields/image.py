@@ -35,6 +35,7 @@ from mm_assets.fields.image_decode import (
     SCALES,
     UPRIGHT,
     Allocator,
+    check_pixels,
     decode_frames,
     decode_pixels,
     new_pixels,
@@ -320,13 +321,9 @@ class ImageField(Field):
         return self._decode(metadata, data, None)
 
     def check_decodable(self, metadata: Buffer | np.void, data: Buffer) -> None:
-        """Read all of a JPEG's data at an eighth of its size, where every bit is read too; decode other files."""
-        if self.frames == "all":
-            self._decode_frames(metadata, data)
-            return
-        stored, _ = self._open(metadata, data)
-        scale = SCALES[0] if stored.codec == _JPEG else 1
-        stored.pixels(scale=scale, allocate=partial(scratch, "decoded"))
+        """Read all of a JPEG's data at an eighth of its size, where every bit is read too; load other files."""
+        stored, num_frames = self._open(metadata, data)
+        check_pixels(stored.data, stored.codec, stored.size, stored.channels, num_frames, to_srgb=stored.to_srgb)
 
     def _decode_into(self, metadata: Buffer, data: Buffer, target: npt.NDArray[Any]) -> None:
         pixels = self._decode(metadata, data, target)
@@ -334,7 +331,7 @@ class ImageField(Field):
             target[...] = pixels
 
     def _open(self, metadata: Buffer | np.void, data: Buffer) -> tuple[_Stored, int]:
-        """An image's file with the facts of its record, checked, and its number of frames."""
+        """An image's file with the facts of its record, checked, and the number of frames that are decoded."""
         height, width, channels, codec, _, orientation, num_frames = self._unpack_record(metadata)
         if codec not in CODEC_NAMES:
             raise corrupt("image is of an unknown codec", found=codec, expected=f"one of {CODEC_NAMES}")
@@ -342,8 +339,10 @@ class ImageField(Field):
             raise corrupt("image has an impossible number of channels", found=channels, expected="1, 3 or 4")
         if not 1 <= orientation <= 8:
             raise corrupt("image has an unknown orientation", found=orientation, expected="1 to 8")
-        if not 1 <= height * width <= self.max_pixels:
-            raise corrupt("image is too large", found=f"{height} x {width}", expected=f"1 to {self.max_pixels} pixels")
+        num_frames = num_frames if self.frames == "all" else 1
+        if not 1 <= num_frames * height * width <= self.max_pixels:
+            found = (f"{num_frames} frames of " if self.frames == "all" else "") + f"{height} x {width}"
+            raise corrupt("image is too large", found=found, expected=f"1 to {self.max_pixels} pixels (max_pixels)")
         if self.size is not None and (height, width) != self.size:
             raise corrupt("image is not of the field's size", found=(height, width), expected=self.size)
         if self.orientation == "keep":
@@ -366,9 +365,6 @@ class ImageField(Field):
 
     def _decode_frames(self, metadata: Buffer | np.void, data: Buffer) -> npt.NDArray[np.uint8]:
         stored, num_frames = self._open(metadata, data)
-        if not 1 <= num_frames * stored.size[0] * stored.size[1] <= self.max_pixels:
-            found = f"{num_frames} frames of {stored.size[0]} x {stored.size[1]}"
-            raise corrupt("image is too large", found=found, expected=f"1 to {self.max_pixels} pixels (max_pixels)")
         frames = decode_frames(
             stored.data, stored.codec, stored.size, stored.channels, num_frames, to_srgb=stored.to_srgb
         )

@@ -8,7 +8,8 @@ raise `FormatError`. Damage that libjpeg only warns of is damage: pixels that it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from mm_assets.errors import FormatError, MediaError
 from mm_assets.fields.base import as_bytes_view, corrupt, truncated
 from mm_assets.fields.image_color import Conversion, conversion_of
 from mm_assets.fields.image_pillow import open_with_pillow
+from mm_assets.fields.image_resize import scratch
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
 from mm_assets.media.jpeg import MAX_SCANS, JpegHead, num_scans, read_jpeg_head, without_padding
@@ -33,6 +35,7 @@ __all__ = [
     "SCALES",
     "UPRIGHT",
     "Allocator",
+    "check_pixels",
     "decode_frames",
     "decode_pixels",
     "new_pixels",
@@ -122,6 +125,22 @@ def decode_frames(
     if num_frames == 1:
         return [decode_pixels(data, codec, size, channels, to_srgb=to_srgb)]
     return _decode_with_pillow(data, CODEC_NAMES[codec], size, channels, num_frames, to_srgb)
+
+
+def check_pixels(
+    data: Buffer, codec: int, size: tuple[int, int], channels: int, num_frames: int = 1, *, to_srgb: bool = False
+) -> None:
+    """Raise what `decode_frames` would, with the same arguments, for less.
+
+    A JPEG's data is read to its end, for grey pixels at an eighth of its size. Other files are decoded, but only one
+    pixel is converted: whether that is possible depends on the kind of pixels alone.
+    """
+    name = CODEC_NAMES[codec]
+    if name == "jpeg" and num_frames == 1:
+        decode_pixels(data, codec, size, 1, scale=SCALES[0], allocate=partial(scratch, "decoded"))
+        return
+    for image, _ in _load_with_pillow(data, name, size, num_frames):
+        pixels_of(image.crop((0, 0, 1, 1)), channels, to_srgb=to_srgb)
 
 
 def _decode_jpeg(
@@ -244,34 +263,43 @@ def _decode_with_pillow(
     data: Buffer, codec: str, size: tuple[int, int], channels: int, num_frames: int, to_srgb: bool
 ) -> list[npt.NDArray[np.uint8]]:
     """The first frames, as stored."""
+    frames = []
+    for image, turned in _load_with_pillow(data, codec, size, num_frames):
+        pixels = pixels_of(image, channels, to_srgb=to_srgb)
+        if 1 < turned <= 8:
+            pixels = np.ascontiguousarray(orient(pixels, INVERSE_ORIENTATION[turned]))
+        frames.append(pixels)
+    return frames
+
+
+def _load_with_pillow(
+    data: Buffer, codec: str, size: tuple[int, int], num_frames: int
+) -> Iterator[tuple[Image.Image, int]]:
+    """The first frames, loaded, each with the orientation by which its decoder has turned it."""
     orientation = _confirm(data, codec, size) if codec in _PROBED else UPRIGHT
     with open_with_pillow(data, codec) as image:
-        turned = UPRIGHT  # by the decoder
+        turned = UPRIGHT
         if codec == "tiff":
             turned = image.getexif().get(0x0112, UPRIGHT)  # Pillow turns TIFFs upright while it loads them
         elif codec == "heic" or (codec == "jxl" and not getattr(image, "jpeg", False)):
             turned = orientation
         expected = size if turned < 5 else size[::-1]
-        if codec != "ico" and (image.height, image.width) != expected:
+
+        def check_size(problem: str) -> None:
             found = (image.height, image.width)
-            raise corrupt(f"{codec} is not of the size in its record", found=found, expected=expected)
+            if found != expected:
+                raise corrupt(f"{codec} {problem}", found=found, expected=expected)
+
+        if codec != "ico":  # the plug-in knows the size once it is loaded
+            check_size("is not of the size in its record")
         first = int(bool(num_frames > 1 and getattr(image, "default_image", False)))  # of an APNG: not a frame of it
-        frames = []
         for index in range(num_frames):
             if num_frames > 1:
                 image.seek(first + index)
-                if (image.height, image.width) != expected:
-                    found = (image.height, image.width)
-                    raise corrupt(f"{codec} has frames of two sizes", found=found, expected=expected)
+                check_size("has frames of two sizes")
             image.load()
-            pixels = pixels_of(image, channels, to_srgb=to_srgb)
-            if 1 < turned <= 8:
-                pixels = np.ascontiguousarray(orient(pixels, INVERSE_ORIENTATION[turned]))
-            if pixels.shape != (*size, channels):
-                shape = (*size, channels)
-                raise corrupt(f"{codec} is not of the size in its record", found=pixels.shape, expected=shape)
-            frames.append(pixels)
-    return frames
+            check_size("is not of the size in its record")
+            yield image, turned
 
 
 def _confirm(data: Buffer, codec: str, size: tuple[int, int]) -> int:

@@ -128,6 +128,7 @@ def corpus():
     for name, values, options in (
         ("tiff tiled", pixels, {"tile": (16, 16), "compression": "zlib", "photometric": "rgb"}),
         ("tiff 16 bit", deep, {"photometric": "minisblack"}),
+        ("tiff 16 bit big-endian", deep, {"byteorder": ">", "photometric": "minisblack"}),
         ("tiff big-endian", pixels, {"byteorder": ">", "photometric": "rgb", "rowsperstrip": 8}),
     ):
         target = io.BytesIO()
