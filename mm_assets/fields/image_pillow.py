@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mm_assets.errors import FormatError, MissingExtraError, first_line, optional_import
 from mm_assets.fields.base import corrupt
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.image_blocks import pixel_chunks
 from mm_assets.media.image_damage import find_damage
 from mm_assets.media.images import PILLOW_ERRORS
 from mm_assets.media.quiet_pillow import quiet_pillow
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 __all__ = ["open_with_pillow"]
+
+_LOG = logging.getLogger(__name__)
 
 _Opener = Callable[[io.BytesIO], "Image.Image"]
 
@@ -42,6 +46,10 @@ def open_with_pillow(data: Buffer, codec: str) -> Iterator[Image.Image]:
     damage = find_damage(data, codec)
     if damage is not None:
         raise corrupt(f"{codec.upper()} {damage}")
+    if codec == "png":
+        data, has_large_profile = pixel_chunks(data)
+        if has_large_profile:
+            _LOG.warning("the ICC profile of a PNG is not used: it has more than 1 MiB")
     try:
         with quiet_pillow(), open_file(io.BytesIO(data)) as image:
             # All at once: fed in blocks, a decoder that waits for more reads the same bytes again and again.

@@ -11,7 +11,6 @@ from mm_assets.media.content_types import Buffer
 __all__ = [
     "CHUNK_BE",
     "CHUNK_LE",
-    "MAX_GIF_BLOCKS",
     "MAX_SEGMENTS",
     "HeaderReader",
     "TiffLayout",
@@ -20,7 +19,6 @@ __all__ = [
 ]
 
 MAX_SEGMENTS = 65_536  # segments, chunks, blocks or directories of one header; past it the bytes are hostile
-MAX_GIF_BLOCKS = 1 << 22  # of up to 255 bytes, so that an image may have 1 GB
 
 CHUNK_LE = struct.Struct("<4sI")  # RIFF: kind, size
 CHUNK_BE = struct.Struct(">I4s")  # PNG and ISO media: size, kind

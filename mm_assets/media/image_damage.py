@@ -14,14 +14,15 @@ import numpy as np
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_GIF_BLOCKS, HeaderReader, TiffLayout, read_tiff_layout
+from mm_assets.media.header import CHUNK_LE, HeaderReader, TiffLayout, read_tiff_layout
+from mm_assets.media.image_blocks import GIF_END, GIF_EXTENSION, GIF_FRAME, gif_blocks, png_chunks
 from mm_assets.media.iso_images import iter_boxes
 from mm_assets.media.jpeg import find_jpeg_damage
 from mm_assets.media.plain_images import pnm_size, read_icons, tga_size
 
 __all__ = ["find_damage"]
 
-_MAX_PARTS = 1 << 18  # chunks or tile-parts; the loops over them run in Python
+_MAX_PARTS = 1 << 18  # chunks of a WebP or tile-parts; the loops over them run in Python
 _MAX_TILE_PIXELS = 2**26  # a tile is decoded whole, however small the image is
 _INFLATE, _DEFLATED = 1 << 20, 1 << 16  # bytes at a time, out of and into the decompressor
 _MAX_INFLATED = 1 << 29  # bytes in all that are decompressed to count rows; the header may claim any size
@@ -56,28 +57,20 @@ def _check_jpeg(head: HeaderReader) -> str | None:
 
 
 def _check_png(head: HeaderReader, start: int = 0) -> str | None:
-    pos = start + 8
     data: list[memoryview] = []
-    for _ in range(_MAX_PARTS):
-        if not head.has(pos, 12):
-            return f"is truncated: {_png_rows(head, start, data)} in {head.size - start:,} bytes, its end is missing"
-        length, kind = head.take(CHUNK_BE, pos, "chunk")
-        end = pos + 8 + length
-        if not head.has(pos + 8, length + 4):
-            if kind == b"IDAT":
-                data.append(head.view[pos + 8 : end])
+    for chunk in png_chunks(head, start):
+        kind, body = chunk.kind, head.view[chunk.body : chunk.body + chunk.length]
+        if not head.has(chunk.body, chunk.length + 4):
+            rows = _png_rows(head, start, [*data, body] if kind == b"IDAT" else data)
+            return f"is truncated: {rows}; chunk {kind!r} at byte {chunk.start:,} needs {chunk.length:,} bytes"
+        if zlib.crc32(body, zlib.crc32(kind)) != int.from_bytes(head.view[chunk.end - 4 : chunk.end], "big"):
             rows = _png_rows(head, start, data)
-            return f"is truncated: {rows}; chunk {kind!r} at byte {pos:,} needs {length:,} bytes"
-        if zlib.crc32(head.view[pos + 4 : end]) != int.from_bytes(head.view[end : end + 4], "big"):
-            return (
-                f"is damaged after {_png_rows(head, start, data)}: chunk {kind!r} at byte {pos:,} has a wrong checksum"
-            )
+            return f"is damaged after {rows}: chunk {kind!r} at byte {chunk.start:,} has a wrong checksum"
         if kind == b"IDAT":
-            data.append(head.view[pos + 8 : end])
+            data.append(body)
         elif kind == b"IEND":
             return None
-        pos = end + 4
-    return f"has more than {_MAX_PARTS:,} chunks"
+    return f"is truncated: {_png_rows(head, start, data)} in {head.size - start:,} bytes, its end is missing"
 
 
 def _png_rows(head: HeaderReader, start: int, data: list[memoryview]) -> str:
@@ -133,31 +126,14 @@ def _check_bmp(head: HeaderReader) -> str | None:
 
 
 def _check_gif(head: HeaderReader) -> str | None:
-    flags = head.take(struct.Struct("<10xB"), 0, "header")[0]
-    pos, num_frames = 13 + (3 << ((flags & 7) + 1) if flags & 0x80 else 0), 0
-    view, size = head.view, head.size
-    blocks = 0
-    while pos < size:
-        kind = view[pos]
-        if kind == 0x3B:
+    num_frames = 0
+    for kind, start, end in gif_blocks(head):
+        if kind == GIF_END:
             return None if num_frames else "is damaged: it has no frame"
-        if kind == 0x2C:
-            if pos + 10 > size:
-                break
-            local = view[pos + 9]
-            pos += 11 + (3 << ((local & 7) + 1) if local & 0x80 else 0)
-        elif kind == 0x21:
-            pos += 2
-        else:
-            return f"is damaged: found byte {kind:#04x} at {pos:,} after {num_frames:,} frames, expected a block"
-        while pos < size and view[pos]:
-            pos += 1 + view[pos]
-            blocks += 1
-            if blocks > MAX_GIF_BLOCKS:
-                return f"has more than {MAX_GIF_BLOCKS:,} blocks"
-        pos += 1
-        num_frames += kind == 0x2C and pos <= size
-    return f"is truncated: {num_frames:,} whole frames in {size:,} bytes, its end is missing"
+        if kind not in (GIF_FRAME, GIF_EXTENSION):
+            return f"is damaged: found byte {kind:#04x} at {start:,} after {num_frames:,} frames, expected a block"
+        num_frames += kind == GIF_FRAME and end <= head.size
+    return f"is truncated: {num_frames:,} whole frames in {head.size:,} bytes, its end is missing"
 
 
 def _tiff_numbers(head: HeaderReader, layout: TiffLayout) -> dict[int, list[int]]:

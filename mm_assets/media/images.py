@@ -11,7 +11,8 @@ import zlib
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer, sniff_content_type
-from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_GIF_BLOCKS, MAX_SEGMENTS, HeaderReader, read_tiff_layout
+from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_SEGMENTS, HeaderReader, read_tiff_layout
+from mm_assets.media.image_blocks import GIF_EXTENSION, GIF_FRAME, gif_blocks, png_chunks
 from mm_assets.media.image_info import ImageInfo
 from mm_assets.media.iso_images import probe_heif, probe_jp2, probe_jxl
 from mm_assets.media.jpeg import MAX_JUNK
@@ -164,20 +165,16 @@ def _probe_png(head: HeaderReader) -> ImageInfo:
     channels = {0: 1, 2: 3, 3: 3, 4: 4, 6: 4}.get(colour)
     if channels is None or depth not in (1, 2, 4, 8, 16):
         raise head.fail(f"PNG has colour type {colour} at {depth} bits, which does not exist")
-    num_frames, orientation, pos = 1, 1, 33
-    for _ in range(MAX_SEGMENTS):
-        if not head.has(pos, 8):
-            break  # only the head of a file
-        length, kind = head.take(CHUNK_BE, pos, "PNG chunk")
-        if kind in (b"IDAT", b"IEND"):
+    num_frames, orientation = 1, 1
+    for chunk in png_chunks(head):
+        if chunk.kind in (b"IDAT", b"IEND"):
             break
-        if kind == b"tRNS":
+        if chunk.kind == b"tRNS":
             channels = 4
-        elif kind == b"acTL" and head.has(pos + 8, 4):
-            num_frames = max(1, head.take(_U32_BE, pos + 8, "PNG acTL")[0])
-        elif kind == b"eXIf":
-            orientation = _exif_orientation(head.view[pos + 8 : pos + 8 + length])
-        pos += 12 + length
+        elif chunk.kind == b"acTL" and head.has(chunk.body, 4):
+            num_frames = max(1, head.take(_U32_BE, chunk.body, "PNG acTL")[0])
+        elif chunk.kind == b"eXIf":
+            orientation = _exif_orientation(head.view[chunk.body : chunk.body + chunk.length])
     return ImageInfo(
         codec="png",
         width=width,
@@ -190,31 +187,16 @@ def _probe_png(head: HeaderReader) -> ImageInfo:
 
 
 def _probe_gif(head: HeaderReader) -> ImageInfo:
-    width, height, flags = head.take(struct.Struct("<HHB"), 6, "GIF header")
-    pos = 13 + (3 << ((flags & 7) + 1) if flags & 0x80 else 0)
-    num_frames, blocks, transparent = 0, 0, False
-    for _ in range(MAX_SEGMENTS):
-        if not head.has(pos, 1) or head.view[pos] == 0x3B:
-            break
-        introducer = head.view[pos]
-        if introducer == 0x21:
-            if num_frames == 0 and head.has(pos, 4) and head.view[pos + 1] == 0xF9:
-                transparent = bool(head.view[pos + 3] & 1)
-            pos += 2
-        elif introducer == 0x2C:
-            left, top, columns, rows, local = head.take(struct.Struct("<HHHHB"), pos + 1, "GIF frame")
+    width, height = head.take(struct.Struct("<HH"), 6, "GIF header")
+    num_frames, transparent = 0, False
+    for kind, start, _ in gif_blocks(head):
+        if kind == GIF_EXTENSION and num_frames == 0 and head.has(start, 4) and head.view[start + 1] == 0xF9:
+            transparent = bool(head.view[start + 3] & 1)
+        elif kind == GIF_FRAME:
+            left, top, columns, rows = head.take(struct.Struct("<HHHH"), start + 1, "GIF frame")
             if num_frames == 0:  # the first frame may be larger than the screen; decoders enlarge the screen
                 width, height = max(width, left + columns), max(height, top + rows)
             num_frames += 1
-            pos += 11 + (3 << ((local & 7) + 1) if local & 0x80 else 0)
-        else:
-            break
-        while pos < head.size and (block := head.view[pos]) != 0:
-            pos += 1 + block
-            blocks += 1
-            if blocks > MAX_GIF_BLOCKS:
-                raise head.fail(f"GIF has more than {MAX_GIF_BLOCKS:,} blocks")
-        pos += 1
     return ImageInfo(
         codec="gif",
         width=width,

@@ -1,8 +1,11 @@
 """Images of all formats, whole and damaged: each decodes to what Pillow gives, or is refused with a reason."""
 
 import io
+import itertools
 import re
+import struct
 import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from PIL import Image
 
 from mm_assets.errors import EncodeError, FormatError
 from mm_assets.fields import ImageField
+from mm_assets.media.header import HeaderReader
+from mm_assets.media.image_blocks import gif_blocks
 
 from .image_corpus import DAMAGES, corpus
 
@@ -132,3 +137,47 @@ def test_padding_of_a_jpeg_is_no_damage(kind, num_zeros):
     AS_STORED.check_decodable(metadata, padded)
     with pytest.raises(FormatError, match="extraneous bytes"):
         AS_STORED.decode(metadata, whole[:-2] + b"data" * 5 + whole[-2:])
+
+
+def png_with(name, body):
+    """A PNG of the corpus with one more chunk after its header."""
+    whole = corpus()["png"]
+    chunk = struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+    return whole[:33] + chunk + whole[33:]
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        (b"tEXt", b"workflow\0" + b"{}" * (34 << 20)),
+        (b"zTXt", b"prompt\0\0" + zlib.compress(b"a cat " * 400_000)),
+        (b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(b"<x/>" * 500_000)),
+        (b"iCCP", b"large\0\0" + zlib.compress(bytes(2 << 20))),
+        (b"gAMA", b"\0"),
+    ],
+)
+def test_what_else_a_png_holds_does_not_matter(name, body):
+    """A PNG with texts or a profile beyond Pillow's limits, or an ancillary chunk too short, decodes as without it."""
+    metadata, data = ImageField().encode(png_with(name, body))
+    ImageField().check_decodable(metadata, data)
+    np.testing.assert_array_equal(
+        ImageField().decode(metadata, data), ImageField().decode(*ImageField().encode(corpus()["png"]))
+    )
+
+
+@pytest.mark.parametrize("num_zeros", [1, 5000])
+@pytest.mark.parametrize("kind", ["gif", "gif animated"])
+def test_zeros_between_the_blocks_of_a_gif_do_not_matter(kind, num_zeros):
+    """A GIF with one terminator too many after each block decodes to every frame, as by Pillow; other bytes do not."""
+    whole = corpus()[kind]
+    field = ImageField(frames="all")
+    expected = field.decode(*field.encode(whole))
+    at = [block.start for block in gif_blocks(HeaderReader(whole, "gif"))]
+    pieces = [whole[start:end] for start, end in itertools.pairwise([0, *at, len(whole)])]
+    padded = bytes(num_zeros).join(pieces)
+    metadata, data = field.encode(padded)
+    field.check_decodable(metadata, data)
+    np.testing.assert_array_equal(field.decode(metadata, data), expected)
+    np.testing.assert_array_equal(field.decode(metadata, data)[0], by_pillow(padded, expected.shape[-1]))
+    with pytest.raises(FormatError, match="found byte 0x7f"):
+        field.decode(metadata, b"\x7f".join(pieces))
