@@ -27,7 +27,7 @@ from mm_assets.sources.member import Member
 from mm_assets.sources.samples import (
     Sample,
     ShardMembers,
-    is_metadata,
+    is_text,
     metadata_member,
     modality_of,
     shard_labels,
@@ -173,7 +173,7 @@ class _Builder(RowBuilder):
             self.notes.append(f"{url}: the encoding of its texts that are not UTF-8 is {choice.encoding} by {voted}")
 
     def _is_text(self, member: Member) -> bool:
-        return is_metadata(member) or modality_of(member.extension, self.layout.extensions) == "text"
+        return is_text(member, self.layout.extensions)
 
     def _without_claimed(self, shard: ShardMembers, texts: TextMembers) -> tuple[list[Sample], list[Member]]:
         """Sets aside the members that have no JSON of their own and that another sample's tokens name.

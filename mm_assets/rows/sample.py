@@ -1,25 +1,31 @@
-"""The first samples of a file as rows: of a large shard only its start is read.
+"""The first samples of a file as rows: of a large shard only its start is read, and once.
 
 How much that is follows from counts and positions alone, so that a shard gives the same samples wherever it is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.rows.base import RowSource
+from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.schema import DatasetSchema, MemberRules
 from mm_assets.sources.base import Source, index_members
+from mm_assets.sources.extract import Shelf
 from mm_assets.sources.member import Member, OnDamage
-from mm_assets.sources.samples import is_metadata
+from mm_assets.sources.samples import is_metadata, is_text
+from mm_assets.storage.files import SourceFile
 
 __all__ = ["first_samples"]
 
 MAX_MEMBERS = 16 << 10  # of a shard whose samples are not one after the other, so that more than the first are needed
 BATCH_BYTES = 1 << 20  # content of one batch: the last one may be read in vain
+HELD_BYTES = 16 << 20  # texts of a compressed shard that wait in memory; more wait in a scratch file
 
 
 class _Start:
@@ -58,6 +64,75 @@ class _Start:
         return False
 
 
+class _EnoughError(Exception):
+    """Ends a pass: the member is after the start."""
+
+
+class _HeldStart:
+    """The start of a container that is read from start to end, as a container of its own: texts and names are held.
+
+    Args:
+        source: the container.
+        until: ends the start before the first member of which it is true.
+        layout: which members are texts, and the largest of them.
+        on_damaged_shard: as for `Source.payloads`.
+
+    Raises:
+        SourceError: the start cannot be read.
+    """
+
+    SUFFIXES: ClassVar[tuple[str, ...]] = ()
+    seekable = False
+
+    def __init__(
+        self, source: Source, until: Callable[[Member], bool], layout: MemberRules, on_damaged_shard: OnDamage
+    ) -> None:
+        self._file = source.file
+        self._texts = Shelf(HELD_BYTES)
+        members: list[Member] = []
+        lacking: set[int] = set()
+
+        def wanted(member: Member) -> bool:
+            if until(member):
+                raise _EnoughError
+            members.append(member)
+            loose = member.byte_offset is None and is_text(member, layout.extensions)
+            if loose and 0 < member.byte_size <= layout.max_text_bytes:
+                lacking.add(member.ordinal)
+                return True
+            return False
+
+        payloads = source.payloads(
+            wanted=wanted, max_bytes=layout.max_text_bytes, on_damaged_shard=on_damaged_shard, damage=[]
+        )
+        with suppress(_EnoughError):
+            for member, payload in payloads:
+                self._texts.put(member.ordinal, payload)
+                lacking.discard(member.ordinal)
+        # A hard link comes after all other members, which a pass that ends early does not reach.
+        self._members = [member for member in members if member.ordinal not in lacking]
+
+    @property
+    def file(self) -> SourceFile:
+        return self._file
+
+    @classmethod
+    def accepts(cls, head: bytes) -> bool:
+        return False
+
+    def members(self, **_: Any) -> Iterator[Member]:
+        return iter(self._members)
+
+    def payloads(self, *, wanted: Callable[[Member], bool], **_: Any) -> Iterator[tuple[Member, bytes]]:
+        for member in self._members:
+            content = self._texts.get(member.ordinal) if wanted(member) else None
+            if content is not None:
+                yield member, content
+
+    def close(self) -> None:
+        self._texts.close()
+
+
 def first_samples(
     rows_of: RowSource,
     *,
@@ -80,22 +155,28 @@ def first_samples(
     Raises:
         SourceError: while iterating: the start of the file cannot be read.
     """
-    index = [batch for source in rows_of.sources for batch in _index(source, max_samples, max_bytes, on_damaged_shard)]
-    stream = rows_of.rows(
-        lambda: iter(index), layout=layout, schema=DatasetSchema(), grouped=grouped, batch_bytes=BATCH_BYTES
-    )
-    left, last = max_samples, ""
-    for batch in stream:
-        ids = batch.column("sample_id")
-        changed = pc.not_equal(ids, pa.concat_arrays([pa.array([last], ids.type), ids.slice(0, len(ids) - 1)]))
-        starts = pc.indices_nonzero(changed).to_pylist()
-        if len(starts) > left:
-            yield batch.slice(0, starts[left])
-            return
-        yield batch
-        left -= len(starts)
-        last = ids[len(ids) - 1].as_py()
-
-
-def _index(source: Source, max_samples: int, max_bytes: int, on_damaged: OnDamage) -> Iterator[pa.RecordBatch]:
-    return index_members(source, on_damaged_shard=on_damaged, damage=[], until=_Start(max_samples, max_bytes))
+    with ExitStack() as held:
+        index: list[pa.RecordBatch] = []
+        sources: list[Source] = []
+        for source in rows_of.sources:
+            start = _Start(max_samples, max_bytes)
+            if source.seekable:
+                sources.append(source)
+                index += index_members(source, on_damaged_shard=on_damaged_shard, damage=[], until=start)
+            else:
+                sources.append(held.enter_context(closing(_HeldStart(source, start, layout, on_damaged_shard))))
+                index += index_members(sources[-1])
+        stream = (MemberRows(sources) if sources else rows_of).rows(
+            lambda: iter(index), layout=layout, schema=DatasetSchema(), grouped=grouped, batch_bytes=BATCH_BYTES
+        )
+        left, last = max_samples, ""
+        for batch in stream:
+            ids = batch.column("sample_id")
+            changed = pc.not_equal(ids, pa.concat_arrays([pa.array([last], ids.type), ids.slice(0, len(ids) - 1)]))
+            starts = pc.indices_nonzero(changed).to_pylist()
+            if len(starts) > left:
+                yield batch.slice(0, starts[left])
+                return
+            yield batch
+            left -= len(starts)
+            last = ids[len(ids) - 1].as_py()

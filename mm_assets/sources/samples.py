@@ -20,6 +20,7 @@ __all__ = [
     "Sample",
     "ShardMembers",
     "is_metadata",
+    "is_text",
     "metadata_member",
     "modality_of",
     "shard_labels",
@@ -68,6 +69,11 @@ def modality_of(extension: str, extensions: Mapping[str, str]) -> str:
 def is_metadata(member: Member) -> bool:
     """Whether a member is called ``<key>.json``; the first of a sample holds its metadata."""
     return member.extension == "json" and not member.role
+
+
+def is_text(member: Member, extensions: Mapping[str, str]) -> bool:
+    """Whether a member's content is read where rows are made: metadata and texts; `extensions` as for `modality_of`."""
+    return is_metadata(member) or modality_of(member.extension, extensions) == "text"
 
 
 def metadata_member(members: Iterable[Member]) -> Member | None:

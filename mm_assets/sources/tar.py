@@ -115,7 +115,7 @@ class TarSource:
 
         def take(entry: Entry) -> object:
             member, place = entry
-            if place is None or not wanted(member):
+            if not wanted(member) or place is None:
                 return None
             if place.size > max_bytes:
                 detail = f"holds {place.size} bytes, allowed are {max_bytes}"
