@@ -13,7 +13,7 @@ from mm_assets.orchestration.checks import UNIQUE_IDS, check_specs
 from mm_assets.orchestration.partitions import shard_partitions
 from mm_assets.orchestration.report import check_results, losses_table, stage_metadata
 from mm_assets.orchestration.resources import open_dataset, resource_key
-from mm_assets.orchestration.runs import exclusive_step
+from mm_assets.orchestration.runs import exclusive_step, tag_process
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage
 from mm_assets.pipeline.duplicate_ids import duplicates_said
@@ -76,6 +76,7 @@ def _asset(spec: DatasetSpec, stage: Stage, make: _Make) -> dg.AssetsDefinition:
     def body(context: dg.AssetExecutionContext) -> _Result:
         dataset = open_dataset(context, spec)
         if stage is MANIFEST:
+            tag_process(context)
             with _reported(dataset, stage):
                 return make(dataset, context)
         with exclusive_step(context, spec), _reported(dataset, stage, context.partition_key):

@@ -35,6 +35,7 @@ __all__ = [
     "partition_fingerprints",
     "partition_lock",
     "run_tags",
+    "tag_process",
     "working_run",
 ]
 
@@ -49,7 +50,8 @@ _WORKING = [
 _UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, *_WORKING]
 _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _DAY = 86_400.0
-_MAX_SILENCE = _DAY  # of a run whose process is not known; a partition takes minutes
+_MAX_SILENCE = _DAY  # of a run whose process is on another host; a partition takes minutes
+_MAX_START = 300.0  # between the start of a run and that of its first step, which tags it; it takes a second
 _FIRST_PAUSE = 600.0  # shorter than the default period of the schedule: the first retry is its next tick
 _ONE_PROCESS = {dg.in_process_executor.name, "execute_in_process_executor"}  # the latter is not public
 _MAX_FAILED_RUNS = 10_000  # that are read; older ones are ignored
@@ -109,13 +111,18 @@ def exclusive_step(context: dg.AssetExecutionContext, spec: DatasetSpec) -> Iter
     if not context.has_partition_key:
         how = 'in the UI under Materialize, on the command line with --tags \'{"dagster/partition": "KEY"}\''
         raise dg.Failure(description=f"this asset has a partition per shard: choose one, {how}", allow_retries=False)
+    tag_process(context)
+    with partition_lock(Path(context.instance.root_directory), spec.name, context.partition_key):
+        yield
+
+
+def tag_process(context: dg.AssetExecutionContext) -> None:
+    """Tags the run of a step with this process, unless the run has others."""
     # With other executors the process of a step ends before its run does and does not tell whether the run is alive.
     if context.job_def.executor_def.name in _ONE_PROCESS:
         tags = _process_tags(context.run.run_id)
         if any(context.run.tags.get(name) != value for name, value in tags.items()):
             context.instance.add_run_tags(context.run.run_id, tags)
-    with partition_lock(Path(context.instance.root_directory), spec.name, context.partition_key):
-        yield
 
 
 def _process_tags(run_id: str) -> dict[str, str]:
@@ -161,10 +168,14 @@ def _end_if_dead(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
     if run.status == dg.DagsterRunStatus.QUEUED:
         return False
     message = "the process that worked on this run is gone: it was killed, or the machine restarted"
-    gone = process_is_gone(run.run_id, run.tags.get(PROCESS_TAG))
+    tag = run.tags.get(PROCESS_TAG, "")
+    gone = process_is_gone(run.run_id, tag)
     if gone is None:
-        gone = time.time() - record.update_timestamp.timestamp() > _MAX_SILENCE
-        message = f"this run has reported nothing for {_MAX_SILENCE / 3600:.0f} hours"
+        # The jobs run in one process: before its first step a run has no tag, or that of the run that it repeats.
+        begun = process_tag("") is None or run.status != dg.DagsterRunStatus.STARTED or tag.startswith(run.run_id)
+        silence = _MAX_SILENCE if begun else _MAX_START
+        gone = time.time() - record.update_timestamp.timestamp() > silence
+        message = f"this run has reported nothing for {silence / 60:.0f} minutes"
     if not gone:
         return False
     # Read again: it may have finished, and its process with it, after we asked for the runs.

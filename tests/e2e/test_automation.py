@@ -393,22 +393,33 @@ def test_a_sensor_without_work_ends_a_dead_run(
     assert found.status == dg.DagsterRunStatus.FAILURE
 
 
-def test_a_silent_run_is_given_up_after_a_day(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("begun", "patience"), [(True, 86_400.0), (False, 300.0)])
+def test_a_silent_run_is_given_up(
+    instance: dg.DagsterInstance,
+    demo_spec: SpecOf,
+    inbox: Inbox,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: bool,
+    patience: float,
 ) -> None:
-    """A started run of which nothing is known but its age blocks its partition for a day and no longer."""
+    """A run at work on another host blocks its partition for a day, one without a first step for minutes, no longer."""
     import time
+
+    from mm_assets.orchestration import processes
 
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
     register_dataset(instance, DatasetStore(spec))
     job = build_definitions(spec).resolve_job_def("docs_pack")
-    instance.create_run_for_job(
+    if processes.process_tag("x") is None:
+        pytest.skip("this system has no /proc")
+    run = instance.create_run_for_job(
         job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
     )
+    instance.add_run_tags(run.run_id, {processes.PROCESS_TAG: f"{run.run_id if begun else 'parent'} other/x boot 1 2"})
     now = time.time()
-    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 80_000)
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 0.9 * patience)
     assert _schedule_keys(instance, spec) == []
-    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 90_000)
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 1.1 * patience)
     assert _schedule_keys(instance, spec) == ["docs-00000"]
 
 
