@@ -159,6 +159,8 @@ _NAMES: dict[str, str] = {
     for extension in extensions.split()
 }
 
+_EXTENSIONS = {content_type: extension for extension, content_type in reversed(_NAMES.items())}  # the first of each
+
 OWN_ZIPS: frozenset[str] = frozenset({"application/x-npz"})
 """Types whose bytes are those of a zip archive, and whose names are more telling."""
 
@@ -167,6 +169,11 @@ def content_type_of_name(name: str) -> str | None:
     """The MIME type of a file's last extension, in any case; None for an unknown extension or without one."""
     _, dot, extension = name.replace("\\", "/").rsplit("/", 1)[-1].rpartition(".")
     return _NAMES.get(extension.lower()) if dot else None
+
+
+def extension_of_content_type(content_type: str) -> str | None:
+    """The usual extension of a MIME type, in lower case without the dot; None for an unknown type."""
+    return _EXTENSIONS.get(content_type)
 
 
 def sniff_content_type(data: Buffer) -> str | None:

@@ -101,6 +101,7 @@ _REJECTED = {  # what to do about each reason of a reject; of a user's own sourc
     "system file": "nothing: the operating system made it",
     "hidden file": "rename it if it belongs to a sample: names with a leading dot are skipped",
     "no name": "give the member a name",
+    "no bytes": "write the Parquet file with the bytes in it, or list its files by path",
     "symbolic link": "pack the link's target instead of the link",
     "link outside": "pack the link's target as a member before the link",
     "unknown type": "pack it as a plain file",

@@ -117,11 +117,15 @@ def source_formats(declared: str | None, *, where: object) -> Mapping[str, Any]:
 def shard_suffixes(declared: str | None, *, where: object) -> tuple[str, ...]:
     """Ends of the names that count as shards where a folder is given: those of containers, or of the declared format.
 
+    A name that may be a table's, such as that of a list beside its media, only counts where its format is declared.
+
     Raises:
         ConfigError: `declared` is not a source.
     """
-    formats = SOURCES if declared is None else source_formats(declared, where=where)
-    return tuple(suffix for found in formats.values() for suffix in found.SUFFIXES)
+    if declared is not None:
+        return tuple(suffix for found in source_formats(declared, where=where).values() for suffix in found.SUFFIXES)
+    of_tables = {suffix for table in TABLE_SOURCES.values() for suffix in table.SUFFIXES}
+    return tuple(suffix for found in SOURCES.values() for suffix in found.SUFFIXES if suffix not in of_tables)
 
 
 def row_sources(

@@ -19,7 +19,6 @@ from itertools import groupby
 from typing import Any, BinaryIO, ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.errors import MissingColumnError, ShardError, SourceError, first_line
@@ -37,6 +36,7 @@ from mm_assets.sources.base import Source
 from mm_assets.sources.compressed import content_name
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
 from mm_assets.sources.member import split_member_name
+from mm_assets.sources.parquet import PARQUET_ERRORS, PARQUET_MAGIC, as_json_types, cell_columns
 from mm_assets.sources.samples import modality_of
 from mm_assets.sources.text_members import BadTextError, decode_text, parse_object, stored_text
 from mm_assets.storage.files import SourceFile
@@ -45,7 +45,6 @@ from mm_assets.summaries import counted
 __all__ = ["ListingRows"]
 
 _OWN = frozenset({"path"}) | RESERVED_COLUMNS
-_PARQUET = b"PAR1"
 BATCH_ROWS = 1024
 MAX_POSITION = 2**31 - 1  # positions are int32
 
@@ -58,14 +57,14 @@ def _lines(source: SourceFile, layout: MemberRules, encodings: Counter[str]) -> 
     `encodings` counts the lines that are not UTF-8.
     """
     head = source.read(0, min(HEAD_BYTES, source.size))
-    if head.startswith(_PARQUET):
+    if head.startswith(PARQUET_MAGIC):
         try:
             file = pq.ParquetFile(source.open())
-            inline = _inline_columns(file.schema_arrow)
+            inline = cell_columns(file.schema_arrow)
             columns = [name for name in file.schema_arrow.names if name not in inline]
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
-                yield from _as_json_knows(batch).to_pylist()
-        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # Arrow raises all of them for damage
+                yield from as_json_types(batch).to_pylist()
+        except PARQUET_ERRORS as error:
             raise SourceError(source.url, f"is not a readable Parquet list: {first_line(error)}") from error
         return
     wide = _wide_encoding(head)
@@ -123,34 +122,6 @@ def _split(stream: BinaryIO, newline: bytes, limit: int) -> Iterator[bytes | Non
         yield None if skipping else bytes(held)
 
 
-def _inline_columns(schema: pa.Schema) -> list[str]:
-    """The columns that hold files themselves: bytes, or Hugging Face's struct of bytes and path. They are not read."""
-    return [field.name for field in schema if _is_bytes(field.type) or _is_file(field.type)]
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or kind == pa.binary_view())
-
-
-def _is_file(kind: pa.DataType) -> bool:
-    at = kind.get_field_index("bytes") if pa.types.is_struct(kind) else -1
-    return at >= 0 and _is_bytes(kind.field(at).type)
-
-
-def _as_json_knows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Times as text, durations as seconds and decimals as numbers, since user columns have JSON types."""
-    arrays = []
-    for column in batch.columns:
-        if pa.types.is_duration(column.type):
-            column = pc.divide(column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
-        elif pa.types.is_temporal(column.type):
-            column = column.cast(pa.string())
-        elif pa.types.is_decimal(column.type):
-            column = column.cast(pa.float64())
-        arrays.append(column)
-    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
-
-
 def _json_line(line: bytes, wide: str | None, declared: str, encodings: Counter[str]) -> Line | None:
     """The row of a line; None for blanks in UTF-16 and UTF-32."""
     try:
@@ -185,7 +156,7 @@ class ListingRows:
     @classmethod
     def accepts(cls, head: bytes) -> bool:
         """Whether the bytes are those of a Parquet file; JSON lines are determined by their name."""
-        return head.startswith(_PARQUET)
+        return head.startswith(PARQUET_MAGIC)
 
     def objects(self, *, layout: MemberRules) -> Iterator[Mapping[str, Any]]:
         """Each row of the list without the columns that the pipeline knows; see `TableSource`."""
@@ -232,11 +203,9 @@ class _ListingBuilder(RowBuilder):
         self.encodings: Counter[str] = Counter()  # of lines that are not UTF-8
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        if self.source.size >= 4 and self.source.read(0, 4) == _PARQUET:
-            with suppress(
-                pa.ArrowException, OSError, ValueError, OverflowError
-            ):  # of a damaged file: `_lines` raises it
-                self.inline = _inline_columns(pq.ParquetFile(self.source.open()).schema_arrow)
+        if self.source.size >= 4 and self.source.read(0, 4) == PARQUET_MAGIC:
+            with suppress(*PARQUET_ERRORS):  # of a damaged file: `_lines` raises it
+                self.inline = cell_columns(pq.ParquetFile(self.source.open()).schema_arrow)
         if self.inline:
             self.notes.append(f"{self.source.url}: {self._inline_detail()}")
         for sample_id, group in groupby(self._checked(), key=lambda entry: entry[1]["sample_id"]):
@@ -257,7 +226,8 @@ class _ListingBuilder(RowBuilder):
     def _inline_detail(self) -> str:
         """What is lost of a list whose columns hold the files themselves."""
         columns = ", ".join(map(repr, self.inline))
-        return f"the bytes in column {columns} are not read: write them to files that `path` names, or into a tar"
+        remedy = "set source: parquet, so that each row is a sample with them, or write them to files that `path` names"
+        return f"the bytes in column {columns} are not read: {remedy}"
 
     def _reject(self, number: int, reason: str, detail: str, row: Mapping[str, Any] | None = None) -> None:
         sample_id, path = (row.get("sample_id"), row.get("path")) if row is not None else (None, None)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from mm_assets.errors import ShardError, SourceError
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
 from mm_assets.sources.member import MEMBER_INDEX_SCHEMA, Member, OnDamage, ShardDamage
+from mm_assets.sources.parquet import ParquetSource
 from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
 
@@ -28,7 +29,8 @@ class Source(Protocol):
     """One file read as a container.
 
     A member with a `byte_offset` is read by its range of the file; every other comes from `payloads`. A source whose
-    format marks the end of a container may have an attribute `missing_end` (see the function of that name).
+    format marks the end of a container may have an attribute `missing_end` (see the function of that name). One whose
+    format takes more than the first bytes to be known may have a class method ``confirms(file)``, which is asked too.
 
     Args:
         file: the file, which stays open and belongs to the caller.
@@ -97,7 +99,7 @@ class Source(Protocol):
         """
 
 
-SOURCES: Mapping[str, type[Source]] = {"tar": TarSource}
+SOURCES: Mapping[str, type[Source]] = {"tar": TarSource, "parquet": ParquetSource}
 """Every built-in format of container by its name in a declaration; the first that accepts a file reads it."""
 
 
@@ -120,10 +122,10 @@ def detect(file: SourceFile, formats: Mapping[str, type[_F]]) -> type[_F]:
     """
     head = file.read(0, min(HEAD_BYTES, file.size))
     for found in formats.values():
-        if found.accepts(head):
+        if found.accepts(head) and _confirms(found, file):
             return found
     for found in formats.values():
-        if file.url.lower().endswith(found.SUFFIXES):
+        if file.url.lower().endswith(found.SUFFIXES) and _confirms(found, file):
             return found
     known = "; ".join(f"{name} ({', '.join(found.SUFFIXES)})" for name, found in formats.items())
     foreign = foreign_file(head)
@@ -131,6 +133,11 @@ def detect(file: SourceFile, formats: Mapping[str, type[_F]]) -> type[_F]:
         raise ShardError(file.url, f"{foreign.as_not('a shard')}; expected {known}", byte_offset=0)
     detail = f"starts with {head[:8]!r}, and neither that nor its name is of a known source, expected {known}"
     raise ShardError(file.url, detail, byte_offset=0)
+
+
+def _confirms(found: type[_Format], file: SourceFile) -> bool:
+    confirms: Callable[[SourceFile], bool] | None = getattr(found, "confirms", None)
+    return confirms is None or confirms(file)
 
 
 def missing_end(source: Source) -> str | None:

@@ -100,6 +100,16 @@ def _archives() -> Iterator[bytes]:
                 link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
                 archive.addfile(link)
             yield buffer.getvalue()
+    yield _cells()
+
+
+def _cells() -> bytes:
+    """A Parquet file whose values are members."""
+    file = {"bytes": b"\xff\xd8\xff" + bytes(20), "path": "a.jpg"}
+    rows = [{"image": file, "images": [file, None], "texts": [None, "b"], "n": 1.5}, {"image": None, "texts": ["c"]}]
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer, row_group_size=1)
+    return buffer.getvalue()
 
 
 def _read_rows(path: Path) -> None:
@@ -125,6 +135,7 @@ def _lists() -> Iterator[bytes]:
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), buffer)
     yield buffer.getvalue()
+    yield _cells()
 
 
 # -- packed files

@@ -138,7 +138,7 @@ def test_a_damaged_archive_is_salvaged_as_an_entry(tmp_path: Path, module: str) 
 @pytest.mark.parametrize(
     ("source", "detail"),
     [
-        ("zip", "allowed: tar, listing; or your own as module:Class"),
+        ("zip", "allowed: tar, parquet, listing; or your own as module:Class"),
         ("no_such_module_here:Source", "cannot be imported"),
         ("pathlib:Path", "lacks SUFFIXES, accepts, objects, rows"),
     ],

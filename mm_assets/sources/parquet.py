@@ -1,0 +1,366 @@
+"""Parquet files that hold files, as Hugging Face's `datasets` stores media: a row is a sample, a cell a member.
+
+A cell is a value of bytes, or a struct of `bytes` and `path`; a column may also hold lists of cells. Row 12 of
+``train-0.parquet`` has the members
+
+- ``train-0/00000012.json``: the columns that are neither cells nor texts, and lists of cells by their members' names;
+- ``train-0/00000012.jpg`` of the only column of cells, ``….<column>.jpg`` of one of several, and ``….0.jpg`` or
+  ``….<column>.0.jpg`` of a list;
+- ``train-0/00000012.txt`` of a text column `text`, or of one whose name is an extension of text, such as `caption`.
+
+An extension is that of the cell's path, else what its first bytes show, else its column's name. Nothing in the file is
+trusted; a row group that cannot be read is damage.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import posixpath
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mm_assets.errors import ShardError, SourceError, first_line
+from mm_assets.media.content_types import content_type_of_name, extension_of_content_type, sniff_content_type
+from mm_assets.sources.head import HEAD_BYTES, foreign_file
+from mm_assets.sources.member import Member, OnDamage, ShardDamage, named_member
+from mm_assets.sources.samples import MODALITY_OF_EXTENSION
+from mm_assets.storage.files import SourceFile
+
+__all__ = ["PARQUET_ERRORS", "PARQUET_MAGIC", "ParquetSource", "as_json_types", "cell_columns"]
+
+PARQUET_MAGIC = b"PAR1"
+PARQUET_ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
+"""What Arrow raises for a damaged file."""
+
+MAX_BATCH_ROWS = 1024
+BATCH_BYTES = 16 << 20  # of the rows that are decoded at a time, by the mean size of a row group's rows
+BUFFER_BYTES = 1 << 20  # of a column chunk that are read at a time from a local file
+REMOTE_BUFFER_BYTES = 8 << 20  # from a remote one, where each read is a request
+_DATA_START = (
+    4  # byte after the magic number: Arrow ends the process where it is asked for the place of a damaged chunk
+)
+_LIST_KEYS = frozenset({"path", "source_ref"})  # of a list of files, beside sample_id
+
+
+class _Entry(NamedTuple):
+    """A member, and what gives its content; None of an entry without any."""
+
+    member: Member
+    content: Callable[[], bytes] | None
+
+
+class _Cells(NamedTuple):
+    """A column of cells: the part of the member's name that says which, and whether its values are lists."""
+
+    column: str
+    label: str
+    is_list: bool
+
+
+def cell_columns(schema: pa.Schema) -> list[str]:
+    """The columns that hold files: bytes, Hugging Face's struct of bytes and path, or lists of either."""
+    return [field.name for field in schema if _is_cell(field.type) or _is_list_of_cells(field.type)]
+
+
+def _is_cell(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        at = kind.get_field_index("bytes")
+        return at >= 0 and _is_bytes(kind.field(at).type)
+    return _is_bytes(kind)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or kind == pa.binary_view())
+
+
+def _is_list_of_cells(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(is_list and _is_cell(kind.value_type))
+
+
+def as_json_types(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Times as text, durations as seconds and decimals as numbers, since user columns have JSON types."""
+    arrays = []
+    for column in batch.columns:
+        if pa.types.is_duration(column.type):
+            column = pc.divide(column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
+        elif pa.types.is_temporal(column.type):
+            column = column.cast(pa.string())
+        elif pa.types.is_decimal(column.type):
+            column = column.cast(pa.float64())
+        arrays.append(column)
+    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+
+class ParquetSource:
+    """A Parquet file whose cells are members; see `mm_assets.sources.base.Source`.
+
+    Rows are decoded one after the other, so that no member has a byte range.
+    """
+
+    SUFFIXES: ClassVar[tuple[str, ...]] = (".parquet",)
+    seekable = False
+
+    def __init__(self, file: SourceFile) -> None:
+        self._file = file
+
+    @property
+    def file(self) -> SourceFile:
+        """The file."""
+        return self._file
+
+    @classmethod
+    def accepts(cls, head: bytes) -> bool:
+        """Whether the bytes are those of a Parquet file."""
+        return head.startswith(PARQUET_MAGIC)
+
+    @classmethod
+    def confirms(cls, file: SourceFile) -> bool:
+        """Whether a Parquet file has cells, and is not a list: `sample_id` with `path` or `source_ref` names files."""
+        try:
+            names = (schema := cls(file)._table.schema_arrow).names
+        except ShardError:  # as a list it is refused by name
+            return False
+        return bool(cell_columns(schema)) and not ("sample_id" in names and _LIST_KEYS.intersection(names))
+
+    @cached_property
+    def _table(self) -> pq.ParquetFile:
+        """The open file.
+
+        Raises:
+            ShardError: it is not a Parquet file, or its footer is damaged.
+            SourceError: the storage failed.
+        """
+        head = self.file.read(0, min(HEAD_BYTES, self.file.size))
+        if not self.accepts(head):
+            foreign = foreign_file(head)
+            detail = "is not a Parquet file" if foreign is None else foreign.as_not("a Parquet file")
+            raise ShardError(self.file.url, detail, byte_offset=0)
+        buffer = BUFFER_BYTES if self.file.is_local else REMOTE_BUFFER_BYTES
+        try:
+            return pq.ParquetFile(self.file.open(), buffer_size=buffer, pre_buffer=False)
+        except SourceError:
+            raise
+        except PARQUET_ERRORS as error:
+            detail = f"its footer cannot be read: {first_line(error)}; write or download the file again"
+            raise ShardError(self.file.url, detail, byte_offset=max(self.file.size - 8, 0)) from error
+
+    def members(
+        self, *, on_damaged_shard: OnDamage = "fail", damage: list[ShardDamage] | None = None
+    ) -> Iterator[Member]:
+        """Every cell, text and JSON of the rows, in order; arguments and errors as `Source.members`.
+
+        "salvage" continues at the next row group.
+        """
+        for entry in self._entries(on_damaged_shard, damage):
+            yield entry.member
+
+    def payloads(
+        self,
+        *,
+        wanted: Callable[[Member], bool],
+        max_bytes: int,
+        on_error: Callable[[Member, SourceError], None] | None = None,
+        on_damaged_shard: OnDamage = "fail",
+        damage: list[ShardDamage] | None = None,
+    ) -> Iterator[tuple[Member, bytes]]:
+        """The content of chosen members, in one pass over the file; arguments and errors as `Source.payloads`."""
+        for member, content in self._entries(on_damaged_shard, damage):
+            if not wanted(member) or content is None:
+                continue
+            if member.byte_size <= max_bytes:
+                yield member, content()
+                continue
+            detail = f"holds {member.byte_size} bytes, allowed are {max_bytes}"
+            error = SourceError(self.file.url, detail, member=member.member)
+            if on_error is None:
+                raise error
+            on_error(member, error)
+
+    # -- rows
+
+    def _entries(self, on_damaged: OnDamage, damage: list[ShardDamage] | None) -> Iterator[_Entry]:
+        table, rows = self._table, _Rows(self.file.url, self._table.schema_arrow)
+        first = 0
+        for group in range(table.num_row_groups):
+            described = table.metadata.row_group(group)
+            rows.number = first
+            mean = max(described.total_byte_size, 1) / max(described.num_rows, 1)
+            size = min(max(int(BATCH_BYTES / mean), 1), MAX_BATCH_ROWS)
+            try:
+                for batch in table.iter_batches(size, row_groups=[group], use_threads=False):
+                    yield from rows.entries(batch)
+            except SourceError:
+                raise
+            except PARQUET_ERRORS as error:
+                detail = f"row group {group}, row {rows.number} or after, cannot be read: {first_line(error)}"
+                if on_damaged == "fail":
+                    raise ShardError(self.file.url, detail, byte_offset=_DATA_START) from error
+                size = max(described.total_byte_size, 0)
+                if damage is not None:
+                    damage.append(ShardDamage(byte_offset=_DATA_START, byte_size=size, detail=detail))
+                yield rows.lost(group, size, detail)
+            first += max(described.num_rows, 0)
+
+
+class _Rows:
+    """Makes the entries of rows, in their order.
+
+    Attributes:
+        number: of the next row in the file, from 0.
+        ordinal: of the next entry.
+    """
+
+    def __init__(self, url: str, schema: pa.Schema) -> None:
+        self.number = 0
+        self.ordinal = 0
+        self._url = url
+        self._folder = posixpath.basename(url).removesuffix(".parquet") or "rows"
+        names = schema.names
+        cells = cell_columns(schema)
+        self._cells = [
+            _Cells(name, f"{_label(name)}." if len(cells) > 1 else "", _is_list_of_cells(schema.field(name).type))
+            for name in cells
+        ]
+        self._texts = {
+            name: extension
+            for name in names
+            if _is_text(schema.field(name).type) and (extension := _text_extension(name, names)) is not None
+        }
+        self._others = [name for name in names if name not in self._texts and name not in cells]
+        self._has_json = bool(self._others) or any(column.is_list for column in self._cells)
+
+    def entries(self, batch: pa.RecordBatch) -> Iterator[_Entry]:
+        """The members of each row."""
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        others = as_json_types(batch.select(self._others))
+        texts = {name: columns[name].to_pylist() for name in self._texts}
+        for row in range(batch.num_rows):
+            key = f"{self._folder}/{self.number:08d}"
+            made: list[_Entry] = []
+            ordinal = self.ordinal + self._has_json  # the JSON comes first
+            listed: dict[str, list[str | None] | None] = {}
+            for column in self._cells:
+                value = columns[column.column][row]
+                found: list[str | None] | None = None
+                if column.is_list:
+                    items = value.values
+                    if items is not None:
+                        found = []
+                        for n in range(len(items)):
+                            entry = self._cell(items[n], f"{key}.{column.label}{n}", column.column, ordinal + len(made))
+                            found.append(None if entry is None else posixpath.basename(entry.member.member))
+                            made += [] if entry is None else [entry]
+                    listed[column.column] = found
+                elif entry := self._cell(value, f"{key}.{column.label}"[:-1], column.column, ordinal + len(made)):
+                    made.append(entry)
+            for name, extension in self._texts.items():
+                if texts[name][row] is not None:
+                    content = texts[name][row].encode()
+                    made.append(self._entry(f"{key}.{extension}", content, ordinal + len(made)))
+            if self._has_json:
+                values = {name: others.column(name)[row].as_py() for name in self._others}
+                yield self._entry(f"{key}.json", _json({**values, **listed}), self.ordinal)
+            self.ordinal = ordinal + len(made)
+            self.number += 1
+            yield from made
+
+    def lost(self, group: int, size: int, detail: str) -> _Entry:
+        """The entry of a row group that cannot be read, or not to its end."""
+        name = os.fsencode(f"{self._folder}/row group {group}")
+        member = named_member(self._url, name, ordinal=self.ordinal, byte_size=size, skip_reason=f"damaged: {detail}")
+        self.ordinal += 1
+        return _Entry(member, None)
+
+    def _entry(self, name: str, content: bytes, ordinal: int) -> _Entry:
+        member = named_member(self._url, os.fsencode(name), ordinal=ordinal, byte_size=len(content))
+        return _Entry(member, lambda: content)
+
+    def _cell(self, value: pa.Scalar, name: str, column: str, ordinal: int) -> _Entry | None:
+        """The entry of a cell; None of a cell that is null."""
+        path = None
+        if isinstance(value, pa.StructScalar):
+            if not value.is_valid:
+                return None
+            path = value["path"].as_py() if "path" in value else None
+            value = value["bytes"]
+        content = value.as_buffer()
+        if content is None and not isinstance(path, str):
+            return None
+        head = b"" if content is None else content.slice(0, min(content.size, HEAD_BYTES)).to_pybytes()
+        extension = _extension(path if isinstance(path, str) else "", head, column)
+        outside = None if content is not None else f"no bytes: the cell has only the path {path!a}"
+        member = named_member(
+            self._url,
+            os.fsencode(f"{name}.{extension}"),
+            ordinal=ordinal,
+            byte_size=0 if content is None else content.size,
+            skip_reason=outside,
+        )
+        return _Entry(member, None if content is None else content.to_pybytes)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
+
+
+def _text_extension(name: str, names: list[str]) -> str | None:
+    """The extension of the member that a text column becomes, or None where it is a value of the JSON."""
+    if name == "text" and "txt" not in names:
+        return "txt"
+    return name if name != "json" and MODALITY_OF_EXTENSION.get(name) == "text" else None
+
+
+def _label(column: str) -> str:
+    """A column's name as a part of a member's name, which ends at dots and slashes."""
+    return column.replace("%", "%25").replace(".", "%2E").replace("/", "%2F") or "%"
+
+
+def _extension(path: str, head: bytes, column: str) -> str:
+    """The extension of a cell: that of its path, else of what its bytes show, else its column's name, else "bin"."""
+    _, _, named = path.rpartition(".")
+    if content_type_of_name(path) is not None:
+        return named.lower()
+    shown = sniff_content_type(head)
+    found = None if shown is None else extension_of_content_type(shown)
+    return found or (column if column in MODALITY_OF_EXTENSION and column != "json" else "bin")
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain, allow_nan=False)
+    except ValueError:  # a number that JSON does not know
+        text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), default=_plain)
+    return text.encode()
+
+
+def _plain(value: object) -> object:
+    """A value inside a list or struct as JSON knows it."""
+    if isinstance(value, date | time | datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return str(value)
+
+
+def _finite(value: Any) -> Any:
+    """The value with null for NaN and infinities."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

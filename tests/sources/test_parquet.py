@@ -1,0 +1,281 @@
+"""Tests of Parquet files as containers: members of cells, texts and JSON, damage, and the way to packed files."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import mm_assets
+from mm_assets.errors import ShardError, SourceError
+from mm_assets.pipeline.losses import losses
+from mm_assets.rows.base import row_sources, shard_suffixes
+from mm_assets.rows.from_listing import ListingRows
+from mm_assets.rows.from_members import MemberRows
+from mm_assets.sources.member import Member, ShardDamage
+from mm_assets.sources.parquet import ParquetSource
+from mm_assets.storage.files import SourceFile
+from tests.pipeline.chain import declare, run_chain
+
+FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+JPEG, PNG, WAV = b"\xff\xd8\xff\xe0 a JPEG", b"\x89PNG\r\n\x1a\n a PNG", b"RIFF\x10\0\0\0WAVE a WAV"
+
+
+def source_of(folder: Path, table: pa.Table, **options: Any) -> ParquetSource:
+    """The table as a file that is a source."""
+    path = folder / "t.parquet"
+    pq.write_table(table, path, **options)
+    return ParquetSource(SourceFile(str(path)))
+
+
+def contents(source: ParquetSource) -> dict[str, bytes]:
+    """Every member's content by its name."""
+    found = source.payloads(wanted=lambda _: True, max_bytes=1 << 20)
+    return {member.member: payload for member, payload in found}
+
+
+def image(color: int) -> bytes:
+    """A small PNG."""
+    target = io.BytesIO()
+    Image.new("RGB", (8, 6), (color, 20, 30)).save(target, format="png")
+    return target.getvalue()
+
+
+class TestMembers:
+    def test_a_row_is_a_sample_with_its_cells_texts_and_json(self, tmp_path: Path) -> None:
+        """A cell, a text column and the other columns of a row are members of one key, with exact bytes."""
+        cells = pa.array([{"bytes": JPEG, "path": None}, {"bytes": PNG, "path": "dir/x.apng"}], FILE)
+        table = pa.table({"id": [7, 8], "image": cells, "text": ["a", None], "caption": ["é", "b"]})
+        source = source_of(tmp_path, table)
+        assert contents(source) == {
+            "t/00000000.json": b'{"id":7}',
+            "t/00000000.jpg": JPEG,
+            "t/00000000.txt": b"a",
+            "t/00000000.caption": "é".encode(),
+            "t/00000001.json": b'{"id":8}',
+            "t/00000001.apng": PNG,
+            "t/00000001.caption": b"b",
+        }
+        assert [member.ordinal for member in source.members()] == list(range(7))
+        assert {member.byte_offset for member in source.members()} == {None}
+
+    @pytest.mark.parametrize(
+        "kind",
+        [pa.binary(), pa.large_binary(), pa.binary_view(), pa.struct([("bytes", pa.large_binary())]), FILE],
+        ids=str,
+    )
+    def test_every_type_of_cell_is_read(self, tmp_path: Path, kind: pa.DataType) -> None:
+        """Bytes of any type are cells, alone or in a struct; nulls are left out, and an empty cell is a member."""
+        values: Sequence[Any] = [JPEG, None, b""]
+        if pa.types.is_struct(kind):
+            values = [None if value is None else {"bytes": value} for value in values]
+        found = contents(source_of(tmp_path, pa.table({"jpg": pa.array(values, kind)})))
+        assert found == {"t/00000000.jpg": JPEG, "t/00000002.jpg": b""}
+
+    def test_a_remote_file_gives_the_same_members(self, tmp_path: Path) -> None:
+        """A file in an object store is read by ranges, with the same members and bytes."""
+        local = source_of(tmp_path, pa.table({"jpg": [JPEG, PNG], "n": [1, 2]}))
+        memory = fsspec.filesystem("memory")
+        memory.pipe("/cells/t.parquet", (tmp_path / "t.parquet").read_bytes())
+        try:
+            assert contents(ParquetSource(SourceFile("memory://cells/t.parquet"))) == contents(local)
+        finally:
+            memory.rm("/cells", recursive=True)
+
+    def test_lists_of_cells_are_named_in_the_json(self, tmp_path: Path) -> None:
+        """The items of lists are members, and the JSON has their names at their places, nulls included."""
+        items = [None, {"bytes": JPEG, "path": "a.jpeg"}, {"bytes": PNG, "path": None}]
+        table = pa.table({"images": pa.array([items, None], pa.list_(FILE)), "texts": [["x", None, None], ["y"]]})
+        found = contents(source_of(tmp_path, table))
+        assert json.loads(found["t/00000000.json"]) == {
+            "texts": ["x", None, None],
+            "images": [None, "00000000.1.jpeg", "00000000.2.png"],
+        }
+        assert json.loads(found["t/00000001.json"]) == {"texts": ["y"], "images": None}
+        assert (found["t/00000000.1.jpeg"], found["t/00000000.2.png"]) == (JPEG, PNG)
+
+    def test_several_columns_of_cells_are_roles(self, tmp_path: Path) -> None:
+        """Where several columns hold cells, the column is the role; dots and slashes in its name do not end it."""
+        table = pa.table({"left": [JPEG], "a.b/c": [PNG], "sound": [WAV], "unknown": [b"\0\1"]})
+        members = list(source_of(tmp_path, table).members())
+        assert [(m.sample_key, m.role, m.extension) for m in members] == [
+            ("t/00000000", "left", "jpg"),
+            ("t/00000000", "a%2Eb%2Fc", "png"),
+            ("t/00000000", "sound", "wav"),
+            ("t/00000000", "unknown", "bin"),
+        ]
+
+    def test_json_holds_what_json_does_not_know(self, tmp_path: Path) -> None:
+        """Times, decimals and durations become texts and numbers; NaN, infinities and nulls become null."""
+        table = pa.table(
+            {
+                "jpg": [JPEG],
+                "time": [datetime.datetime(2024, 1, 2, 3, 4, 5)],
+                "price": pa.array([Decimal("1.25")], pa.decimal128(5, 2)),
+                "long": [datetime.timedelta(seconds=1.5)],
+                "scores": [[math.nan, 0.5, -math.inf]],
+                "box": [{"at": datetime.date(2024, 1, 2), "raw": b"\xff"}],
+                "none": pa.nulls(1),
+            }
+        )
+        found = contents(source_of(tmp_path, table))["t/00000000.json"]
+        assert json.loads(found) == {
+            "time": "2024-01-02 03:04:05.000000",
+            "price": 1.25,
+            "long": 1.5,
+            "scores": [None, 0.5, None],
+            "box": {"at": "2024-01-02", "raw": "/w=="},
+            "none": None,
+        }
+
+    @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(data=st.data())
+    def test_any_table_comes_back(self, tmp_path: Path, data: st.DataObject) -> None:
+        """Whatever rows, nulls and row groups there are: members are those of `payloads`, cells and JSON are exact."""
+        num_rows = data.draw(st.integers(0, 12))
+        cells = data.draw(st.lists(st.none() | st.binary(max_size=9), min_size=num_rows, max_size=num_rows))
+        others = data.draw(st.lists(st.none() | st.text(max_size=5), min_size=num_rows, max_size=num_rows))
+        table = pa.table({"bin": pa.array(cells, pa.binary()), "other": pa.array(others, pa.string())})
+        source = source_of(tmp_path, table, row_group_size=data.draw(st.integers(1, 5)))
+        found = list(source.payloads(wanted=lambda _: True, max_bytes=100))
+        assert [member for member, _ in found] == list(source.members())
+        assert [member.ordinal for member, _ in found] == list(range(len(found)))
+        assert all(len(payload) == member.byte_size for member, payload in found)
+        by_name = {member.member.partition(".")[::2]: payload for member, payload in found}
+        rows = [f"t/{row:08d}" for row in range(num_rows)]
+        assert [json.loads(by_name[row, "json"])["other"] for row in rows] == others
+        binary = {key: payload for (key, extension), payload in by_name.items() if extension != "json"}
+        assert [binary.get(row) for row in rows] == cells
+
+    def test_a_large_cell_is_an_error_of_its_own(self, tmp_path: Path) -> None:
+        """A cell above the limit raises with its name, or goes to `on_error` and the others are yielded."""
+        source = source_of(tmp_path, pa.table({"jpg": [JPEG, JPEG * 9, JPEG]}))
+        with pytest.raises(SourceError, match="allowed are 40") as caught:
+            list(source.payloads(wanted=lambda _: True, max_bytes=40))
+        assert caught.value.member == "t/00000001.jpg"
+        errors: list[Member] = []
+        found = source.payloads(wanted=lambda _: True, max_bytes=40, on_error=lambda m, _: errors.append(m))
+        assert [m.member for m, _ in found] == ["t/00000000.jpg", "t/00000002.jpg"]
+        assert [m.member for m in errors] == ["t/00000001.jpg"]
+
+
+class TestDetection:
+    def detected(self, folder: Path, table: pa.Table, declared: str | None = None) -> object:
+        """The row source of a file with this table."""
+        path = folder / "d.parquet"
+        pq.write_table(table, path)
+        (found,) = row_sources([SourceFile(str(path))], declared)
+        return found
+
+    def test_a_file_with_cells_is_a_container(self, tmp_path: Path) -> None:
+        """Cells make a Parquet file a container; without cells, or with columns that name files, it is a list."""
+        cells = {"image": pa.array([{"bytes": JPEG, "path": None}], FILE), "path": ["x.jpg"]}
+        assert isinstance(self.detected(tmp_path, pa.table(cells)), MemberRows)
+        assert isinstance(self.detected(tmp_path, pa.table({"sample_id": ["a"], "path": ["x.jpg"]})), ListingRows)
+        listed = pa.table({**cells, "sample_id": ["a"]})
+        assert isinstance(self.detected(tmp_path, listed), ListingRows)
+        assert isinstance(self.detected(tmp_path, listed, "parquet"), MemberRows)
+
+    def test_a_folder_is_not_searched_for_parquet_unless_declared(self) -> None:
+        """A Parquet file beside tars may be their list: only a declared format makes it a shard of a folder."""
+        assert ".parquet" not in shard_suffixes(None, where="x")
+        assert shard_suffixes("parquet", where="x") == (".parquet",)
+
+
+class TestDamage:
+    def test_what_is_not_parquet_is_refused_by_name(self, tmp_path: Path) -> None:
+        """Another file, an empty one and a truncated one raise `ShardError` with what was found."""
+        whole = tmp_path / "whole"
+        pq.write_table(pa.table({"jpg": [JPEG]}), whole)
+        cases = {b"<html><body>": "HTML", b"": "empty", whole.read_bytes()[:-20]: "footer"}
+        for content, expected in cases.items():
+            (tmp_path / "x.parquet").write_bytes(content)
+            with pytest.raises(ShardError, match=expected):
+                list(ParquetSource(SourceFile(str(tmp_path / "x.parquet"))).members())
+
+    def test_a_damaged_row_group_raises_or_is_listed(self, tmp_path: Path) -> None:
+        """A row group that cannot be read is damage at its bytes; salvaged, the other row groups are whole."""
+        table = pa.table({"jpg": [JPEG + bytes([n]) * 200 for n in range(9)], "n": list(range(9))})
+        source = source_of(tmp_path, table, row_group_size=3, compression="zstd")
+        whole = contents(source)
+        at = pq.read_metadata(tmp_path / "t.parquet").row_group(1).column(0).data_page_offset
+        content = bytearray((tmp_path / "t.parquet").read_bytes())
+        content[at : at + 20] = bytes(20)
+        (tmp_path / "t.parquet").write_bytes(content)
+        bad = ParquetSource(SourceFile(str(tmp_path / "t.parquet")))
+        with pytest.raises(ShardError, match="row group 1, row 3"):
+            list(bad.members())
+        damage: list[ShardDamage] = []
+        members = list(bad.members(on_damaged_shard="salvage", damage=damage))
+        (lost,) = [m for m in members if (m.skip_reason or "").startswith("damaged: ")]
+        assert (lost.member, lost.skip_reason) == ("t/row group 1", f"damaged: {damage[0].detail}")
+        read = bad.payloads(wanted=lambda _: True, max_bytes=999, on_damaged_shard="salvage")
+        found = {member.member: payload for member, payload in read}
+        assert found == {name: payload for name, payload in whole.items() if int(name[2:10]) // 3 != 1}
+
+    def test_any_flipped_byte_is_read_or_refused(self, tmp_path: Path) -> None:
+        """Whatever byte of a file is changed, its members are read or `ShardError` is raised, and nothing else."""
+        pq.write_table(pa.table({"jpg": [JPEG, PNG], "n": [1, 2]}), tmp_path / "t.parquet")
+        content = (tmp_path / "t.parquet").read_bytes()
+        refused = 0
+        for at in range(0, len(content), 7):
+            (tmp_path / "t.parquet").write_bytes(content[:at] + bytes([content[at] ^ 0x5A]) + content[at + 1 :])
+            try:
+                assert len(contents(ParquetSource(SourceFile(str(tmp_path / "t.parquet"))))) <= 4
+            except ShardError:
+                refused += 1
+        assert refused
+
+
+class TestPipeline:
+    def test_cells_are_packed_with_their_bytes(self, tmp_path: Path) -> None:
+        """Files as Hugging Face writes them are packed exactly: pictures, captions and columns."""
+        pictures = [image(n) for n in range(5)]
+        for number, rows in enumerate((range(3), range(3, 5))):
+            cells = pa.array([{"bytes": pictures[n], "path": None} for n in rows], FILE)
+            table = pa.table({"image": cells, "text": [f"picture {n}" for n in rows], "score": [n / 2 for n in rows]})
+            pq.write_table(table, tmp_path / f"train-{number}.parquet", row_group_size=2)
+        dataset, _ = run_chain(declare(tmp_path / "out", tmp_path / "train-*.parquet"))
+        data = mm_assets.open(dataset.store.url_of("manifest.json"))
+        assert sorted(data.sample_ids) == [f"train-{n // 3}/{n % 3:08d}" for n in range(5)]
+        for index, sample_id in enumerate(data.sample_ids):
+            n = 3 * int(sample_id[6]) + int(sample_id[-1])
+            sample = data[index]
+            assert bytes(data.read_raw([index], ["image"])["image"][0]).endswith(pictures[n])
+            assert (sample["text"], sample["metadata"]) == (f"picture {n}", {"score": n / 2})
+
+    def test_interleaved_lists_keep_their_order(self, tmp_path: Path) -> None:
+        """Lists of texts and of cells become one interleaved document."""
+        table = pa.table(
+            {
+                "texts": [["first", None, "third"]],
+                "images": pa.array([[None, {"bytes": image(9), "path": "b.png"}, None]], pa.list_(FILE)),
+            }
+        )
+        pq.write_table(table, tmp_path / "docs.parquet")
+        dataset, _ = run_chain(declare(tmp_path / "out", tmp_path / "docs.parquet"))
+        (sample,) = list(mm_assets.open(dataset.store.url_of("manifest.json")))
+        assert sample["text"] == [(0, "first"), (2, "third")]
+        ((position, pixels),) = sample["image"]
+        assert (position, pixels.shape) == (1, (6, 8, 3))
+
+    def test_a_path_without_bytes_is_told(self, tmp_path: Path) -> None:
+        """A cell that only has a path is in the losses with its row, and its row's other parts are packed."""
+        cells = pa.array([{"bytes": image(1), "path": None}, {"bytes": None, "path": "gone.png"}], FILE)
+        pq.write_table(pa.table({"image": cells, "text": ["a", "b"]}), tmp_path / "t.parquet")
+        dataset, _ = run_chain(declare(tmp_path / "out", tmp_path / "t.parquet"))
+        (lost,) = [loss for loss in losses(dataset, dataset.partitions()) if loss.member == "t/00000001.png"]
+        assert "gone.png" in lost.detail
