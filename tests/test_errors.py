@@ -17,8 +17,8 @@ from PIL import Image
 import mm_assets
 from mm_assets.errors import MissingExtraError
 from mm_assets.fields import Audio, AudioField, DepthField, TextField
+from mm_assets.filters.sharpness import sharpness
 from mm_assets.loading.batches import check_pinning
-from mm_assets.media.sharpness import sharpness
 from mm_assets.media.silence import measure_silence
 from mm_assets.media.sound import resample
 from mm_assets.media.tokenizers import JSONTokenizer

@@ -63,8 +63,8 @@ class ImageSizeAnnotator(Annotator):
     def annotate(self, block: Block) -> Mapping[str, pa.Array]:
         """Reads headers; null where that fails."""
         rows = block.rows_of("image")
-        infos = image_infos(block, rows)
-        sizes = (None if info is None else (info.width, info.height, info.width / info.height) for info in infos)
+        upright = (None if info is None else info.upright_size for info in image_infos(block, rows))
+        sizes = (None if size is None else (*size, size[0] / size[1]) for size in upright)
         return _spread(block, rows, self.columns, sizes)
 
 

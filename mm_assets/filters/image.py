@@ -1,7 +1,7 @@
 """Filters of image rows: aspect ratio, size and sharpness.
 
-Ratio and size come from the header, without decoding; sharpness decodes at a reduced scale. Width and height are those
-stored: an EXIF orientation is not applied. Of a file with several frames the first counts.
+Ratio and size come from the header, without decoding; sharpness decodes at a reduced scale. Images are judged upright,
+as they are decoded for training. Of a file with several frames the first counts.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from functools import partial
 
 from mm_assets.filters.base import Block, MeasuredRowFilter, Rows, outside
 from mm_assets.filters.parameters import Limits, check_limits, check_number, check_whole, some_limit
+from mm_assets.filters.sharpness import sharpness
 from mm_assets.media.images import ImageInfo, probe_image
-from mm_assets.media.sharpness import sharpness
 
 __all__ = ["DEFAULT_MIN_SIDE", "AspectRatioFilter", "BlurFilter", "ImageSizeFilter", "image_infos", "sharpness_scores"]
 
@@ -25,7 +25,7 @@ def image_infos(block: Block, rows: Rows) -> list[ImageInfo | None]:
 
 
 def sharpness_scores(block: Block, rows: Rows, *, min_side: int | None) -> list[float | None]:
-    """The sharpness of each row's image (see `mm_assets.media.sharpness`); None where it cannot be decoded."""
+    """The sharpness of each row's image (see `mm_assets.filters.sharpness`); None where it cannot be decoded."""
     score: Callable[[memoryview], float] = partial(sharpness, min_side=min_side)
     return block.measure(("sharpness", min_side), rows, score, threaded=True)
 
@@ -51,7 +51,8 @@ class AspectRatioFilter(MeasuredRowFilter):
 
     def verdict(self, value: ImageInfo) -> tuple[str, float] | None:
         """``below_min`` or ``above_max`` with the ratio."""
-        return outside(("", value.width / value.height, self.limits))
+        width, height = value.upright_size
+        return outside(("", width / height, self.limits))
 
 
 class ImageSizeFilter(MeasuredRowFilter):
@@ -87,7 +88,8 @@ class ImageSizeFilter(MeasuredRowFilter):
 
     def verdict(self, value: ImageInfo) -> tuple[str, float] | None:
         """``width_below_min``, ``width_above_max`` and likewise for height, with the side that offends, in pixels."""
-        return outside(("width_", value.width, self.width), ("height_", value.height, self.height))
+        width, height = value.upright_size
+        return outside(("width_", width, self.width), ("height_", height, self.height))
 
 
 class BlurFilter(MeasuredRowFilter):

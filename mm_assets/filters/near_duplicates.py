@@ -16,7 +16,7 @@ import numpy as np
 from mm_assets.filters.base import Block, Filter, Rows
 from mm_assets.filters.duplicates import DIGEST_SIZE, by_scope, content_digests
 from mm_assets.filters.parameters import check_choice, check_whole, wrong
-from mm_assets.media.perceptual_hash import HASH_BITS, perceptual_hash
+from mm_assets.filters.perceptual_hash import HASH_BITS, perceptual_hash
 from mm_assets.rows.schema import Drop
 
 __all__ = ["MAX_DISTANCE", "HammingIndex", "NearDuplicatesFilter", "image_hashes"]

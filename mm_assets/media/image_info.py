@@ -34,3 +34,8 @@ class ImageInfo:
     has_8bit_form: bool = True
     num_frames: int = 1
     orientation: int = 1
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """(width, height) once it is turned by its orientation."""
+        return (self.width, self.height) if self.orientation < 5 else (self.height, self.width)

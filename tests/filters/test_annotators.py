@@ -5,7 +5,7 @@ import pytest
 
 from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.registry import build_annotator
-from mm_assets.media.sharpness import sharpness
+from mm_assets.filters.sharpness import sharpness
 from mm_assets.rows.schema import DatasetSchema
 
 

@@ -4,10 +4,11 @@ import tarfile
 import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 
 from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.registry import build_annotator, build_filter
-from mm_assets.media.sharpness import sharpness
+from mm_assets.filters.sharpness import sharpness
 from mm_assets.rows.schema import DatasetSchema
 
 
@@ -77,14 +78,13 @@ def test_image_size_limits_are_inclusive(make_table, image):
     ]
 
 
-def test_orientation_is_not_applied(make_table, encode):
-    """Width and height are those stored, as decoders return them, whatever the EXIF orientation says."""
-    from PIL import Image
-
+def test_images_are_judged_upright(make_table, encode):
+    """Width and height are those of the image turned by its EXIF orientation, as the reader decodes it."""
     exif = Image.Exif()
     exif[274] = 6  # show rotated by a quarter
     table = make_table({"a": [("image", encode(np.zeros((10, 20), np.uint8), "JPEG", exif=exif))]})
-    assert _judge(table, {"type": "aspect_ratio"}) == []
+    assert _judge(table, {"type": "aspect_ratio"}) == [(0, "aspect_ratio", "below_min", 0.5)]
+    assert _judge(table, {"type": "image_size", "min_height": 20, "max_width": 10}) == []
 
 
 # Sharpness
@@ -127,8 +127,6 @@ def test_a_measure_is_taken_once(make_table, image, monkeypatch):
 @pytest.mark.parametrize("shard", ["image-text/image-text-00000.tar", "mint1t-html/mint1t-html-00000.tar"])
 def test_real_images_are_judged_by_the_sizes_that_a_decoder_sees(make_table, shared_data, shard):
     """Over the images of a real shard the filter keeps exactly those whose ratio, as Pillow opens them, is in range."""
-    from PIL import Image
-
     samples, expected = {}, {}
     with tarfile.open(shared_data / shard) as archive:
         for member in archive:

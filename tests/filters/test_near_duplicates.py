@@ -15,8 +15,8 @@ from mm_assets.errors import ConfigError
 from mm_assets.filters import near_duplicates as near_module
 from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.near_duplicates import HammingIndex
+from mm_assets.filters.perceptual_hash import hash_of_luma, perceptual_hash
 from mm_assets.filters.registry import build_annotator, build_filter
-from mm_assets.media.perceptual_hash import hash_of_luma, perceptual_hash
 from mm_assets.rows.schema import DatasetSchema
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mm_assets.filters.apply import FilterStream
 from mm_assets.filters.registry import BUILTIN_ANNOTATORS, BUILTIN_FILTERS, build_annotator, build_filter
-from mm_assets.media.sharpness import MAX_JPEG_PIXELS, MAX_PIXELS
+from mm_assets.filters.sharpness import MAX_PIXELS
 from mm_assets.media.silence import MAX_SAMPLES
 from mm_assets.rows.schema import DatasetSchema
 
@@ -53,7 +53,6 @@ def test_the_annotators_table_is_that_of_the_code(text, kind):
 
 def test_limits_in_the_text_are_those_of_the_code(text):
     """The text has the limits of decoded images and audio."""
-    assert f"{MAX_JPEG_PIXELS:,}" in text
     assert f"{MAX_PIXELS:,}" in text
     assert f"{MAX_SAMPLES:,}" in text
 

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from mm_assets.media.sharpness import decode_luma
+from mm_assets.filters.sharpness import decode_luma
 
 __all__ = ["HASH_BITS", "MIN_DETAIL", "MIN_SIDE", "hash_of_luma", "perceptual_hash"]
 
@@ -36,7 +36,7 @@ def perceptual_hash(data: memoryview) -> int | None:
     """The hash of one encoded image, an integer of 64 bits; None for an image without enough detail.
 
     Raises:
-        MediaError: the image cannot be decoded, or has more pixels than `mm_assets.media.sharpness` decodes.
+        MediaError: as of `decode_luma`.
     """
     return hash_of_luma(decode_luma(data, min_side=MIN_SIDE))
 
