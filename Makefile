@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 HOST ?= 127.0.0.1
 PORT ?= 3000
 FUZZ_SECONDS ?= 60
+# What packaging can break: commands, entry points, files of the package, imports of other people's code, every field.
+WHEEL_TESTS := wheels cli dg extensions pack_job daemon modalities
 export DAGSTER_HOME := $(CURDIR)/dagster_home
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -21,7 +23,7 @@ help:
 	@echo "make coverage    the lines and branches that the quick tests run, of the parts that must not be wrong"
 	@echo "make check       ruff, mypy --strict, import-linter, the prose check, dg check defs"
 	@echo "make wheels      build mm-assets and mm-assets-reader into dist/, and check what is in them"
-	@echo "make test-wheels install the built mm-assets in an environment of its own and run tests/e2e, without fuzzing, against it"
+	@echo "make test-wheels install the built mm-assets in an environment of its own and run $(WHEEL_TESTS) of tests/e2e"
 	@echo "make bench-loading DATA=folder  reading and writing, side by side with other projects (an hour, 30 GB)"
 	@echo "make bench-memory  resident memory and throughput of each stage on a 500 MB shard"
 	@echo "make bench-decodable  cost of decoding every media item before it is packed"
@@ -92,7 +94,7 @@ test-wheels: wheels
 	    "mm-assets[all] @ file://$$(echo $(CURDIR)/dist/mm_assets-*.whl)"
 	cd dist && venv/bin/python -c 'import mm_assets; assert "site-packages" in mm_assets.__file__, mm_assets.__file__'
 	cd dist && venv/bin/python -m pytest --config-file ../pyproject.toml --rootdir .. --numprocesses logical \
-	    --dist worksteal ../tests/e2e --wheels . -m "not fuzz"
+	    --dist worksteal --wheels . $(WHEEL_TESTS:%=../tests/e2e/test_%.py)
 
 bench-memory: $(VENV)/dev.done
 	$(BIN)/python benchmarks/memory.py
