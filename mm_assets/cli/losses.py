@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import echo, report_losses
+from mm_assets.cli.output import echo, named_in_part, report_losses
 from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with totals, losses and pending partitions.")
 def command(chosen: DatasetChoice, keys: tuple[str, ...], as_json: bool) -> None:
     """List what was lost (failed partitions, rejects, dropped rows), and what is published in spite of a fault."""
-    from mm_assets.pipeline.losses import loss_totals, losses, totals_said
+    from mm_assets.pipeline.losses import FAILED, loss_totals, losses
 
     for dataset in chosen.stores():
         name, registered = dataset.spec.name, dataset.partitions()
@@ -34,35 +34,43 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], as_json: bool) -> None
         wanted = list(keys) or sorted(registered)
         totals = loss_totals(dataset, wanted)
         items = losses(dataset, wanted)
-        failed = {key for key in wanted if dataset.failure(key) is not None}
-        unpublished = [key for key in wanted if dataset.marker(key) is None and key not in failed]
+        unpublished = [key for key in wanted if dataset.marker(key) is None]
         if as_json:
             _print_json(name, totals, items, unpublished)
             continue
-        echo(f"{name}: {totals_said(totals)}, in {counted(len(wanted), 'partition')}")
-        report_losses(name, totals)
+        report_losses(chosen, name, totals)
         for loss in items:
-            echo(_line(name, loss))
-        for key in unpublished:
-            echo(f"{name}/{key}: is not published: `mm-assets run` shows why", err=True)
+            echo(chosen.complete(_line(name, loss)))
+            if loss.reason == FAILED:
+                unpublished = [key for key in unpublished if key != loss.partition]
+        if unpublished:
+            shown = named_in_part(unpublished)
+            run = chosen.complete(f"`mm-assets run --dataset {name}`")
+            number = counted(len(unpublished), "partition")
+            echo(f"{name}: {number} not published yet ({shown}): {run} publishes them, or says why not", err=True)
 
 
 def _line(dataset: str, loss: Loss) -> str:
-    sample = "" if loss.sample_id is None else f" (sample {loss.sample_id})"
+    sample = "" if loss.sample_id is None else f"(sample {loss.sample_id})"
+    place = " ".join(filter(None, (loss.place, sample)))
+    parts = (f"{dataset}/{loss.partition}", loss.kind, loss.stage, loss.reason, place, loss.detail)
     times = "" if loss.count == 1 else f" ({loss.count:,} times)"
-    what = f"{dataset}/{loss.partition}: {loss.kind}: {loss.stage}: {loss.reason}: {loss.place or 'no place'}{sample}"
-    return f"{': '.join(filter(None, (what, loss.detail)))}{times}; {loss.advice}"
+    return f"{': '.join(filter(None, parts))}{times}; {loss.advice}"
 
 
 def _print_json(dataset: str, totals: Sequence[LossTotal], items: Iterable[Loss], unpublished: Sequence[str]) -> None:
-    """Writes item by item: there may be very many."""
+    """Writes item by item: there may be very many; then the partitions without a marker that did not fail."""
+    from mm_assets.pipeline.losses import FAILED
+
     shared = ("kind", "stage", "reason", "advice")
     listed = [
         {name: getattr(t.example, name) for name in shared} | {"count": t.count, "example": t.example.to_json()}
         for t in totals
     ]
-    click.echo(f'{{"dataset": {json.dumps(dataset)}, "unpublished": {json.dumps(unpublished)},')
+    failed: set[str] = set()
+    click.echo(f'{{"dataset": {json.dumps(dataset)},')
     click.echo(f' "totals": {json.dumps(listed)},\n "losses": [', nl=False)
     for number, loss in enumerate(items):
         click.echo(("," if number else "") + f"\n  {json.dumps(loss.to_json())}", nl=False)
-    click.echo("]}")
+        failed.update([loss.partition] if loss.reason == FAILED else [])
+    click.echo(f'],\n "unpublished": {json.dumps([key for key in unpublished if key not in failed])}}}')

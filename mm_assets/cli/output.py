@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "echo",
+    "named_in_part",
     "printable",
     "report_error",
     "report_losses",
@@ -42,20 +43,21 @@ def echo(text: str, *, err: bool = False) -> None:
     click.echo(printable(text), err=err)
 
 
-def report_losses(dataset: str, totals: Sequence[LossTotal]) -> None:
-    """Writes a table of what was lost, or has a fault, by stage and reason, with the first of each and what to do."""
+def report_losses(chosen: DatasetChoice, dataset: str, totals: Sequence[LossTotal]) -> None:
+    """Writes how much was lost or has a fault, and a table by stage and reason, with the first and what to do."""
+    from mm_assets.pipeline.losses import totals_said
+
+    echo(f"{dataset}: {totals_said(totals)}")
     if not totals:
         return
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from mm_assets.pipeline.losses import totals_said
-
     console = Console()
     if not console.is_terminal:
         console = Console(width=_UNBROKEN)
-    table = Table(title=f"{dataset}: {totals_said(totals)}", title_justify="left")
+    table = Table()
     for heading in ("kind", "stage", "reason", "count", "first of them", "what to do"):
         table.add_column(heading, justify="right" if heading == "count" else "left", overflow="fold")
     for total in totals:
@@ -63,7 +65,7 @@ def report_losses(dataset: str, totals: Sequence[LossTotal]) -> None:
         sample = "" if loss.sample_id is None else f"sample {loss.sample_id}"
         first = ": ".join(filter(None, (loss.partition, loss.place or sample, loss.detail)))
         cells = (loss.kind, loss.stage, loss.reason, f"{total.count:,}", first, loss.advice)
-        table.add_row(*(escape(printable(cell)) for cell in cells))
+        table.add_row(*(escape(printable(chosen.complete(cell))) for cell in cells))
     console.print(table)
 
 
@@ -106,10 +108,14 @@ def report_registration(chosen: DatasetChoice, dataset: str, found: Registration
         echo(f"{dataset}: {command} shows how the layout was decided", err=True)
 
 
+def named_in_part(keys: Sequence[str]) -> str:
+    """The first few of several partitions, and how many more there are."""
+    return ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
+
+
 def report_missing_streams(chosen: DatasetChoice, dataset: str, missing: Mapping[str, tuple[str, ...]]) -> None:
     """Writes to standard error which added streams the manifest lacks, why, and the command that adds them."""
     for name, keys in missing.items():
-        shown = ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
         advice = chosen.complete(f"`mm-assets add-stream --dataset {dataset} --name {name}`")
-        line = f"stream {name!r} is not in the manifest: it is missing in {shown}"
+        line = f"stream {name!r} is not in the manifest: it is missing in {named_in_part(keys)}"
         echo(f"{dataset}: {line}; add it with {advice} and its --field and --values", err=True)

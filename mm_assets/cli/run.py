@@ -150,7 +150,8 @@ class _Run:
         for name, dataset in self.datasets.items():
             ran = [result.partition for result in self.ended if result.dataset == name]
             totals = loss_totals(dataset, ran)
-            report_losses(name, totals)
+            if ran:
+                report_losses(self.chosen, name, totals)
             if totals:
                 echo(f"all of them: {self.chosen.complete(f'`{losses_command(name)}`')}")
             report_missing_streams(self.chosen, name, missing_streams(dataset))

@@ -91,7 +91,7 @@ _UNDECODABLE = _PLACED.format(  # of those that were dropped, `dropped` tells
 )
 _COLUMNS = ("reason", "sample_id", "position", "modality", "shard", "member", "byte_offset", "byte_size", "detail")
 
-_DECIDE_AGAIN = "`mm-assets register --new-schema` decides the columns again"
+_DECIDE_AGAIN = "`register --new-schema` decides the columns again"
 _LIST_ROW = "correct the row of the list"
 _REJECTED = {  # what to do about each reason of a reject; of a user's own source there may be others
     "": "correct the member in the shard and run again",
@@ -130,11 +130,16 @@ _REJECTED = {  # what to do about each reason of a reject; of a user's own sourc
     "no_source": "name the file as path or source_ref",
     "outside": "move the file below the list's folder, or set samples.allow_references and allowed_references",
 }
-_ADVICE = {  # by stage and the start of a reason, the longest that fits
+_ADVICE = {  # by stage and the start of reason and detail, the longest that fits
     "": "see the message, then run the partition again",
     **{f"{stage.name}/{FAILED}": "do as the message says, then run the partition again" for stage in CHAIN},
-    f"{RAW_SHARDS.name}/{FAILED}": "do as the message says; on_damaged_shard: salvage takes what a damaged tar has",
-    f"{RAW_SHARDS.name}/{MISSING_END}": "compare the shard with its original; on_missing_end: fail refuses such tars",
+    f"{RAW_SHARDS.name}/{FAILED}": "do as the message says; of a damaged tar, on_damaged_shard: salvage takes the rest",
+    f"{RAW_SHARDS.name}/{MISSING_END}": "replace it if its original is larger; on_missing_end: fail refuses such tars",
+    **{
+        f"{stage.name}/{FAILED}: check losses: ": f"correct the shard, or raise {stage.loss_limit}"
+        for stage in CHAIN
+        if stage.loss_limit is not None
+    },
     **{f"{ROWS.name}/{reason}": advice for reason, advice in _REJECTED.items()},
     f"{ROWS.name}/{NO_COLUMN}": f"nothing if metadata_json is enough, which has it; {_DECIDE_AGAIN}",
     f"{ROWS.name}/{NULL_CAST}": f"correct the value, which metadata_json has; {_DECIDE_AGAIN}",
@@ -192,7 +197,7 @@ class Loss:
     @property
     def advice(self) -> str:
         """What to do about it."""
-        what = f"{self.stage}/{self.reason}"
+        what = f"{self.stage}/{self.reason}: {self.detail}"
         return _ADVICE[max((start for start in _ADVICE if what.startswith(start)), key=len)]
 
     @property

@@ -75,6 +75,9 @@ def test_a_partition_beyond_a_limit_is_not_published(
         publish.publish(dataset, "s")
     listed = list(losses(dataset, ["s"]))
     assert [loss.detail for loss in listed if loss.reason == "failed"] == [f"check losses: {said}"]
+    assert [loss.advice for loss in listed if loss.reason == "failed"] == [
+        f"correct the shard, or raise {stage.loss_limit}"
+    ]
     assert any(loss.member == "9.json" for loss in listed)
 
 
