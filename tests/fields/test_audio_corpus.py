@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from fractions import Fraction
+from pathlib import Path
 
 import av
 import numpy as np
@@ -66,15 +67,20 @@ BY_AV = {  # (muxer, encoder, rate, options of the muxer, options of the encoder
     "ogg flac": ("ogg", "flac", 44_100, {}, {}),
     "wma": ("asf", "wmav2", 44_100, {}, {"b": "64000"}),
 }
+BY_HAND = {"speex": 8000, "amr": 8000, "amr wide band": 16_000}  # rates: PyAV decodes them, and encodes none
+AMR = {
+    "amr": (b"#!AMR\n", (13, 14, 16, 18, 20, 21, 27, 32)),
+    "amr wide band": (b"#!AMR-WB\n", (18, 24, 33, 37, 41, 47)),
+}
 NO_XING = ("mp3 cbr, no xing", "mp3 vbr, no xing", "mp3 of mpeg 2", "mp3 of mpeg 2.5", "mp2")
 MP3_BY_WALK = (*NO_XING, "mp3 in wav")  # decoded by libsndfile, measured by us
-NO_TOTAL = (*NO_XING, "adts", "ac-3", "e-ac-3")  # no length is in the file
+NO_TOTAL = (*NO_XING, "adts", "ac-3", "e-ac-3", *AMR)  # no length is in the file
 REFUSED = re.compile(
     "cannot be decoded|is damaged|is truncated|ends early|not as its record|cannot be read|not readable audio|header|"
     "has no samples|has no audio stream|has no frame|has no length|longer than its record|has video|channels at|"
     r"samples per channel|does not|begins with|at most \d+ \(max_frames\)|audio of 0 Hz|found (a table|\d+ )|expected"
 )
-UNDETECTED = ("wav", "rf64", "w64", "ai", "au", "caf", "mp", "adts", "m4a", "e-ac-3", "wma", "webm")
+UNDETECTED = (*AMR, "wav", "rf64", "w64", "ai", "au", "caf", "mp", "adts", "m4a", "e-ac-3", "wma", "webm")
 
 
 def tone(rate, seconds=0.3):
@@ -89,6 +95,14 @@ def made(name):
     if name in BY_SNDFILE:
         container, subtype, rate = BY_SNDFILE[name]
         return sound_file(tone(rate), rate, container, subtype)
+    if name == "speex":  # `tone` as speexenc stores it, with its lowest quality
+        return Path(__file__).with_name("tone.spx").read_bytes()
+    if name in AMR:  # a header byte and any bits are a frame
+        magic, sizes = AMR[name]
+        bits = np.random.default_rng(0)
+        return magic + b"".join(
+            bytes([k % len(sizes) << 3 | 4]) + bits.bytes(sizes[k % len(sizes)] - 1) for k in range(15)
+        )
     muxer, encoder, rate, muxing, encoding = BY_AV[name]
     with tempfile.NamedTemporaryFile() as file:  # by its name: to move its header to the front, a file is read again
         _write(file.name, muxer, encoder, rate, muxing, encoding)
@@ -177,7 +191,7 @@ def assert_as_reference(name, found, expected):
         np.testing.assert_array_equal(found.samples, expected)
 
 
-@pytest.mark.parametrize("name", [*BY_SNDFILE, *BY_AV])
+@pytest.mark.parametrize("name", [*BY_SNDFILE, *BY_AV, *BY_HAND])
 def test_a_whole_file_is_kept_and_decodes_as_its_reference(name):
     """A file of each format is stored byte for byte, and decodes to every sample of the reference decoder."""
     data = made(name)
@@ -186,7 +200,7 @@ def test_a_whole_file_is_kept_and_decodes_as_its_reference(name):
     assert encoded.data == data
     found = samples_or_reason(field, data, encoded)
     assert_as_reference(name, found, by_reference(name, data))
-    assert found.sample_rate == (BY_SNDFILE.get(name) or BY_AV[name])[2]
+    assert found.sample_rate == (BY_HAND.get(name) or (BY_SNDFILE.get(name) or BY_AV[name])[2])
     assert 0.27 < found.duration_seconds < 0.42
     shorts = AudioField(decoded="int16").decode(*encoded).samples
     np.testing.assert_allclose(shorts / 32768, found.samples.clip(-1, 1), atol=1.01 / 32768)
@@ -194,7 +208,7 @@ def test_a_whole_file_is_kept_and_decodes_as_its_reference(name):
     np.testing.assert_array_equal(packed.decode(*packed.encode(data)).samples, shorts)
 
 
-@pytest.mark.parametrize("name", [*BY_SNDFILE, *BY_AV])
+@pytest.mark.parametrize("name", [*BY_SNDFILE, *BY_AV, *BY_HAND])
 def test_a_damaged_file_decodes_as_its_reference_or_says_why_not(name):
     """Truncated, zeroed, flipped, lengthened and empty files decode as the reference does, or are refused by name."""
     field, whole = AudioField(), made(name)
@@ -272,6 +286,27 @@ def test_an_ogg_that_was_recorded_has_the_samples_of_its_pages():
     found = samples_or_reason(AudioField(), recorded)
     assert_as_reference("ogg vorbis", found, by_reference("ogg vorbis", recorded))
     assert 1 < found.duration_seconds < 4
+
+
+def test_the_gapless_data_of_itunes_is_applied():
+    """An m4a without an edit list begins where its iTunSMPB says, and ends with its last frame, as in FFmpeg."""
+    with tempfile.NamedTemporaryFile() as file:
+        _write(file.name, "ipod", "aac", 44_100, {"use_editlist": "0"}, {})
+        data = file.read()
+    text = f" 00000000 {2112:08X} {100:08X} {13_230:016X}" + " 00000000" * 8
+    names = box(b"mean", b"com.apple.iTunes") + box(b"name", b"iTunSMPB")
+    entry = box(b"----", names + box(b"data", bytes(4) + text.encode(), flags=b"\0\0\0\1"), flags=b"")
+    handler = box(b"hdlr", bytes(4) + b"mdirappl" + bytes(9))
+    meta = box(b"meta", handler + box(b"ilst", entry, flags=b""))
+    at = data.rindex(b"moov") - 4
+    moov = box(b"moov", data[at + 8 :] + box(b"udta", meta, flags=b""), flags=b"")  # the last box
+    plain, found = (AudioField().decode(*AudioField().encode(file)).samples for file in (data, data[:at] + moov))
+    np.testing.assert_array_equal(found, plain[2112:])
+
+
+def box(kind, body, flags=bytes(4)):
+    """A box of an MP4; without `flags` it has neither version nor flags."""
+    return struct.pack(">I4s", 8 + len(flags) + len(body), kind) + flags + body
 
 
 def test_a_clip_ends_where_the_padding_of_its_opus_begins():
