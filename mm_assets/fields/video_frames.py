@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import MediaError
 from mm_assets.fields.base import MAX_DATA, corrupt
-from mm_assets.fields.image_decode import orient
+from mm_assets.fields.image_decode import SCALES, orient, scaled
 from mm_assets.fields.image_resize import Box, resample, resize
 from mm_assets.fields.video_record import FILE, Record
 from mm_assets.fields.video_source import Plan, Source, most_frames, shown_size
@@ -93,7 +94,7 @@ def index_of(record: Record, video: memoryview, *, max_pixels: int) -> Indexed |
 
 
 def check_decodable(record: Record, video: memoryview, *, max_pixels: int) -> None:
-    """Decode every frame once, each into the same memory or none.
+    """Decode every frame once, without keeping it; a JPEG at an eighth of its size, which reads all of its data too.
 
     Raises:
         CorruptError: `fill_frames` would raise it for some frame.
@@ -108,9 +109,8 @@ def check_decodable(record: Record, video: memoryview, *, max_pixels: int) -> No
         except MediaError as error:
             raise corrupt(error.reason) from error
     elif record.num_frames:
-        target = np.empty((1, record.height, record.width, 3), dtype=np.uint8)
-        for number in range(record.num_frames):
-            fill_frames(record, video, None, np.array([number], dtype=np.int64), target, max_pixels=max_pixels)
+        for jpeg in _jpegs(record, video, range(record.num_frames)):
+            _decode_jpeg(jpeg, (record.height, record.width), None)
 
 
 def fill_frames(
@@ -134,12 +134,8 @@ def fill_frames(
     if not len(indices):
         return
     if indexed is None:
-        offsets = np.frombuffer(video, dtype="<u8", count=record.num_frames + 1)
-        for row, number in enumerate(indices.tolist()):
-            start, end = int(offsets[number]), int(offsets[number + 1])
-            if not offsets.nbytes <= start <= end <= len(video):
-                raise corrupt("frame lies outside the data", found=(start, end), expected=(offsets.nbytes, len(video)))
-            _decode_jpeg(video[start:end], (record.height, record.width), target[row])
+        for row, jpeg in enumerate(_jpegs(record, video, indices.tolist())):
+            _decode_jpeg(jpeg, (record.height, record.width), target[row])
         return
     order = np.argsort(indices, kind="stable")
     try:
@@ -156,13 +152,32 @@ def fill_frames(
         raise corrupt(error.reason) from error
 
 
-def _decode_jpeg(data: memoryview, size: tuple[int, int], target: npt.NDArray[np.uint8]) -> None:
-    """Decode into (H, W, 3), resized if of another size; `CorruptError` if damaged or not of the recorded size."""
+def _jpegs(record: Record, video: memoryview, numbers: Iterable[int]) -> Iterator[memoryview]:
+    """The stored frames of these numbers; `CorruptError` where the index is damaged."""
+    offsets = np.frombuffer(video, dtype="<u8", count=record.num_frames + 1)
+    for number in numbers:
+        start, end = int(offsets[number]), int(offsets[number + 1])
+        if not offsets.nbytes <= start <= end <= len(video):
+            raise corrupt("frame lies outside the data", found=(start, end), expected=(offsets.nbytes, len(video)))
+        yield video[start:end]
+
+
+def _decode_jpeg(data: memoryview, size: tuple[int, int], target: npt.NDArray[np.uint8] | None) -> None:
+    """Decode into (H, W, 3), resized if of another size; `CorruptError` if damaged or not of the recorded size.
+
+    Without a target the pixels are only checked, at an eighth of the size.
+    """
     import simplejpeg
 
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
         if (height, width) == size:
+            if target is None:
+                least_height, least_width = scaled(size, SCALES[0])
+                simplejpeg.decode_jpeg(
+                    data, colorspace="RGB", min_height=least_height, min_width=least_width, strict=True
+                )
+                return
             fits = target.shape[:2] == size and target.flags.c_contiguous
             pixels = simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=target if fits else None, strict=True)
             if not fits:
