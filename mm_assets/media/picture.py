@@ -11,10 +11,11 @@ from typing import Any
 from mm_assets.media.content_types import Buffer
 from mm_assets.media.video import DEFAULT_MAX_PIXELS, decoded_frames, open_media, video_stream_of
 
-__all__ = ["Picture", "picture_of"]
+__all__ = ["Picture", "has_high_range", "picture_of"]
 
 _MATRIX = struct.Struct("=9i")
 _TRANSFERS = {1: "bt709", 6: "smpte170m", 8: "linear", 13: "srgb", 14: "bt2020", 15: "bt2020", 16: "pq", 18: "hlg"}
+_HIGH_RANGE = ("pq", "hlg")
 _PRIMARIES = {1: "bt709", 5: "bt470bg", 6: "smpte170m", 9: "bt2020", 11: "dci-p3", 12: "display-p3"}
 _MAX_ASPECT = 100  # of a pixel's sides: what is beyond is an error of the file, as in players
 
@@ -44,7 +45,7 @@ class Picture:
     @property
     def is_hdr(self) -> bool:
         """Whether the range of light is high: the decoded RGB keeps the file's transfer and looks pale and dark."""
-        return self.transfer in ("pq", "hlg")
+        return self.transfer in _HIGH_RANGE
 
     def square(self, size: tuple[int, int]) -> tuple[int, int]:
         """(height, width) of a stored frame with its pixels made square: the width is stretched, rounded to nearest."""
@@ -74,6 +75,17 @@ def picture_of(data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture
             transfer=_named(_TRANSFERS, int(frame.color_trc)),
             primaries=_named(_PRIMARIES, int(frame.color_primaries)),
         )
+
+
+def has_high_range(data: Buffer) -> bool:
+    """Whether the header of a file says that its frames have a high dynamic range, PQ or HLG; nothing is decoded.
+
+    Raises:
+        MediaError: the bytes are not a video or audio file, or its header is damaged.
+    """
+    with open_media(data) as (container, _):
+        stream = video_stream_of(container)
+        return stream is not None and _TRANSFERS.get(int(stream.codec_context.color_trc)) in _HIGH_RANGE
 
 
 def _named(names: dict[int, str], number: int) -> str:

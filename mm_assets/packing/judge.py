@@ -18,10 +18,11 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from mm_assets.errors import EncodeError, FormatError, SourceError
+from mm_assets.errors import EncodeError, FormatError, MediaError, MissingExtraError, SourceError
 from mm_assets.fields import AudioField, DepthField, Encoded, Field, ImageField, SyncedVideoAudioField
 from mm_assets.fields.base import PAYLOAD
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.picture import has_high_range
 from mm_assets.media.video import VIDEO_TYPES
 from mm_assets.packing.pack import placed_contents
 from mm_assets.packing.placement import BlockRows, Placement, Placer
@@ -118,6 +119,8 @@ class Judge:
         num_undecodable: items that are undecodable.
         num_unplaced: samples with content that no packed modality takes, or that lacks the other parts of a composite.
         unplaced: kinds of that content, with the number of rows.
+        num_high_range: clips with a high dynamic range, which decode to pale frames; only with "full".
+        first_high_range: the first of them, in words; None where there is none.
     """
 
     def __init__(self, plan: PackPlan, *, policy: Policy, mode: Mode) -> None:
@@ -135,6 +138,8 @@ class Judge:
         self.num_undecodable = 0
         self.num_unplaced = 0
         self.unplaced: Counter[str] = Counter()
+        self.num_high_range = 0
+        self.first_high_range: str | None = None
 
     def __enter__(self) -> Judge:
         return self
@@ -273,10 +278,26 @@ class Judge:
             with _host_failure_named(block.rows, task.rows[0]):
                 detail = verdict()
                 found = None if detail is None else self._culprits(block, task, detail)
+                if found is None:
+                    self._find_high_range(block.rows, task.rows)
             if found is None:
                 block.passed.update((task.taker, row) for row in task.rows)
             else:
                 yield found
+
+    def _find_high_range(self, rows: BlockRows, passed: Iterable[int]) -> None:
+        """Counts the clips among rows whose frames would have to be mapped to the range of a screen."""
+        for row in passed:
+            content = rows.content(row)
+            if rows.content_type[row] not in VIDEO_TYPES or content is None:
+                continue
+            try:
+                is_high = has_high_range(content)
+            except (MediaError, MissingExtraError):  # a field of the user's own may take what PyAV does not read
+                continue
+            if is_high:
+                self.num_high_range += 1
+                self.first_high_range = self.first_high_range or f"sample {rows.sample_id[row]!r}, {rows.member[row]}"
 
     def _run(self, tasks: Iterable[_Task | _Faults]) -> Iterator[tuple[_Task | _Faults, Callable[[], str | None]]]:
         """Each task with its verdict, in order, from threads; faults pass through in their place."""

@@ -227,7 +227,7 @@ def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
             "content_bytes": run.preview.content_bytes,
             **({KEPT_UNDECODABLE: len(faulty - gone)} if faulty - gone else {}),
         }
-        notes = (*stream.notes, *_undecodable_notes(spec), *_unplaced_notes(judge, stream.counts, run))
+        notes = (*stream.notes, *_media_notes(judge, spec), *_unplaced_notes(judge, stream.counts, run))
         return run.finish(counts=counts, notes=notes)
 
 
@@ -308,9 +308,15 @@ def _counts(summary: PackSummary) -> dict[str, int]:
     return present | refused | ({"rest_rows": summary.num_rest} if summary.num_rest else {})
 
 
-def _undecodable_notes(spec: DatasetSpec) -> Iterator[str]:
+def _media_notes(judge: Judge, spec: DatasetSpec) -> Iterator[str]:
     if spec.decodable == "headers":
         yield "media were not decoded before packing (decodable: headers)"
+    if judge.num_high_range:
+        number = counted(judge.num_high_range, "clip")
+        yield (
+            f"high dynamic range (PQ or HLG): {number}, whose frames decode without tone mapping and look pale; "
+            f"the first is of {judge.first_high_range}"
+        )
 
 
 def _advice(spec: DatasetSpec) -> str:

@@ -54,6 +54,7 @@ def clip_file(path: Path) -> bytes:
     with av.open(str(path), "w", options=options) as output:
         stream = output.add_stream("libx264", rate=10)
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.color_trc = 16 if path.suffix == ".mkv" else 1  # PQ, else as a screen has it
         for pixels in noise:
             output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         output.mux(stream.encode(None))
@@ -155,8 +156,8 @@ def test_undecodable_samples_are_dropped_whole(shard: Path, tmp_path: Path) -> N
 
 
 def test_undecodable_media_are_kept_and_said(shard: Path, tmp_path: Path) -> None:
-    """With `keep` every byte is packed, and the table and the losses say which of them no reader decodes."""
-    dataset, _ = run(tmp_path, shard, on_undecodable="keep")
+    """With `keep` every byte is packed; the table and the losses say what no reader decodes, a note what looks pale."""
+    dataset, results = run(tmp_path, shard, on_undecodable="keep")
     assert rows_of(dataset, "dropped") == []
     listed = rows_of(dataset, "undecodable")
     assert {row["sample_id"] for row in listed} == TRUNCATED | {"named"}
@@ -165,6 +166,9 @@ def test_undecodable_media_are_kept_and_said(shard: Path, tmp_path: Path) -> Non
     kept = list(losses(dataset, ["s"]))
     assert {(loss.kind, loss.sample_id) for loss in kept} == {("kept", row["sample_id"]) for row in listed}
     assert all(loss.member and "no reader decodes it" in loss.advice for loss in kept)
+    (pale,) = (note for note in results[FILTERED_ROWS.name].record.notes if "high dynamic range" in note)
+    assert "1 clip," in pale
+    assert "the first is of sample 'mkv-good', mkv-good.mkv" in pale
     with mm_assets.open(dataset.store.path_of("manifest.json")) as packed:
         named = packed[packed.sample_ids.index("named")]
         assert [bytes(content) for _, content in named["rest"]] == [b"not an image"]
