@@ -137,6 +137,7 @@ def _create_databases(home: Path) -> None:
     if not missing or re.search(rb"^(run_|event_log_|schedule_)?storage\s*:", settings, re.M):
         return
     with tempfile.TemporaryDirectory(prefix=".new-", dir=home) as new:
+        Path(new, "dagster.yaml").write_bytes(settings)  # without one Dagster warns, of this folder
         with dg.DagsterInstance.from_config(new):
             pass
         for name in missing:

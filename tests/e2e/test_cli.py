@@ -50,6 +50,7 @@ def test_shards_without_yaml_become_packed_files(cli: Cli, demo_shards: Path) ->
     done = cli("run", "--dataset", "talks", "--shards", str(demo_shards / "speech-*.tar"), "--root", "out")
     assert "done" in done.stdout
     assert "talks/manifest.json" in done.stdout
+    assert "No dagster instance" not in done.stderr
     (mult,) = (cli.work / "out/talks/packed").glob("*.mult")
     inspected = cli("inspect", str(mult), "--sample", "0").stdout
     assert re.search(r"audio: AudioField.* present", inspected)
