@@ -57,9 +57,11 @@ _SUBSAMPLINGS = ("444", "420")
 _DECODE_MODES = ("exact", "fast")
 _PIL_MODES = {  # channels of what Pillow calls a mode; the others have no 8-bit form
     **dict.fromkeys(("1", "L"), 1),
-    **dict.fromkeys(("P", "RGB", "CMYK", "YCbCr", "RGBX"), 3),
+    **dict.fromkeys(("P", "RGB", "CMYK", "YCbCr", "RGBX", "LAB"), 3),
     **dict.fromkeys(("LA", "PA", "RGBA"), 4),
 }
+
+_HAS_8BIT_FORM = "an image with an 8-bit form (DepthField takes TIFFs of one float32 channel, NDArrayField arrays)"
 
 DEFAULT_MAX_PIXELS = 178_956_970  # where Pillow itself refuses: 512 MiB of RGB
 
@@ -277,7 +279,7 @@ class ImageField(Field):
             found += f" in {num_frames} frames" if num_frames > 1 else ""
             raise self._wrong_content(found, f"at most {self.max_pixels} pixels (max_pixels)")
         if not info.has_8bit_form:
-            raise self._wrong_content(f"{info.codec} of {info.bit_depth} bits", "an image with an 8-bit form")
+            raise self._wrong_content(f"{info.codec} of {info.bit_depth} bits", _HAS_8BIT_FORM)
         return info
 
     def _check_pixels(self, value: object) -> npt.NDArray[np.uint8]:

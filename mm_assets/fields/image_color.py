@@ -17,7 +17,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["Conversion", "conversion_of"]
+__all__ = ["Conversion", "conversion_of", "lab_to_srgb"]
 
 _SPACES = {b"RGB ": "RGB", b"GRAY": "L", b"CMYK": "CMYK"}  # by bytes 16 to 20 of a profile (ICC.1:2022, 7.2.6)
 _STEPS = 9  # colours of the comparison with sRGB: so many to the power of the channels
@@ -81,6 +81,20 @@ class Conversion:
 
         image = Pillow.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
         return np.asarray(self.apply(image)).reshape(pixels.shape)
+
+
+def lab_to_srgb(image: Image.Image) -> Image.Image:
+    """A Lab image (CIELAB of the white D50) in sRGB; it has no other form of 8 bits."""
+    converted: Any = _lab_transform().apply(image)
+    return converted  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _lab_transform() -> Any:
+    from PIL import ImageCms
+
+    lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+    return ImageCms.buildTransform(lab, srgb, "LAB", "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC)
 
 
 @functools.lru_cache(maxsize=256)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mm_assets.errors import FormatError, MediaError
 from mm_assets.fields.base import as_bytes_view, corrupt, truncated
-from mm_assets.fields.image_color import Conversion, conversion_of
+from mm_assets.fields.image_color import Conversion, conversion_of, lab_to_srgb
 from mm_assets.fields.image_pillow import open_with_pillow
 from mm_assets.fields.image_resize import scratch
 from mm_assets.media.content_types import Buffer
@@ -316,6 +316,8 @@ def _confirm(data: Buffer, codec: str, size: tuple[int, int]) -> int:
 
 def pixels_of(image: Image.Image, channels: int, *, to_srgb: bool = False) -> npt.NDArray[np.uint8]:
     """The 8-bit pixels of a loaded image, (H, W, channels); in sRGB where its ICC profile is to be used."""
+    if image.mode == "LAB":
+        image = lab_to_srgb(image)
     profile = image.info.get("icc_profile") if to_srgb else None
     conversion = conversion_of(profile) if isinstance(profile, bytes) and profile else None
     if conversion is not None:

@@ -20,7 +20,7 @@ class ImageInfo:
             grey with alpha is 4, and a transparent colour counts as alpha.
         bit_depth: bits of one stored sample (of a palette's index).
         has_8bit_form: whether there is one way to convert it to 8-bit grey or RGB. False for floating-point, signed
-            or wider than 16-bit samples, for Lab and the like (TIFF), and for 12-bit JPEG.
+            or wider than 16-bit samples, for Lab of 16 bits and the like (TIFF), and for 12-bit JPEG.
         num_frames: frames (TIFF pages, animation frames) whose headers are in the bytes, at least 1; the other
             attributes describe the first one.
         orientation: EXIF orientation, 1 to 8, or what the container says in its place; 1 if there is none.

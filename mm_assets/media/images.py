@@ -304,13 +304,14 @@ def _probe_tiff(head: HeaderReader) -> ImageInfo:
     else:
         channels = 4 if photometric == 2 and samples > 3 and alpha else 3
     depth, unsigned = tags.get(258, [1])[0], all(kind in (1, 4) for kind in tags.get(339, ()))
+    is_lab = photometric == 8 and depth == 8 and samples == 3
     return ImageInfo(
         codec="tiff",
         width=tags[256][0],
         height=tags[257][0],
         channels=channels,
         bit_depth=depth,
-        has_8bit_form=unsigned and 1 <= depth <= 16 and photometric in (0, 1, 2, 3, 5, 6),
+        has_8bit_form=unsigned and 1 <= depth <= 16 and (is_lab or photometric in (0, 1, 2, 3, 5, 6)),
         num_frames=num_frames,
         orientation=_orientation(tags),
     )

@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image, ImageCms, ImageOps
 
 from mm_assets.errors import ConfigError, EncodeError, FormatError, MissingExtraError
@@ -111,6 +112,31 @@ def test_grey_of_a_profile_becomes_srgb(codec):
     data = image_file(grey, codec, icc_profile=LINEAR_GREY)
     assert np.unique(decoded(ImageField(), data)).tolist() == [pytest.approx(128, abs=1)]
     assert np.unique(decoded(ImageField(), image_file(grey, codec, icc_profile=SWAPPED))).tolist() == [55]
+
+
+@pytest.mark.parametrize("icc", ["convert", "keep"])
+def test_lab_becomes_srgb(icc):
+    """A TIFF in Lab of 8 bits decodes to the sRGB of CIE's formula (white D50), whatever `icc` says."""
+    lab = np.array([[[138, 38, 46], [137, 0, 0], [200, 236, 20], [60, 10, 226]]], np.uint8)  # L of 255, a and b signed
+    target = io.BytesIO()
+    tifffile.imwrite(target, lab, photometric="cielab")
+    lightness, a, b = np.moveaxis(lab.astype(float), -1, 0)
+    a, b = (np.where(axis > 127, axis - 256, axis) for axis in (a, b))
+    y = (lightness / 2.55 + 16) / 116
+    xyz = [np.where(t > 6 / 29, t**3, (t - 4 / 29) * 108 / 841) for t in (y + a / 500, y, y - b / 200)]
+    to_linear = [
+        [3.1338561, -1.6168667, -0.4906146],
+        [-0.9787684, 1.9161415, 0.033454],
+        [0.0719453, -0.2289914, 1.4052427],
+    ]
+    linear = np.clip(np.tensordot(np.array(to_linear) * [0.9642, 1, 0.8249], xyz, 1), 0, 1)
+    srgb = 255 * np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    field = ImageField(icc=icc)
+    field.check_decodable(*field.encode(target.getvalue()))
+    found = decoded(field, target.getvalue())
+    assert np.abs(found - np.moveaxis(srgb, 0, -1)).max() < 3
+    with Image.open(target) as image:
+        np.testing.assert_array_equal(decoded(field, image), found)
 
 
 @pytest.mark.parametrize("profile", [b"no profile", SWAPPED[:200], SWAPPED[:16] + b"Lab " + SWAPPED[20:]])
