@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo, printable
-from mm_assets.errors import SourceError
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def command(chosen: DatasetChoice, place: str | None, as_json: bool) -> None:
     SHARDS is a folder, glob or URL; of a declared dataset give --dataset instead.
     """
     from mm_assets.pipeline.decide import decide_layout
-    from mm_assets.pipeline.register import group_shards
+    from mm_assets.pipeline.register import group_shards, no_shards
     from mm_assets.rows.base import shard_suffixes
     from mm_assets.storage.listing import expand_shards
 
@@ -40,14 +41,31 @@ def command(chosen: DatasetChoice, place: str | None, as_json: bool) -> None:
         suffixes = shard_suffixes(spec.source, where=spec.where)
         listed = expand_shards(spec.shards, spec.storage_options, suffixes=suffixes)
         if not listed:
-            raise SourceError(spec.shards, "no shard was found there")
+            raise no_shards(spec)
         partitions = group_shards(spec, listed)
         decision = decide_layout(spec, [shard.url for shard in listed])
         planned[spec.name] = {"partitions": len(partitions), **decision.schema.to_json(), **_evidence(decision)}
         if not as_json:
             _print_plan(spec, decision, len(partitions))
+            _print_next(replace(chosen, shards=place or chosen.shards), spec, decision)
     if as_json:
         click.echo(json.dumps(planned, indent=1))
+
+
+def _print_next(chosen: DatasetChoice, spec: DatasetSpec, decision: Decision) -> None:
+    """Writes the command that follows, or how the layout of the registered dataset differs."""
+    from mm_assets.pipeline.store import DatasetStore
+
+    dataset = DatasetStore(spec)
+    name = ["--dataset", spec.name] if chosen.shards is None or chosen.names else []
+    if dataset.registered_source() != spec.shards:
+        command = shlex.join(["mm-assets", "run", *name])
+        echo(f"to pack them: {chosen.complete(f'`{command}`')}")
+    elif dataset.schema().digest == decision.schema.digest:
+        echo("the registered layout is the same")
+    else:
+        command = shlex.join(["mm-assets", "register", *name, "--new-schema"])
+        echo(f"the registered layout is another: {chosen.complete(f'`{command}`')} replaces it")
 
 
 def _evidence(decision: Decision) -> dict[str, object]:
@@ -60,7 +78,7 @@ def _print_plan(spec: DatasetSpec, decision: Decision, num_partitions: int) -> N
 
     sampled = f"{counted(decision.num_samples, 'sample')} of {counted(len(decision.shards), 'shard')}"
     click.echo(f"{spec.name}: {counted(decision.num_shards, 'shard')}, {counted(num_partitions, 'partition')}")
-    click.echo(f"looked at: {sampled}")
+    click.echo(f"decided from: {sampled}")
     preset = decision.schema.pack["preset"] or "none: the declared fields"
     click.echo(f"preset: {preset} ({'chosen from the samples' if chooses_preset(spec.pack) else 'declared'})")
     if chooses_preset(spec.pack):
@@ -74,7 +92,7 @@ def _print_plan(spec: DatasetSpec, decision: Decision, num_partitions: int) -> N
         numbers=(1,),
     )
     _print_table(
-        ("kind of row", "samples", "in all", "extensions", "packed as"),
+        ("kind of row", "samples", "rows", "extensions", "packed as"),
         [
             (
                 group_name(row.modality, row.role),
@@ -87,11 +105,11 @@ def _print_plan(spec: DatasetSpec, decision: Decision, num_partitions: int) -> N
         ],
         numbers=(1, 2),
     )
-    modalities = [(m["name"], m["field"], m.get("take", "parts")) for m in decision.schema.pack["modalities"]]
+    modalities = [(m["name"], _field(m), m.get("take", "parts")) for m in decision.schema.pack["modalities"]]
     _print_table(("packed modality", "field", "takes"), modalities)
     _print_table(
         ("column", "type", "samples", "values"),
-        [(c.name, c.type, f"{c.num_samples:,}", _counts(c.types)) for c in decision.columns],
+        [(c.name, c.type, f"{c.num_samples:,}", _counts(c.types) or "all null") for c in decision.columns],
         numbers=(2,),
     )
     for note in decision.notes:
@@ -102,6 +120,11 @@ def _not_packed(spec: DatasetSpec, kind: SampleKind) -> str:
     if kind.example or spec.on_empty_sample == "keep":
         return ", ".join(kind.unplaced)
     return "all: no content"
+
+
+def _field(modality: Mapping[str, Any]) -> str:
+    inner = modality["config"].get("inner")
+    return f"{modality['field']}({inner['type']})" if inner else str(modality["field"])
 
 
 def _counts(numbers: Mapping[str, int]) -> str:

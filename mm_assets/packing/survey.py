@@ -45,9 +45,11 @@ __all__ = ["MAX_GROUPS", "REASONS", "Kind", "RowCount", "SampleKind", "Survey", 
 MAX_GROUPS = MAX_MODALITIES - 3  # of `generic`, in addition to `rest`, `rows` and `metadata`
 MAX_NAME = 64  # characters of a name that is made from a role
 MIN_SHARDS = 10  # what most samples of one in so many shards consist of is not odd
-MAX_SHOWN = 3  # members that a message names of one kind of sample
+MAX_SHOWN = 5  # members that a message names of one kind of sample
 MAX_EXAMPLE = 64  # content rows of a sample by which a plan is tried
-MIN_SHARE = 20  # a kind of row that fewer than one in so many samples have becomes no modality of its own
+MIN_SHARE = (
+    20  # a kind of row that fewer than one in so many samples have becomes no modality, unless shards consist of it
+)
 
 # Names by the extension alone: at registration nothing has been materialized yet.
 IMAGE_TYPES = frozenset(
@@ -303,7 +305,7 @@ class Survey:
         self.rows: dict[tuple[str, str], RowCount] = {}
         self._kinds: dict[Kind, _Counts] = {}
         self._shards: dict[str, Counter[Kind]] = {}
-        self._settled: tuple[_Counts, set[Kind]] | None = None
+        self._settled: tuple[_Counts, set[Kind], set[Kind]] | None = None
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Counts the rows of all batches."""
@@ -369,8 +371,8 @@ class Survey:
             known.update(one)
         return kind, content
 
-    def _settle(self) -> tuple[_Counts, set[Kind]]:
-        """The counts that decide, and the kinds of sample that do not."""
+    def _settle(self) -> tuple[_Counts, set[Kind], set[Kind]]:
+        """The counts that decide, the kinds of sample that do not, and those that whole shards mostly consist of."""
         if self._settled is None:
             # What whole shards consist of is not odd: they would be lost.
             mains = Counter(max(kinds, key=lambda kind: (kinds[kind], kind)) for kinds in self._shards.values())
@@ -392,7 +394,7 @@ class Survey:
                     main.update(self._kinds[kind])
                 else:
                     odd.add(kind)
-            self._settled = main, odd
+            self._settled = main, odd, usual
         return self._settled
 
     @property
@@ -466,8 +468,10 @@ class Survey:
     ) -> list[PackedModality]:
         limit -= len(self._claimed)
         # A kind of row that hardly any sample has is in the rest: one odd member changes nothing.
-        least = self._settle()[0].num_samples // MIN_SHARE
-        usual = [group for group in self._settle()[0].groups.values() if group.num_samples >= least]
+        counts, _, of_shards = self._settle()
+        needed = {(modality, role) for kind in of_shards for modality, role, _ in kind}
+        least = counts.num_samples // MIN_SHARE
+        usual = [group for key, group in counts.groups.items() if group.num_samples >= least or key in needed]
         frequent = sorted(usual, key=lambda g: (-g.num_rows, g.modality, g.role))[: max(limit, 0)]
         reserved = {name_hash(name): name for name in ("rest", "rows", "metadata", *(m.name for m in self._claimed))}
         modalities = []

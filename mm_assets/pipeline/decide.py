@@ -200,7 +200,11 @@ def decide_layout(spec: DatasetSpec, urls: Sequence[str]) -> Decision:
             break
         sampler.read(url, MAX_SHARDS)
     if sampler.problems and not sampler.survey.num_samples and all(shard.error for shard in sampler.shards):
-        raise sampler.problems[0]
+        first, number = sampler.problems[0], len(sampler.problems)
+        if number == 1:
+            raise first
+        detail = f"{first.detail} (and none of the other {number - 1:,} shards that were tried can be read)"
+        raise SourceError(first.path, detail, byte_offset=first.byte_offset) from first
     return sampler.decide(len(urls))
 
 

@@ -6,6 +6,7 @@ the shards, because every partition must conform to it; it is decided again only
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,9 +19,10 @@ from mm_assets.pipeline.spec import PARTITION_KEY, DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, Partition
 from mm_assets.rows.base import shard_suffixes, source_formats
 from mm_assets.storage.listing import ShardFile, expand_shards
+from mm_assets.storage.urls import is_local
 from mm_assets.summaries import counted
 
-__all__ = ["Registration", "group_shards", "list_partitions", "register"]
+__all__ = ["Registration", "group_shards", "list_partitions", "no_shards", "register"]
 
 MAX_KEY = 200  # a file name has 255 bytes at most, and ours add a digest, an extension and dots
 
@@ -86,6 +88,17 @@ def group_shards(spec: DatasetSpec, shards: Iterable[ShardFile]) -> list[Partiti
             raise ConfigError(spec.where, "shards", detail)
         groups.setdefault(key, []).append(shard)
     return [Partition(key=key, shards=tuple(group)) for key, group in sorted(groups.items())]
+
+
+def no_shards(spec: DatasetSpec, more: str = "") -> SourceError:
+    """The error of a place where there is no shard; `more` says what was expected there."""
+    if is_local(spec.shards) and not any(c in spec.shards for c in "*?[") and not os.path.lexists(spec.shards):
+        return SourceError(spec.shards, f"no shard was found there{more}: there is no such file or folder")
+    suffixes = " ".join(shard_suffixes(spec.source, where=spec.where))
+    return SourceError(
+        spec.shards,
+        f"no shard was found there{more}: give a folder with names that end in {suffixes}, a glob, or one file",
+    )
 
 
 def list_partitions(
@@ -155,7 +168,7 @@ def register(
     if not partitions and not young and (before or not allow_empty):
         # An unmounted folder looks like this; accepting it would empty the next manifest.
         known = f", though it held {counted(len(before), 'partition')} before" if before else ""
-        raise SourceError(spec.shards, f"no shard was found there{known}")
+        raise no_shards(spec, known)
     source = dataset.registered_source()
     if source is not None and source != spec.shards and not new_schema:
         detail = (

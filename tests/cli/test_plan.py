@@ -7,6 +7,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mm_assets.cli.main import main
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
 
 from ..pipeline.test_stages import make_shard
 
@@ -61,7 +64,7 @@ def test_settings_and_json(shards: Path) -> None:
     assert (found["pack"]["preset"], found["user_columns"]) == ("image_text", [])
     assert found["evidence"]["shards"] == [{"url": str(shards / "a.tar"), "num_samples": 10}]
     without = plan(shards, "--set", "samples.user_columns=[]", "--pack", "image_text")
-    assert "column" not in without.stdout
+    assert "┃ column" not in without.stdout
     assert "no: odd │ binary" in without.stdout
     assert "not packed" not in plan(shards).stdout
 
@@ -70,5 +73,28 @@ def test_what_cannot_be_planned(shards: Path, tmp_path: Path) -> None:
     """A place without shards, and shards that are given twice, are errors of one line."""
     empty = plan(tmp_path)
     assert (empty.exit_code, empty.stderr.count("\n")) == (1, 1)
+    assert "names that end in .tar .tar.gz" in empty.stderr
+    assert "there is no such file or folder" in plan(tmp_path / "nowhere").stderr
+    for name in "abc":
+        (tmp_path / f"{name}.tar").write_text("<html>not found</html>" * 100)
+    pages = plan(tmp_path)
+    assert "a.tar, at byte 0: is an HTML page" in pages.stderr
+    assert "(and none of the other 2 shards that were tried can be read)" in pages.stderr
     twice = plan(shards, "--shards", shards)
     assert (twice.exit_code, "is given beside SHARDS" in twice.stderr) == (2, True)
+
+
+def test_the_last_line_says_what_to_run(shards: Path, tmp_path: Path) -> None:
+    """It is the command that packs, or of a registered dataset whether its layout differs and the command for that."""
+    options = ("--root", tmp_path / "ro ot", "--set", "on_damaged_shard=salvage")
+    last = plan(shards, *options).stdout.splitlines()[-1]
+    given = f"--root '{tmp_path}/ro ot' --shards {shards}"
+    assert last == f"to pack them: `mm-assets run {given} --set on_damaged_shard=salvage`"
+    spec = DatasetSpec.from_config(
+        {"name": "default", "shards": str(shards), "root": str(tmp_path / "ro ot"), "settle_seconds": 0}, where="test"
+    )
+    register(DatasetStore(spec))
+    assert plan(shards, *options).stdout.splitlines()[-1] == "the registered layout is the same"
+    other = plan(shards, *options[:2], "--pack", "image_text").stdout.splitlines()[-1]
+    command = f"`mm-assets register {given} --pack image_text --new-schema`"
+    assert other == f"the registered layout is another: {command} replaces it"

@@ -88,11 +88,13 @@ def test_a_second_kind_of_sample(tmp_path: Path, others: int, preset: str) -> No
 
 
 def test_a_shard_of_another_kind_is_not_odd(tmp_path: Path) -> None:
-    """A few samples that are the whole of one shard in six decide too: else all of that partition would be lost."""
+    """A few samples that are the whole of one shard in six decide too: else that partition would be lost or opaque."""
     for n in range(5):
         make_shard(tmp_path / "in" / f"{n}.tar", pairs(20 * n, 20 * n + 20))
     make_shard(tmp_path / "in" / "z.tar", {"0.wav": b"RIFF"})
-    assert decide(tmp_path).schema.pack["preset"] == "generic"
+    found = decide(tmp_path)
+    assert found.schema.pack["preset"] == "generic"
+    assert {row.modality: row.packed_as for row in found.row_kinds}["audio"] == ("audio",)
 
 
 def test_types_follow_most_values(tmp_path: Path) -> None:
