@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import echo, report_missing_streams
+from mm_assets.cli.output import echo, inspect_command, report_missing_streams
 from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
 
@@ -49,6 +50,7 @@ def command(
 ) -> None:
     """Add a modality to the MSTR file FILE in place, or to all published partitions of --dataset, and its manifest."""
     from mm_assets.dataset.add_stream import read_values
+    from mm_assets.packing.plan import declared_imports
     from mm_assets.pipeline.added_streams import add_to_dataset
     from mm_assets.pipeline.publish import build_manifest
 
@@ -73,13 +75,16 @@ def command(
     report_missing_streams(chosen, dataset.spec.name, report.missing_streams)
     echo(f"{dataset.spec.name}: {report.url}")
     if any(stream["name"] == name for stream in report.manifest.get("added_streams", ())):
-        inspect = shlex.join(["mm-assets", "inspect", report.url, "--format", "mstr"])
+        own = declared_imports({"fields": [{"field": field_name}]}) | declared_imports(dataset.spec.pack)
+        inspect = inspect_command(report.url, own, "--format", "mstr")
         echo(f'{name} is in the MSTR files: {inspect}, or mm_assets.open({report.url!r}, format="mstr") in Python')
 
 
 def _field(field_name: str, config: str) -> Field:
+    from mm_assets.cli.project import make_importable
     from mm_assets.fields import field_from_declaration
 
+    make_importable(Path.cwd())
     try:
         settings = json.loads(config)
     except (ValueError, RecursionError) as error:

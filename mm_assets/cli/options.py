@@ -6,7 +6,6 @@ import functools
 import os
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -129,16 +128,16 @@ class DatasetChoice:
         return _SUGGESTED.sub(completed, message)
 
     def _declared(self) -> dict[str, DatasetSpec | ConfigError]:
-        from mm_assets.cli.project import definitions_modules
+        from mm_assets.cli.project import definitions_modules, make_importable
         from mm_assets.orchestration.launch import declared_datasets
 
         modules = (self.module,) if self.module is not None else definitions_modules(Path.cwd())
         _find_dagster_home()  # declarations without a root are below it
-        if str(Path.cwd()) not in sys.path:  # a module here need not be installed, as with `dagster -m`
-            sys.path.append(str(Path.cwd()))
+        make_importable(Path.cwd())  # a module here need not be installed, as with `dagster -m`
         return {name: spec for module in modules for name, spec in declared_datasets(module).items()}
 
     def _undeclared(self, shards: str, *, needs_home: bool = True) -> DatasetSpec:
+        from mm_assets.cli.project import make_importable
         from mm_assets.orchestration.component import default_root
         from mm_assets.pipeline.spec import DatasetSpec
 
@@ -147,6 +146,7 @@ class DatasetChoice:
         if self.module is not None and self.names and self.names[0] in self._declared():
             detail = f"{self.names[0]!r} is declared with shards of its own; give --shards another dataset's name"
             raise ConfigError("arguments", "--dataset", detail)
+        make_importable(Path.cwd())  # filters and fields of the user
         if needs_home:
             _find_dagster_home()
         root = _absolute(self.root) if self.root else default_root()
@@ -215,8 +215,10 @@ def field_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def register(_context: click.Context, _parameter: click.Parameter, paths: tuple[str, ...]) -> None:
         if paths:
+            from mm_assets.cli.project import make_importable
             from mm_assets.fields import import_field
 
+            make_importable(Path.cwd())
             for path in paths:
                 import_field(path)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "echo",
+    "inspect_command",
     "named_in_part",
     "printable",
     "report_error",
@@ -41,6 +43,12 @@ def printable(text: str) -> str:
 def echo(text: str, *, err: bool = False) -> None:
     """Writes a line that may hold names from shards, to standard output or standard error."""
     click.echo(printable(text), err=err)
+
+
+def inspect_command(url: str, own_fields: Iterable[str], *options: str) -> str:
+    """The command that shows a packed file or manifest, with the import paths of the user's own fields in it."""
+    fields = [word for path in sorted(own_fields) for word in ("--field", path)]
+    return shlex.join(["mm-assets", "inspect", url, *options, *fields])
 
 
 def report_losses(chosen: DatasetChoice, dataset: str, totals: Sequence[LossTotal]) -> None:

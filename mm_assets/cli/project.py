@@ -14,7 +14,7 @@ from typing import Any
 
 from mm_assets.errors import ConfigError
 
-__all__ = ["definitions_modules", "project_folder"]
+__all__ = ["definitions_modules", "make_importable", "project_folder"]
 
 _WORKSPACE = "workspace.yaml"
 _PROJECT_TABLES = {"pyproject.toml": ("tool", "dg", "project"), "dg.toml": ("project",)}
@@ -26,18 +26,24 @@ def definitions_modules(start: Path) -> Sequence[str]:
     Raises:
         ConfigError: there is no project, or its file does not name a module.
     """
+    make_importable(start)
     folder = project_folder(start)
     if folder is not None:
-        for place in (folder / "src", folder):  # an installed package is found before these
-            if place.is_dir() and str(place) not in sys.path:
-                sys.path.append(str(place))
         return _modules_of(folder)
     detail = (
         f"is not given, and there is no Dagster project in {start} or above it (pyproject.toml with "
         "[tool.dg.project], dg.toml or workspace.yaml): run the command in your project, name its definitions module "
-        "with --module, or pack shards that nothing declares with `mm-assets run --shards GLOB`"
+        "with --module, or name shards that nothing declares: `mm-assets plan SHARDS`, `mm-assets run --shards SHARDS`"
     )
     raise ConfigError("arguments", "--module", detail)
+
+
+def make_importable(start: Path) -> None:
+    """Lets the modules of a folder, and of the project around it, be imported; what is installed is found before."""
+    folder = project_folder(start)
+    for place in (*(() if folder is None else (folder / "src", folder)), start):
+        if place.is_dir() and str(place) not in sys.path:
+            sys.path.append(str(place))
 
 
 def project_folder(start: Path) -> Path | None:

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import echo, report_losses, report_missing_streams, report_registration, wait_for_shards
+from mm_assets.cli.output import (
+    echo,
+    inspect_command,
+    report_losses,
+    report_missing_streams,
+    report_registration,
+    wait_for_shards,
+)
 from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.summaries import counted
 
@@ -205,6 +212,7 @@ def _print_summary(datasets: Mapping[str, DatasetStore], ended: Sequence[Partiti
     from rich.console import Console
     from rich.table import Table
 
+    from mm_assets.packing.plan import declared_imports
     from mm_assets.pipeline.chain import RECORDED_STAGES
 
     numbers = [(stage, heading, count) for stage in RECORDED_STAGES for heading, count in stage.numbers]
@@ -223,13 +231,13 @@ def _print_summary(datasets: Mapping[str, DatasetStore], ended: Sequence[Partiti
             shown = (f"{records[s].counts.get(count, 0):,}" if s in records else "-" for s, _, count in numbers)
             table.add_row(name, key, status, *shown)
     Console(width=max(Console().width, 110)).print(table)
-    manifests = []
+    commands = []
     for name, dataset in datasets.items():
         preset = dataset.schema().pack.get("preset") if dataset.partitions() else None
         url = dataset.store.url_of("manifest.json")
         echo(f"{name}: {url}" + (f" (preset {preset})" if preset else ""))
         if any(marker["num_samples"] for marker in dataset.markers().values()):
-            manifests.append(url)
-    if manifests:
-        inspect = shlex.join(["mm-assets", "inspect", manifests[0], "--sample", "0"])
-        echo(f"next: {inspect}, or mm_assets.open({manifests[0]!r}) in Python")
+            inspect = inspect_command(url, declared_imports(dataset.spec.pack), "--sample", "0")
+            commands.append(f"{inspect}, or mm_assets.open({url!r}) in Python")
+    if commands:
+        echo(f"next: {commands[0]}")

@@ -20,7 +20,18 @@ from mm_assets.fields import BytesField, Field, SequenceField, field_from_declar
 from mm_assets.formats import ModalitySpec, name_hash
 from mm_assets.formats.records import MAX_MODALITIES
 
-__all__ = ["NUMBERED", "ROW_TAKES", "VALUE_TAKES", "PackPlan", "PackedModality", "Selector", "Take", "parse_fields"]
+__all__ = [
+    "NUMBERED",
+    "ROW_TAKES",
+    "VALUE_TAKES",
+    "PackPlan",
+    "PackedModality",
+    "RowName",
+    "Selector",
+    "Take",
+    "declared_imports",
+    "parse_fields",
+]
 
 Take = Literal["one", "sequence", "shared", "parts", "json", "column", "metadata", "rest", "listing"]
 OnRefused = Literal["drop", "absent"]
@@ -208,7 +219,7 @@ class PackPlan:
             SchemaMismatchError: `value` is not a plan, or names a field that is not known here or not declared.
         """
         try:
-            undeclared = _import_paths(value["modalities"]) - _import_paths(_declared_fields(declared))
+            undeclared = _import_paths(value["modalities"]) - declared_imports(declared)
             if undeclared:
                 detail = f"found the field {min(undeclared)!r}, which pack.fields of the declaration does not name"
                 raise SchemaMismatchError(
@@ -224,8 +235,9 @@ class PackPlan:
             raise SchemaMismatchError(f"{where}: not a pack plan: {error}") from error
 
 
-def _declared_fields(pack: object) -> object:
-    return pack.get("fields") if isinstance(pack, Mapping) else None
+def declared_imports(pack: object) -> set[str]:
+    """The import paths ``module:Class`` of the user's own fields that the ``pack`` of a declaration names."""
+    return _import_paths(pack.get("fields") if isinstance(pack, Mapping) else None)
 
 
 def _import_paths(fields: object) -> set[str]:

@@ -1,9 +1,12 @@
 """Settings of a dataset that only options describe."""
 
+import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from mm_assets.cli.main import main
 from mm_assets.cli.options import DatasetChoice
 from mm_assets.errors import ConfigError
 from mm_assets.pipeline.spec import DatasetSpec
@@ -71,3 +74,18 @@ def test_suggested_commands_carry_the_settings(dagster_home: Path) -> None:
     """A command of a message can be pasted: it has the same settings."""
     said = chosen("samples.sample_id_field=url").complete("run `mm-assets register --dataset web`")
     assert "--set samples.sample_id_field=url" in said
+
+
+def test_a_field_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--field` imports modules of the current folder and of `src` of the project, as declarations do."""
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "pyproject.toml").write_text('[tool.dg.project]\nroot_module = "mine"\n')
+    (tmp_path / "src").mkdir()
+    (tmp_path / "below").mkdir()
+    (tmp_path / "src" / "fields_of_src.py").write_text("")
+    (tmp_path / "below" / "fields_of_cwd.py").write_text("")
+    monkeypatch.chdir(tmp_path / "below")
+    for module in ("fields_of_src", "fields_of_cwd"):
+        result = CliRunner().invoke(main, ["inspect", "no.mult", "--field", f"{module}:Own"])
+        assert f"'{module}:Own'" in result.stderr
+        assert "cannot be imported" not in result.stderr

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -240,8 +241,12 @@ def test_workers_know_the_field(extensions: Path, shard: Path, dagster_home: Pat
     done = run_command("run", "--shards", "in", "--root", "out", "--jobs", "2", *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     manifest = tmp_path / "out" / "default" / "manifest.json"
-    shown = run_command("inspect", str(manifest), "--field", "gestures:GestureField")
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("next: "))
+    suggested = shlex.split(line.removeprefix("next: ").partition(", or ")[0])
+    assert suggested == f"mm-assets inspect {manifest} --sample 0 --field gestures:GestureField".split()
+    shown = run_command(*suggested[1:])
     assert "gesture: GestureField(), 6 present" in shown.stdout, shown.stdout
+    assert "NOT DECODED" not in shown.stdout
 
 
 def test_the_whole_way(extensions: Path, shard: Path, tmp_path: Path) -> None:
