@@ -43,8 +43,16 @@ def _reported(dataset: DatasetStore, stage: Stage, key: str = "") -> Iterator[No
             with suppress(MmAssetsError, OSError):  # the storage may be what failed
                 dataset.write_failure(StageFailure.of(error, stage=stage.name, partition=key))
         if isinstance(error, MmAssetsError):
-            raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+            description, metadata = f"{type(error).__name__}: {error}", _losses(dataset, key) if key else {}
+            raise dg.Failure(description=description, metadata=metadata, allow_retries=False) from error
         raise
+
+
+def _losses(dataset: DatasetStore, key: str) -> dict[str, Any]:
+    """What a partition that failed lost before; nothing if that cannot be read."""
+    with suppress(MmAssetsError, OSError):
+        return {"losses": losses_table(loss_totals(dataset, [key]))}
+    return {}
 
 
 def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:

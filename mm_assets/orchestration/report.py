@@ -10,9 +10,12 @@ import pyarrow as pa
 from mm_assets.checks.context import Outcome
 from mm_assets.pipeline.losses import LossTotal
 from mm_assets.pipeline.stages import StageResult
+from mm_assets.rows.columns import Kept
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS
 
 __all__ = ["check_results", "losses_table", "stage_metadata"]
+
+_MAX_KEPT = 20  # faults in a table: the event log keeps it forever
 
 
 def stage_metadata(result: StageResult) -> dict[str, Any]:
@@ -30,6 +33,8 @@ def stage_metadata(result: StageResult) -> dict[str, Any]:
     reasons = {name: count for name, count in record.counts.items() if "." in name}
     if reasons:
         metadata["by_reason"] = dg.MetadataValue.md(_counts_table(reasons, "reason", "rows"))
+    if record.kept:
+        metadata["kept"] = _kept_table(record.kept)
     for name, count in record.counts.items():
         if name not in reasons:
             metadata[f"count/{name}"] = count
@@ -60,8 +65,22 @@ def losses_table(totals: Sequence[LossTotal]) -> dg.MarkdownMetadataValue:
         sample = "" if loss.sample_id is None else f"sample {loss.sample_id}"
         first = ": ".join(filter(None, (loss.place or sample, loss.detail)))
         cells = (loss.kind, loss.stage, loss.reason, f"{total.count:,}", first, loss.advice)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+        lines.append(_row(cells))
     return dg.MetadataValue.md("\n".join(lines) if totals else "nothing")
+
+
+def _kept_table(faults: Sequence[Kept]) -> dg.MarkdownMetadataValue:
+    """Faults that keep nothing from being published, each with the first item that has it."""
+    lines = ["| fault | count | what | first sample |", "| --- | ---: | --- | --- |"]
+    for fault in faults[:_MAX_KEPT]:
+        cells = (fault.reason, f"{fault.count:,}", fault.detail, fault.origin.sample_id or "")
+        lines.append(_row(cells))
+    lines += [f"and {len(faults) - _MAX_KEPT} more: `mm-assets losses` lists them"] if len(faults) > _MAX_KEPT else []
+    return dg.MetadataValue.md("\n".join(lines))
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 def _column_schema(schema: pa.Schema) -> dg.TableSchema:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mm_assets.errors import SourceError, first_line
 from mm_assets.pipeline.chain import (
     CHAIN,
     DROPPED,
@@ -283,10 +284,8 @@ def losses(dataset: DatasetStore, keys: Iterable[str]) -> Iterator[Loss]:
             for stage, named, queries in _of_partition(dataset, key):
                 yield from named
                 for query, files in queries:
-                    cursor = connection.execute(f"select * from ({query}) order by number", files)
-                    while rows := cursor.fetchmany(_FETCH):
-                        for row in rows:
-                            yield _loss(key, stage, row)
+                    for row in _rows(connection, f"select * from ({query}) order by number", files):
+                        yield _loss(key, stage, row)
 
 
 def loss_totals(dataset: DatasetStore, keys: Iterable[str]) -> list[LossTotal]:
@@ -316,13 +315,25 @@ def loss_totals(dataset: DatasetStore, keys: Iterable[str]) -> list[LossTotal]:
                         f"select *, count(*) over (partition by reason) as total from ({query}) "
                         "qualify row_number() over (partition by reason order by number) = 1 order by number"
                     )
-                    for row in connection.execute(first, files).fetchall():
+                    for row in _rows(connection, first, files):
                         add(row[-1], _loss(key, stage, row[:-1]))
     order = {stage.name: number for number, stage in enumerate(CHAIN)}
     return sorted(
         totals.values(),
         key=lambda t: (KINDS.index(t.example.kind), order[t.example.stage], -t.count, t.example.reason),
     )
+
+
+def _rows(connection: Any, query: str, files: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
+    """The rows of a query, few of which are held; `SourceError` if a file cannot be read."""
+    import duckdb
+
+    try:
+        cursor = connection.execute(query, files)
+        while rows := cursor.fetchmany(_FETCH):
+            yield from rows
+    except duckdb.Error as error:
+        raise SourceError(", ".join(files.values()), f"losses cannot be read: {first_line(error)}") from error
 
 
 def _loss(key: str, stage: Stage, row: tuple[Any, ...]) -> Loss:

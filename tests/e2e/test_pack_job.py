@@ -142,7 +142,7 @@ def test_a_failed_check_blocks_and_is_named(
 def test_a_damaged_shard_does_not_stop_the_others(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Callable[..., Path]
 ) -> None:
-    """A truncated shard fails its own partition, with file and byte offset; the others are published."""
+    """A truncated shard fails its own partition, with file, byte offset and losses; the others are published."""
     folder = inbox("docs-00000.tar", "docs-00001.tar")
     whole = (folder / "docs-00001.tar").read_bytes()
     (folder / "docs-00001.tar").write_bytes(whole[: len(whole) // 2])
@@ -154,6 +154,9 @@ def test_a_damaged_shard_does_not_stop_the_others(
     (failure,) = runs["docs-00001"].failures
     assert "docs-00001.tar" in failure
     assert "at byte" in failure
+    events = (entry.dagster_event for entry in instance.all_logs(runs["docs-00001"].run_id))
+    (step,) = (event.step_failure_data for event in events if event is not None and event.is_step_failure)
+    assert "| lost | raw_shards | failed | 1 |" in step.user_failure_data.metadata["losses"].md_str
     assert make_manifest(spec).ok
     manifest = json.loads(dataset.store.read_bytes("manifest.json"))
     assert [shard["partition"] for shard in manifest["shards"]] == ["docs-00000"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import tarfile
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,10 +17,12 @@ from click.testing import CliRunner
 from PIL import Image
 
 from mm_assets.cli.main import main
-from mm_assets.orchestration.report import losses_table
+from mm_assets.errors import SourceError
+from mm_assets.orchestration.report import losses_table, stage_metadata
 from mm_assets.pipeline.chain import FILTERED_ROWS, RAW_SHARDS, ROWS
 from mm_assets.pipeline.losses import Loss, loss_totals, losses
 from mm_assets.pipeline.register import register
+from mm_assets.pipeline.stages import StageResult
 from mm_assets.pipeline.store import DatasetStore
 
 from .chain import declare, run_chain
@@ -46,9 +50,17 @@ def write_tar(path: Path, members: dict[str, bytes], *, ended: bool = True) -> d
         return {info.name: (info.offset_data, info.size) for info in tar}
 
 
+class Faulty(NamedTuple):
+    """A dataset, what the stages did to the partition with faults, and the place of each member of its shard."""
+
+    dataset: DatasetStore
+    results: dict[str, StageResult]
+    places: dict[str, tuple[int, int]]
+
+
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetStore, dict[str, tuple[int, int]]]:
-    """A dataset whose first shard decides the columns, and whose second has every fault; with the second's members."""
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Faulty:
+    """A dataset whose first shard decides the columns, and whose second has every fault."""
     folder = tmp_path_factory.mktemp("faulty")
     shards = folder / "in"
     shards.mkdir()
@@ -61,7 +73,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetStore, dict
     members["1.jpg"] = jpeg()[:-800]  # its header is an image's, so that it is packed
     members["2.jpg"] = b"not an image"  # its field refuses it, so that it is lost
     places = write_tar(shards / "b.tar", members, ended=False)
-    return run_chain(spec)[0], places
+    dataset, results = run_chain(spec)
+    return Faulty(dataset, results["b"], places)
 
 
 COUNTS = {
@@ -71,9 +84,9 @@ COUNTS = {
 }
 
 
-def test_faults_that_keep_nothing_back_are_items(faulty: tuple[DatasetStore, dict[str, tuple[int, int]]]) -> None:
+def test_faults_that_keep_nothing_back_are_items(faulty: Faulty) -> None:
     """Keys, casts, undecodable media and a missing end are listed with count, sample, member, bytes and what to do."""
-    dataset, places = faulty
+    dataset, places = faulty.dataset, faulty.places
     listed = {(loss.reason, loss.detail.partition(":")[0]): loss for loss in losses(dataset, ["b"])}
     author = listed["kept.no_column", "key 'author' is not a column"]
     assert (author.count, author.sample_id, author.member) == (2, "0", "0.json")
@@ -90,9 +103,9 @@ def test_faults_that_keep_nothing_back_are_items(faulty: tuple[DatasetStore, dic
     assert len(listed) == 6
 
 
-def test_every_place_has_the_same_numbers(faulty: tuple[DatasetStore, dict[str, tuple[int, int]]]) -> None:
+def test_every_place_has_the_same_numbers(faulty: Faulty) -> None:
     """Items, totals, marker, manifest and the UI's table agree on reasons and counts."""
-    dataset, _ = faulty
+    dataset = faulty.dataset
     items: Counter[tuple[str, str]] = Counter()
     for loss in losses(dataset, ["a", "b"]):
         items[loss.stage, loss.reason] += loss.count
@@ -106,13 +119,26 @@ def test_every_place_has_the_same_numbers(faulty: tuple[DatasetStore, dict[str, 
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     assert {(stage, reason): int(count) for _, stage, reason, count, *_ in cells} == items
     assert [kind for kind, *_ in cells] == ["lost", "kept", "kept", "kept", "kept"]
+    named = stage_metadata(faulty.results[ROWS.name])["kept"].md_str
+    assert "| kept.no_column | 2 | key 'author' is not a column | 0 |" in named
+    assert "| kept.no_column | 1 | key 'extra' is not a column | 1 |" in named
+
+
+def test_a_damaged_table_is_named(faulty: Faulty, tmp_path: Path) -> None:
+    """Losses that cannot be read are an error with the file, not one of DuckDB's."""
+    shutil.copytree(faulty.dataset.spec.root, tmp_path / "root")
+    dataset = DatasetStore(faulty.dataset.spec.replace(root=str(tmp_path / "root")))
+    Path(dataset.store.path_of("dropped/b.parquet")).write_bytes(b"PAR1")
+    for listed in (loss_totals, lambda *given: list(losses(*given))):
+        with pytest.raises(SourceError, match=r"dropped/b\.parquet.*: losses cannot be read: "):
+            listed(dataset, ["b"])
 
 
 def test_the_command_separates_what_is_kept_from_what_is_lost(
-    faulty: tuple[DatasetStore, dict[str, tuple[int, int]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    faulty: Faulty, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """`mm-assets losses` heads its list with the numbers of both, as text and as JSON."""
-    dataset, _ = faulty
+    dataset = faulty.dataset
     monkeypatch.chdir(tmp_path)
     given = ["losses", "--root", dataset.spec.root, "-d", dataset.spec.name]
     said = CliRunner().invoke(main, given)
