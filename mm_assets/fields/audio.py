@@ -40,6 +40,8 @@ MAX_CHANNELS = 1024  # libsndfile's own limit
 MAX_FLAC_CHANNELS = 8
 MAX_FLAC_RATE = 655_350  # Hz, the width of STREAMINFO's field
 MAX_RATE = 2**31 - 1  # Hz, libsndfile's int
+_FIRST_SAMPLES = 1 << 22  # of all channels, that a file is decoded to at first
+
 DEFAULT_MAX_FRAMES = 4 * 3600 * 48_000  # four hours at 48 kHz
 
 
@@ -347,24 +349,24 @@ def _file_blocks(sound: OpenAudio, num_frames: int, dtype: np.dtype[Any]) -> Ite
 
 def _decode_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """(num_frames, num_channels) of `dtype`, int16 or float32; `FormatError` for other audio or damaged bytes."""
+    # The array grows with what decodes: a few damaged bytes can claim hours.
+    count, num_channels = shape
+    samples = np.empty((min(count, max(1, _FIRST_SAMPLES // num_channels)), num_channels), dtype)
+    done = 0
     try:
         with _opened(data, codec, shape, rate) as sound:
-            samples = _new_samples(shape, dtype)
-            done = 0
-            for block in _file_blocks(sound, shape[0], dtype):
-                samples[done : done + len(block)] = block
-                done += len(block)
+            for block in _file_blocks(sound, count, dtype):
+                stop = done + len(block)
+                if stop > len(samples):
+                    samples.resize((min(count, max(stop, 2 * len(samples))), num_channels), refcheck=False)
+                samples[done:stop] = block
+                done = stop
     except MediaError as error:
         raise corrupt(f"audio cannot be decoded: {error.reason}") from error
-    return samples
-
-
-def _new_samples(shape: tuple[int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    try:
-        return np.empty(shape, dtype)
     except MemoryError as error:
-        needed = shape[0] * shape[1] * dtype.itemsize
+        needed = count * num_channels * dtype.itemsize
         raise MemoryError(f"audio of shape {shape} needs {needed} bytes: set a lower max_frames") from error
+    return samples
 
 
 def _check_file(data: Buffer, codec: str, shape: tuple[int, int], rate: int, dtype: np.dtype[Any]) -> None:

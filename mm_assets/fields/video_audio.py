@@ -372,7 +372,8 @@ class SyncedVideoAudioField(Field):
         """
         record, video, _ = self._open(metadata, data)
         chosen = record.timing.check_frames(indices)
-        index = index_of(record, video, max_pixels=self.max_pixels)
+        first = int(chosen[0]) if len(chosen) else 0
+        index = index_of(record, video, max_pixels=self.max_pixels, first=first)
         frames = self._new_frames(record, len(chosen))
         fill_frames(record, video, index, chosen, frames, max_pixels=self.max_pixels)
         return frames

@@ -66,15 +66,21 @@ class Indexed:
     size: tuple[int, int]
 
 
-def index_of(record: Record, video: memoryview, *, max_pixels: int) -> Indexed | None:
+def index_of(record: Record, video: memoryview, *, max_pixels: int, first: int = 0) -> Indexed | None:
     """Index the file of a clip, and compare it with its record; None where frames are in no file.
+
+    Of frames that are JPEGs the one with the number `first` is compared.
 
     Called before anything is allocated that is as large as the record's number of frames.
 
     Raises:
         CorruptError: the file is damaged, or the record is of another file.
     """
-    if record.video_codec != FILE or not record.num_frames:
+    if not record.num_frames:
+        return None
+    if record.video_codec != FILE:
+        for jpeg in _jpegs(record, video, [first]):
+            _check_size(jpeg, (record.height, record.width))
         return None
     try:
         indexed = index_frames(video, max_pixels=max_pixels)
@@ -169,20 +175,27 @@ def _decode_jpeg(data: memoryview, size: tuple[int, int], target: npt.NDArray[np
     """
     import simplejpeg
 
+    _check_size(data, size)
     try:
-        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-        if (height, width) == size:
-            if target is None:
-                least_height, least_width = scaled(size, SCALES[0])
-                simplejpeg.decode_jpeg(
-                    data, colorspace="RGB", min_height=least_height, min_width=least_width, strict=True
-                )
-                return
-            fits = target.shape[:2] == size and target.flags.c_contiguous
-            pixels = simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=target if fits else None, strict=True)
-            if not fits:
-                resample(pixels, Box(0, 0, *size), target)
+        if target is None:
+            least_height, least_width = scaled(size, SCALES[0])
+            simplejpeg.decode_jpeg(data, colorspace="RGB", min_height=least_height, min_width=least_width, strict=True)
             return
+        fits = target.shape[:2] == size and target.flags.c_contiguous
+        pixels = simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=target if fits else None, strict=True)
+        if not fits:
+            resample(pixels, Box(0, 0, *size), target)
     except ValueError as error:
         raise corrupt(f"frame is not a JPEG that can be decoded: {error}") from error
-    raise corrupt("frame is not of the size in the record", found=(height, width), expected=size)
+
+
+def _check_size(data: memoryview, size: tuple[int, int]) -> None:
+    """`CorruptError` where the header of a JPEG has another size than the record."""
+    import simplejpeg
+
+    try:
+        found = simplejpeg.decode_jpeg_header(data)[:2]
+    except ValueError as error:
+        raise corrupt(f"frame is not a JPEG that can be decoded: {error}") from error
+    if found != size:
+        raise corrupt("frame is not of the size in the record", found=found, expected=size)

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from fractions import Fraction
 from pathlib import Path
 
@@ -313,6 +314,20 @@ def test_a_clip_ends_where_the_padding_of_its_opus_begins():
     """Opus in WebM has the samples that decode, without the padding of its last packet."""
     data = made("webm opus")
     assert index_sound(data).num_samples == len(by_reference("webm opus", data))
+
+
+def test_memory_follows_what_decodes_and_not_what_a_record_claims():
+    """A record that claims hours of an m4a takes no memory for them, and a long file decodes to its last sample."""
+    metadata, data = AudioField().encode(made("m4a aac"))
+    claimed = metadata[:8] + struct.pack("<Q", 600_000_000)
+    tracemalloc.start()
+    with pytest.raises(FormatError, match="ends early"):
+        AudioField().decode(claimed, data)
+    assert tracemalloc.get_traced_memory()[1] < 50_000_000  # of 2,400,000,000
+    tracemalloc.stop()
+    ramp = (np.arange(4_500_000) % 251 - 125).astype(np.int16) << 8
+    long = sound_file(ramp, 48_000, "WAV", "PCM_U8")
+    np.testing.assert_array_equal(AudioField(decoded="int16").decode(*AudioField().encode(long)).samples[:, 0], ramp)
 
 
 def test_a_file_beyond_max_frames_is_not_called_damaged():
