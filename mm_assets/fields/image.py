@@ -273,6 +273,11 @@ class ImageField(Field):
             info = probe_image(data)
         except MediaError as error:
             raise self._wrong_content(f"bytes that are not an image ({error.reason})", "an image file") from error
+        if self.frames == "all" and info.has_unread_frames:
+            expected = "a GIF, APNG, WebP or AVIF, or the setting frames: first"
+            raise self._wrong_content(
+                f"an animated {info.codec}, of which only the first frame can be decoded", expected
+            )
         num_frames = info.num_frames if self.frames == "all" else 1
         if num_frames * info.width * info.height > self.max_pixels:
             found = f"{info.codec} of {info.height} x {info.width} pixels"

@@ -1,4 +1,4 @@
-"""Colours of an ICC profile to sRGB, by LittleCMS.
+"""Colours of an ICC profile, of a container's colour numbers, or of Lab to sRGB, by LittleCMS.
 
 A conversion is made once per profile and thread-safe. A profile that changes no colour by more than rounding does is
 sRGB under whatever name, and costs nothing.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import logging
+import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +18,26 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["Conversion", "conversion_of", "lab_to_srgb"]
+__all__ = ["Conversion", "conversion_of", "lab_to_srgb", "profile_of"]
 
 _SPACES = {b"RGB ": "RGB", b"GRAY": "L", b"CMYK": "CMYK"}  # by bytes 16 to 20 of a profile (ICC.1:2022, 7.2.6)
 _STEPS = 9  # colours of the comparison with sRGB: so many to the power of the channels
 _ROUNDING = 2  # of 255: profiles of sRGB by several vendors differ by this much
+
+# By their numbers in ITU-T H.273: x and y of red, green, blue. The white of all is D65.
+_PRIMARIES = {
+    5: ((0.64, 0.33), (0.29, 0.60), (0.15, 0.06)),  # BT.601, 625 lines
+    6: ((0.63, 0.34), (0.31, 0.595), (0.155, 0.07)),  # BT.601, 525 lines
+    9: ((0.708, 0.292), (0.17, 0.797), (0.131, 0.046)),  # BT.2020
+    12: ((0.68, 0.32), (0.265, 0.69), (0.15, 0.06)),  # Display P3
+}
+_PRIMARIES[7] = _PRIMARIES[6]
+_BT709 = ((0.64, 0.33), (0.30, 0.60), (0.15, 0.06))
+_D65, _D50 = (0.95047, 1.0, 1.08883), (0.9642, 1.0, 0.8249)
+_BRADFORD = ((0.8951, 0.2664, -0.1614), (-0.7502, 1.7135, 0.0367), (0.0389, -0.0685, 1.0296))
+# Parameters of ICC's parametric curves. Those of cameras (BT.709, BT.601, BT.2020) are shown as sRGB, as by browsers.
+_SRGB_CURVE = (2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045)
+_CURVES = {4: (2.2,), 5: (2.8,), 8: (1.0,)}
 _LOG = logging.getLogger(__name__)
 
 
@@ -81,6 +97,34 @@ class Conversion:
 
         image = Pillow.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
         return np.asarray(self.apply(image)).reshape(pixels.shape)
+
+
+@functools.cache
+def profile_of(primaries: int, transfer: int) -> bytes:
+    """The ICC profile of colours by their numbers in ITU-T H.273; b"" for those of sRGB and unknown ones."""
+    if primaries not in _PRIMARIES and transfer not in _CURVES:
+        return b""
+    curve = _CURVES.get(transfer, _SRGB_CURVE)
+    red_green_blue = np.array([(x / y, 1, (1 - x - y) / y) for x, y in _PRIMARIES.get(primaries, _BT709)]).T
+    to_xyz = red_green_blue * np.linalg.solve(red_green_blue, _D65)
+    cone = np.array(_BRADFORD)
+    adapted = np.linalg.inv(cone) @ np.diag(cone @ _D50 / (cone @ _D65)) @ cone @ to_xyz
+
+    def numbers(kind: bytes, head: bytes, values: Any) -> bytes:
+        return kind + head + b"".join(struct.pack(">i", round(65_536 * float(value))) for value in values)
+
+    tags = {b"wtpt": numbers(b"XYZ ", bytes(4), _D50)}
+    for name, column in zip((b"r", b"g", b"b"), adapted.T, strict=True):
+        tags[name + b"XYZ"] = numbers(b"XYZ ", bytes(4), column)
+        tags[name + b"TRC"] = numbers(b"para", struct.pack(">4xH2x", 3 if len(curve) > 1 else 0), curve)
+    table, body = b"", b""
+    for name, value in tags.items():
+        table += struct.pack(">4sII", name, 132 + 12 * len(tags) + len(body), len(value))
+        body += value
+    size = 132 + len(table) + len(body)
+    head = struct.pack(">I4xI4s4s4s12x4s28x", size, 0x04200000, b"mntr", b"RGB ", b"XYZ ", b"acsp")
+    head += b"".join(struct.pack(">i", round(65_536 * value)) for value in _D50)
+    return head.ljust(128, b"\0") + struct.pack(">I", len(tags)) + table + body
 
 
 def lab_to_srgb(image: Image.Image) -> Image.Image:

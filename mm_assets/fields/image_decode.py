@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from mm_assets.errors import FormatError, MediaError
 from mm_assets.fields.base import as_bytes_view, corrupt, truncated
-from mm_assets.fields.image_color import Conversion, conversion_of, lab_to_srgb
+from mm_assets.fields.image_color import Conversion, conversion_of, lab_to_srgb, profile_of
 from mm_assets.fields.image_pillow import open_with_pillow
 from mm_assets.fields.image_resize import scratch
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.images import probe_image
+from mm_assets.media.images import ImageInfo, probe_image
 from mm_assets.media.jpeg import MAX_SCANS, JpegHead, num_scans, read_jpeg_head, without_padding
 
 if TYPE_CHECKING:
@@ -276,13 +276,13 @@ def _load_with_pillow(
     data: Buffer, codec: str, size: tuple[int, int], num_frames: int
 ) -> Iterator[tuple[Image.Image, int]]:
     """The first frames, loaded, each with the orientation by which its decoder has turned it."""
-    orientation = _confirm(data, codec, size) if codec in _PROBED else UPRIGHT
+    info = _confirm(data, codec, size) if codec in _PROBED else None
     with open_with_pillow(data, codec) as image:
         turned = UPRIGHT
         if codec == "tiff":
             turned = image.getexif().get(0x0112, UPRIGHT)  # Pillow turns TIFFs upright while it loads them
         elif codec == "heic" or (codec == "jxl" and not getattr(image, "jpeg", False)):
-            turned = orientation
+            turned = UPRIGHT if info is None else info.orientation
         expected = size if turned < 5 else size[::-1]
 
         def check_size(problem: str) -> None:
@@ -299,11 +299,13 @@ def _load_with_pillow(
                 check_size("has frames of two sizes")
             image.load()
             check_size("is not of the size in its record")
+            if info is not None and info.colours and not info.has_high_range and not image.info.get("icc_profile"):
+                image.info["icc_profile"] = profile_of(*info.colours)
             yield image, turned
 
 
-def _confirm(data: Buffer, codec: str, size: tuple[int, int]) -> int:
-    """Compare a file's own header with its record; its orientation."""
+def _confirm(data: Buffer, codec: str, size: tuple[int, int]) -> ImageInfo:
+    """A file's own header, compared with its record."""
     try:
         info = probe_image(data)
     except MediaError as error:
@@ -311,7 +313,7 @@ def _confirm(data: Buffer, codec: str, size: tuple[int, int]) -> int:
     if (info.codec, info.height, info.width) != (codec, *size):
         found = (info.codec, info.height, info.width)
         raise corrupt(f"{codec} is not of the size in its record", found=found, expected=(codec, *size))
-    return info.orientation
+    return info
 
 
 def pixels_of(image: Image.Image, channels: int, *, to_srgb: bool = False) -> npt.NDArray[np.uint8]:

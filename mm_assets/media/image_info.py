@@ -23,7 +23,11 @@ class ImageInfo:
             or wider than 16-bit samples, for Lab of 16 bits and the like (TIFF), and for 12-bit JPEG.
         num_frames: frames (TIFF pages, animation frames) whose headers are in the bytes, at least 1; the other
             attributes describe the first one.
+        has_unread_frames: whether it is an animation of which no decoder here reads more than the first frame: HEIC
+            and JPEG XL.
         orientation: EXIF orientation, 1 to 8, or what the container says in its place; 1 if there is none.
+        colours: primaries and transfer function (numbers of ITU-T H.273) that the container of an AVIF or HEIC gives;
+            None without them.
     """
 
     codec: str
@@ -33,7 +37,14 @@ class ImageInfo:
     bit_depth: int
     has_8bit_form: bool = True
     num_frames: int = 1
+    has_unread_frames: bool = False
     orientation: int = 1
+    colours: tuple[int, int] | None = None
+
+    @property
+    def has_high_range(self) -> bool:
+        """Whether the colours are of high dynamic range, PQ or HLG: decoded, they keep these numbers and look pale."""
+        return self.colours is not None and self.colours[1] in (16, 18)
 
     @property
     def upright_size(self) -> tuple[int, int]:

@@ -90,7 +90,7 @@ def probe_heif(head: HeaderReader) -> ImageInfo:
     items = _read_items(head)
     codec, item = _codec_of(head, items), items.primary
     width = height = num_channels = turns = mirror = 0
-    depth = 8
+    depth, colours = 8, None
     for box in _properties_of(items, item):
         cursor = _Cursor(head, box) if box.kind in (b"ispe", b"pixi") else None
         if box.kind == b"ispe" and cursor:
@@ -102,19 +102,24 @@ def probe_heif(head: HeaderReader) -> ImageInfo:
             turns = head.take(_U8, box.body, "HEIF rotation")[0] & 3
         elif box.kind == b"imir":
             mirror = 1 + (head.take(_U8, box.body, "HEIF mirror")[0] & 1)
+        elif box.kind == b"colr" and head.starts(box.body, b"nclx"):
+            colours = head.take(struct.Struct(">HH"), box.body + 4, "HEIF colour")
         elif box.kind == b"clap" and codec == "heic":  # its decoder crops, that of AVIF does not
             columns, per_column, rows, per_row = head.take(struct.Struct(">IIII"), box.body, "HEIF clean aperture")
             if columns and rows and per_column and per_row:
                 width, height = columns // per_column, rows // per_row
     channels = 1 if num_channels == 1 else 3
+    num_frames = _num_samples(head)
     return ImageInfo(
         codec=codec,
         width=width,
         height=height,
         channels=4 if _has_alpha(head, items) else channels,
         bit_depth=depth,
-        num_frames=_num_samples(head) if codec == "avif" else 1,
+        num_frames=num_frames if codec == "avif" else 1,
+        has_unread_frames=codec == "heic" and num_frames > 1,
         orientation=_ORIENTATIONS[turns][mirror],
+        colours=colours,
     )
 
 
@@ -312,7 +317,7 @@ def probe_jxl(head: HeaderReader) -> ImageInfo:
             raise head.fail(f"JPEG XL codestream at byte {start} does not begin with its signature")
     bits = _Bits(head, start + 2)
     width, height = bits.size()
-    orientation, is_float, depth, channels = 1, False, 8, 3
+    orientation, is_float, depth, channels, is_animated = 1, False, 8, 3, False
     if not bits.take(1):
         if bits.take(1):
             orientation = 1 + bits.take(3)
@@ -320,7 +325,8 @@ def probe_jxl(head: HeaderReader) -> ImageInfo:
                 bits.size()
             if bits.take(1):
                 _skip_preview(bits)
-            if bits.take(1):
+            is_animated = bool(bits.take(1))
+            if is_animated:
                 bits.choose((100, 0), (1000, 0), (1, 10), (1, 30))
                 bits.choose((1, 0), (1001, 0), (1, 8), (1, 10))
                 bits.choose((0, 0), (0, 3), (0, 16), (0, 32))
@@ -338,6 +344,7 @@ def probe_jxl(head: HeaderReader) -> ImageInfo:
         channels=channels,
         bit_depth=depth,
         has_8bit_form=not is_float and depth <= 16,
+        has_unread_frames=is_animated,
         orientation=orientation,
     )
 

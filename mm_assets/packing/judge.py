@@ -22,6 +22,7 @@ from mm_assets.errors import EncodeError, FormatError, MediaError, MissingExtraE
 from mm_assets.fields import AudioField, DepthField, Encoded, Field, ImageField, SyncedVideoAudioField
 from mm_assets.fields.base import PAYLOAD
 from mm_assets.media.content_types import Buffer
+from mm_assets.media.images import probe_image
 from mm_assets.media.picture import has_high_range
 from mm_assets.media.video import VIDEO_TYPES
 from mm_assets.packing.pack import placed_contents
@@ -43,6 +44,7 @@ THREADS = 2
 MAX_WAITING = 32  # items that are decoded, or wait for those before them
 MAX_WAITING_BYTES = 32 << 20  # of their payloads; a single one may be larger
 
+_HEIF_TYPES = frozenset(("image/avif", "image/heic", "image/heif"))
 _READERS: tuple[tuple[frozenset[str], Field], ...] = (
     (IMAGE_TYPES, ImageField()),
     (DEPTH_TYPES, DepthField()),  # images without an 8-bit form
@@ -119,7 +121,7 @@ class Judge:
         num_undecodable: items that are undecodable.
         num_unplaced: samples with content that no packed modality takes, or that lacks the other parts of a composite.
         unplaced: kinds of that content, with the number of rows.
-        num_high_range: clips with a high dynamic range, which decode to pale frames; only with "full".
+        num_high_range: images and clips with a high dynamic range, which decode to pale pixels; only with "full".
         first_high_range: the first of them, in words; None where there is none.
     """
 
@@ -286,13 +288,13 @@ class Judge:
                 yield found
 
     def _find_high_range(self, rows: BlockRows, passed: Iterable[int]) -> None:
-        """Counts the clips among rows whose frames would have to be mapped to the range of a screen."""
+        """Counts the images and clips among rows that would have to be mapped to the range of a screen."""
         for row in passed:
-            content = rows.content(row)
-            if rows.content_type[row] not in VIDEO_TYPES or content is None:
+            content, kind = rows.content(row), rows.content_type[row]
+            if content is None or (kind not in VIDEO_TYPES and kind not in _HEIF_TYPES):
                 continue
             try:
-                is_high = has_high_range(content)
+                is_high = has_high_range(content) if kind in VIDEO_TYPES else probe_image(content).has_high_range
             except (MediaError, MissingExtraError):  # a field of the user's own may take what PyAV does not read
                 continue
             if is_high:

@@ -312,9 +312,9 @@ def _media_notes(judge: Judge, spec: DatasetSpec) -> Iterator[str]:
     if spec.decodable == "headers":
         yield "media were not decoded before packing (decodable: headers)"
     if judge.num_high_range:
-        number = counted(judge.num_high_range, "clip")
+        number = counted(judge.num_high_range, "media item")
         yield (
-            f"high dynamic range (PQ or HLG): {number}, whose frames decode without tone mapping and look pale; "
+            f"high dynamic range (PQ or HLG): {number}, decoded without tone mapping, which looks pale; "
             f"the first is of {judge.first_high_range}"
         )
 

@@ -139,6 +139,43 @@ def test_lab_becomes_srgb(icc):
         np.testing.assert_array_equal(decoded(field, image), found)
 
 
+@pytest.mark.parametrize("codec", ["AVIF", "HEIF"])
+def test_colours_of_a_container_become_srgb(codec):
+    """AVIF and HEIC without a profile are converted by their numbers: Display P3 is, sRGB and PQ are not."""
+    corpus()  # registers the plug-ins
+    colours = np.repeat(np.array([[[200, 100, 50], [60, 200, 90], [128, 128, 128]]], np.uint8), 16, 0).repeat(16, 1)
+    srgb = image_file(
+        Image.fromarray(colours), codec, quality=100, **({"subsampling": "4:4:4"} if codec == "AVIF" else {})
+    )
+    plain = decoded(ImageField(), srgb).astype(int)
+
+    def marked(primaries, transfer):
+        at = srgb.index(b"nclx") + 4
+        return srgb[:at] + struct.pack(">HH", primaries, transfer) + srgb[at + 4 :]
+
+    linear = np.where(plain <= 10.31, plain / 255 / 12.92, ((plain / 255 + 0.055) / 1.055) ** 2.4)
+    to_srgb = np.array([[1.22494, -0.22494, 0], [-0.042057, 1.042057, 0], [-0.019638, -0.078636, 1.098274]])
+    linear = np.clip(linear @ to_srgb.T, 0, 1)
+    expected = 255 * np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    assert np.abs(expected - plain).max() > 15
+    assert np.abs(decoded(ImageField(), marked(12, 13)) - expected).max() <= 2
+    for field, data in ((ImageField(icc="keep"), marked(12, 13)), (ImageField(), marked(9, 16))):
+        np.testing.assert_array_equal(decoded(field, data), plain)
+
+
+def test_animations_that_no_decoder_reads_are_not_all_frames():
+    """With `frames: all` animated HEIC and JPEG XL are refused by their header; without it they are images."""
+    bits = "1" + "00000" + "100" + "0" + "1" + "000" + "0" + "0" + "1" + "00" * 3 + "0" + "0" + "00" + "1" + "00" + "1"
+    jxl = b"\xff\x0a" + int(bits[::-1], 2).to_bytes(4, "little") + bytes(8)
+    samples = struct.pack(">I4sIII", 20, b"stsz", 0, 0, 3)
+    for kind in (b"stbl", b"minf", b"mdia", b"trak", b"moov"):
+        samples = struct.pack(">I4s", 8 + len(samples), kind) + samples
+    for data, codec in ((jxl, "jxl"), (corpus()["heic"] + samples, "heic")):
+        with pytest.raises(EncodeError, match=f"an animated {codec}, of which only the first frame can be decoded"):
+            ImageField(frames="all").encode(data)
+        ImageField().check(data)
+
+
 @pytest.mark.parametrize("profile", [b"no profile", SWAPPED[:200], SWAPPED[:16] + b"Lab " + SWAPPED[20:]])
 def test_a_damaged_profile_is_logged_and_not_used(profile, caplog):
     """An image with a damaged profile, or one for other colours, decodes as without; the log says so once."""

@@ -223,6 +223,18 @@ def test_each_item_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(counted) == 6
 
 
+def test_images_of_high_dynamic_range_are_counted() -> None:
+    """An AVIF in PQ is counted with its sample; one in sRGB, and a JPEG, are not."""
+    avif = picture(1, "AVIF")
+    at = avif.index(b"nclx") + 4
+    pale = avif[:at] + b"\0\x09\0\x10" + avif[at + 4 :]
+    table = rows(("a", {}, {"0.avif": avif}), ("b", {}, {"0.avif": pale}), ("c", {}, {"0.jpg": picture(2, "JPEG")}))
+    with Judge(plan_of("image_text"), policy="drop_row", mode="full") as judge:
+        assert list(judge.undecodable(table)) == []
+    assert judge.num_high_range == 1
+    assert judge.first_high_range == "sample 'b', b.0.avif"
+
+
 def test_verdicts_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread or many, one item in flight or many, by number or by bytes: the same items in the same order."""
     samples = [(f"s{n}", {}, {"png": picture(n) if n % 3 else cut(picture(n)), "txt": "t"}) for n in range(30)]

@@ -22,7 +22,7 @@ from mm_assets.packing.presets import choose_plan
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import build_source_ref
 
-KINDS = {"txt": "text", "png": "image", "jpg": "image", "npy": "array", "wav": "audio", "srt": "text"}
+KINDS = {"txt": "text", "avif": "image", "png": "image", "jpg": "image", "npy": "array", "wav": "audio", "srt": "text"}
 KINDS |= {"ogg": "audio", "mkv": "video"}
 
 

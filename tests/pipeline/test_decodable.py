@@ -167,7 +167,7 @@ def test_undecodable_media_are_kept_and_said(shard: Path, tmp_path: Path) -> Non
     assert {(loss.kind, loss.sample_id) for loss in kept} == {("kept", row["sample_id"]) for row in listed}
     assert all(loss.member and "no reader decodes it" in loss.advice for loss in kept)
     (pale,) = (note for note in results[FILTERED_ROWS.name].record.notes if "high dynamic range" in note)
-    assert "1 clip," in pale
+    assert "1 media item," in pale
     assert "the first is of sample 'mkv-good', mkv-good.mkv" in pale
     with mm_assets.open(dataset.store.path_of("manifest.json")) as packed:
         named = packed[packed.sample_ids.index("named")]
