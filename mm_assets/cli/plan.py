@@ -15,7 +15,7 @@ from mm_assets.cli.output import echo, printable
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
-    from mm_assets.packing.survey import SampleKind
+    from mm_assets.packing.kinds import SampleKind
     from mm_assets.pipeline.decide import Decision
     from mm_assets.pipeline.spec import DatasetSpec
 
@@ -73,8 +73,8 @@ def _evidence(decision: Decision) -> dict[str, object]:
 
 
 def _print_plan(spec: DatasetSpec, decision: Decision, num_partitions: int) -> None:
+    from mm_assets.packing.kinds import group_name
     from mm_assets.packing.presets import chooses_preset
-    from mm_assets.packing.survey import group_name
 
     sampled = f"{counted(decision.num_samples, 'sample')} of {counted(len(decision.shards), 'shard')}"
     click.echo(f"{spec.name}: {counted(decision.num_shards, 'shard')}, {counted(num_partitions, 'partition')}")
@@ -134,7 +134,7 @@ def _counts(numbers: Mapping[str, int]) -> str:
 
 
 def _why(preset: str) -> str:
-    from mm_assets.packing.survey import REASONS
+    from mm_assets.packing.kinds import REASONS
 
     return REASONS[preset]
 

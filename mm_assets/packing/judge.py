@@ -25,13 +25,12 @@ from mm_assets.media.content_types import Buffer
 from mm_assets.media.images import probe_image
 from mm_assets.media.picture import has_high_range
 from mm_assets.media.video import VIDEO_TYPES
+from mm_assets.packing.kinds import AUDIO_TYPES, DEPTH_TYPES, IMAGE_TYPES, group_name, shown_role
 from mm_assets.packing.pack import placed_contents
 from mm_assets.packing.placement import BlockRows, Placement, Placer
-from mm_assets.packing.plan import PackPlan
-from mm_assets.packing.survey import AUDIO_TYPES, DEPTH_TYPES, IMAGE_TYPES, group_name, shown_role
+from mm_assets.packing.plan import PackPlan, row_name
 from mm_assets.rows.schema import UNDECODABLE_SCHEMA, Drop
 from mm_assets.rows.source_ref import parse_source_ref
-from mm_assets.sources.member import split_member_name
 
 __all__ = ["Judge", "Mode", "Policy", "packable"]
 
@@ -211,9 +210,8 @@ class Judge:
         unplaced = [row for row, reason, _ in refused if reason.startswith(("not_selected", "incomplete_"))]
         self.num_unplaced += bool(unplaced)
         for row in unplaced:
-            member = rows.member[row]
-            role = split_member_name(member)[1] if member else ""
-            self.unplaced[group_name(rows.modality[row], shown_role(role))] += 1
+            modality, role, _ = row_name(rows.modality[row], rows.member[row])
+            self.unplaced[group_name(modality, shown_role(role))] += 1
         left = [row for row in range(placement.start, placement.stop) if row in self._numbers]
         # A metadata row names its sample; a sample without one has only rows to name.
         heads = [row for row in left if rows.is_metadata(row)] or left

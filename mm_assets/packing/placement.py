@@ -22,11 +22,10 @@ import pyarrow as pa
 
 from mm_assets.errors import EncodeError, SchemaMismatchError
 from mm_assets.fields import Encoded, Field
-from mm_assets.packing.plan import VALUE_TAKES, PackPlan, Selector
+from mm_assets.packing.plan import VALUE_TAKES, PackPlan, RowName, Selector, row_name
 from mm_assets.rows.columns import content_views, views
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
-from mm_assets.sources.member import split_member_name
 
 __all__ = ["BlockRows", "Placed", "Placement", "Placer"]
 
@@ -192,7 +191,7 @@ class Placer:
             for part, selector in modality.selectors.items()
         ]
         self._reads_json = any(modality.reads_json for modality in plan.modalities)
-        self._ranks: dict[tuple[str, str, str], list[tuple[int, str, int]]] = {}
+        self._ranks: dict[RowName, list[tuple[int, str, int]]] = {}
 
     def place(self, rows: BlockRows) -> Iterator[Placement]:
         """Where the rows of each sample go, sample by sample."""
@@ -413,9 +412,7 @@ class Placer:
 
     def _takers(self, rows: BlockRows, row: int) -> list[tuple[int, str, int]]:
         """The modalities and parts whose selector takes a row, with the rank of its extension."""
-        member = rows.member[row]
-        _, role, extension = split_member_name(member) if member else ("", "", "")
-        key = (rows.modality[row], role, extension)
+        key = row_name(rows.modality[row], rows.member[row])
         found = self._ranks.get(key)
         if found is None:
             if len(self._ranks) >= MAX_REMEMBERED:

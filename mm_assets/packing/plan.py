@@ -19,6 +19,7 @@ from mm_assets.errors import ConfigError, SchemaMismatchError
 from mm_assets.fields import BytesField, Field, SequenceField, field_from_declaration
 from mm_assets.formats import ModalitySpec, name_hash
 from mm_assets.formats.records import MAX_MODALITIES
+from mm_assets.sources.member import split_member_name
 
 __all__ = [
     "NUMBERED",
@@ -31,6 +32,7 @@ __all__ = [
     "Take",
     "declared_imports",
     "parse_fields",
+    "row_name",
 ]
 
 Take = Literal["one", "sequence", "shared", "parts", "json", "column", "metadata", "rest", "listing"]
@@ -43,6 +45,12 @@ _DIGITS = re.compile(r"[0-9]+")
 
 RowName = tuple[str, str, str]
 """What selectors know of a content row: modality, and role and extension of its member's name."""
+
+
+def row_name(modality: str, member: str | None) -> RowName:
+    """What selectors know of the row of a member; a row without one has neither role nor extension."""
+    _, role, extension = split_member_name(member) if member else ("", "", "")
+    return modality, role, extension
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

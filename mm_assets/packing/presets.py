@@ -30,6 +30,7 @@ from mm_assets.fields import (
     TextField,
     TimedTextField,
 )
+from mm_assets.packing.kinds import SUBTITLES
 from mm_assets.packing.plan import (
     VALUE_TAKES,
     PackedModality,
@@ -38,7 +39,7 @@ from mm_assets.packing.plan import (
     check_modalities,
     parse_fields,
 )
-from mm_assets.packing.survey import SUBTITLES, TIMED_KEYS, Survey
+from mm_assets.packing.survey import TIMED_KEYS, Survey
 from mm_assets.rows.schema import UserColumn
 
 __all__ = ["ALL_COLUMNS", "PRESETS", "check_pack_config", "choose_plan", "chooses_preset", "plan_of", "survey_for"]

@@ -11,21 +11,15 @@ import itertools
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from mm_assets.fields import (
-    AudioField,
-    BytesField,
     DepthField,
     Field,
-    ImageField,
-    NDArrayField,
     ScalarField,
-    SequenceField,
     SyncedVideoAudioField,
     TextField,
     TimeSeriesField,
@@ -34,53 +28,20 @@ from mm_assets.formats import name_hash
 from mm_assets.formats.records import MAX_MODALITIES
 from mm_assets.media.page_layouts import detect_layout
 from mm_assets.media.video import VIDEO_TYPES
-from mm_assets.packing.plan import NUMBERED, PackedModality, RowName, Selector, Take
+from mm_assets.packing.kinds import DEPTH_TYPES, SUBTITLES, Counts, Group, Kind, RowCount, SampleKind, shown_role
+from mm_assets.packing.plan import NUMBERED, PackedModality, Selector, Take, row_name
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
 from mm_assets.rows.user_columns import is_rare
-from mm_assets.sources.member import split_member_name
 from mm_assets.sources.text_members import BadTextError, parse_object
 
-__all__ = ["MAX_GROUPS", "REASONS", "Kind", "RowCount", "SampleKind", "Survey", "group_name", "shown_role"]
+__all__ = ["MAX_GROUPS", "Survey"]
 
 MAX_GROUPS = MAX_MODALITIES - 3  # of `generic`, in addition to `rest`, `rows` and `metadata`
 MAX_NAME = 64  # characters of a name that is made from a role
 MIN_SHARDS = 10  # what most samples of one in so many shards consist of is not odd
 MAX_SHOWN = 5  # members that a message names of one kind of sample
 MAX_EXAMPLE = 64  # content rows of a sample by which a plan is tried
-MIN_SHARE = (
-    20  # a kind of row that fewer than one in so many samples have becomes no modality, unless shards consist of it
-)
-
-# Names by the extension alone: at registration nothing has been materialized yet.
-IMAGE_TYPES = frozenset(
-    {
-        *("image/jpeg", "image/png", "image/webp", "image/tiff", "image/gif", "image/bmp", "image/avif", "image/heic"),
-        *("image/heif", "image/jxl", "image/jp2", "image/j2c", "image/x-portable-anymap", "image/x-portable-bitmap"),
-        *("image/x-portable-graymap", "image/x-portable-pixmap", "image/x-icon", "image/x-tga"),
-    }
-)
-DEPTH_TYPES = frozenset({"image/png", "image/tiff"})
-AUDIO_TYPES = frozenset(
-    f"audio/{kind}"
-    for kind in (
-        *("wav", "flac", "ogg", "mpeg", "mp4", "aac", "ac3", "eac3", "aiff", "amr", "basic", "webm"),
-        *("x-caf", "x-w64", "x-wavpack", "x-matroska", "x-ms-wma"),
-    )
-)
-ARRAY_TYPES = frozenset({"application/x-npy"})
-SUBTITLES = ("srt", "vtt", "lrc")
-
-REASONS: Mapping[str, str] = {
-    "interleaved": "only text and image, in an order that the JSON or the frames of a TIFF give",
-    "music": "at least half of the samples have a MIDI row",
-    "robotics": "images or video, and at least half of the samples have an array of a robot, or depth",
-    "document": "only text and image, and more than half of the JSONs have a known page layout",
-    "video": "only video, audio and text, and at most one video per sample",
-    "image_text": "text and image without roles, at most one of each, and every sample has its image",
-    "speech": "text and audio without roles, and every sample has one audio",
-    "generic": "no other preset has a place for every row",
-}
-"""Why samples get a preset that is not declared (docs/packing.md, "Without `pack`")."""
+MIN_SHARE = 20  # a kind of row of fewer than one in so many samples becomes no modality, unless it fills shards
 
 CLOCKS = frozenset({"timestamp", "timestamps", "time", "times"})  # roles of the array that dates the others' rows
 TIMED_KEYS = ("words", "word_timestamps", "word_timings", "alignment", "segments")  # of a JSON, in order of preference
@@ -88,51 +49,6 @@ ROBOT_ROLES = frozenset(
     {"state", "action", "pose", "joints", "qpos", "qvel", "proprio", "proprioception", "timestamp", "depth"}
 )
 TASK_KEYS = ("task", "language_instruction", "instruction")
-
-
-@dataclass(slots=True)
-class Group:
-    """Content rows of one modality and role, counted."""
-
-    modality: str
-    role: str
-    num_rows: int = 0
-    num_samples: int = 0
-    most: int = 0  # rows in one sample
-    types: Counter[str] = field(default_factory=Counter)
-
-    def made_field(self) -> Field:
-        """The field that most of the rows' types call for; `rest` has the others."""
-        inner = self._inner()
-        return SequenceField(inner) if self.many else inner
-
-    def update(self, other: Group) -> None:
-        """Adds the rows of other samples."""
-        self.num_rows += other.num_rows
-        self.num_samples += other.num_samples
-        self.most = max(self.most, other.most)
-        self.types += other.types
-
-    @property
-    def many(self) -> bool:
-        """Whether a sample may have several."""
-        return self.most > 1 or self.role == NUMBERED
-
-    def _inner(self) -> Field:
-        if self.modality == "text":
-            return TextField()
-        known: dict[str, tuple[frozenset[str], Callable[[], Field]]] = {
-            "image": (IMAGE_TYPES, ImageField),
-            "audio": (AUDIO_TYPES, AudioField),
-            "video": (VIDEO_TYPES, SyncedVideoAudioField),
-            "array": (ARRAY_TYPES, NDArrayField),
-        }
-        types, made = known.get(self.modality, (frozenset(), BytesField))
-        return made() if self.mostly(types) else BytesField()
-
-    def mostly(self, types: frozenset[str]) -> bool:
-        """Whether at least half of the rows have, by name, one of these types."""
-        return 2 * sum(count for kind, count in self.types.items() if kind in types) >= self.num_rows
 
 
 class _Row(NamedTuple):
@@ -153,132 +69,6 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
         table = with_parsed_source_ref_columns(pa.Table.from_batches([batch]).select(names))
         columns = [*names[:4], "_src_path", "_src_member", "_src_frame_index"]
         yield from map(_Row, *(table.column(name).to_pylist() for name in columns))
-
-
-Kind = tuple[tuple[str, str, bool], ...]
-"""What a sample consists of: row modality, role and whether there are several of each, sorted; () of metadata alone."""
-
-
-@dataclass(slots=True)
-class _Counts:
-    """The rows of some samples, counted."""
-
-    num_samples: int = 0
-    groups: dict[tuple[str, str], Group] = field(default_factory=dict)
-    interleaved: bool = False
-    most: Counter[str] = field(default_factory=Counter)  # row modality -> most rows of it in a sample
-    least: dict[str, int] = field(default_factory=dict)
-    samples_of: Counter[str] = field(default_factory=Counter)  # row modality, or "robot" -> samples that have it
-    num_json: int = 0
-    num_layouts: int = 0
-    json_kinds: dict[str, set[str]] = field(default_factory=dict)  # top-level key -> what its values are
-    most_plain: int = 0  # texts in a sample
-    most_timed: int = 0
-    members: list[tuple[str, str | None]] = field(default_factory=list)  # the first ones, with their file
-    example: list[RowName] = field(default_factory=list)  # the content rows of the first sample
-
-    def update(self, other: _Counts) -> None:
-        """Adds the counts of other samples."""
-        self.num_samples += other.num_samples
-        for key, group in other.groups.items():
-            self.groups.setdefault(key, Group(*key)).update(group)
-        self.interleaved |= other.interleaved
-        self.most |= other.most
-        for modality, count in other.least.items():
-            self.least[modality] = min(self.least.get(modality, count), count)
-        self.samples_of += other.samples_of
-        self.num_json += other.num_json
-        self.num_layouts += other.num_layouts
-        for name, kinds in other.json_kinds.items():
-            self.json_kinds.setdefault(name, set()).update(kinds)
-        self.most_plain = max(self.most_plain, other.most_plain)
-        self.most_timed = max(self.most_timed, other.most_timed)
-
-    def preset(self) -> str:
-        """The preset that fits: each content row of every sample has a place in it."""
-        modalities = set(self.most)
-        plain = all(not role for _, role in self.groups)
-        single = all(count == 1 for count in self.most.values())
-        if self.interleaved and modalities <= {"text", "image"}:
-            return "interleaved"
-        if "midi" in modalities and self._usually("midi"):
-            return "music"
-        if modalities & {"image", "video"} and self._usually("robot"):
-            return "robotics"
-        if 2 * self.num_layouts > self.num_json and modalities <= {"text", "image"} and self.least["image"]:
-            return "document"
-        if "video" in modalities and modalities <= {"video", "audio", "text"} and self.most["video"] == 1:
-            return "video" if self._mostly("video", VIDEO_TYPES) else "generic"
-        if plain and single and modalities == {"text", "image"} and self.least["image"]:
-            return "image_text"
-        if "audio" in modalities and modalities <= {"text", "audio"} and self.least["audio"] and self._one_text():
-            return "speech" if self._mostly("audio", AUDIO_TYPES) else "generic"
-        return "generic"
-
-    def _usually(self, what: str) -> bool:
-        return self.samples_of[what] > 0 and 2 * self.samples_of[what] >= self.num_samples
-
-    def _mostly(self, modality: str, types: frozenset[str]) -> bool:
-        groups = [group for group in self.groups.values() if group.modality == modality]
-        return all(group.mostly(types) for group in groups)
-
-    def _one_text(self) -> bool:
-        """Whether no sample has more than one audio row, one plain text and one timed text, without roles."""
-        plain = all(not role for _, role in self.groups)
-        one_each = self.most["audio"] == 1 and self.most_plain <= 1 and self.most_timed <= 1
-        return plain and one_each and "text" in self.most
-
-    def takes(self, other: _Counts) -> bool:
-        """Whether samples of another kind are of the same sort: the same preset fits both, and they share something."""
-        joined = _Counts()
-        joined.update(self)
-        joined.update(other)
-        shared = self.most.keys() & other.most.keys()
-        return joined.preset() == self.preset() and bool(shared)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleKind:
-    """Samples that consist of the same, counted.
-
-    Attributes:
-        kind: what they consist of.
-        num_samples: how many there are.
-        fits: whether the layout was made for them; the others are listed and changed nothing.
-        members: the first members of the first of them, each with its file.
-        example: content rows of the first of them, `MAX_EXAMPLE` at most.
-        unplaced: kinds of those that no packed modality takes, once the plan is known.
-    """
-
-    kind: Kind
-    num_samples: int
-    fits: bool
-    members: tuple[tuple[str, str | None], ...]
-    example: tuple[RowName, ...] = ()
-    unplaced: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return " + ".join(group_name(*part) for part in self.kind) or "metadata alone"
-
-
-def shown_role(role: str) -> str:
-    """A role as kinds of row have it: all whole numbers are one."""
-    return NUMBERED if role.isascii() and role.isdigit() else role
-
-
-def group_name(modality: str, role: str, many: bool = False) -> str:
-    """A kind of row in words: ``image (role: left)``, ``several text``."""
-    name = f"{modality} (numbered)" if role == NUMBERED else f"{modality} (role: {role})" if role else modality
-    return f"several {name}" if many and role != NUMBERED else name
-
-
-@dataclass(slots=True)
-class RowCount:
-    """Content rows of one modality and role, claimed ones too, counted."""
-
-    num_samples: int = 0
-    num_rows: int = 0
-    extensions: Counter[str] = field(default_factory=Counter)
 
 
 class Survey:
@@ -303,9 +93,9 @@ class Survey:
             if selector.take != "shared"  # which leaves the row to others
         ]
         self.rows: dict[tuple[str, str], RowCount] = {}
-        self._kinds: dict[Kind, _Counts] = {}
+        self._kinds: dict[Kind, Counts] = {}
         self._shards: dict[str, Counter[Kind]] = {}
-        self._settled: tuple[_Counts, set[Kind], set[Kind]] | None = None
+        self._settled: tuple[Counts, set[Kind], set[Kind]] | None = None
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Counts the rows of all batches."""
@@ -322,7 +112,7 @@ class Survey:
 
     def _count(self, sample: Iterable[_Row]) -> tuple[Kind, dict[str, Any]]:
         """Counts the rows of one sample, its metadata row first."""
-        one = _Counts(num_samples=1)
+        one = Counts(num_samples=1)
         json_member: str | None = None
         content: dict[str, Any] = {}
         texts: Counter[bool] = Counter()  # plain (False) and timed (True)
@@ -338,9 +128,9 @@ class Survey:
             one.interleaved |= row.frame is not None or (
                 row.modality == "text" and row.member is not None and row.member == json_member
             )
-            _, role, extension = split_member_name(row.member) if row.member else ("", "", "")
+            _, role, extension = named = row_name(row.modality, row.member)
             if len(one.example) < MAX_EXAMPLE:
-                one.example.append((row.modality, role, extension))
+                one.example.append(named)
             key = (row.modality, shown_role(role))
             extensions.setdefault(key, Counter())[extension] += 1
             if any(selector.rank(row.modality, role, extension) is not None for selector in self._claiming):
@@ -371,7 +161,7 @@ class Survey:
             known.update(one)
         return kind, content
 
-    def _settle(self) -> tuple[_Counts, set[Kind], set[Kind]]:
+    def _settle(self) -> tuple[Counts, set[Kind], set[Kind]]:
         """The counts that decide, the kinds of sample that do not, and those that whole shards mostly consist of."""
         if self._settled is None:
             # What whole shards consist of is not odd: they would be lost.
@@ -384,7 +174,7 @@ class Survey:
                 if not is_rare(num_rare, self.num_samples):
                     break
                 rare.append(kind)
-            main = _Counts()
+            main = Counts()
             for kind, counts in self._kinds.items():
                 if kind not in rare:
                     main.update(counts)
@@ -484,7 +274,7 @@ class Survey:
         return modalities
 
 
-def _survey_json(counts: _Counts, text: str | None) -> dict[str, Any]:
+def _survey_json(counts: Counts, text: str | None) -> dict[str, Any]:
     """Counts what the JSON of a sample holds; returns it, empty where it is not an object."""
     if text is None:
         return {}

@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.errors import SourceError
+from mm_assets.packing.kinds import Kind, RowCount, SampleKind, group_name, shown_role
 from mm_assets.packing.plan import NUMBERED, PackPlan
 from mm_assets.packing.presets import plan_of, survey_for
-from mm_assets.packing.survey import Kind, RowCount, SampleKind, Survey, group_name, shown_role
+from mm_assets.packing.survey import Survey
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.rows.base import TableSource, row_sources
 from mm_assets.rows.from_members import MemberRows
