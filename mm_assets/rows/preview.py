@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.media.quiet_pillow import quiet_pillow
+from mm_assets.errors import EncodeError, FormatError, MissingExtraError
+from mm_assets.fields import ImageField
 
 __all__ = ["Preview"]
 
@@ -22,7 +23,14 @@ MAX_IMAGE_BYTES = 4 << 20  # larger images are left out of the contact sheet
 MAX_HELD_BYTES = 8 << 20  # of the images that are held until it is drawn
 THUMBNAIL = 72  # pixels; the sheet stays in Dagster's event log, so it has to be tiny
 COLUMNS = 6
-MAX_PIXELS = 16 << 20  # of an image that is decoded for a thumbnail; a JPEG is decoded at a fraction of its size
+GROUND = 245  # grey level
+_FIELD = ImageField(
+    max_pixels=32 << 20,
+    decode_size=(THUMBNAIL - 4, THUMBNAIL - 4),
+    decode_resize="pad",
+    decode_fill=GROUND,
+    decode_mode="fast",
+)
 
 
 class Preview:
@@ -98,7 +106,7 @@ class Preview:
         if not drawn:
             return None
         height = -(-len(drawn) // COLUMNS) * THUMBNAIL
-        sheet = Image.new("RGB", (min(len(drawn), COLUMNS) * THUMBNAIL, height), (245, 245, 245))
+        sheet = Image.new("RGB", (min(len(drawn), COLUMNS) * THUMBNAIL, height), (GROUND, GROUND, GROUND))
         for number, thumbnail in enumerate(drawn):
             left = number % COLUMNS * THUMBNAIL + (THUMBNAIL - thumbnail.width) // 2
             top = number // COLUMNS * THUMBNAIL + (THUMBNAIL - thumbnail.height) // 2
@@ -109,21 +117,15 @@ class Preview:
 
 
 def _thumbnail(content: bytes) -> Any:
+    """What the reader of a packed file decodes, small, before the ground of the sheet; None for what it refuses."""
     from PIL import Image
 
     try:
-        with quiet_pillow(), Image.open(io.BytesIO(content)) as image:
-            image.draft("RGB", (THUMBNAIL, THUMBNAIL))
-            if image.width * image.height > MAX_PIXELS:
-                return None
-            flat = image.convert("RGBA") if "A" in image.mode or "transparency" in image.info else image.convert("RGB")
-            flat.thumbnail((THUMBNAIL - 4, THUMBNAIL - 4))
-            if flat.mode == "RGBA":
-                ground = Image.new("RGBA", flat.size, (255, 255, 255, 255))
-                flat = Image.alpha_composite(ground, flat).convert("RGB")
-            return flat
-    except (OSError, ValueError, SyntaxError, ArithmeticError, Image.DecompressionBombError):
-        return None  # Pillow's errors for bytes that are not an image; the checks and filters judge that, not a preview
+        image = Image.fromarray(_FIELD.decode(*_FIELD.encode(content)).squeeze())
+    except (EncodeError, FormatError, MissingExtraError):
+        return None  # the checks and filters judge that, not a preview
+    ground = Image.new("RGBA", image.size, (GROUND, GROUND, GROUND, 255))
+    return Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
 
 
 def _cell(value: object) -> str:

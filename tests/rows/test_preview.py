@@ -2,6 +2,8 @@
 
 import io
 
+import numpy as np
+import pillow_heif
 import pyarrow as pa
 import pytest
 from PIL import Image
@@ -58,6 +60,28 @@ def test_images_of_every_mode_are_drawn(mode: str) -> None:
     assert sheet is not None
     with Image.open(io.BytesIO(sheet)) as drawn:
         assert drawn.size == (432, 144)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "HEIF"])
+def test_images_are_drawn_upright(form: str) -> None:
+    """The sheet shows an image turned by its EXIF orientation, also one of a plug-in."""
+    pillow_heif.register_heif_opener()
+    picture = Image.new("RGB", (80, 40), "red")
+    picture.paste("blue", (0, 0, 40, 40))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter clockwise: blue comes to the top
+    target = io.BytesIO()
+    picture.save(target, form, exif=exif.tobytes())
+    preview = Preview()
+    preview.observe(batch([target.getvalue()]))
+    sheet = preview.contact_sheet()
+    assert sheet is not None
+    with Image.open(io.BytesIO(sheet)) as drawn:
+        red, _, blue = np.asarray(drawn).astype(int).transpose(2, 0, 1)
+        assert drawn.size == (72, 72)
+        assert (blue - red)[20, 36] > 100
+        assert (red - blue)[52, 36] > 100
+        assert abs(red - blue)[36, 8] < 20
 
 
 def test_what_is_not_an_image_is_not_drawn() -> None:
