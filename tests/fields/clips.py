@@ -90,6 +90,8 @@ def clip_file(
         if samples is not None:
             sound = output.add_stream(audio_codec, rate=sample_rate)
             sound.layout = {1: "mono", 2: "stereo", 6: "5.1"}[samples.shape[1]]
+            if audio_codec.startswith("wma"):
+                sound.bit_rate = 64_000  # it has no default
         if codec:
             for number, time in enumerate(times):
                 pixels = pictures[number] if pictures is not None else picture(number, size)
