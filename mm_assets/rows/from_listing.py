@@ -1,9 +1,10 @@
 """A list of files as a source: a Parquet or JSONL table with a row per item, beside the media that it names.
 
 Columns: `sample_id`; `source_ref` or `path` (relative to the list's folder); and, if needed, `modality`, `position`,
-`text_content`, `metadata_json`; all further columns are user columns. The rows of a sample follow each other. The list
-is not trusted: its references must be in its folder or below an allowed prefix, and every row of it becomes a row or is
-named in the rejects.
+`text_content`, `metadata_json`; all further columns are user columns. A Parquet list may hold media itself, in cells
+that are items of their rows (see `mm_assets.sources.parquet`). The rows of a sample follow each other. The list is not
+trusted: its references must be in its folder or below an allowed prefix, and every row of it becomes a row or is named
+in the rejects.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import json
 import posixpath
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, BinaryIO, ClassVar
@@ -35,9 +35,9 @@ from mm_assets.rows.source_ref import SourceRef, is_allowed_reference, is_refere
 from mm_assets.sources.base import Source
 from mm_assets.sources.compressed import content_name
 from mm_assets.sources.head import HEAD_BYTES, foreign_file
-from mm_assets.sources.member import split_member_name
-from mm_assets.sources.parquet import PARQUET_ERRORS, PARQUET_MAGIC, as_json_types, cell_columns
-from mm_assets.sources.samples import modality_of
+from mm_assets.sources.member import Member, split_member_name
+from mm_assets.sources.parquet import PARQUET_ERRORS, PARQUET_MAGIC, ParquetSource, as_json_types, cell_columns
+from mm_assets.sources.samples import MODALITY_OF_EXTENSION, modality_of
 from mm_assets.sources.text_members import BadTextError, decode_text, parse_object, stored_text
 from mm_assets.storage.files import SourceFile
 from mm_assets.summaries import counted
@@ -45,6 +45,10 @@ from mm_assets.summaries import counted
 __all__ = ["ListingRows"]
 
 _OWN = frozenset({"path"}) | RESERVED_COLUMNS
+_MEDIA_COLUMNS = frozenset({"bytes", "binary_content"}).union(
+    *((extension, modality) for extension, modality in MODALITY_OF_EXTENSION.items() if modality != "text")
+)
+"""Columns of plain bytes that are media: one of any other name may be a digest."""
 BATCH_ROWS = 1024
 MAX_POSITION = 2**31 - 1  # positions are int32
 
@@ -58,14 +62,8 @@ def _lines(source: SourceFile, layout: MemberRules, encodings: Counter[str]) -> 
     """
     head = source.read(0, min(HEAD_BYTES, source.size))
     if head.startswith(PARQUET_MAGIC):
-        try:
-            file = pq.ParquetFile(source.open())
-            inline = cell_columns(file.schema_arrow)
-            columns = [name for name in file.schema_arrow.names if name not in inline]
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
-                yield from as_json_types(batch).to_pylist()
-        except PARQUET_ERRORS as error:
-            raise SourceError(source.url, f"is not a readable Parquet list: {first_line(error)}") from error
+        for batch in _values(source):
+            yield from batch.to_pylist()
         return
     wide = _wide_encoding(head)
     foreign = None if wide else foreign_file(head)
@@ -78,6 +76,20 @@ def _lines(source: SourceFile, layout: MemberRules, encodings: Counter[str]) -> 
                 yield BadTextError("too_large", f"the line holds more than {limit} bytes")
             elif line.strip() and (row := _json_line(line, wide, layout.encoding, encodings)) is not None:
                 yield row
+
+
+def _values(source: SourceFile) -> Iterator[pa.RecordBatch]:
+    """The columns of a Parquet list that hold no media."""
+    try:
+        file = pq.ParquetFile(source.open(), page_checksum_verification=True)
+        cells = cell_columns(file.schema_arrow)
+        columns = [name for name in file.schema_arrow.names if name not in cells]
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
+            yield as_json_types(batch)
+    except SourceError:
+        raise
+    except PARQUET_ERRORS as error:
+        raise SourceError(source.url, f"is not a readable Parquet list: {first_line(error)}") from error
 
 
 def _wide_encoding(head: bytes) -> str | None:
@@ -184,7 +196,9 @@ class ListingRows:
         return RowStream(builder.batches(), builder.rejects, builder.counts, builder.notes, builder.kept)
 
 
-_ListedItem = tuple[int, str, SourceRef, str | None, Mapping[str, Any]]  # position, modality, locator, text, list row
+_ListedItem = tuple[int, str, SourceRef, str | None, str, Mapping[str, Any]]
+"""Position, modality, locator, text, the name that shows the content type, list row."""
+_Cells = Sequence[Member]  # of a list row
 
 
 class _ListingBuilder(RowBuilder):
@@ -199,21 +213,22 @@ class _ListingBuilder(RowBuilder):
         self.known = _OWN.union(c.source for c, _ in self.user)
         self.missing = {c.source for c, _ in self.user if c.required}
         self.seen: set[str] = set()
-        self.inline: list[str] = []
         self.encodings: Counter[str] = Counter()  # of lines that are not UTF-8
+        self.unread: list[str] = []  # columns of bytes
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        if self.source.size >= 4 and self.source.read(0, 4) == PARQUET_MAGIC:
-            with suppress(*PARQUET_ERRORS):  # of a damaged file: `_lines` raises it
-                self.inline = cell_columns(pq.ParquetFile(self.source.open()).schema_arrow)
-        if self.inline:
-            self.notes.append(f"{self.source.url}: {self._inline_detail()}")
         for sample_id, group in groupby(self._checked(), key=lambda entry: entry[1]["sample_id"]):
             self._sample(sample_id, list(group))
             if self.full:
                 yield from self.take()
         yield from self.take()
         self.note_columns()
+        if self.unread:
+            columns = ", ".join(map(repr, self.unread))
+            remedy = (
+                "call the column of the media bytes, or set source: parquet, so that each row is a sample with them"
+            )
+            self.notes.append(f"{self.source.url}: the bytes in column {columns} are not read: {remedy}")
         for encoding, count in sorted(self.encodings.items()):
             self.counts[f"encoding.{encoding}"] += count
             self.notes.append(f"{self.source.url}: {counted(count, 'line')} read as {encoding}")
@@ -223,14 +238,16 @@ class _ListingBuilder(RowBuilder):
             detail = f"no row has the column {min(self.missing)!r}, which is required"
             raise MissingColumnError(self.source.url, detail)
 
-    def _inline_detail(self) -> str:
-        """What is lost of a list whose columns hold the files themselves."""
-        columns = ", ".join(map(repr, self.inline))
-        remedy = "set source: parquet, so that each row is a sample with them, or write them to files that `path` names"
-        return f"the bytes in column {columns} are not read: {remedy}"
-
-    def _reject(self, number: int, reason: str, detail: str, row: Mapping[str, Any] | None = None) -> None:
+    def _reject(
+        self,
+        number: int,
+        reason: str,
+        detail: str,
+        row: Mapping[str, Any] | None = None,
+        cell: Member | None = None,
+    ) -> None:
         sample_id, path = (row.get("sample_id"), row.get("path")) if row is not None else (None, None)
+        path = path if cell is None else cell.member
         self.rejects.add(
             self.source.url,
             reason=reason,
@@ -239,9 +256,21 @@ class _ListingBuilder(RowBuilder):
             member=path if isinstance(path, str) else None,
         )
 
-    def _checked(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def _lines(self) -> Iterator[tuple[Line, _Cells]]:
+        """The list's rows, each with the media in it."""
+        if ListingRows.accepts(self.source.read(0, min(len(PARQUET_MAGIC), self.source.size))):
+            table = ParquetSource(self.source)
+            media = [name for name, is_named in table.columns.items() if is_named or name in _MEDIA_COLUMNS]
+            self.unread = [name for name in table.columns if name not in media]
+            if media:
+                yield from table.listed(media)
+                return
+        for line in _lines(self.source, self.layout, self.encodings):
+            yield line, ()
+
+    def _checked(self) -> Iterator[tuple[int, Mapping[str, Any], _Cells]]:
         """The list's rows that name a sample, numbered from 0."""
-        for number, line in enumerate(_lines(self.source, self.layout, self.encodings)):
+        for number, (line, cells) in enumerate(self._lines()):
             self.counts["members"] += 1
             if isinstance(line, BadTextError):
                 self._reject(number, line.reason, line.detail)
@@ -249,11 +278,11 @@ class _ListingBuilder(RowBuilder):
                 self._reject(number, "no_sample_id", "its sample_id is not text, or empty", line)
             else:
                 self.missing -= line.keys()
-                yield number, line
+                yield number, line, cells
 
-    def _sample(self, sample_id: str, entries: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+    def _sample(self, sample_id: str, entries: Sequence[tuple[int, Mapping[str, Any], _Cells]]) -> None:
         if sample_id in self.seen:
-            for number, row in entries:
+            for number, row, _ in entries:
                 detail = "its sample has earlier rows; the rows of a sample must be consecutive"
                 self._reject(number, "duplicate_sample_id", detail, row)
             return
@@ -261,24 +290,27 @@ class _ListingBuilder(RowBuilder):
         items: list[_ListedItem] = []
         metadata: tuple[str | None, Mapping[str, Any]] | None = None
         places: set[tuple[int, str]] = set()
-        for number, row in entries:
-            try:
-                metadata_json = self._metadata(row)
-                if row.get("modality") == "metadata":
-                    if metadata is not None:
-                        raise BadTextError("second_metadata", "the sample has a metadata row already")
-                    metadata = metadata_json, row
+        for number, row, cells in entries:
+            for part, cell in self._parts(row, cells):
+                try:
+                    metadata_json = self._metadata(part)
+                    if part.get("modality") == "metadata":
+                        if cell is not None:
+                            raise BadTextError("bad_modality", "a row of metadata holds bytes, which are an item")
+                        if metadata is not None:
+                            raise BadTextError("second_metadata", "the sample has a metadata row already")
+                        metadata = metadata_json, part
+                        continue
+                    item = self._item(part, cell, len(items))
+                    if item[:2] in places:
+                        raise BadTextError("position_taken", f"position {item[0]} of {item[1]} is taken")
+                except BadTextError as error:
+                    self._reject(number, error.reason, error.detail, row, cell)
                     continue
-                item = self._item(row, len(items))
-                if item[:2] in places:
-                    raise BadTextError("position_taken", f"position {item[0]} of {item[1]} is taken")
-            except BadTextError as error:
-                self._reject(number, error.reason, error.detail, row)
-                continue
-            places.add(item[:2])
-            items.append(item)
-            if metadata is None and metadata_json is not None:
-                metadata = metadata_json, {}
+                places.add(item[:2])
+                items.append(item)
+                if metadata is None and metadata_json is not None:
+                    metadata = metadata_json, {}
         if not items and metadata is None:
             return
         self.counts["samples"] += 1
@@ -287,8 +319,7 @@ class _ListingBuilder(RowBuilder):
         content_type = None if text is None else "application/json"
         self.append(sample_id, METADATA_POSITION, "metadata", content_type=content_type, metadata_json=text)
         self._fill(row)
-        for position, modality, ref, content, row in sorted(items, key=lambda item: item[0]):
-            name = ref.member or ref.path or ""
+        for position, modality, ref, content, name, row in sorted(items, key=lambda item: item[0]):
             declared = row.get("content_type")
             guessed = (
                 content_type_of_name(content_name(name)) if name else ("text/plain" if modality == "text" else None)
@@ -318,14 +349,40 @@ class _ListingBuilder(RowBuilder):
             raise BadTextError("bad_json", f"metadata_json is {type(value).__name__}, expected JSON text")
         return parse_object(value).text
 
-    def _item(self, row: Mapping[str, Any], next_position: int) -> _ListedItem:
+    def _parts(self, row: Mapping[str, Any], cells: _Cells) -> Iterator[tuple[Mapping[str, Any], Member | None]]:
+        """The items of a list row, each as a row of its own, with its cell: the text, and every cell.
+
+        Where the row has bytes, the place that it names is not read, and the path is the name of the only cell.
+        """
+        names_file = bool(row.get("path") or row.get("source_ref"))
+        if not cells or (names_file and all(cell.link_target is not None for cell in cells)):
+            yield row, None
+            return
+        bare = {**row, "path": None, "source_ref": None}
+        is_metadata = row.get("modality") == "metadata"
+        if is_metadata or row.get("text_content") is not None:
+            yield {**bare, "content_type": None}, None
+        for cell in cells:
+            if cell.link_target is None:
+                name = row.get("path") if len(cells) == 1 else None
+                yield {**bare, "text_content": None, "path": name}, cell
+            elif not is_metadata:
+                yield {**bare, "text_content": None, "path": cell.link_target}, None
+
+    def _item(self, row: Mapping[str, Any], cell: Member | None, next_position: int) -> _ListedItem:
         text = row.get("text_content")
         if text is not None and not isinstance(text, str):
             raise BadTextError("bad_text", f"text_content is {type(text).__name__}, expected text")
-        ref = self._ref(row)
+        if cell is None:
+            ref = self._ref(row)
+            name = ref.member or ref.path or ""
+        else:
+            ref, name = SourceRef(path=self.source.url, member=cell.member), cell.member
+            if isinstance(row.get("path"), str) and content_type_of_name(content_name(row["path"])) is not None:
+                name = row["path"]
         modality = row.get("modality")
         if modality is None:
-            modality = "text" if text is not None else self._modality(ref)
+            modality = "text" if text is not None else self._modality(name)
         if not isinstance(modality, str) or modality not in self.modalities:
             detail = f"modality is {modality!a}, expected one of {', '.join(sorted(self.modalities))}"
             raise BadTextError("bad_modality", detail)
@@ -333,17 +390,16 @@ class _ListingBuilder(RowBuilder):
             detail = "a text row has its text in text_content, and only a text row"
             raise BadTextError("no_text" if modality == "text" else "bad_text", detail)
         if modality != "text" and ref.path is None:
-            detail = "it names neither path nor source_ref"
-            raise BadTextError("no_source", f"{detail}: {self._inline_detail()}" if self.inline else detail)
+            raise BadTextError("no_source", "it names neither path nor source_ref, and holds no bytes")
         position = row.get("position")
         if position is None:
             position = next_position
         if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position <= MAX_POSITION:
             raise BadTextError("bad_position", f"position is {position!r}, expected 0 to {MAX_POSITION}")
-        return position, modality, ref, text, row
+        return position, modality, ref, text, name, row
 
-    def _modality(self, ref: SourceRef) -> str:
-        extension = split_member_name(ref.member or ref.path or "")[2]
+    def _modality(self, name: str) -> str:
+        extension = split_member_name(name)[2]
         modality = modality_of(extension, self.layout.extensions)
         return "binary" if modality == "text" else modality  # its text is not in the list, and nothing reads it
 

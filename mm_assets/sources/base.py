@@ -113,8 +113,10 @@ class _Format(Protocol):
 _F = TypeVar("_F", bound=_Format)
 
 
-def detect(file: SourceFile, formats: Mapping[str, type[_F]]) -> type[_F]:
+def detect(file: SourceFile, formats: Mapping[str, type[_F]], *, confirm: bool = True) -> type[_F]:
     """The format of a file: the first that accepts its first bytes, else the first whose suffix its name has.
+
+    Without `confirm` a format is not asked for more than that.
 
     Raises:
         ShardError: neither its bytes nor its name are those of a known format.
@@ -122,10 +124,10 @@ def detect(file: SourceFile, formats: Mapping[str, type[_F]]) -> type[_F]:
     """
     head = file.read(0, min(HEAD_BYTES, file.size))
     for found in formats.values():
-        if found.accepts(head) and _confirms(found, file):
+        if found.accepts(head) and (not confirm or _confirms(found, file)):
             return found
     for found in formats.values():
-        if file.url.lower().endswith(found.SUFFIXES) and _confirms(found, file):
+        if file.url.lower().endswith(found.SUFFIXES) and (not confirm or _confirms(found, file)):
             return found
     known = "; ".join(f"{name} ({', '.join(found.SUFFIXES)})" for name, found in formats.items())
     foreign = foreign_file(head)
@@ -147,13 +149,13 @@ def missing_end(source: Source) -> str | None:
 
 
 def open_container(file: SourceFile) -> Source:
-    """A file as the container that it is.
+    """A file as the container that it is; a list that holds media is one.
 
     Raises:
         ShardError: it is not a container of a known format.
         SourceError: the storage failed.
     """
-    return detect(file, SOURCES)(file)
+    return detect(file, SOURCES, confirm=False)(file)
 
 
 def index_members(

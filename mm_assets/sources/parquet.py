@@ -19,7 +19,7 @@ import json
 import math
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import cached_property
@@ -39,17 +39,18 @@ from mm_assets.storage.files import SourceFile
 __all__ = ["PARQUET_ERRORS", "PARQUET_MAGIC", "ParquetSource", "as_json_types", "cell_columns"]
 
 PARQUET_MAGIC = b"PAR1"
-PARQUET_ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
-"""What Arrow raises for a damaged file."""
+PARQUET_ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError)
+"""What Arrow raises for a damaged file, and for values that Python does not have."""
 
 MAX_BATCH_ROWS = 1024
-BATCH_BYTES = 16 << 20  # of the rows that are decoded at a time, by the mean size of a row group's rows
+BATCH_BYTES = 16 << 20  # of the rows that are decoded at a time, by the mean size of a row group's rows, beside a page
 BUFFER_BYTES = 1 << 20  # of a column chunk that are read at a time from a local file
 REMOTE_BUFFER_BYTES = 8 << 20  # from a remote one, where each read is a request
 _DATA_START = (
     4  # byte after the magic number: Arrow ends the process where it is asked for the place of a damaged chunk
 )
 _LIST_KEYS = frozenset({"path", "source_ref"})  # of a list of files, beside sample_id
+_TICKS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # per second
 
 
 class _Entry(NamedTuple):
@@ -69,7 +70,13 @@ class _Cells(NamedTuple):
 
 def cell_columns(schema: pa.Schema) -> list[str]:
     """The columns that hold files: bytes, Hugging Face's struct of bytes and path, or lists of either."""
-    return [field.name for field in schema if _is_cell(field.type) or _is_list_of_cells(field.type)]
+    types = [(field.name, _plain_type(field.type)) for field in schema]
+    return [name for name, kind in types if _is_cell(kind) or _is_list_of_cells(kind)]
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the values of a column, which a categorical column has a dictionary of."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _is_cell(kind: pa.DataType) -> bool:
@@ -93,13 +100,23 @@ def as_json_types(batch: pa.RecordBatch) -> pa.RecordBatch:
     arrays = []
     for column in batch.columns:
         if pa.types.is_duration(column.type):
-            column = pc.divide(column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
+            ticks = column.cast(pa.int64()).cast(pa.float64(), safe=False)
+            column = pc.divide(ticks, _TICKS[column.type.unit])
         elif pa.types.is_temporal(column.type):
-            column = column.cast(pa.string())
+            column = _as_text(column)
         elif pa.types.is_decimal(column.type):
             column = column.cast(pa.float64())
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    """Times as text; those of an unknown time zone as UTC."""
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        utc = column.cast(pa.timestamp(column.type.unit)).cast(pa.string())
+        return pc.binary_join_element_wise(utc, "Z", "")
 
 
 class ParquetSource:
@@ -133,6 +150,13 @@ class ParquetSource:
             return False
         return bool(cell_columns(schema)) and not ("sample_id" in names and _LIST_KEYS.intersection(names))
 
+    @property
+    def columns(self) -> dict[str, bool]:
+        """The columns that hold cells, and whether those are structs with a path; errors as `members`."""
+        schema = self._table.schema_arrow
+        types = ((name, schema.field(name).type) for name in self._rows().columns)
+        return {name: pa.types.is_struct(kind.value_type if _is_list_of_cells(kind) else kind) for name, kind in types}
+
     @cached_property
     def _table(self) -> pq.ParquetFile:
         """The open file.
@@ -148,7 +172,8 @@ class ParquetSource:
             raise ShardError(self.file.url, detail, byte_offset=0)
         buffer = BUFFER_BYTES if self.file.is_local else REMOTE_BUFFER_BYTES
         try:
-            return pq.ParquetFile(self.file.open(), buffer_size=buffer, pre_buffer=False)
+            opened = self.file.open()
+            return pq.ParquetFile(opened, buffer_size=buffer, pre_buffer=False, page_checksum_verification=True)
         except SourceError:
             raise
         except PARQUET_ERRORS as error:
@@ -187,30 +212,67 @@ class ParquetSource:
                 raise error
             on_error(member, error)
 
+    def listed(self, media: Sequence[str]) -> Iterator[tuple[Mapping[str, Any], Sequence[Member]]]:
+        """Each row as a list of files has it: the values of the other columns, and the cells that are not null.
+
+        A cell without bytes has a `skip_reason`, and its path as `link_target`.
+
+        Args:
+            media: the columns whose cells are wanted.
+
+        Raises:
+            ShardError: a row group cannot be read.
+            SourceError: the storage failed.
+        """
+        rows = self._rows()
+        for group, batches in self._groups(rows, [*rows.values, *media]):
+            try:
+                for batch in batches:
+                    yield from rows.listed(batch, media)
+            except SourceError:
+                raise
+            except PARQUET_ERRORS as error:
+                raise ShardError(self.file.url, rows.fault(group, error), byte_offset=_DATA_START) from error
+
     # -- rows
 
-    def _entries(self, on_damaged: OnDamage, damage: list[ShardDamage] | None) -> Iterator[_Entry]:
-        table, rows = self._table, _Rows(self.file.url, self._table.schema_arrow)
+    def _rows(self) -> _Rows:
+        names = self._table.schema_arrow.names
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            detail = f"has several columns {repeated!a}, and columns are known by their names: rename them"
+            raise ShardError(self.file.url, detail, byte_offset=max(self.file.size - 8, 0))
+        return _Rows(self.file.url, self._table.schema_arrow)
+
+    def _groups(
+        self, rows: _Rows, columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+        """The number of each row group, and its rows; sets the number of their first."""
         first = 0
-        for group in range(table.num_row_groups):
-            described = table.metadata.row_group(group)
+        for group in range(self._table.num_row_groups):
+            described = self._table.metadata.row_group(group)
             rows.number = first
             mean = max(described.total_byte_size, 1) / max(described.num_rows, 1)
             size = min(max(int(BATCH_BYTES / mean), 1), MAX_BATCH_ROWS)
+            yield group, self._table.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
+            first += max(described.num_rows, 0)
+
+    def _entries(self, on_damaged: OnDamage, damage: list[ShardDamage] | None) -> Iterator[_Entry]:
+        rows = self._rows()
+        for group, batches in self._groups(rows):
             try:
-                for batch in table.iter_batches(size, row_groups=[group], use_threads=False):
+                for batch in batches:
                     yield from rows.entries(batch)
             except SourceError:
                 raise
             except PARQUET_ERRORS as error:
-                detail = f"row group {group}, row {rows.number} or after, cannot be read: {first_line(error)}"
+                detail = rows.fault(group, error)
                 if on_damaged == "fail":
                     raise ShardError(self.file.url, detail, byte_offset=_DATA_START) from error
-                size = max(described.total_byte_size, 0)
+                size = max(self._table.metadata.row_group(group).total_byte_size, 0)
                 if damage is not None:
                     damage.append(ShardDamage(byte_offset=_DATA_START, byte_size=size, detail=detail))
                 yield rows.lost(group, size, detail)
-            first += max(described.num_rows, 0)
 
 
 class _Rows:
@@ -219,6 +281,8 @@ class _Rows:
     Attributes:
         number: of the next row in the file, from 0.
         ordinal: of the next entry.
+        columns: those that hold cells.
+        values: all others.
     """
 
     def __init__(self, url: str, schema: pa.Schema) -> None:
@@ -226,54 +290,80 @@ class _Rows:
         self.ordinal = 0
         self._url = url
         self._folder = posixpath.basename(url).removesuffix(".parquet") or "rows"
-        names = schema.names
-        cells = cell_columns(schema)
+        types = {field.name: _plain_type(field.type) for field in schema}
+        self.columns = cells = cell_columns(schema)
         self._cells = [
-            _Cells(name, f"{_label(name)}." if len(cells) > 1 else "", _is_list_of_cells(schema.field(name).type))
-            for name in cells
+            _Cells(name, f"{_label(name)}." if len(cells) > 1 else "", _is_list_of_cells(types[name])) for name in cells
         ]
         self._texts = {
             name: extension
-            for name in names
-            if _is_text(schema.field(name).type) and (extension := _text_extension(name, names)) is not None
+            for name, kind in types.items()
+            if _is_text(kind) and (extension := _text_extension(name, list(types))) is not None
         }
-        self._others = [name for name in names if name not in self._texts and name not in cells]
+        self.values = [name for name in types if name not in cells]
+        self._others = [name for name in self.values if name not in self._texts]
         self._has_json = bool(self._others) or any(column.is_list for column in self._cells)
 
     def entries(self, batch: pa.RecordBatch) -> Iterator[_Entry]:
         """The members of each row."""
-        columns = {name: batch.column(name) for name in batch.schema.names}
+        columns = _plain_columns(batch)
         others = as_json_types(batch.select(self._others))
         texts = {name: columns[name].to_pylist() for name in self._texts}
         for row in range(batch.num_rows):
-            key = f"{self._folder}/{self.number:08d}"
-            made: list[_Entry] = []
+            key = self._key
             ordinal = self.ordinal + self._has_json  # the JSON comes first
-            listed: dict[str, list[str | None] | None] = {}
-            for column in self._cells:
-                value = columns[column.column][row]
-                found: list[str | None] | None = None
-                if column.is_list:
-                    items = value.values
-                    if items is not None:
-                        found = []
-                        for n in range(len(items)):
-                            entry = self._cell(items[n], f"{key}.{column.label}{n}", column.column, ordinal + len(made))
-                            found.append(None if entry is None else posixpath.basename(entry.member.member))
-                            made += [] if entry is None else [entry]
-                    listed[column.column] = found
-                elif entry := self._cell(value, f"{key}.{column.label}"[:-1], column.column, ordinal + len(made)):
-                    made.append(entry)
+            made, listed = self._cells_of(columns, row, self._cells, ordinal)
             for name, extension in self._texts.items():
                 if texts[name][row] is not None:
                     content = texts[name][row].encode()
                     made.append(self._entry(f"{key}.{extension}", content, ordinal + len(made)))
             if self._has_json:
-                values = {name: others.column(name)[row].as_py() for name in self._others}
+                values = {name: _value(others, name, row) for name in self._others}
                 yield self._entry(f"{key}.json", _json({**values, **listed}), self.ordinal)
             self.ordinal = ordinal + len(made)
             self.number += 1
             yield from made
+
+    def listed(
+        self, batch: pa.RecordBatch, media: Sequence[str]
+    ) -> Iterator[tuple[Mapping[str, Any], Sequence[Member]]]:
+        """The values and the cells of each row."""
+        columns, values = _plain_columns(batch), as_json_types(batch.select(self.values))
+        wanted = [column for column in self._cells if column.column in media]
+        for row in range(batch.num_rows):
+            cells, _ = self._cells_of(columns, row, wanted, 0)
+            yield {name: _value(values, name, row) for name in self.values}, [cell.member for cell in cells]
+            self.number += 1
+
+    @property
+    def _key(self) -> str:
+        return f"{self._folder}/{self.number:08d}"
+
+    def _cells_of(
+        self, columns: Mapping[str, pa.Array], row: int, wanted: Sequence[_Cells], ordinal: int
+    ) -> tuple[list[_Entry], dict[str, list[str | None] | None]]:
+        """The cells of a row, from `ordinal` on, and the names of those in lists by column."""
+        made: list[_Entry] = []
+        listed: dict[str, list[str | None] | None] = {}
+        for column in wanted:
+            value, name = columns[column.column][row], f"{self._key}.{column.label}"
+            found: list[str | None] | None = None
+            if column.is_list:
+                items = value.values
+                if items is not None:
+                    found = []
+                    for n in range(len(items)):
+                        entry = self._cell(items[n], f"{name}{n}", column.column, ordinal + len(made))
+                        found.append(None if entry is None else posixpath.basename(entry.member.member))
+                        made += [] if entry is None else [entry]
+                listed[column.column] = found
+            elif entry := self._cell(value, name[:-1], column.column, ordinal + len(made)):
+                made.append(entry)
+        return made, listed
+
+    def fault(self, group: int, error: Exception) -> str:
+        """What is wrong with a row group, in words."""
+        return f"row group {group}, row {self.number} or after, cannot be read: {first_line(error)}"
 
     def lost(self, group: int, size: int, detail: str) -> _Entry:
         """The entry of a row group that cannot be read, or not to its end."""
@@ -306,8 +396,29 @@ class _Rows:
             ordinal=ordinal,
             byte_size=0 if content is None else content.size,
             skip_reason=outside,
+            link_target=None if outside is None else os.fsencode(str(path)),
         )
         return _Entry(member, None if content is None else content.to_pybytes)
+
+
+def _plain_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """The columns by name, categorical ones as their values."""
+    return {
+        name: column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+
+
+def _value(batch: pa.RecordBatch, name: str, row: int) -> Any:
+    """A value as Python has it.
+
+    Raises:
+        ValueError: Python does not have it, such as a date after the year 9999 in a list.
+    """
+    try:
+        return batch.column(name)[row].as_py()
+    except PARQUET_ERRORS as error:
+        raise ValueError(f"column {name!a}: {first_line(error)}") from error
 
 
 def _is_text(kind: pa.DataType) -> bool:

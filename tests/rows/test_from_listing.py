@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mm_assets.errors import SourceError
 from mm_assets.rows.columns import RowStream
@@ -18,6 +20,7 @@ from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.schema import DatasetSchema, MemberRules, UserColumn
 from mm_assets.rows.source_ref import parse_source_ref
 from mm_assets.rows.user_columns import columns_of
+from mm_assets.sources.base import open_container
 from mm_assets.storage.files import SourceFile
 
 
@@ -88,6 +91,12 @@ def test_a_list_becomes_rows(tmp_path: Path, kind: str) -> None:
     assert parse_source_ref(rows[4]["source_ref"]).member == "b.png"
     assert parse_source_ref(rows[4]["source_ref"]).frame_index == 2
     assert (stream.counts["members"], stream.counts["samples"], stream.counts["rows"]) == (3, 2, 5)
+
+
+LISTED = [("sample_id", pa.string()), ("path", pa.string())]
+CELLS = st.none() | st.fixed_dictionaries(
+    {"bytes": st.none() | st.binary(max_size=4), "path": st.sampled_from([None, "x.png", "dir/x.wav"])}
+)
 
 
 def test_columns_that_json_does_not_know(tmp_path: Path) -> None:
@@ -249,15 +258,97 @@ def test_a_locator_as_an_object_is_a_locator(tmp_path: Path) -> None:
     assert [(reject["sample_id"], reject["reason"]) for reject in rejects] == [("b", "bad_source")]
 
 
-def test_bytes_inside_a_list_are_not_lost_silently(tmp_path: Path) -> None:
-    """Columns of bytes and of Hugging Face's files are named in a note, and in the reject of a row without a source."""
+FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def test_bytes_inside_a_list_are_its_items(tmp_path: Path) -> None:
+    """Bytes are the item of their row, before the file that it names; a cell with a path alone names that file."""
+    cells = [{"bytes": b"x", "path": "x.png"}, {"bytes": None, "path": "b.png"}, {"bytes": b"", "path": None}, None]
+    columns = {
+        "sample_id": ["a", "b", "c", "d"],
+        "path": ["a.webp", None, None, "d.png"],
+        "text_content": [None, "a text", None, None],
+        "image": pa.array(cells, FILE),
+        "score": [1, 2, 3, 4],
+    }
     path = tmp_path / "l.parquet"
-    file = pa.array([{"bytes": b"x", "path": "x.png"}] * 2)
-    table = {"sample_id": ["a", "b"], "path": ["a.png", None], "image": file, "raw": pa.array([b"1", b"2"])}
-    pq.write_table(pa.table(table), path)
+    pq.write_table(pa.table(columns), path, row_group_size=1)
     rows, rejects, stream = read(path)
-    assert [row["sample_id"] for row in rows if row["position"] >= 0] == ["a"]
-    assert "image" not in rows[0]
+    assert (rejects, stream.notes) == ([], [])
+    items = [row for row in rows if row["position"] >= 0]
+    refs = [parse_source_ref(row["source_ref"]) for row in items]
+    assert [(row["sample_id"], row["position"], row["modality"], row["content_type"]) for row in items] == [
+        ("a", 0, "image", "image/webp"),
+        ("b", 0, "text", "text/plain"),
+        ("b", 1, "image", "image/png"),
+        ("c", 0, "binary", None),
+        ("d", 0, "image", "image/png"),
+    ]
+    here = str(tmp_path)
+    assert [(ref.path, ref.member) for ref in refs] == [
+        (f"{here}/l.parquet", "l/00000000.png"),
+        (None, None),
+        (f"{here}/b.png", None),
+        (f"{here}/l.parquet", "l/00000002.bin"),
+        (f"{here}/d.png", None),
+    ]
+    assert [row["score"] for row in items] == [1, 2, 2, 3, 4]
+
+
+def test_several_cells_of_a_row_are_several_items(tmp_path: Path) -> None:
+    """Cells of several columns and of lists follow each other; one whose place or modality is taken is a reject."""
+    lists = [[{"bytes": b"1", "path": "1.png"}, None, {"bytes": b"2", "path": "2.jpg"}], None, None]
+    columns = {
+        "sample_id": ["a", "b", "c"],
+        "path": pa.nulls(3, pa.string()),
+        "position": [None, 3, None],
+        "modality": [None, None, "metadata"],
+        "images": pa.array(lists, pa.list_(FILE)),
+        "wav": [b"3", b"4", b"5"],
+        "binary_content": [None, b"6", None],
+    }
+    path = tmp_path / "l.parquet"
+    pq.write_table(pa.table(columns), path)
+    rows, rejects, _ = read(path)
+    items = [(row["sample_id"], row["position"], row["modality"]) for row in rows if row["position"] >= 0]
+    assert items == [("a", 0, "image"), ("a", 1, "image"), ("a", 2, "audio"), ("b", 3, "audio"), ("b", 3, "binary")]
+    assert [(r["reason"], r["sample_id"], r["member"]) for r in rejects] == [
+        ("bad_modality", "c", "l/00000002.wav.wav")
+    ]
+
+
+def test_columns_of_other_bytes_are_named(tmp_path: Path) -> None:
+    """Plain bytes in a column that is not called as media are not an item, and a note names the column."""
+    path = tmp_path / "l.parquet"
+    table = {"sample_id": ["a", "b"], "path": ["a.png", None], "digest": [b"1", b"2"], "jpg": [None, None]}
+    pq.write_table(pa.table(table, schema=pa.schema([*LISTED, ("digest", pa.binary()), ("jpg", pa.binary())])), path)
+    rows, rejects, stream = read(path)
+    assert [parse_source_ref(row["source_ref"]).path for row in rows if row["position"] >= 0] == [f"{tmp_path}/a.png"]
     assert [(reject["reason"], reject["sample_id"]) for reject in rejects] == [("no_source", "b")]
-    assert "the bytes in column 'image', 'raw' are not read" in rejects[0]["detail"]
-    assert "the bytes in column 'image', 'raw' are not read" in stream.notes[0]
+    assert "the bytes in column 'digest' are not read" in stream.notes[0]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_every_cell_is_read_from_its_locator(tmp_path: Path, data: st.DataObject) -> None:
+    """Whatever nulls, empty cells, lists and row groups: each cell is one item, whose locator gives its bytes."""
+    rows = st.lists(st.tuples(CELLS, st.none() | st.lists(CELLS, max_size=3)), min_size=1, max_size=9)
+    drawn = data.draw(rows)
+    columns = {
+        "sample_id": [f"{n // 2}" for n in range(len(drawn))],
+        "path": pa.nulls(len(drawn), pa.string()),
+        "image": pa.array([cell for cell, _ in drawn], FILE),
+        "more": pa.array([cells for _, cells in drawn], pa.list_(FILE)),
+    }
+    path = tmp_path / "l.parquet"
+    pq.write_table(pa.table(columns), path, row_group_size=data.draw(st.integers(1, 4)))
+    found, rejects, _ = read(path, columns=())
+    source = open_container(SourceFile(str(path)))
+    contents = {m.member: content for m, content in source.payloads(wanted=lambda _: True, max_bytes=9999)}
+    cells = [cell for one, many in drawn for cell in (one, *(many or ())) if cell is not None]
+    refs = [parse_source_ref(row["source_ref"]) for row in found if row["position"] >= 0]
+    outside = [f"{tmp_path}/{cell['path']}" for cell in cells if cell["bytes"] is None and cell["path"]]
+    assert [ref.path for ref in refs if ref.member is None] == outside
+    inside = [cell["bytes"] for cell in cells if cell["bytes"] is not None]
+    assert [contents[ref.member or ""] for ref in refs if ref.member is not None] == inside
+    assert {reject["reason"] for reject in rejects} <= {"no_source"}

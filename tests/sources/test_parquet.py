@@ -85,6 +85,14 @@ class TestMembers:
         found = contents(source_of(tmp_path, pa.table({"jpg": pa.array(values, kind)})))
         assert found == {"t/00000000.jpg": JPEG, "t/00000002.jpg": b""}
 
+    def test_categorical_columns_are_their_values(self, tmp_path: Path) -> None:
+        """Bytes and texts that a column has a dictionary of are cells and texts as in any other column."""
+        table = pa.table(
+            {"jpg": pa.array([JPEG] * 2).dictionary_encode(), "caption": pa.array(["a", None]).dictionary_encode()}
+        )
+        found = contents(source_of(tmp_path, table))
+        assert found == {"t/00000000.jpg": JPEG, "t/00000000.caption": b"a", "t/00000001.jpg": JPEG}
+
     def test_a_remote_file_gives_the_same_members(self, tmp_path: Path) -> None:
         """A file in an object store is read by ranges, with the same members and bytes."""
         local = source_of(tmp_path, pa.table({"jpg": [JPEG, PNG], "n": [1, 2]}))
@@ -129,6 +137,8 @@ class TestMembers:
                 "scores": [[math.nan, 0.5, -math.inf]],
                 "box": [{"at": datetime.date(2024, 1, 2), "raw": b"\xff"}],
                 "none": pa.nulls(1),
+                "short": pa.array([1], pa.duration("ns")),
+                "zone": pa.array([1], pa.timestamp("us", "Mars/Base")),
             }
         )
         found = contents(source_of(tmp_path, table))["t/00000000.json"]
@@ -139,6 +149,8 @@ class TestMembers:
             "scores": [None, 0.5, None],
             "box": {"at": "2024-01-02", "raw": "/w=="},
             "none": None,
+            "short": 1e-9,
+            "zone": "1970-01-01 00:00:00.000001Z",
         }
 
     @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -196,6 +208,25 @@ class TestDetection:
 
 
 class TestDamage:
+    def test_page_checksums_are_verified(self, tmp_path: Path) -> None:
+        """A flipped bit of a cell is damage where the file has page checksums."""
+        table = pa.table({"jpg": [JPEG * 20], "n": [1]})
+        source = source_of(tmp_path, table, compression="none", write_statistics=False, write_page_checksum=True)
+        content = (tmp_path / "t.parquet").read_bytes()
+        at = content.index(JPEG) + 30
+        (tmp_path / "t.parquet").write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(ShardError, match="row group 0, row 0 or after, cannot be read"):
+            contents(ParquetSource(source.file))
+
+    def test_what_rows_cannot_be_made_of_is_named(self, tmp_path: Path) -> None:
+        """Two columns of one name, and values that Python does not have, are refused with the name of the column."""
+        names = pa.Table.from_arrays([pa.array([JPEG]), pa.array([1]), pa.array([2])], names=["jpg", "n", "n"])
+        with pytest.raises(ShardError, match="several columns 'n'"):
+            contents(source_of(tmp_path, names))
+        zone = pa.array([[1]], pa.list_(pa.timestamp("us", "Mars/Base")))
+        with pytest.raises(ShardError, match="column 'seen': 'Mars/Base'"):
+            contents(source_of(tmp_path, pa.table({"jpg": [JPEG], "seen": zone})))
+
     def test_what_is_not_parquet_is_refused_by_name(self, tmp_path: Path) -> None:
         """Another file, an empty one and a truncated one raise `ShardError` with what was found."""
         whole = tmp_path / "whole"
@@ -271,6 +302,30 @@ class TestPipeline:
         assert sample["text"] == [(0, "first"), (2, "third")]
         ((position, pixels),) = sample["image"]
         assert (position, pixels.shape) == (1, (6, 8, 3))
+
+    @pytest.mark.parametrize("mode", ["read", "write"])
+    def test_a_list_keeps_the_bytes_in_it(self, tmp_path: Path, mode: str) -> None:
+        """A list of files with cells is packed with their bytes, and a cell with a path alone with that file's."""
+        (tmp_path / "b.png").write_bytes(image(2))
+        cells = [
+            {"bytes": image(1), "path": "a.png"},
+            {"bytes": None, "path": "b.png"},
+            {"bytes": b"", "path": "c.png"},
+        ]
+        table = {"sample_id": ["a", "b", "c"], "path": pa.nulls(3, pa.string()), "text_content": ["A", "B", "C"]}
+        pq.write_table(pa.table({**table, "image": pa.array(cells, FILE)}), tmp_path / "t.parquet", row_group_size=2)
+        dataset, _ = run_chain(declare(tmp_path / "out", tmp_path / "t.parquet", materialize=mode))
+        data = mm_assets.open(dataset.store.url_of("manifest.json"))
+        packed = data.read_raw(range(len(data)), ["image"])["image"]
+        found = {
+            sample_id: None if raw is None else bytes(raw)
+            for sample_id, raw in zip(data.sample_ids, packed, strict=True)
+        }
+        assert (found["a"] or b"").endswith(image(1))
+        assert (found["b"] or b"").endswith(image(2))
+        assert found.get("c") is None
+        (lost,) = losses(dataset, dataset.partitions())
+        assert (lost.sample_id, lost.member) == ("c", "t/00000002.png")
 
     def test_a_path_without_bytes_is_told(self, tmp_path: Path) -> None:
         """A cell that only has a path is in the losses with its row, and its row's other parts are packed."""
