@@ -214,10 +214,12 @@ def _print_summary(datasets: Mapping[str, DatasetStore], ended: Sequence[Partiti
 
     from mm_assets.packing.plan import declared_imports
     from mm_assets.pipeline.chain import RECORDED_STAGES
+    from mm_assets.pipeline.losses import loss_counts
+    from mm_assets.rows.schema import KEPT
 
     numbers = [(stage, heading, count) for stage in RECORDED_STAGES for heading, count in stage.numbers]
     table = Table("dataset", "partition", "status", title=f"{counted(len(ended), 'partition')} run in {seconds:.1f} s")
-    for _, heading, _ in numbers:
+    for heading in (*(heading for _, heading, _ in numbers), "faults"):
         table.add_column(heading, justify="right")
     results = {(result.dataset, result.partition): result for result in ended}
     for name, dataset in datasets.items():
@@ -229,7 +231,9 @@ def _print_summary(datasets: Mapping[str, DatasetStore], ended: Sequence[Partiti
             # The tables of a failed run do not hold all of the shard.
             records = {} if status == "FAILED" else dataset.records(key)
             shown = (f"{records[s].counts.get(count, 0):,}" if s in records else "-" for s, _, count in numbers)
-            table.add_row(name, key, status, *shown)
+            reasons = (found for stage in loss_counts(records).values() for found in stage.items())
+            faults = sum(count for reason, count in reasons if reason.startswith(f"{KEPT}."))
+            table.add_row(name, key, status, *shown, f"{faults:,}" if records else "-")
     Console(width=max(Console().width, 110)).print(table)
     commands = []
     for name, dataset in datasets.items():

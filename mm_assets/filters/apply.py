@@ -39,6 +39,7 @@ from mm_assets.rows.schema import (
     Drop,
 )
 from mm_assets.rows.source_ref import with_parsed_source_ref_columns
+from mm_assets.summaries import counted
 
 __all__ = ["FilterStream"]
 
@@ -139,7 +140,7 @@ class FilterStream:
     def notes(self) -> tuple[str, ...]:
         """For each filter and reason whose drops have a detail: how many rows went, and the first detail."""
         return tuple(
-            f"{name}: {reason}, {self._counts[f'dropped.{name}.{reason}']:,} rows; the first is of {detail}"
+            f"{name}: {reason}, {counted(self._counts[f'dropped.{name}.{reason}'], 'row')}; the first is of {detail}"
             for (name, reason), detail in sorted(self._first_details.items())
         )
 

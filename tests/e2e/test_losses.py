@@ -256,6 +256,7 @@ def test_losses_equal_a_recount(tmp_path: Path, dagster_home: Path, monkeypatch:
         assert re.search(rf"failed: web/{partition}: web__raw_shards: \w+: .*{partition}\.tar", done.output), partition
     published = {path.stem for path in (tmp_path / "out/web/published").glob("*.json")}
     assert published == {*GOOD, *INCOMPLETE, "ending"}
+    assert re.search(r"│ ending +│ done .*│ +1 │$", done.output, re.MULTILINE), "a fault is counted with its partition"
     for reason in {item.reason for item in expected}:
         assert reason in done.output
     assert "`mm-assets losses --root out --dataset web`" in done.output
