@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Container
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
@@ -15,6 +18,7 @@ __all__ = [
     "HeaderReader",
     "TiffLayout",
     "read_tiff_layout",
+    "read_tiff_numbers",
     "size_of_id3",
 ]
 
@@ -68,6 +72,9 @@ def size_of_id3(data: memoryview) -> int:
     return 10 + ((a & 127) << 21 | (b & 127) << 14 | (c & 127) << 7 | d & 127)
 
 
+_TIFF_NUMBERS = {1: "u1", 3: "u2", 4: "u4", 13: "u4", 16: "u8"}  # types of whole numbers
+
+
 class TiffLayout(NamedTuple):
     """The structures of a TIFF, by the version and byte order in its header."""
 
@@ -90,3 +97,39 @@ def read_tiff_layout(head: HeaderReader) -> TiffLayout:
     num_entries, entry, pointer = (struct.Struct(order + code) for code in codes)
     (first,) = head.take(pointer, pointer.size, "TIFF header")
     return TiffLayout(order, is_big, num_entries, entry, pointer, first)
+
+
+def read_tiff_numbers(
+    head: HeaderReader, layout: TiffLayout, tags: Container[int], *, max_values: int | None = None
+) -> dict[int, list[int]]:
+    """Whole numbers of the first directory: of each of the tags the values, of a repeated one the first.
+
+    Args:
+        head: the file.
+        layout: its structures.
+        tags: the tags to read.
+        max_values: tags with more values are left out; None reads them all.
+
+    Raises:
+        MediaError: the directory, or values of a tag, are not in the file.
+    """
+    (count,) = head.take(layout.num_entries, layout.first, "TIFF directory")
+    start = layout.first + layout.num_entries.size
+    if not head.has(start, count * layout.entry.size):
+        raise head.fail(f"is truncated: its TIFF directory at byte {layout.first:,} needs {count:,} entries")
+    found: dict[int, list[int]] = {}
+    for index in range(min(count, MAX_SEGMENTS)):
+        where = start + index * layout.entry.size
+        tag, kind, number, _ = head.take(layout.entry, where, "TIFF entry")
+        if tag not in tags or tag in found or kind not in _TIFF_NUMBERS or not number:
+            continue
+        if max_values is not None and number > max_values:
+            continue
+        dtype = np.dtype(layout.order + _TIFF_NUMBERS[kind])
+        where += layout.entry.size - layout.pointer.size
+        if number * dtype.itemsize > layout.pointer.size:
+            (where,) = head.take(layout.pointer, where, "TIFF entry")
+        if not head.has(where, number * dtype.itemsize):
+            raise head.fail(f"is truncated: TIFF tag {tag} has {number:,} values at byte {where:,}, beyond its end")
+        found[tag] = np.frombuffer(head.view, dtype, number, where).tolist()
+    return found

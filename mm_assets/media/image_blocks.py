@@ -1,4 +1,4 @@
-"""The parts of a PNG (chunks) and of a GIF (blocks), in order. Time is linear in the bytes, whatever they are."""
+"""The parts of a PNG, a WebP (chunks) and a GIF (blocks), in order. Time is linear in the bytes, whatever they are."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.header import CHUNK_BE, HeaderReader
+from mm_assets.media.header import CHUNK_BE, CHUNK_LE, HeaderReader
 
-__all__ = ["GIF_END", "GIF_EXTENSION", "GIF_FRAME", "Chunk", "GifBlock", "gif_blocks", "pixel_chunks", "png_chunks"]
+__all__ = [
+    "GIF_END",
+    "GIF_EXTENSION",
+    "GIF_FRAME",
+    "Chunk",
+    "GifBlock",
+    "gif_blocks",
+    "pixel_chunks",
+    "png_chunks",
+    "webp_chunks",
+]
 
 GIF_EXTENSION: Final = 0x21
 GIF_FRAME: Final = 0x2C
@@ -81,6 +91,18 @@ def _is_large_profile(body: bytes) -> bool:
     except zlib.error:
         return False  # Pillow ignores it
     return bool(inflater.unconsumed_tail)
+
+
+def webp_chunks(head: HeaderReader) -> Iterator[tuple[bytes, int, int]]:
+    """Kind, position and length of each chunk of a WebP, up to the end of the bytes; `MediaError` for too many."""
+    pos = 12
+    for _ in range(_MAX_CHUNKS):
+        if not head.has(pos, CHUNK_LE.size):
+            return
+        kind, length = head.take(CHUNK_LE, pos, "chunk")
+        yield kind, pos + 8, length
+        pos += 8 + length + (length & 1)
+    raise head.fail(f"has more than {_MAX_CHUNKS:,} chunks")
 
 
 class GifBlock(NamedTuple):

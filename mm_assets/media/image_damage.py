@@ -10,28 +10,26 @@ import struct
 import zlib
 from collections.abc import Callable
 
-import numpy as np
-
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer
-from mm_assets.media.header import CHUNK_LE, HeaderReader, TiffLayout, read_tiff_layout
-from mm_assets.media.image_blocks import GIF_END, GIF_EXTENSION, GIF_FRAME, gif_blocks, png_chunks
+from mm_assets.media.header import CHUNK_LE, HeaderReader, read_tiff_layout, read_tiff_numbers
+from mm_assets.media.image_blocks import GIF_END, GIF_EXTENSION, GIF_FRAME, gif_blocks, png_chunks, webp_chunks
 from mm_assets.media.iso_images import iter_boxes
 from mm_assets.media.jpeg import find_jpeg_damage
 from mm_assets.media.plain_images import pnm_size, read_icons, tga_size
 
 __all__ = ["find_damage"]
 
-_MAX_PARTS = 1 << 18  # chunks of a WebP or tile-parts; the loops over them run in Python
+_MAX_PARTS = 1 << 18  # tile-parts; the loop over them runs in Python
 _MAX_TILE_PIXELS = 2**26  # a tile is decoded whole, however small the image is
 _INFLATE, _DEFLATED = 1 << 20, 1 << 16  # bytes at a time, out of and into the decompressor
 _MAX_INFLATED = 1 << 29  # bytes in all that are decompressed to count rows; the header may claim any size
 _MAX_TIFF_SAMPLES = 6  # per pixel, in Pillow
 _PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-_TIFF_NUMBERS = {1: "u1", 3: "u2", 4: "u4", 16: "u8"}
 _DATA_BOXES = frozenset((b"mdat", b"meta", b"jxlc", b"jxlp"))  # that of a HEIF file may be in its meta box
 _BOXES = _DATA_BOXES.union((b"ftyp", b"moov", b"free", b"skip", b"uuid", b"Exif", b"xml ", b"jumb", b"jbrd", b"brob"))
 _STRIPS, _TILES = (273, 279), (324, 325)  # positions and sizes
+_TIFF_TAGS = (*_STRIPS, *_TILES, 277, 322, 323)
 
 
 def find_damage(data: Buffer, codec: str) -> str | None:
@@ -102,15 +100,13 @@ def _check_webp(head: HeaderReader) -> str | None:
     _, size = head.take(CHUNK_LE, 0, "RIFF header")
     if wrong := _needs(head, 8 + size):
         return wrong
-    pos, end = 12, 8 + size
-    for _ in range(_MAX_PARTS):
-        if pos + 8 > end:
-            return None
-        kind, length = head.take(CHUNK_LE, pos, "chunk")
-        if pos + 8 + length > end:
-            return f"is damaged: chunk {kind!r} at byte {pos:,} has {length:,} bytes, {end - pos - 8:,} are there"
-        pos += 8 + length + (length & 1)
-    return f"has more than {_MAX_PARTS:,} chunks"
+    end = 8 + size
+    for kind, body, length in webp_chunks(head):
+        if body > end:
+            break
+        if body + length > end:
+            return f"is damaged: chunk {kind!r} at byte {body - 8:,} has {length:,} bytes, {end - body:,} are there"
+    return None
 
 
 def _check_bmp(head: HeaderReader) -> str | None:
@@ -136,30 +132,8 @@ def _check_gif(head: HeaderReader) -> str | None:
     return f"is truncated: {num_frames:,} whole frames in {head.size:,} bytes, its end is missing"
 
 
-def _tiff_numbers(head: HeaderReader, layout: TiffLayout) -> dict[int, list[int]]:
-    """The numbers of the first directory that say what and where the pixels are; all lie within the file."""
-    (count,) = head.take(layout.num_entries, layout.first, "directory")
-    found: dict[int, list[int]] = {}
-    at = layout.first + layout.num_entries.size
-    if not head.has(at, count * layout.entry.size):
-        raise head.fail(f"is truncated: its directory at byte {layout.first:,} needs {count} entries")
-    for index in range(count):
-        where = at + index * layout.entry.size
-        tag, kind, number, _ = head.take(layout.entry, where, "entry")
-        if tag not in (*_STRIPS, *_TILES, 277, 322, 323) or kind not in _TIFF_NUMBERS or tag in found:
-            continue
-        dtype = np.dtype(layout.order + _TIFF_NUMBERS[kind])
-        where += layout.entry.size - layout.pointer.size
-        if number * dtype.itemsize > layout.pointer.size:
-            (where,) = head.take(layout.pointer, where, "entry")
-        if not head.has(where, number * dtype.itemsize):
-            raise head.fail(f"is truncated: tag {tag} has {number:,} values at byte {where:,}, beyond its end")
-        found[tag] = np.frombuffer(head.view, dtype, number, where).tolist() if number else []
-    return found
-
-
 def _check_tiff(head: HeaderReader) -> str | None:
-    numbers = _tiff_numbers(head, read_tiff_layout(head))
+    numbers = read_tiff_numbers(head, read_tiff_layout(head), _TIFF_TAGS)
     samples = max(numbers.get(277) or [1])
     if samples > _MAX_TIFF_SAMPLES:
         return f"has {samples:,} samples per pixel, expected at most {_MAX_TIFF_SAMPLES}"

@@ -11,8 +11,8 @@ import zlib
 
 from mm_assets.errors import MediaError
 from mm_assets.media.content_types import Buffer, sniff_content_type
-from mm_assets.media.header import CHUNK_BE, CHUNK_LE, MAX_SEGMENTS, HeaderReader, read_tiff_layout
-from mm_assets.media.image_blocks import GIF_EXTENSION, GIF_FRAME, gif_blocks, png_chunks
+from mm_assets.media.header import CHUNK_BE, MAX_SEGMENTS, HeaderReader, read_tiff_layout, read_tiff_numbers
+from mm_assets.media.image_blocks import GIF_EXTENSION, GIF_FRAME, gif_blocks, png_chunks, webp_chunks
 from mm_assets.media.image_info import ImageInfo
 from mm_assets.media.iso_images import probe_heif, probe_jp2, probe_jxl
 from mm_assets.media.jpeg import MAX_JUNK
@@ -47,7 +47,6 @@ _U16_BE = struct.Struct(">H")
 _U32_BE = struct.Struct(">I")
 _U32_LE = struct.Struct("<I")
 _JPEG_FRAME = struct.Struct(">BHHB")
-_TIFF_SIZES = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q"}  # types of whole numbers
 _TIFF_TAGS = frozenset((256, 257, 258, 262, 274, 277, 338, 339))
 
 
@@ -209,12 +208,8 @@ def _probe_gif(head: HeaderReader) -> ImageInfo:
 
 def _probe_webp(head: HeaderReader) -> ImageInfo:
     width = height = num_frames = 0
-    alpha, orientation, pos = False, 1, 12
-    for _ in range(MAX_SEGMENTS):
-        if not head.has(pos, 8):
-            break
-        kind, length = head.take(CHUNK_LE, pos, "WebP chunk")
-        body = pos + 8
+    alpha, orientation = False, 1
+    for kind, body, length in webp_chunks(head):
         if kind == b"VP8X" and not width:
             flags, sizes = head.take(struct.Struct("<B3x6s"), body, "WebP VP8X")
             width, height = 1 + int.from_bytes(sizes[:3], "little"), 1 + int.from_bytes(sizes[3:], "little")
@@ -233,7 +228,6 @@ def _probe_webp(head: HeaderReader) -> ImageInfo:
         elif kind == b"EXIF":
             start = body + 6 if head.starts(body, _EXIF) else body
             orientation = _exif_orientation(head.view[start : body + length])
-        pos = body + length + (length & 1)
     return ImageInfo(
         codec="webp",
         width=width,
@@ -265,21 +259,10 @@ def _probe_bmp(head: HeaderReader) -> ImageInfo:
 
 def _read_directory(head: HeaderReader) -> tuple[dict[int, list[int]], int]:
     """The needed tags of the first directory of a TIFF or BigTIFF, and the length of the chain of directories."""
-    order, _, count_of, entry_of, pointer_of, pos = read_tiff_layout(head)
-    tags: dict[int, list[int]] = {}
+    layout = read_tiff_layout(head)
+    tags = read_tiff_numbers(head, layout, _TIFF_TAGS, max_values=64)
+    count_of, entry_of, pointer_of, pos = layout.num_entries, layout.entry, layout.pointer, layout.first
     (entries,) = head.take(count_of, pos, "TIFF directory")
-    if not head.has(pos + count_of.size, entries * entry_of.size):
-        raise head.fail(f"TIFF directory at {pos} is truncated: {entries} entries, there are {head.size} bytes")
-    for index in range(min(entries, MAX_SEGMENTS)):
-        at = pos + count_of.size + index * entry_of.size
-        tag, kind, count, _ = head.take(entry_of, at, "TIFF entry")
-        if tag not in _TIFF_TAGS or kind not in _TIFF_SIZES or not 1 <= count <= 64:
-            continue
-        values = struct.Struct(f"{order}{count}{_TIFF_SIZES[kind]}")
-        where = at + entry_of.size - pointer_of.size
-        if values.size > pointer_of.size:
-            (where,) = head.take(pointer_of, where, "TIFF entry")
-        tags[tag] = list(head.take(values, where, f"TIFF tag {tag}"))
     seen = {pos}
     while len(seen) < MAX_SEGMENTS:
         at = pos + count_of.size + entries * entry_of.size
