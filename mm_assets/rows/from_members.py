@@ -166,10 +166,10 @@ class _Builder(RowBuilder):
             self.notes.append(f"{url}: {counted(count, 'text')} read as {encoding}")
         choice = texts.choice
         if choice is not None and choice.encoding is None:
-            unsure = f"{counted(choice.ballots, 'ballot')}, {counted(choice.votes, 'vote')} for an encoding"
+            unsure = f"{choice.votes} of {counted(choice.ballots, 'ballot')} agree on an encoding"
             self.notes.append(f"{url}: its texts that are not UTF-8 do not show one encoding ({unsure})")
         elif choice is not None:
-            voted = f"{choice.share:.0%} of {counted(choice.votes, 'vote')} from {counted(choice.ballots, 'ballot')}"
+            voted = f"{choice.share:.0%} of {counted(choice.ballots, 'ballot')}"
             self.notes.append(f"{url}: the encoding of its texts that are not UTF-8 is {choice.encoding} by {voted}")
 
     def _is_text(self, member: Member) -> bool:
