@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import mm_assets
 from mm_assets.errors import EncodeError, SchemaMismatchError
 from mm_assets.formats import MstrReader, MultReader, crc32c
 from mm_assets.media.content_types import content_type_of_name
@@ -307,6 +308,31 @@ def test_columns_become_values(tmp_path: Path) -> None:
     assert "sample 'b'" in summary.first_refusals["tags"]
     with pytest.raises(SchemaMismatchError, match="no column 'url', which the plan packs"):
         list(packable(plan)(rows.drop_columns(["url"])))
+
+
+@pytest.mark.parametrize("form", ["mult", "mstr"])
+def test_packed_columns_are_columns_of_arrow(tmp_path: Path, form: str) -> None:
+    """`to_arrow` has a packed column with its type and its values, null where the value was, whatever the format."""
+    values: dict[str, tuple[str, list[Any]]] = {
+        "flag": ("bool", [True, None, False]),
+        "count": ("int64", [7, -1, None]),
+        "score": ("double", [None, 0.5, 2.0]),
+        "url": ("string", ["http://a", "", None]),
+        "extra": ("json", ['{"x": [1, null]}', None, '"s"']),
+    }
+    rows = table(*((name, "{}", [("text", name)]) for name in "abc"))
+    for name, (kind, found) in values.items():
+        column = [x for item in found for x in (item, None)]  # of a sample the metadata row, then its text
+        rows = rows.append_column(name, pa.array(column, COLUMN_TYPES[kind]))
+    columns = [UserColumn(name=name, source=name, type=kind) for name, (kind, _) in values.items()]
+    plan = choose_plan([], pack={"preset": "image_text", "columns": "all"}, where="test", columns=columns)
+    pack(rows, plan, tmp_path)
+    with mm_assets.open(tmp_path / f"x.{form}") as data:
+        found = data.to_arrow(modalities=["text", *values])
+        found.validate(full=True)
+        assert [str(kind) for kind in found.schema.types] == ["string", "bool", "int64", "double", "string", "string"]
+        assert found.column("text").to_pylist() == ["a", "b", "c"]
+        assert {name: found.column(name).to_pylist() for name in values} == {n: v for n, (_, v) in values.items()}
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
