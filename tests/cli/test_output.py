@@ -10,7 +10,7 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
 from ..pipeline.chain import declare
-from ..pipeline.test_stages import CAPTIONS, make_shard
+from ..pipeline.shards import CAPTIONS, make_shard
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
-from ..pipeline.test_stages import make_shard
+from ..pipeline.shards import make_shard
 
 
 @pytest.fixture(scope="module")

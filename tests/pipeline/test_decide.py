@@ -21,7 +21,7 @@ from mm_assets.sources.tar_header import BLOCK
 from mm_assets.storage.files import SourceFile
 
 from .chain import declare, run_chain
-from .test_stages import make_shard, tar_bytes
+from .shards import make_shard, tar_bytes
 
 PNG = b"\x89PNG\r\n\x1a\n"  # names and JSON decide: nothing decodes it
 

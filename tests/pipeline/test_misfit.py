@@ -14,7 +14,7 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
 from .chain import declare, run_partition
-from .test_stages import CAPTIONS, make_shard, png
+from .shards import CAPTIONS, make_shard, png
 
 COMMAND = "`mm-assets register --dataset data --new-schema` decides it again"
 
