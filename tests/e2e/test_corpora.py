@@ -53,9 +53,6 @@ class Corpus:
 
 
 CORPORA = {
-    "mint1t_pdf": Corpus("mint1t-pdf/*.tar", "interleaved", num_frames=165),
-    "mint1t_pages": Corpus("mint1t-pages/*.tar", "interleaved"),
-    "mint1t_html": Corpus("mint1t-html/*.tar", "interleaved"),
     "image_text": Corpus("image-text/*.tar", "image_text"),
     "speech": Corpus("speech/*.tar", "speech"),
     "thirdparty": Corpus("thirdparty", "generic", rejects={"compressed": "directory"}),
@@ -69,6 +66,9 @@ CORPORA = {
     "docai": Corpus("docai/*.tar", "document"),
     # 13 s of picture, 13.056 s of sound, and subtitles up to 16.57 s
     "video": Corpus("video/*.tar", "video", warnings=frozenset({("durations", "nasa_13013"), ("spans", "nasa_13013")})),
+    "mint1t_pdf": Corpus("mint1t-pdf/*.tar", "interleaved", num_frames=165),
+    "mint1t_pages": Corpus("mint1t-pages/*.tar", "interleaved"),
+    "mint1t_html": Corpus("mint1t-html/*.tar", "interleaved"),
 }
 
 
@@ -104,7 +104,7 @@ def chains() -> dict[str, Made]:
     return {}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")  # of the module, so that the tests of one corpus follow each other in one worker
 def made(
     request: pytest.FixtureRequest,
     chains: dict[str, Made],
