@@ -123,43 +123,6 @@ def test_verify_names_damaged_samples(cli: Cli, demo_shards: Path) -> None:
     assert "(mstr): DAMAGED" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("run", *DEMO, "--dataset", "nope"), "'nope' is not declared"),
-        (("run", *DEMO, "--dataset", "captions", "--partition", "x"), "is not a registered partition"),
-        (("run",), "no Dagster project in"),
-        (("inspekt",), "No such command 'inspekt'"),
-        (("run", "--pack", "generic"), "goes with --shards"),
-        (("convert", "a.mult", "b.zip"), "allowed: .mult, .mstr"),
-        (("sql", *DEMO, "select 1"), "name one dataset"),
-        (("sql", *DEMO, "-d", "captions", "selekt"), "selekt"),
-        (("clean", "--root", ".", "-d", "nope"), "nope is not a registered dataset"),
-    ],
-)
-def test_wrong_use_says_what_is_allowed(cli: Cli, arguments: tuple[str, ...], says: str) -> None:
-    """A wrong argument gives one line and exit code 2, without a traceback."""
-    done = cli(*arguments, code=2)
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("run", "--shards", "nowhere/*.tar", "--root", "o"), "no shard was found"),
-        (("inspect", "nowhere.mult"), "nowhere.mult"),
-        (("verify", "nowhere.mult"), "nowhere.mult"),
-        (("verify", "s4://bucket/x.mult"), "s4:// is not known"),
-    ],
-)
-def test_what_is_not_there_is_named(cli: Cli, arguments: tuple[str, ...], says: str) -> None:
-    """A missing file or folder gives its name and exit code 1."""
-    done = cli(*arguments, code=1)
-    assert says in done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
-
-
 PROJECT = """
 from pathlib import Path
 import dagster as dg
@@ -275,25 +238,6 @@ def test_a_project_has_its_own_instance(cli: Cli, demo_shards: Path) -> None:
     assert not list((cli.work / "dagster_home").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("pyproject.toml", "[tool.dg.project]\n", r"pyproject\.toml: tool\.dg\.project\.root_module: is missing"),
-        ("dg.toml", "[project\n", r"dg\.toml: file: is not TOML"),
-        ("workspace.yaml", "load_from: [{python_file: x.py}]\n", r"workspace\.yaml: load_from: found .*--module"),
-        ("workspace.yaml", "load_from: []\n", r"workspace\.yaml: load_from: names no python_module"),
-        ("workspace.yaml", "load_from: [\n", r"workspace\.yaml: file: is not YAML"),
-        ("pyproject.toml", "[project]\nname = 'x'\n", "no Dagster project in .* --module"),
-    ],
-)
-def test_a_project_without_a_module_says_what_to_do(cli: Cli, name: str, content: str, says: str) -> None:
-    """A project's file that names no definitions module is refused by its name, or passed over if it is another's."""
-    (cli.work / name).write_text(content)
-    done = cli("register", code=2)
-    assert re.search(says, done.stderr)
-    assert "Traceback" not in done.stderr
-
-
 def test_suggested_commands_work_when_pasted(cli: Cli, demo_shards: Path) -> None:
     """A command that a message suggests carries the module, root and shards that were given, and does what it says."""
     write_project(cli.work, f"  shards: {demo_shards / 'captions-00000.tar'}\n  root: elsewhere\n  settle_seconds: 0")
@@ -313,10 +257,3 @@ def test_suggested_commands_work_when_pasted(cli: Cli, demo_shards: Path) -> Non
     suggested = re.search(r"`mm-assets (register [^`]*--new-schema)`", done.stderr)
     assert suggested, done.stderr
     assert "default: 1 partition" in cli(*shlex.split(suggested[1])).stdout
-
-
-def test_a_module_that_is_not_there_is_named(cli: Cli) -> None:
-    """An unimportable definitions module gives one line and exit code 2."""
-    done = cli("register", "-m", "no.such.module", code=2)
-    assert done.stderr.startswith("error: no.such.module: module: cannot be loaded: ModuleNotFoundError")
-    assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,22 +97,26 @@ CONCRETE = {
 }
 
 
+def names_in(node: ast.AST) -> set[str]:
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+
+
 def questions(code: str) -> Iterator[int]:
-    """The lines of a module that ask for the class of a field."""
+    """The lines of a module that ask for the class of a field; most modules name none, and are not parsed."""
+    if CONCRETE.isdisjoint(re.findall(r"\w+", code)):
+        return
     for node in ast.walk(ast.parse(code)):
-        names = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
         match node:
             case ast.Call(func=ast.Name(id="isinstance" | "issubclass")):
-                asks = bool(names & CONCRETE)
+                asks = bool(names_in(node) & CONCRETE)
             case ast.Compare():
-                sides = (node.left, *node.comparators)
+                sides, names = (node.left, *node.comparators), names_in(node)
                 asks = bool("type" in names and names & CONCRETE)
                 asks |= any(isinstance(side, ast.Name) and side.id in CONCRETE for side in sides)
             case ast.Dict():
                 asks = any(isinstance(key, ast.Name) and key.id in CONCRETE for key in node.keys)
             case ast.match_case():
-                pattern = {child.id for child in ast.walk(node.pattern) if isinstance(child, ast.Name)}
-                asks, node = bool(pattern & CONCRETE), node.pattern
+                asks, node = bool(names_in(node.pattern) & CONCRETE), node.pattern
             case _:
                 asks = False
         if asks:
