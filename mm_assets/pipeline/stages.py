@@ -373,13 +373,25 @@ def _plan_notes(summary: PackSummary, run: Run) -> Iterator[str]:
             f"{summary.num_rest:,} of {summary.num_items:,} content rows, of {counted(summary.num_samples, 'sample')},"
         )
         yield f"{rest} are in the rest of preset {run.plan.preset!r}; {_pack_advice(run)}"
+    yield from _missing_notes(summary, run)
+
+
+def _missing_notes(summary: PackSummary, run: Run) -> Iterator[str]:
+    """A note on each modality that no sample has, although most of those had it that decided the schema.
+
+    None where a kind of sample without it decided the schema too: that was known.
+    """
     evidence = run.dataset.evidence()
     total = sum(shard["num_samples"] for shard in evidence.get("shards", ()))
     for modality in run.plan.modalities:
         parts = {f"{modality.name}.{part}" if part else modality.name for part in modality.selectors}
         kinds = [kind for kind in evidence.get("row_kinds", ()) if parts.intersection(kind["packed_as"])]
         usual = max((kind["num_samples"] for kind in kinds), default=0)
-        if summary.num_present[modality.name] == 0 and 2 * usual > total:
+        if summary.num_present[modality.name] or 2 * usual <= total:
+            continue
+        rows = {(kind["modality"], kind["role"]) for kind in kinds}
+        deciding = [kind["kind"] for kind in evidence.get("sample_kinds", ()) if kind["fits"]]
+        if all(any((row["modality"], row["role"]) in rows for row in kind) for kind in deciding):
             lacking = f"none of {counted(summary.num_samples, 'packed sample')} has {modality.name!r}"
             yield f"{lacking}, which {usual:,} of {total:,} had when the schema was decided; {_advice(run.spec)}"
 

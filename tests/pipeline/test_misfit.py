@@ -84,9 +84,16 @@ def test_content_without_a_place_is_noted(tmp_path: Path) -> None:
 
 
 def test_a_modality_that_no_sample_has_is_noted(tmp_path: Path) -> None:
-    """A shard without the images that most samples had is packed, and both formats say what is missing."""
+    """A shard without the images that all samples had is packed, and both formats say what is missing."""
     notes = notes_of(registered(tmp_path, {f"{n}.txt": "words" for n in range(3)}))
     assert len(set(notes)) == 1
     said = "none of 3 packed samples has 'image', which 4 of 4 had when the schema was decided; "
     assert notes[0].startswith(said)
     assert COMMAND in notes[0]
+
+
+def test_a_kind_of_sample_that_decided_too_is_not_noted(tmp_path: Path) -> None:
+    """A shard without texts fits a layout that samples without them decided together with the others."""
+    images = {f"{n}.png": png(n) for n in range(4, 6)}
+    make_shard(tmp_path / "in" / "before.tar", images)
+    assert notes_of(registered(tmp_path, images)) == []
