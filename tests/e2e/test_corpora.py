@@ -335,7 +335,7 @@ def test_interleaved_images_are_pixel_identical(made: Made) -> None:
     assert num_frames == made.corpus.num_frames
 
 
-@pytest.mark.parametrize("name", ["mint1t_pages", "thirdparty"])
+@pytest.mark.parametrize("name", ["mint1t_pages", "speech", "tgz"])
 def test_fetching_late_changes_nothing(name: str, shared_data: Path, tmp_path: Path) -> None:
     """With `materialize: write` the filtered and packed files are, digest for digest, those of `read`."""
     corpus = CORPORA[name]
