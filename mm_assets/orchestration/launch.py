@@ -33,7 +33,7 @@ from mm_assets.orchestration.component import ShardDataset, wrong_declarations_l
 from mm_assets.orchestration.interrupts import begin_worker, end_workers, sheltered
 from mm_assets.orchestration.partitions import add_partitions, job_name, manifest_job_name
 from mm_assets.orchestration.runs import partition_fingerprints, run_tags, working_run
-from mm_assets.pipeline.chain import PACKED_STAGES, RAW_SHARDS
+from mm_assets.pipeline.chain import CHAIN, PACKED_STAGES, RAW_SHARDS
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, StageFailure
@@ -397,7 +397,8 @@ def _without_result(task: _Task, reason: str, *, is_failure: bool = False) -> Pa
             failures = [f"{step}: {reason}" if step else reason]
             if is_failure:
                 stage = step.removeprefix(f"{task.spec.name}__") or RAW_SHARDS.name
-                stage = next(iter(PACKED_STAGES.values())).name if stage == "packed" else stage
+                if all(stage != known.name for known in CHAIN):  # the step of both packed formats
+                    stage = next(iter(PACKED_STAGES.values())).name
                 with suppress(MmAssetsError, OSError):  # the storage may be what failed
                     failure = StageFailure(partition=task.partition, stage=stage, detail=reason)
                     DatasetStore(task.spec).write_failure(failure)
