@@ -1,13 +1,10 @@
-"""Batches: into given arrays, in threads, with other settings, and with any modality of any sample missing."""
+"""Decoding of samples and batches: what is missing, arrays that are given, threads, and damage."""
 
-import dataclasses
 import gc
 import importlib
 import os
 import pickle
-import re
 import signal
-import tarfile
 import threading
 import time
 from dataclasses import dataclass
@@ -23,83 +20,21 @@ from hypothesis import strategies as st
 
 import mm_assets
 from mm_assets.dataset import files as packed_files
-from mm_assets.dataset.writer import spec_of
-from mm_assets.errors import ConfigError, CorruptError, FormatError, SchemaMismatchError
+from mm_assets.errors import CorruptError, FormatError
 from mm_assets.fields import (
-    FIELD_NAMES,
     FIELD_TYPES,
     ArraySpec,
-    AudioField,
-    DocumentField,
     Field,
-    ImageField,
     NDArrayField,
-    ScalarField,
-    SequenceField,
     TextField,
-    TokensField,
     register_field,
 )
-from mm_assets.formats import MultWriter, convert
+from mm_assets.formats import convert
 from mm_assets.testing import FieldSuite, same
 
-FORMS = ("mult", "mstr")
+from .decoding import COUNT, FIELDS, FORMS, MEETING, SIZE, Slow, decoding_threads, picture, sample, write
+
 THREADS = (0, 1, 2, 5, None)
-SIZE = (6, 7)
-FIELDS: dict[str, Field] = {
-    "image": ImageField(encoding="png", size=SIZE, channels=3),
-    "photo": ImageField(),
-    "text": TextField(),
-    "label": ScalarField("int16"),
-    "state": NDArrayField("float32", (3,)),
-}
-COUNT = 23
-
-
-def picture(i: int, height: int = SIZE[0], width: int = SIZE[1]) -> np.ndarray:
-    return np.random.default_rng(i).integers(0, 256, (height, width, 3), np.uint8)
-
-
-def sample(i: int) -> dict[str, Any]:
-    """Sample `i`: each modality is missing in every third, another third each."""
-    whole = {
-        "image": picture(i),
-        "photo": picture(i, 3 + i, 40 - i),
-        "text": f"text {i} é",
-        "label": i - 5,
-        "state": np.array([i, i / 2, -i], np.float32),
-    }
-    return {name: None if (i + k) % 3 == 0 else value for k, (name, value) in enumerate(whole.items())}
-
-
-def write(path: Path, fields: dict[str, Field], samples: list[dict[str, Any]]) -> Path:
-    with mm_assets.create(path, fields, fsync=False) as writer:
-        for i, values in enumerate(samples):
-            writer.write(f"id-{i}", values)
-    return path
-
-
-@pytest.fixture(params=FORMS)
-def form(request) -> str:
-    return request.param
-
-
-@pytest.fixture
-def packed(tmp_path: Path, form: str) -> Path:
-    return write(tmp_path / f"one.{form}", FIELDS, [sample(i) for i in range(COUNT)])
-
-
-@pytest.fixture
-def _registry():
-    types, names = dict(FIELD_TYPES), dict(FIELD_NAMES)
-    yield
-    for table, before in ((FIELD_TYPES, types), (FIELD_NAMES, names)):
-        table.clear()
-        table.update(before)
-
-
-def decoding_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("mm_assets")]
 
 
 def fill(out: Any, value: int) -> None:
@@ -108,12 +43,6 @@ def fill(out: Any, value: int) -> None:
             fill(array, value)
         else:
             array[...] = value
-
-
-# --- fields of the tests ----------------------------------------------------------------------------------------------
-
-# What the threads of the fields below meet at; a field itself is frozen.
-MEETING: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -129,28 +58,6 @@ class Meeting(TextField):
     def decode(self, metadata, data):
         MEETING["barrier"].wait(timeout=20)
         return super().decode(metadata, data)
-
-
-@dataclass(frozen=True)
-class Slow(TextField):
-    """Counts how many decode at this moment; "bad" is damaged."""
-
-    TYPE_ID: ClassVar[int] = 0x8012
-
-    @property
-    def decodes_in_parallel(self):
-        return True
-
-    def decode(self, metadata, data):
-        MEETING["running"].add(threading.get_ident())
-        try:
-            time.sleep(0.01)
-            text = super().decode(metadata, data)
-            if text.startswith("bad"):
-                raise CorruptError("<payload>", text)
-            return text
-        finally:
-            MEETING["running"].discard(threading.get_ident())
 
 
 @dataclass(frozen=True)
@@ -182,9 +89,6 @@ class Padded(TextField):
         text = self.decode(metadata, data)[: self.length]
         target["codes"][...] = [*map(ord, text), *[0] * (self.length - len(text))]
         target["mask"][...] = np.arange(self.length) < len(text)
-
-
-# --- missing modalities -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -260,9 +164,6 @@ def test_any_modality_of_any_sample_may_be_missing(tmp_path_factory, examples, d
 
 def as_plain(batch: dict[str, mm_assets.dataset.dataset.Batch]) -> dict[str, list[Any]]:
     return {name: [one.values, one.present] for name, one in batch.items()}
-
-
-# --- given arrays -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", THREADS)
@@ -390,9 +291,6 @@ def test_a_schema_of_absurd_values_makes_no_array(tmp_path, form):
         for call in (lambda: dataset.read_batch([0]), lambda: dataset.empty_batch(1)):
             with pytest.raises(CorruptError, match=r"'huge'.*too large"):
                 call()
-
-
-# --- threads ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("_registry")
@@ -547,207 +445,3 @@ def test_an_invalid_number_of_threads_is_refused(packed, threads):
         ):
             with pytest.raises(ValueError, match="threads: found"):
                 call()
-
-
-def test_raw_batches_are_views(packed):
-    """Raw reads of many samples give the stored bytes in the order asked, None where absent, for any type of field."""
-    with mm_assets.open(packed) as dataset:
-        order = [4, 3, 2, 4, -1]
-        raw = dataset.read_raw(order, ["text"])["text"]
-        assert [one and bytes(one).decode() for one in raw] == [sample(i % COUNT)["text"] for i in order]
-        assert all(isinstance(one, memoryview) and one.readonly for one in raw if one is not None)
-        assert dataset.read_raw([], ["image"])["image"] == []
-        with pytest.raises(IndexError):
-            dataset.read_raw([COUNT], ["text"])
-        with pytest.raises(KeyError, match="typo"):
-            dataset.read_raw([0], ["typo"])
-
-
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
-def test_settings_change_decoding_only(packed):
-    """Other settings decode the same samples otherwise; what is not named stays, and so does the first dataset."""
-    with mm_assets.open(packed) as dataset, dataset.with_settings({"photo": {"channels": 1}}) as grey:
-        assert grey[0]["text"] == dataset[0]["text"]
-        assert grey[1]["photo"].shape == (4, 39, 1)
-        assert dataset[1]["photo"].shape == (4, 39, 3)
-        assert grey.fields == {**FIELDS, "photo": ImageField(channels=1)}
-        assert dataset.fields == FIELDS
-        both = grey.with_settings({"label": {"dtype": "int32"}})
-        assert both.fields["photo"] == ImageField(channels=1)
-        assert both.read_batch([1], ["label"])["label"].values.dtype == np.int32
-        sized = dataset.with_settings({"image": {"size": None}})
-        assert sized.read_batch([0])["image"].values[0] is None
-        assert dataset.with_settings({}).fields == FIELDS
-
-
-def test_settings_of_the_items_of_a_sequence(tmp_path, form):
-    """Below `inner` stand the settings of the items' field."""
-    fields = {"pages": SequenceField(ImageField()), "sound": AudioField()}
-    path = write(tmp_path / f"x.{form}", fields, [{"pages": [(0, picture(0)), (3, picture(1))]}])
-    with mm_assets.open(path) as dataset:
-        grey = dataset.with_settings({"pages": {"inner": {"channels": 1}}, "sound": {"decoded": "int16"}})
-        assert [image.shape for _, image in grey[0]["pages"]] == [(*SIZE, 1)] * 2
-        assert grey.fields["sound"] == AudioField(decoded="int16")
-        with pytest.raises(ConfigError, match=r"pages\.inner\.chanels"):
-            dataset.with_settings({"pages": {"inner": {"chanels": 1}}})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"photo": {"chanels": 1}}, r"photo\.chanels: .*a setting of ImageField: .*channels"),
-        ({"photo": {"channels": 7}}, r"photo\.channels: found 7"),
-        ({"photo": {1: 7}}, r"photo\.1"),
-        ({"photo": 3}, r"photo: found int 3, expected a mapping"),
-        ({"label": {"dtype": "float64"}}, r"label: .*another record"),
-        ({"text": {"x": 1}}, r"text\.x: .*no settings"),
-    ],
-)
-def test_wrong_settings_are_refused(packed, changes, message):
-    """The error of an unknown setting, a wrong value or one that misreads what is stored names modality and setting."""
-    with mm_assets.open(packed) as dataset, pytest.raises(ConfigError, match=message) as caught:
-        dataset.with_settings(changes)
-    assert str(packed) in str(caught.value)
-
-
-@pytest.mark.usefixtures("_registry")
-def test_settings_of_what_is_not_there(tmp_path, form):
-    """Settings of a modality that the files have not, or whose type is not known, are refused."""
-    path = write(tmp_path / f"x.{form}", {"a": Slow(), "b": TextField()}, [{"b": "x"}])
-    with mm_assets.open(path) as dataset:
-        with pytest.raises(KeyError, match="typo"):
-            dataset.with_settings({"typo": {}})
-        with pytest.raises(SchemaMismatchError, match="Slow"):
-            dataset.with_settings({"a": {}})
-        with pytest.raises(SchemaMismatchError, match="Slow"):
-            dataset.empty_batch(1)
-        assert dataset.empty_batch(1, ["b"]) == {}
-
-
-def test_datasets_of_one_file_share_it_and_close_alone(packed):
-    """Other settings open no file again; each dataset is closed on its own, and the files with the last of them."""
-    counted = mock.patch("mm_assets.dataset.files.open_reader", wraps=packed_files.open_reader)
-    with counted as opened:
-        first = mm_assets.open(packed)
-        second = first.with_settings({"photo": {"channels": 1}})
-        third = second.with_settings({"photo": {"channels": 3}})
-        assert opened.call_count == 1
-        with mock.patch.object(packed_files.MappedFile, "close", autospec=True) as closed:
-            first.close()
-            first.close()
-            with pytest.raises(ValueError, match="closed"):
-                first[0]
-            with pytest.raises(ValueError, match="closed"):
-                first.with_settings({})
-            assert second[1]["photo"].shape == (4, 39, 1)
-            del third  # never closed, and yet it holds no file
-            gc.collect()
-            assert closed.call_count == 0
-            second.close()
-            assert closed.call_count == 1
-    with pytest.raises(ValueError, match="closed"):
-        second[0]
-
-
-def test_settings_pickle(packed):
-    """A dataset with other settings has them in another process too."""
-    with mm_assets.open(packed) as dataset:
-        grey = dataset.with_settings({"photo": {"channels": 1}})
-        copies = pickle.loads(pickle.dumps([dataset, grey]))
-        assert [copy[1]["photo"].shape[2] for copy in copies] == [3, 1]
-        copies[0].close()
-        assert copies[1][1]["text"] == sample(1)["text"]
-        copies[1].close()
-
-
-# --- real data, and the page ------------------------------------------------------------------------------------------
-
-
-def test_real_images_and_sounds(shared_data, tmp_path, form):
-    """Photographs and recordings of the corpora decode alike alone, in batches and in threads."""
-    samples: dict[str, dict[str, Any]] = {}
-    for shard, extensions in (("image-text/image-text-00000.tar", ".jpg"), ("speech/speech-00000.tar", ".wav")):
-        with tarfile.open(shared_data / shard) as tar:
-            found = [member for member in tar if member.name.endswith(extensions)][:12]
-            for member in found:
-                kind = "image" if extensions == ".jpg" else "sound"
-                samples.setdefault(f"{member.name}", {})[kind] = tar.extractfile(member).read()
-    path = write(tmp_path / f"x.{form}", {"image": ImageField(), "sound": AudioField()}, list(samples.values()))
-    order = np.random.default_rng(0).permutation(len(samples)).tolist()
-    with mm_assets.open(path) as dataset:
-        alone = [dataset[i] for i in order]
-        for threads in (0, 2):
-            batch = dataset.read_batch(order, threads=threads)
-            for name in ("image", "sound"):
-                assert same(batch[name].values, [one[name] for one in alone])
-        assert batch["image"].present.sum() == batch["sound"].present.sum() == 12
-
-
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reading.md").read_text(encoding="utf-8")
-
-
-def test_the_page_runs(tmp_path, monkeypatch):
-    """The examples of docs/reading.md run one after the other, as they stand."""
-    monkeypatch.chdir(tmp_path)
-    space: dict[str, Any] = {}
-    for example in re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL):
-        exec(compile(example, "docs/reading.md", "exec"), space)
-    assert decoding_threads() == []
-
-
-def test_the_page_names_what_there_is():
-    """Every method and argument that docs/reading.md puts in backticks with a bracket exists."""
-    for name in re.findall(r"`(\w+)\(", PAGE):
-        assert hasattr(mm_assets.Dataset, name) or hasattr(mm_assets.dataset.dataset, name), name
-
-
-@pytest.mark.parametrize("key", ["file", "json"])
-def test_a_packed_file_brings_no_tokenizer(tmp_path, key):
-    """A schema that names a tokenizer's file, or holds one, opens nothing: the modality alone cannot be decoded."""
-    secret = tmp_path / "tokenizer.json"
-    secret.write_text("{}")
-    config = {"tokenizer": {key: str(secret) if key == "file" else "{}"}, "vocab_size": 10}
-    for name, setting in (("ids", config), ("list", {"inner": {"type": "TokensField", "config": config}})):
-        made = TokensField(vocab_size=10)
-        spec = spec_of(name, made if name == "ids" else SequenceField(made))
-        hostile = dataclasses.replace(spec, config=setting)
-        with MultWriter(tmp_path / "x.mult", [hostile]) as writer:
-            writer.write("a", {})
-        with mm_assets.open(tmp_path / "x.mult") as dataset, pytest.raises(SchemaMismatchError, match="contains a tok"):
-            dataset.read_batch([0], [name])
-
-
-@pytest.mark.parametrize(
-    ("field", "limit"),
-    [
-        (ImageField(max_pixels=2**31 - 1), lambda made: made.max_pixels),
-        (SequenceField(ImageField(max_pixels=2**31 - 1)), lambda made: made.inner.max_pixels),
-        (DocumentField(image=ImageField(max_pixels=2**31 - 1)), lambda made: made.image.max_pixels),
-    ],
-)
-def test_a_packed_file_does_not_raise_a_limit(tmp_path, field, limit):
-    """A file that was packed with a higher limit is read with the usual one, until the reader raises it."""
-    with mm_assets.create(tmp_path / "x.mult", {"v": field}) as writer:
-        writer.write("a", {})
-    with mm_assets.open(tmp_path / "x.mult") as dataset:
-        assert limit(dataset.fields["v"]) == ImageField().max_pixels
-    with mm_assets.open(tmp_path / "x.mult", fields={"v": field}) as dataset:
-        assert limit(dataset.fields["v"]) == 2**31 - 1
-    lower = ImageField(max_pixels=1000)
-    with mm_assets.create(tmp_path / "y.mult", {"v": lower}) as writer:
-        writer.write("a", {})
-    with mm_assets.open(tmp_path / "y.mult") as dataset:
-        assert dataset.fields["v"] == lower
-
-
-def test_stored_ids_stay_their_tokenizer_s(tmp_path):
-    """Another tokenizer than the one that made the ids is refused; the same one is taken."""
-    with mm_assets.create(tmp_path / "x.mult", {"ids": TokensField(tokenizer="bytes", max_tokens=8)}) as writer:
-        writer.write("a", {"ids": "ab"})
-    with mm_assets.open(tmp_path / "x.mult") as dataset:
-        assert dataset.with_settings({"ids": {"tokenizer": "bytes"}})[0]["ids"].tolist()
-        other = {"name": "other", "sha256": "0" * 64}
-        with pytest.raises(ConfigError, match="the ids stored are of"):
-            dataset.with_settings({"ids": {"tokenizer": other, "vocab_size": 259}})
