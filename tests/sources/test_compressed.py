@@ -26,7 +26,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.sources.compressed import TooLargeError, content_name, decompress, is_compressed
 from mm_assets.sources.member import split_member_name
-from tests.sources.test_tar import build
+from tests.sources.tars import build
 
 COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
 

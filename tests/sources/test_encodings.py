@@ -22,7 +22,7 @@ from mm_assets.sources.encodings import Ballots, Choice, Decoded, decode, is_enc
 from mm_assets.sources.samples import ShardMembers
 from mm_assets.sources.tar import TarSource
 from mm_assets.sources.text_members import BadTextError, TextMembers, stored_text
-from tests.sources.test_tar import MemorySource, build
+from tests.sources.tars import MemorySource, build
 
 TEXTS = {
     "ja": "先生|犬|公園で遊ぶ子供たち|窓のそばに座っている黒い猫|東京タワーの夜景|ラーメンと餃子の定食"

@@ -25,7 +25,7 @@ from mm_assets.rows.base import row_sources
 from mm_assets.sources.head import foreign_file
 from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
-from tests.sources.test_tar import build
+from tests.sources.tars import build
 
 
 def _png() -> bytes:
