@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -29,7 +30,8 @@ _MAX_CHUNKS = 1 << 18  # the loop over them runs in Python
 _MAX_BLOCKS = 1 << 22  # of up to 255 bytes, so that a GIF may have 1 GB
 _MAX_PROFILE = 1 << 20  # bytes of an ICC profile, beyond which Pillow refuses the image
 _SIGNATURE_SIZE = 8
-_ZEROS = 4096  # bytes at a time
+_NOT_ZERO = re.compile(rb"[^\0]")
+_MAX_FRAMES = 1 << 18  # and extensions, whose data may be empty
 # Chunks that decide which pixels Pillow gives. Of the others it would refuse an image for long texts.
 _PIXEL_CHUNKS = frozenset((b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"acTL", b"fcTL", b"fdAT"))
 
@@ -124,13 +126,18 @@ def gif_blocks(head: HeaderReader) -> Iterator[GifBlock]:
     """
     flags = head.piece(10, 1, "GIF header")[0]
     pos = 13 + (3 << ((flags & 7) + 1) if flags & 0x80 else 0)
-    view, size, blocks = head.view, head.size, 0
+    view, size, blocks, found = head.view, head.size, 0, 0
     while pos < size:
         kind, start = view[pos], pos
         if kind == 0:
-            zeros = bytes(view[pos : pos + _ZEROS])
-            pos += len(zeros) - len(zeros.lstrip(b"\0"))
+            after = _NOT_ZERO.search(view, pos)
+            if after is None:
+                return
+            pos = after.start()
             continue
+        found += 1
+        if found > _MAX_FRAMES:
+            raise head.fail(f"has more than {_MAX_FRAMES:,} frames and extensions")
         if kind == GIF_FRAME:
             local = view[pos + 9] if pos + 10 <= size else 0
             pos += 11 + (3 << ((local & 7) + 1) if local & 0x80 else 0)

@@ -152,6 +152,8 @@ def hostile_files():
         "a bomb with a wrong checksum": ("png", png[:8] + header + png_chunk(b"IDAT", bomb)[:-1] + b"?"),
         "empty chunks": ("png", png[:33] + png_chunk(b"abCd", b"") * (size // 12)),
         "empty blocks": ("gif", gif[:-1] + b"\x21\xfe" + b"\1a" * (size // 2)),
+        "empty extensions": ("gif", gif[:-1] + b"\x21\xf9\0\0" * (size // 4)),
+        "zeros": ("gif", gif[:-1] + bytes(8 * size)),
         "comments": ("pnm", b"P6\n" + b"# a\n" * (size // 4)),
         "tile-parts": ("jp2", corpus()["j2k"][:-2] + b"\xff\x90\0\x0a\0\0\0\0\0\x0c\0\1" * (size // 12)),
         "empty boxes": ("avif", corpus()["avif"] + b"\0\0\0\x08free" * (size // 8)),
