@@ -44,6 +44,7 @@ _NOTHING = "ascii"  # what chardet answers where nothing fits
 _BY_CHARDET = {"cp950": "big5hkscs", "euc_jp": "euc-jis-2004"}
 _WEB = (_NOTHING, *(_BY_CHARDET.get(name, name) for name in (*_ENCODINGS, *_WIDE)))
 _BY_NAME = {"big5hkscs": "cp950", "big5": "cp950", "euc_jis_2004": "euc_jp", "shift_jis": "cp932", "euc_kr": "cp949"}
+_NO_TEXTS = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"})
 _BOM = "\ufeff"
 _UNWANTED = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffe\uffff\ue000-\uf8ff]")
 _ASCII = bytes(range(0x80))  # deleted to count what is not ASCII
@@ -74,11 +75,12 @@ class Choice(NamedTuple):
 
 
 def is_encoding(name: str) -> bool:
-    """Whether `name` is an encoding of text that Python's codecs know."""
+    """Whether `name` is an encoding of text that Python's codecs know, and not one of names or of source code."""
     try:
-        return codecs.lookup(name)._is_text_encoding
+        found = codecs.lookup(name)
     except (LookupError, ValueError):
         return False
+    return found._is_text_encoding and found.name not in _NO_TEXTS
 
 
 def plain_text(payload: bytes) -> Decoded | None:

@@ -205,9 +205,9 @@ def test_a_declared_encoding_is_that_of_texts_that_are_not_utf8() -> None:
 
 
 def test_a_name_that_is_not_an_encoding_is_refused() -> None:
-    """The setting takes names of encodings of text; a codec of bytes is not one."""
+    """The setting takes names of encodings of text; a codec of bytes, of names or of source code is not one."""
     assert MemberRules(encoding="Shift_JIS").encoding == "Shift_JIS"
-    for name in ("base64", "utf-9", "\0"):
+    for name in ("base64", "utf-9", "\0", "undefined", "unicode_escape"):
         assert not is_encoding(name)
         with pytest.raises(ValidationError):
             MemberRules(encoding=name)
