@@ -62,8 +62,7 @@ def _lines(source: SourceFile, layout: MemberRules, encodings: Counter[str]) -> 
     """
     head = source.read(0, min(HEAD_BYTES, source.size))
     if head.startswith(PARQUET_MAGIC):
-        for batch in _values(source):
-            yield from batch.to_pylist()
+        yield from _values(source)
         return
     wide = _wide_encoding(head)
     foreign = None if wide else foreign_file(head)
@@ -78,14 +77,14 @@ def _lines(source: SourceFile, layout: MemberRules, encodings: Counter[str]) -> 
                 yield row
 
 
-def _values(source: SourceFile) -> Iterator[pa.RecordBatch]:
-    """The columns of a Parquet list that hold no media."""
+def _values(source: SourceFile) -> Iterator[Mapping[str, Any]]:
+    """The rows of a Parquet list, without the columns that hold media."""
     try:
         file = pq.ParquetFile(source.open(), page_checksum_verification=True)
         cells = cell_columns(file.schema_arrow)
         columns = [name for name in file.schema_arrow.names if name not in cells]
         for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
-            yield as_json_types(batch)
+            yield from as_json_types(batch).to_pylist()  # which finds texts that are not UTF-8
     except SourceError:
         raise
     except PARQUET_ERRORS as error:

@@ -42,7 +42,8 @@ PARQUET_MAGIC = b"PAR1"
 PARQUET_ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError)
 """What Arrow raises for a damaged file, and for values that Python does not have."""
 
-MAX_BATCH_ROWS = 1024
+MAX_BATCH_ROWS = 64  # a value that repeats is in the file once, and in memory in each row of a batch
+MAX_LIST_CELLS = 1 << 16  # of one row: nulls take no bytes in the file
 BATCH_BYTES = 16 << 20  # of the rows that are decoded at a time, by the mean size of a row group's rows, beside a page
 BUFFER_BYTES = 1 << 20  # of a column chunk that are read at a time from a local file
 REMOTE_BUFFER_BYTES = 8 << 20  # from a remote one, where each read is a request
@@ -302,6 +303,7 @@ class _Rows:
         }
         self.values = [name for name in types if name not in cells]
         self._others = [name for name in self.values if name not in self._texts]
+        self._made = frozenset({"json", *self._texts.values()})  # extensions of the row's other members
         self._has_json = bool(self._others) or any(column.is_list for column in self._cells)
 
     def entries(self, batch: pa.RecordBatch) -> Iterator[_Entry]:
@@ -351,6 +353,9 @@ class _Rows:
             if column.is_list:
                 items = value.values
                 if items is not None:
+                    if len(items) > MAX_LIST_CELLS:
+                        detail = f"a list of {len(items):,} items, at most {MAX_LIST_CELLS:,} are read"
+                        raise ValueError(f"column {column.column!r} has {detail}")
                     found = []
                     for n in range(len(items)):
                         entry = self._cell(items[n], f"{name}{n}", column.column, ordinal + len(made))
@@ -389,6 +394,8 @@ class _Rows:
             return None
         head = b"" if content is None else content.slice(0, min(content.size, HEAD_BYTES)).to_pybytes()
         extension = _extension(path if isinstance(path, str) else "", head, column)
+        if name == self._key and extension in self._made:
+            name = f"{name}.{_label(column)}"
         outside = None if content is not None else f"no bytes: the cell has only the path {path!a}"
         member = named_member(
             self._url,

@@ -352,3 +352,21 @@ def test_every_cell_is_read_from_its_locator(tmp_path: Path, data: st.DataObject
     inside = [cell["bytes"] for cell in cells if cell["bytes"] is not None]
     assert [contents[ref.member or ""] for ref in refs if ref.member is not None] == inside
     assert {reject["reason"] for reject in rejects} <= {"no_source"}
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([b"caf\xe9", b"x"], pa.binary()).view(pa.string()),
+        pa.array([[2**62], [0]], pa.list_(pa.int64())).view(pa.list_(pa.timestamp("us"))),
+    ],
+    ids=["not_utf8", "year_148000"],
+)
+def test_values_that_python_cannot_hold_refuse_the_list(tmp_path: Path, column: pa.Array) -> None:
+    """A text that is not UTF-8, or a date after the year 9999, is an error of this list, and of no other."""
+    path = tmp_path / "l.parquet"
+    pq.write_table(pa.table({"sample_id": ["a", "b"], "path": ["a.png", "b.png"], "value": column}), path)
+    with pytest.raises(SourceError, match="is not a readable Parquet list"):
+        read(path)
+    with SourceFile(str(path)) as file, pytest.raises(SourceError, match="is not a readable Parquet list"):
+        list(ListingRows(file).objects(layout=MemberRules()))

@@ -26,7 +26,7 @@ from mm_assets.rows.base import row_sources, shard_suffixes
 from mm_assets.rows.from_listing import ListingRows
 from mm_assets.rows.from_members import MemberRows
 from mm_assets.sources.member import Member, ShardDamage
-from mm_assets.sources.parquet import ParquetSource
+from mm_assets.sources.parquet import MAX_LIST_CELLS, ParquetSource
 from mm_assets.storage.files import SourceFile
 from tests.pipeline.chain import declare, run_chain
 
@@ -125,6 +125,25 @@ class TestMembers:
             ("t/00000000", "sound", "wav"),
             ("t/00000000", "unknown", "bin"),
         ]
+
+    def test_a_cell_does_not_take_the_name_of_another_member(self, tmp_path: Path) -> None:
+        """A cell whose path has the extension of the row's JSON or text has its column in the name."""
+        cells = pa.array([{"bytes": b"{}", "path": "x.json"}, {"bytes": b"t", "path": "x.txt"}], FILE)
+        found = contents(source_of(tmp_path, pa.table({"file": cells, "text": ["a", "b"], "n": [1, 2]})))
+        assert found == {
+            "t/00000000.json": b'{"n":1}',
+            "t/00000000.file.json": b"{}",
+            "t/00000000.txt": b"a",
+            "t/00000001.json": b'{"n":2}',
+            "t/00000001.file.txt": b"t",
+            "t/00000001.txt": b"b",
+        }
+
+    def test_a_list_of_very_many_nulls_is_refused(self, tmp_path: Path) -> None:
+        """Nulls take no bytes in the file, so their number is bounded before any is looked at."""
+        table = pa.table({"images": pa.array([[None] * (MAX_LIST_CELLS + 1)], pa.list_(pa.binary()))})
+        with pytest.raises(ShardError, match="at most 65,536"):
+            list(source_of(tmp_path, table).members())
 
     def test_json_holds_what_json_does_not_know(self, tmp_path: Path) -> None:
         """Times, decimals and durations become texts and numbers; NaN, infinities and nulls become null."""
