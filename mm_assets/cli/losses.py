@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 @click.command()
 @dataset_options()
 @click.option("--partition", "-p", "keys", multiple=True, metavar="K", help="These partitions; all by default.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object with totals, losses and pending partitions.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object with totals, losses and unpublished partitions.")
 def command(chosen: DatasetChoice, keys: tuple[str, ...], as_json: bool) -> None:
     """List what was lost (failed partitions, rejects, dropped rows), and what is published in spite of a fault."""
     from mm_assets.pipeline.losses import FAILED, loss_totals, losses
+    from mm_assets.pipeline.publish import partitions_in_manifest
 
     for dataset in chosen.stores():
         name, registered = dataset.spec.name, dataset.partitions()
@@ -34,7 +35,8 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], as_json: bool) -> None
         wanted = list(keys) or sorted(registered)
         totals = loss_totals(dataset, wanted)
         items = losses(dataset, wanted)
-        unpublished = [key for key in wanted if dataset.marker(key) is None]
+        listed = partitions_in_manifest(dataset)
+        unpublished = [key for key in wanted if key not in listed]
         if as_json:
             _print_json(name, totals, items, unpublished)
             continue
@@ -47,7 +49,7 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], as_json: bool) -> None
             shown = named_in_part(unpublished)
             run = chosen.complete(f"`mm-assets run --dataset {name}`")
             number = counted(len(unpublished), "partition")
-            echo(f"{name}: {number} not published yet ({shown}): {run} publishes them, or says why not", err=True)
+            echo(f"{name}: {number} not in the manifest ({shown}): {run} publishes them, or says why not", err=True)
 
 
 def _line(dataset: str, loss: Loss) -> str:
@@ -59,7 +61,7 @@ def _line(dataset: str, loss: Loss) -> str:
 
 
 def _print_json(dataset: str, totals: Sequence[LossTotal], items: Iterable[Loss], unpublished: Sequence[str]) -> None:
-    """Writes item by item: there may be very many; then the partitions without a marker that did not fail."""
+    """Writes item by item: there may be very many; then the partitions that neither are published nor failed."""
     from mm_assets.pipeline.losses import FAILED
 
     shared = ("kind", "stage", "reason", "advice")

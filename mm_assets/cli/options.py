@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,23 +93,37 @@ class DatasetChoice:
         return specs if self.root is None else [spec.replace(root=_absolute(self.root)) for spec in specs]
 
     def stores(self) -> list[DatasetStore]:
-        """Folders of the chosen datasets; below a given root also of datasets that nothing declares.
+        """Folders of the chosen datasets; below a given root, or the default one, also of those that nothing declares.
 
         Raises:
             ConfigError: a dataset is not declared, or is not below the given root.
         """
-        from mm_assets.pipeline.spec import DatasetSpec
+        from mm_assets.orchestration.component import default_root
         from mm_assets.pipeline.store import DatasetStore
 
         if self.root and self.names:
-            root = _absolute(self.root)  # the shards of these datasets are not read, so the root stands for them
-            configs = [{"name": name, "shards": root, "root": root} for name in self.names]
-            stores = [DatasetStore(DatasetSpec.from_config(config, where="arguments")) for config in configs]
-            for dataset in stores:
-                if dataset.registered_source() is None:
-                    raise ConfigError("arguments", "--dataset", f"{dataset.store.url} is not a registered dataset")
-            return stores
-        return [DatasetStore(spec) for spec in self.specs()]
+            return self._stores_below(_absolute(self.root))
+        try:
+            return [DatasetStore(spec) for spec in self.specs()]
+        except ConfigError as error:
+            if not self.names or self.module is not None or error.key not in ("--dataset", "--module"):
+                raise
+            _find_dagster_home()
+            with suppress(ConfigError):  # what `run --shards` has made without --root
+                return self._stores_below(_absolute(default_root()))
+            raise
+
+    def _stores_below(self, root: str) -> list[DatasetStore]:
+        from mm_assets.pipeline.spec import DatasetSpec
+        from mm_assets.pipeline.store import DatasetStore
+
+        # The shards of these datasets are not read, so the root stands for them.
+        configs = [{"name": name, "shards": root, "root": root} for name in self.names]
+        stores = [DatasetStore(DatasetSpec.from_config(config, where="arguments")) for config in configs]
+        for dataset in stores:
+            if dataset.registered_source() is None:
+                raise ConfigError("arguments", "--dataset", f"{dataset.store.url} is not a registered dataset")
+        return stores
 
     def complete(self, message: str) -> str:
         """A message whose suggested commands carry the given options, so that they work when pasted."""
@@ -235,7 +250,14 @@ def field_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def dataset_options(*, undeclared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Options that name datasets, as the argument `chosen`; `undeclared` adds shards that no YAML declares."""
     options = [
-        click.option("--dataset", "-d", "names", multiple=True, metavar="D", help="Dataset name; may be given again."),
+        click.option(
+            "--dataset",
+            "-d",
+            "names",
+            multiple=True,
+            metavar="D",
+            help="Dataset name; may be given again. With --shards one, by default `default`.",
+        ),
         click.option("--module", "-m", help="Definitions module. Default: that of the Dagster project here or above."),
         click.option("--root", metavar="URL", help="Storage root, instead of the declaration's."),
     ]

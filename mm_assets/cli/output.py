@@ -12,6 +12,8 @@ import click
 from mm_assets.errors import ConfigError, MmAssetsError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from mm_assets.cli.options import DatasetChoice
     from mm_assets.pipeline.losses import LossTotal
     from mm_assets.pipeline.register import Registration
@@ -26,6 +28,7 @@ __all__ = [
     "report_losses",
     "report_missing_streams",
     "report_registration",
+    "table_console",
     "wait_for_shards",
 ]
 
@@ -51,6 +54,14 @@ def inspect_command(url: str, own_fields: Iterable[str], *options: str) -> str:
     return shlex.join(["mm-assets", "inspect", url, *options, *fields])
 
 
+def table_console(columns: int = 0) -> Console:
+    """What prints tables: as wide as the terminal, but at least so many columns; unbroken where none shows them."""
+    from rich.console import Console
+
+    console = Console()
+    return Console(width=max(console.width, columns) if console.is_terminal else _UNBROKEN)
+
+
 def report_losses(chosen: DatasetChoice, dataset: str, totals: Sequence[LossTotal]) -> None:
     """Writes how much was lost or has a fault, and a table by stage and reason, with the first and what to do."""
     from mm_assets.pipeline.losses import totals_said
@@ -58,13 +69,9 @@ def report_losses(chosen: DatasetChoice, dataset: str, totals: Sequence[LossTota
     echo(f"{dataset}: {totals_said(totals)}")
     if not totals:
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_UNBROKEN)
     table = Table()
     for heading in ("kind", "stage", "reason", "count", "first of them", "what to do"):
         table.add_column(heading, justify="right" if heading == "count" else "left", overflow="fold")
@@ -74,7 +81,7 @@ def report_losses(chosen: DatasetChoice, dataset: str, totals: Sequence[LossTota
         first = ": ".join(filter(None, (loss.partition, loss.place or sample, loss.detail)))
         cells = (loss.kind, loss.stage, loss.reason, f"{total.count:,}", first, loss.advice)
         table.add_row(*(escape(printable(chosen.complete(cell))) for cell in cells))
-    console.print(table)
+    table_console().print(table)
 
 
 def report_error(error: MmAssetsError | OSError, chosen: DatasetChoice | None) -> int:

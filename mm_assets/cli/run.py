@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
@@ -19,9 +19,11 @@ from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import (
     echo,
     inspect_command,
+    named_in_part,
     report_losses,
     report_missing_streams,
     report_registration,
+    table_console,
     wait_for_shards,
 )
 from mm_assets.errors import ConfigError, MmAssetsError
@@ -150,10 +152,11 @@ class _Run:
     def report(self) -> None:
         """Prints what was done and what went wrong."""
         from mm_assets.pipeline.losses import loss_totals, losses_command
-        from mm_assets.pipeline.publish import missing_streams
+        from mm_assets.pipeline.publish import missing_streams, pending_reasons
 
         self.failed += [f"{r.dataset}/{r.partition}: {line}" for r in self.ended for line in r.failures]
-        _print_summary(self.datasets, self.ended, time.perf_counter() - self.began)
+        pending = {name: pending_reasons(dataset) for name, dataset in self.datasets.items()}
+        _print_summary(self.datasets, self.ended, pending, time.perf_counter() - self.began)
         for name, dataset in self.datasets.items():
             ran = [result.partition for result in self.ended if result.dataset == name]
             totals = loss_totals(dataset, ran)
@@ -167,10 +170,19 @@ class _Run:
             for line in dict.fromkeys((*(note for record in records for note in record.notes), *result.warnings)):
                 line = self.chosen.complete(line)
                 echo(f"warning: {result.dataset}/{result.partition}: {line}", err=True)
-        for line in self.warned:
-            echo(f"warning: {line}", err=True)
+        for line in (*self.warned, *self._left_out(pending)):
+            echo(f"warning: {self.chosen.complete(line)}", err=True)
         for line in self.failed:
             echo(f"failed: {self.chosen.complete(line)}", err=True)
+
+    def _left_out(self, pending: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+        """For each dataset the partitions that did not run and are not in its manifest, and why the first is not."""
+        for name, faults in pending.items():
+            ran = {result.partition for result in self.ended if result.dataset == name}
+            if left := [key for key in faults if key not in ran]:
+                number = counted(len(left), "partition")
+                again = f"`mm-assets run --dataset {name}`"
+                yield f"{name}: {number} not in the manifest ({named_in_part(left)}): {faults[left[0]]}: {again}"
 
     def abandon(self, signum: int) -> NoReturn:
         """Prints what was done before a signal came, and how to continue, and ends the process at once.
@@ -208,8 +220,12 @@ class _Run:
         echo(f"to continue: {self.chosen.complete(f'`{again}`')}", err=True)
 
 
-def _print_summary(datasets: Mapping[str, DatasetStore], ended: Sequence[PartitionRun], seconds: float) -> None:
-    from rich.console import Console
+def _print_summary(
+    datasets: Mapping[str, DatasetStore],
+    ended: Sequence[PartitionRun],
+    pending: Mapping[str, Mapping[str, str]],
+    seconds: float,
+) -> None:
     from rich.table import Table
 
     from mm_assets.packing.plan import declared_imports
@@ -218,23 +234,25 @@ def _print_summary(datasets: Mapping[str, DatasetStore], ended: Sequence[Partiti
     from mm_assets.rows.schema import KEPT
 
     numbers = [(stage, heading, count) for stage in RECORDED_STAGES for heading, count in stage.numbers]
-    table = Table("dataset", "partition", "status", title=f"{counted(len(ended), 'partition')} run in {seconds:.1f} s")
+    table = Table(title=f"{counted(len(ended), 'partition')} run in {seconds:.1f} s", title_justify="left")
+    for heading in ("dataset", "partition", "status"):
+        table.add_column(heading, overflow="fold")
     for heading in (*(heading for _, heading, _ in numbers), "faults"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     results = {(result.dataset, result.partition): result for result in ended}
     for name, dataset in datasets.items():
         for key in dataset.partitions():
             if result := results.get((name, key)):
                 status = "done" if result.ok else "FAILED"
             else:
-                status = "pending" if dataset.marker(key) is None else "unchanged"
+                status = "pending" if key in pending[name] else "unchanged"
             # The tables of a failed run do not hold all of the shard.
             records = {} if status == "FAILED" else dataset.records(key)
             shown = (f"{records[s].counts.get(count, 0):,}" if s in records else "-" for s, _, count in numbers)
             reasons = (found for stage in loss_counts(records).values() for found in stage.items())
             faults = sum(count for reason, count in reasons if reason.startswith(f"{KEPT}."))
             table.add_row(name, key, status, *shown, f"{faults:,}" if records else "-")
-    Console(width=max(Console().width, 110)).print(table)
+    table_console(110).print(table)
     commands = []
     for name, dataset in datasets.items():
         preset = dataset.schema().pack.get("preset") if dataset.partitions() else None

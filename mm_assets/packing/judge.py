@@ -176,8 +176,10 @@ class Judge:
                 gone[row] = Drop(row, REASON, None, fault.detail)
             elif self._policy == "drop_sample":
                 placement = next(p for p in block.placements.values() if p.start <= row < p.stop)
+                gone[row] = Drop(row, REASON, None, fault.detail)
+                detail = f"dropped with its sample: {block.rows.member[row]}: {fault.detail}"
                 for other in range(placement.start, placement.stop):
-                    gone.setdefault(other, Drop(other, REASON, None, fault.detail))
+                    gone.setdefault(other, Drop(other, REASON, None, detail))
         self._note(table, block)
         self._numbers = {row: n for n, row in enumerate(r for r in range(block.rows.num_rows) if r not in gone)}
         self._left = [self._left_of(block.rows, placement) for placement in block.placements.values()]

@@ -212,7 +212,7 @@ class Loss:
     def place(self) -> str:
         """Shard, member and byte range, as far as they are known."""
         parts = [self.shard or "", self.member or ""]
-        if self.byte_offset is not None:
+        if self.byte_offset is not None and not (self.member or "").endswith(" of the archive"):  # which names them
             end = "" if self.byte_size is None else f" to {self.byte_offset + self.byte_size}"
             parts.append(f"bytes {self.byte_offset}{end}" if end else f"byte {self.byte_offset}")
         return ", ".join(filter(None, parts))
@@ -241,11 +241,12 @@ def losses_command(dataset: str, partition: str | None = None) -> str:
 
 
 def totals_said(totals: Iterable[LossTotal]) -> str:
-    """How many items are of which kind, in words."""
-    counts = dict.fromkeys(KINDS, 0)
+    """How many partitions failed, and how many items are of which kind, in words."""
+    counts = dict.fromkeys((FAILED, *KINDS), 0)
     for total in totals:
-        counts[total.example.kind] += total.count
-    said = [f"{counted(counts['lost'], 'item')} lost"]
+        counts[FAILED if total.example.reason == FAILED else total.example.kind] += total.count
+    said = [f"{counted(counts[FAILED], 'partition')} failed"] if counts[FAILED] else []
+    said += [f"{counted(counts['lost'], 'item')} lost"]
     said += [f"{counts['kept']:,} published in spite of a fault"] if counts["kept"] else []
     said += [f"{counts['harmless']:,} harmless"] if counts["harmless"] else []
     return ", ".join(said)

@@ -42,7 +42,9 @@ __all__ = [
     "build_manifest",
     "clean",
     "missing_streams",
+    "partitions_in_manifest",
     "pending_partitions",
+    "pending_reasons",
     "publish",
     "sql_connection",
 ]
@@ -150,10 +152,32 @@ class _Present:
 
 def pending_partitions(dataset: DatasetStore) -> list[str]:
     """Registered partitions without an up-to-date marker and its packed files, sorted."""
+    return list(pending_reasons(dataset))
+
+
+def pending_reasons(dataset: DatasetStore) -> dict[str, str]:
+    """Why each of the `pending_partitions` is one."""
     if not dataset.partitions():
-        return []
+        return {}
     present, markers = _Present(dataset), dataset.markers()
-    return sorted(key for key in present.partitions if present.fault(key, markers.get(key)))
+    faults = ((key, present.fault(key, markers.get(key))) for key in sorted(present.partitions))
+    return {key: fault for key, fault in faults if fault}
+
+
+def partitions_in_manifest(dataset: DatasetStore) -> frozenset[str]:
+    """The partitions that the newest manifest lists; none before the first one.
+
+    Raises:
+        SourceError: the manifest cannot be read.
+    """
+    if not dataset.store.exists("manifest.json"):
+        return frozenset()
+    try:
+        shards = json.loads(dataset.store.read_bytes("manifest.json"))["shards"]
+        return frozenset(shard["partition"] for shard in shards)
+    except (ValueError, KeyError, TypeError) as error:
+        url = dataset.store.url_of("manifest.json")
+        raise SourceError(url, "is not a manifest: `mm-assets run` makes it again") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

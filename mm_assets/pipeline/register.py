@@ -97,7 +97,8 @@ def no_shards(spec: DatasetSpec, more: str = "") -> SourceError:
     suffixes = " ".join(shard_suffixes(spec.source, where=spec.where))
     return SourceError(
         spec.shards,
-        f"no shard was found there{more}: give a folder with names that end in {suffixes}, a glob, or one file",
+        f"no shard was found there{more}: give a folder with names that end in {suffixes}, a glob such as '*.parquet' "
+        "for Parquet files and lists, or one file",
     )
 
 

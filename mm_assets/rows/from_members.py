@@ -426,7 +426,8 @@ def _skipped(member: Member) -> tuple[str, str]:
         return reason, "a hard link is followed only to an earlier member of the shard"
     if reason == "trailing bytes":
         return reason, f"{member.byte_size} bytes after the end of the archive are not a member"
-    return reason, f"{found}: {member.byte_size} bytes are lost" if found else f"is not part of a sample: {reason}"
+    lost = f": {member.byte_size} bytes are lost" if member.byte_size else ""
+    return reason, f"{found}{lost}" if found else f"is not part of a sample: {reason}"
 
 
 def _parse(read: Read) -> ParsedObject:

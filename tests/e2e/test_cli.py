@@ -1,5 +1,6 @@
 """The `mm-assets` command as a shell sees it."""
 
+import json
 import os
 import re
 import shlex
@@ -178,6 +179,20 @@ def test_a_wrong_declaration_does_not_block_the_others(cli: Cli, demo_shards: Pa
     assert re.search(r"third/defs\.yaml: root: .*dataset 'c' .* not set: NO_SUCH_ROOT$", errors[1])
     assert "NO_SUCH" not in cli("register", "-m", "theirs.definitions", "-d", "a").stderr
     assert "NO_SUCH_BUCKET" in cli("register", "-m", "theirs.definitions", "-d", "b", code=2).stderr
+
+
+def test_partitions_that_a_run_leaves_out_are_named(cli: Cli, demo_shards: Path) -> None:
+    """After a change of settings a run of one partition says which others the manifest lacks, and `losses` does too."""
+    shards = cli.work / "shards"
+    shards.mkdir()
+    for name in ("a.tar", "b.tar"):
+        shutil.copy(demo_shards / "captions-00000.tar", shards / name)
+    cli("run", "--dataset", "d", "--shards", "shards", "-p", "a")
+    told = cli("run", "--dataset", "d", "--shards", "shards", "-p", "b", "--set", "on_undecodable=keep")
+    assert "d: 1 partition not in the manifest (a): it was made with another configuration" in told.stderr
+    row = next(line for line in told.stdout.splitlines() if re.match(r"\W*d\W+a\W", line))
+    assert "pending" in row
+    assert json.loads(cli("losses", "-d", "d", "--json").stdout)["unpublished"] == ["a"]
 
 
 def test_two_commands_create_one_instance(cli: Cli, demo_shards: Path) -> None:
