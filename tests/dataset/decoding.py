@@ -12,20 +12,28 @@ import mm_assets
 from mm_assets.errors import CorruptError
 from mm_assets.fields import (
     Field,
-    ImageField,
     NDArrayField,
-    ScalarField,
     TextField,
 )
 
-FORMS = ("mult", "mstr")
-SIZE = (6, 7)
-FIELDS: dict[str, Field] = {
-    "image": ImageField(encoding="png", size=SIZE, channels=3),
-    "photo": ImageField(),
-    "text": TextField(),
-    "label": ScalarField("int16"),
-    "state": NDArrayField("float32", (3,)),
+from . import shards
+from .shards import FORMS, SIZE
+
+__all__ = [
+    "COUNT",
+    "FIELDS",
+    "FORMS",
+    "MEETING",
+    "SIZE",
+    "Slow",
+    "decoding_threads",
+    "picture",
+    "sample",
+    "write",
+]
+
+FIELDS: dict[str, Field] = {name: shards.FIELDS[name] for name in ("image", "photo", "text", "label")} | {
+    "state": NDArrayField("float32", (3,))
 }
 COUNT = 23
 
