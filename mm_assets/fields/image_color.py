@@ -129,8 +129,8 @@ def profile_of(primaries: int, transfer: int) -> bytes:
 
 def lab_to_srgb(image: Image.Image) -> Image.Image:
     """A Lab image (CIELAB of the white D50) in sRGB; it has no other form of 8 bits."""
-    converted: Any = _lab_transform().apply(image)
-    return converted  # type: ignore[no-any-return]
+    converted: Image.Image = _lab_transform().apply(image)  # Pillow gives it no type
+    return converted
 
 
 @functools.cache

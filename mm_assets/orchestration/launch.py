@@ -153,7 +153,7 @@ def _unusable_named(home: Path) -> Iterator[None]:
     """Turns the system's refusal to write the instance's files into a `SourceError` that says what to do."""
     try:
         yield
-    except Exception as error:  # SQLAlchemy is Dagster's choice: its errors are known by those of SQLite, their cause
+    except Exception as error:  # of SQLAlchemy, which is not a requirement of ours: what SQLite raised is its cause
         cause = error.__cause__ if isinstance(error.__cause__, sqlite3.OperationalError) else error
         refused = getattr(cause, "sqlite_errorname", "").startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN"))
         if not refused and not isinstance(cause, OSError):

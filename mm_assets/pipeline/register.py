@@ -91,7 +91,7 @@ def group_shards(spec: DatasetSpec, shards: Iterable[ShardFile]) -> list[Partiti
 
 
 def no_shards(spec: DatasetSpec, more: str = "") -> SourceError:
-    """The error of a place where there is no shard; `more` says what was expected there."""
+    """The error of a place without shards; `more` says what was expected there."""
     if is_local(spec.shards) and not any(c in spec.shards for c in "*?[") and not os.path.lexists(spec.shards):
         return SourceError(spec.shards, f"no shard was found there{more}: there is no such file or folder")
     suffixes = " ".join(shard_suffixes(spec.source, where=spec.where))

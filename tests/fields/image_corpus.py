@@ -56,7 +56,7 @@ def bmp_of_runs(indices):
 def corpus():
     """The bytes of a whole file by the name of its kind."""
     import pillow_heif
-    import pillow_jxl  # noqa: F401  # registers its format
+    import pillow_jxl  # noqa: F401  # the import lets Pillow read JPEG XL
 
     pillow_heif.register_heif_opener()
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH]

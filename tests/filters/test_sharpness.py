@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pillow_heif
-import pillow_jxl  # noqa: F401  # registers its format
+import pillow_jxl  # noqa: F401  # the import lets Pillow read JPEG XL
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -172,7 +172,7 @@ def test_a_storage_that_fails_once_is_asked_again(tmp_path: Path, opener: Opener
         finally:
             source.broken = set()
 
-    source.read_into = once  # type: ignore[method-assign]  # one object of the test's own class
+    source.read_into = once  # type: ignore[method-assign]  # this one object fails once
     found, _, stream = run([row(n, 0, ref_of(shard, n, spans[n])) for n in members], opener)
     assert [r["binary_content"] for r in found] == list(members.values())
     assert stream.counts["errors"] == 0
