@@ -98,7 +98,9 @@ class DatasetChoice:
         Raises:
             ConfigError: a dataset is not declared, or is not below the given root.
         """
+        from mm_assets.cli.project import project_folder
         from mm_assets.orchestration.component import default_root
+        from mm_assets.orchestration.launch import find_dagster_home
         from mm_assets.pipeline.store import DatasetStore
 
         if self.root and self.names:
@@ -108,9 +110,9 @@ class DatasetChoice:
         except ConfigError as error:
             if not self.names or self.module is not None or error.key not in ("--dataset", "--module"):
                 raise
-            _find_dagster_home()
+            root = default_root(find_dagster_home(project_folder(Path.cwd())))
             with suppress(ConfigError):  # what `run --shards` has made without --root
-                return self._stores_below(_absolute(default_root()))
+                return self._stores_below(_absolute(root))
             raise
 
     def _stores_below(self, root: str) -> list[DatasetStore]:

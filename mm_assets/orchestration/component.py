@@ -198,7 +198,10 @@ def _unset_variables(attributes: Mapping[str, Any]) -> Iterator[tuple[str, str, 
                 yield key, attribute or argument, bool(attribute and opening and closing)
 
 
-def default_root() -> str:
-    """Storage root of datasets that name none: $MM_ASSETS_ROOT, else a folder beside Dagster's own storage."""
-    home = os.environ.get("DAGSTER_HOME") or Path.cwd()
+def default_root(home: Path | None = None) -> str:
+    """Storage root of datasets that name none: $MM_ASSETS_ROOT, else a folder beside Dagster's own storage.
+
+    `home` is the instance's folder; by default $DAGSTER_HOME, else this folder.
+    """
+    home = home or Path(os.environ.get("DAGSTER_HOME") or Path.cwd())
     return os.environ.get("MM_ASSETS_ROOT") or str(Path(home) / "data")

@@ -42,6 +42,7 @@ __all__ = [
     "PartitionRun",
     "declared_datasets",
     "ensure_dagster_home",
+    "find_dagster_home",
     "make_manifest",
     "open_instance",
     "register_dataset",
@@ -84,26 +85,31 @@ class PartitionRun:
         return not self.failures
 
 
-def ensure_dagster_home(project: Path | None = None) -> Path:
-    """The instance's folder, which the variable then names.
+def find_dagster_home(project: Path | None = None) -> Path:
+    """The instance's folder, which may not exist yet.
 
     It is $DAGSTER_HOME, else the nearest `dagster_home` in this folder or above it, else a new one here. In a
     project the search ends at the project's folder, so that no instance around it is used; a new one is made there.
 
     Args:
         project: folder of the project around this folder, if there is one.
-
-    Raises:
-        SourceError: the folder cannot be made or written.
     """
     given = os.environ.get("DAGSTER_HOME")
     here = Path.cwd()
     if given:
-        home = Path(given).expanduser().absolute()
-    else:
-        folders = [folder for folder in (here, *here.parents) if project is None or folder.is_relative_to(project)]
-        homes = (folder / "dagster_home" for folder in folders)
-        home = next(filter(Path.is_dir, homes), (project or here) / "dagster_home")
+        return Path(given).expanduser().absolute()
+    folders = [folder for folder in (here, *here.parents) if project is None or folder.is_relative_to(project)]
+    homes = (folder / "dagster_home" for folder in folders)
+    return next(filter(Path.is_dir, homes), (project or here) / "dagster_home")
+
+
+def ensure_dagster_home(project: Path | None = None) -> Path:
+    """The folder of `find_dagster_home`, made if it is missing; the variable names it afterwards.
+
+    Raises:
+        SourceError: the folder cannot be made or written.
+    """
+    home = find_dagster_home(project)
     with _unusable_named(home):
         home.mkdir(parents=True, exist_ok=True)
         if not (home / "dagster.yaml").exists():

@@ -91,3 +91,10 @@ def test_a_module_that_is_not_there_is_named() -> None:
     """An unimportable definitions module gives one line and exit code 2."""
     done = refused("register", "-m", "no.such.module", code=2)
     assert done.stderr.startswith("error: no.such.module: module: cannot be loaded: ModuleNotFoundError")
+
+
+def test_an_unknown_dataset_leaves_no_instance(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for a dataset that nothing declares, and that is not below the default root, makes no folder."""
+    monkeypatch.delenv("DAGSTER_HOME")
+    assert "--root" in refused("losses", "-d", "absent", code=2).stderr
+    assert list(work.iterdir()) == []
