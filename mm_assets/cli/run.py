@@ -92,7 +92,7 @@ class _Run:
     def register(self) -> None:
         """Registers the shards and finds the partitions to run."""
         from mm_assets.orchestration.launch import open_instance, register_dataset
-        from mm_assets.pipeline.publish import pending_partitions
+        from mm_assets.pipeline.pending import pending_partitions
         from mm_assets.pipeline.store import DatasetStore
 
         specs = self.chosen.specs()
@@ -152,7 +152,8 @@ class _Run:
     def report(self) -> None:
         """Prints what was done and what went wrong."""
         from mm_assets.pipeline.losses import loss_totals, losses_command
-        from mm_assets.pipeline.publish import missing_streams, pending_reasons
+        from mm_assets.pipeline.pending import pending_reasons
+        from mm_assets.pipeline.publish import missing_streams
 
         self.failed += [f"{r.dataset}/{r.partition}: {line}" for r in self.ended for line in r.failures]
         pending = {name: pending_reasons(dataset) for name, dataset in self.datasets.items()}
@@ -199,7 +200,7 @@ class _Run:
                 os._exit(128 + signum)
 
     def _report_stop(self, signum: int) -> None:
-        from mm_assets.pipeline.publish import pending_partitions
+        from mm_assets.pipeline.pending import pending_partitions
 
         pending = {name: set(pending_partitions(dataset)) for name, dataset in self.datasets.items()}
         for result in self.ended:

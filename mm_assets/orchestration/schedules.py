@@ -18,7 +18,7 @@ from mm_assets.orchestration.runs import (
     failed_attempts,
     partition_fingerprints,
 )
-from mm_assets.pipeline.publish import pending_partitions
+from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
 

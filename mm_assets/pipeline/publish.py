@@ -33,6 +33,7 @@ from mm_assets.pipeline.chain import (
 )
 from mm_assets.pipeline.duplicate_ids import duplicate_ids
 from mm_assets.pipeline.losses import loss_counts, sum_counts
+from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.store import DatasetStore, StageRecord, canonical_json, size_fault
 from mm_assets.storage.store import Store
 
@@ -43,8 +44,6 @@ __all__ = [
     "clean",
     "missing_streams",
     "partitions_in_manifest",
-    "pending_partitions",
-    "pending_reasons",
     "publish",
     "sql_connection",
 ]
@@ -121,49 +120,6 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
     return marker
 
 
-class _Present:
-    """The current state of the dataset, which markers are compared with."""
-
-    def __init__(self, dataset: DatasetStore) -> None:
-        self.partitions = dataset.partitions()
-        self.config = PUBLISHED.digest(dataset.spec)
-        self.schema = dataset.schema().digest
-        self.packed = dataset.store.sizes(PACKED_FOLDER)
-
-    def fault(self, key: str, marker: Mapping[str, Any] | None) -> str | None:
-        """Why a partition is not up to date, or None."""
-        partition = self.partitions.get(key)
-        if partition is None:
-            return "its shards are gone"
-        if marker is None:
-            return "it is not published"
-        if marker.get("shards") != partition.fingerprints:
-            return "its shards changed"
-        if marker.get("config_digest") != self.config:
-            return "it was made with another configuration"
-        if marker.get("schema_digest") != self.schema:
-            return "it was made with another dataset schema"
-        for form in PACKED_STAGES:
-            file = marker["files"][form]
-            if fault := size_fault(file["size"], self.packed.get(file["path"])):
-                return f"{file['path']} {fault}"
-        return None
-
-
-def pending_partitions(dataset: DatasetStore) -> list[str]:
-    """Registered partitions without an up-to-date marker and its packed files, sorted."""
-    return list(pending_reasons(dataset))
-
-
-def pending_reasons(dataset: DatasetStore) -> dict[str, str]:
-    """Why each of the `pending_partitions` is one."""
-    if not dataset.partitions():
-        return {}
-    present, markers = _Present(dataset), dataset.markers()
-    faults = ((key, present.fault(key, markers.get(key))) for key in sorted(present.partitions))
-    return {key: fault for key, fault in faults if fault}
-
-
 def partitions_in_manifest(dataset: DatasetStore) -> frozenset[str]:
     """The partitions that the newest manifest lists; none before the first one.
 
@@ -219,7 +175,7 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
     store = dataset.store
     newest = store.snapshot("manifest.json")  # before the markers: a manifest of newer ones is not replaced
     schema = dataset.schema()
-    present, markers = _Present(dataset), dataset.markers()
+    present, markers = Present(dataset), dataset.markers()
     sizes = {name: size for folder in TABLES for name, size in store.sizes(folder).items()} | dict(present.packed)
     listed: dict[str, Mapping[str, Any]] = {}
     left_out: dict[str, str] = {}

@@ -23,6 +23,7 @@ from mm_assets.formats import open_reader
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.added_streams import add_to_dataset, carried_over
 from mm_assets.pipeline.chain import PACKED_STAGES
+from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -261,7 +262,7 @@ def test_the_manifest_after_an_addition(dataset: DatasetStore) -> None:
     with opened(dataset, before.digest) as data:
         assert "clip_score" not in data.names
         assert data.verify().ok
-    assert publish.pending_partitions(dataset) == []
+    assert pending_partitions(dataset) == []
 
 
 def test_what_was_packed_stays_checked(dataset: DatasetStore) -> None:

@@ -11,6 +11,7 @@ import pytest
 import mm_assets
 from mm_assets.errors import MmAssetsError
 from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -74,7 +75,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_partial(
             elif path.suffix in (".mult", ".mstr"):
                 with mm_assets.open(str(path)) as opened:
                     assert opened.verify().ok
-        assert publish.pending_partitions(dataset) in ([], ["docs-00000", PARTITION])
+        assert pending_partitions(dataset) in ([], ["docs-00000", PARTITION])
     mount("-o", f"remount,size={PLENTY}", str(disk))
     make(dataset)
     assert contents(dataset) == expected

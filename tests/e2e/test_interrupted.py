@@ -11,6 +11,7 @@ import pytest
 
 import mm_assets
 from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -96,7 +97,7 @@ def test_a_killed_stage_leaves_no_partial_file(
         elif path.suffix in (".mult", ".mstr"):
             with mm_assets.open(str(path)) as opened:
                 assert opened.verify().ok
-    assert publish.pending_partitions(dataset) == ["docs-00000", "docs-00001"]
+    assert pending_partitions(dataset) == ["docs-00000", "docs-00001"]
     complete(dataset, key)
     assert list((root / "docs").rglob(".*")) == []
 

@@ -11,7 +11,7 @@ import pytest
 import mm_assets
 from mm_assets.errors import ConfigError
 from mm_assets.orchestration.launch import make_manifest, register_dataset, run_partitions
-from mm_assets.pipeline import publish
+from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.ranges import MAX_GAP
@@ -65,7 +65,7 @@ def upload(options: dict[str, Any], path: Path, bucket: str) -> None:
 def run_chain(instance: dg.DagsterInstance, spec: DatasetSpec) -> DatasetStore:
     dataset = DatasetStore(spec)
     register_dataset(instance, dataset)
-    for run in run_partitions([(spec, key) for key in publish.pending_partitions(dataset)]):
+    for run in run_partitions([(spec, key) for key in pending_partitions(dataset)]):
         assert run.failures == ()
     assert make_manifest(spec).failures == ()
     return dataset

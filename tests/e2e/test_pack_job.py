@@ -14,6 +14,7 @@ from mm_assets.errors import SourceError
 from mm_assets.orchestration.launch import make_manifest, register_dataset, run_partitions
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import PACKED_STAGES
+from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -26,7 +27,7 @@ def run_all(instance: dg.DagsterInstance, spec: DatasetSpec) -> DatasetStore:
     """Registers and runs every partition; fails where one does."""
     dataset = DatasetStore(spec)
     register_dataset(instance, dataset)
-    for run in run_partitions([(spec, key) for key in publish.pending_partitions(dataset)]):
+    for run in run_partitions([(spec, key) for key in pending_partitions(dataset)]):
         assert run.failures == ()
     return dataset
 
@@ -51,7 +52,7 @@ def test_a_demo_dataset_becomes_packed_files(
     spec = demo_spec(name)
     dataset = run_all(instance, spec)
     assert make_manifest(spec).ok
-    assert publish.pending_partitions(dataset) == []
+    assert pending_partitions(dataset) == []
     for form in ("mult", "mstr"):
         with mm_assets.open(dataset.store.url_of("manifest.json"), format=form) as opened:
             assert set(opened.fields) == modalities

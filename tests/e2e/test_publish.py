@@ -10,6 +10,7 @@ import pytest
 import mm_assets
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import PACKED_STAGES, ROWS
+from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -90,9 +91,9 @@ def test_a_removed_shard_leaves_the_next_manifest(dataset: DatasetStore) -> None
 def test_a_changed_shard_is_pending_again(dataset: DatasetStore, demo_shards: Path) -> None:
     """A replaced shard makes its partition pending and keeps the old version out of the next manifest."""
     shutil.copyfile(demo_shards / "docs-00000.tar", Path(dataset.spec.shards, "docs-00001.tar"))
-    assert publish.pending_partitions(dataset) == []
+    assert pending_partitions(dataset) == []
     assert register(dataset).changed == ("docs-00001",)
-    assert publish.pending_partitions(dataset) == ["docs-00001"]
+    assert pending_partitions(dataset) == ["docs-00001"]
     report = publish.build_manifest(dataset)
     assert partitions_of(report) == ["docs-00000"]
     assert report.left_out == {"docs-00001": "its shards changed"}
@@ -214,7 +215,7 @@ def test_a_lost_packed_file_is_made_again(dataset: DatasetStore) -> None:
     marker = dataset.marker("docs-00000")
     assert marker is not None
     Path(dataset.store.path_of(marker["files"]["mstr"]["path"])).unlink()
-    assert publish.pending_partitions(dataset) == ["docs-00000"]
+    assert pending_partitions(dataset) == ["docs-00000"]
     with pytest.raises(SourceError, match=r"\.mstr is gone"):
         publish.publish(dataset, "docs-00000")
 
@@ -238,4 +239,4 @@ def test_a_file_found_damaged_is_no_longer_published(dataset: DatasetStore) -> N
     path.write_bytes(content)
     assert not stages.recheck_packed(dataset, "docs-00000", "mult").passed
     assert partitions_of(publish.build_manifest(dataset)) == ["docs-00001"]
-    assert publish.pending_partitions(dataset) == ["docs-00000"]
+    assert pending_partitions(dataset) == ["docs-00000"]

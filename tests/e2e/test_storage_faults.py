@@ -13,6 +13,7 @@ import pytest
 import mm_assets
 from mm_assets.errors import ChangedError, SourceError
 from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -168,7 +169,7 @@ def test_two_hosts_publish_a_partition_once(dataset: DatasetStore) -> None:
     with ThreadPoolExecutor(2) as hosts:
         first, second = hosts.map(host, range(2))
     assert first == second == dataset.marker(PARTITION)
-    assert publish.pending_partitions(dataset) == []
+    assert pending_partitions(dataset) == []
 
 
 def test_a_partition_that_another_host_published_with_other_settings_is_refused(

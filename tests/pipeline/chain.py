@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import StageResult
@@ -37,5 +38,5 @@ def run_chain(spec: DatasetSpec) -> tuple[DatasetStore, dict[str, dict[str, Stag
     results = {key: run_partition(dataset, key) for key in dataset.partitions()}
     report = publish.build_manifest(dataset)
     assert not report.left_out
-    assert publish.pending_partitions(dataset) == []
+    assert pending_partitions(dataset) == []
     return dataset, results

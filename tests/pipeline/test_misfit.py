@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mm_assets.errors import SchemaMismatchError
-from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline import stages
+from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
@@ -50,7 +51,7 @@ def test_a_partition_of_which_nothing_fits_fails(tmp_path: Path, pack: str | Non
     )
     with pytest.raises(SchemaMismatchError, match=said + ".*" + COMMAND):
         make_tables(dataset)
-    assert "later" in publish.pending_partitions(dataset)
+    assert "later" in pending_partitions(dataset)
     assert not list((tmp_path / "root").rglob("filtered_rows/later*"))
 
 

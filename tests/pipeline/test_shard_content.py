@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from mm_assets.errors import SourceError
-from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline import stages
+from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
@@ -54,7 +55,7 @@ def overwrite(shard: Path, content: bytes) -> None:
 def pending(dataset: DatasetStore) -> bool:
     """Whether registration says that the shard changed, as the pending partitions do then."""
     changed = register(dataset).changed
-    assert list(changed) == publish.pending_partitions(dataset)
+    assert list(changed) == pending_partitions(dataset)
     return bool(changed)
 
 
@@ -100,7 +101,7 @@ def test_other_bytes_are_another_shard(published: tuple[DatasetStore, Path]) -> 
         stages.rows(dataset, "s")
     assert register(dataset).changed == ()
     run_partition(dataset, "s")
-    assert publish.pending_partitions(dataset) == []
+    assert pending_partitions(dataset) == []
     assert dataset.marker("s")["files"]["mult"] != first["files"]["mult"]
     shard.chmod(0o600)
     assert not pending(dataset)
@@ -117,10 +118,10 @@ def test_other_bytes_before_a_run(published: tuple[DatasetStore, Path]) -> None:
     assert pending(dataset)
     overwrite(shard, tar_of(b"third text"))
     assert register(dataset).changed == ("s",)
-    assert publish.pending_partitions(dataset) == ["s"]
+    assert pending_partitions(dataset) == ["s"]
     os.utime(shard)
     assert register(dataset).changed == ()
-    assert publish.pending_partitions(dataset) == ["s"]
+    assert pending_partitions(dataset) == ["s"]
 
 
 def test_a_registration_without_times_takes_them_over(published: tuple[DatasetStore, Path]) -> None:

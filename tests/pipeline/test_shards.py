@@ -12,6 +12,7 @@ import pytest
 import mm_assets
 from mm_assets.errors import ConfigError, ShardError, SourceError
 from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
@@ -55,7 +56,7 @@ def test_grouped_partitions(tmp_path: Path) -> None:
         assert [opened.find(i) for i in ("part-0-00/x", "part-1-00/x", "x")] == [0, 2, None]
     make_shard(tmp_path / "in" / "part-0-01.tar", {"y.png": png(7), "y.txt": "text"})
     assert register(dataset).changed == ("part-0",)
-    assert publish.pending_partitions(dataset) == ["part-0"]
+    assert pending_partitions(dataset) == ["part-0"]
     run_partition(dataset, "part-0")
     assert list(values(dataset, "part-0")) == ["part-0-00/x", "part-0-01/y"]
 

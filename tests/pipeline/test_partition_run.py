@@ -1,0 +1,46 @@
+"""The unit of work of a load: a partition from shard to marker, without Dagster."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+from mm_assets.pipeline.partition_run import run_partition
+from mm_assets.pipeline.pending import pending_partitions
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.store import DatasetStore
+
+from .chain import declare
+from .test_losses import jpeg, write_tar
+
+
+def test_a_partition_is_published_and_reported(tmp_path: Path) -> None:
+    """The report has the marker and every stage's record, in a form that a process can send."""
+    write_tar(tmp_path / "a.tar", {"0.jpg": jpeg(), "0.txt": b"a cat"})
+    dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
+    register(dataset)
+    report = pickle.loads(pickle.dumps(run_partition(dataset.spec, "a")))
+    assert report.ok
+    assert report.marker == dataset.marker("a")
+    assert {name: result.record.to_json() for name, result in report.results.items()} == {
+        stage.name: record.to_json() for stage, record in dataset.records("a").items()
+    }
+    assert pending_partitions(dataset) == []
+    assert report.failure is None
+    assert report.seconds > 0
+    assert report.peak_memory > 1 << 20
+
+
+def test_an_error_is_reported_and_stored(tmp_path: Path) -> None:
+    """An error ends the run of its partition, names stage and file, and is not raised."""
+    write_tar(tmp_path / "a.tar", {"0.jpg": jpeg(), "0.txt": b"a cat"})
+    dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
+    register(dataset)
+    (tmp_path / "a.tar").unlink()
+    report = run_partition(dataset.spec, "a")
+    assert not report.ok
+    assert report.failure is not None
+    assert report.failure.stage == "raw_shards"
+    assert report.failure.path == str(tmp_path / "a.tar")
+    assert report.failure == dataset.failure("a")
+    assert report.results == {}
