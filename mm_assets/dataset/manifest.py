@@ -74,7 +74,7 @@ def make_manifest(
     schema: Mapping[str, Any],
     shards: Sequence[Mapping[str, Any]],
     added: Sequence[Mapping[str, Any]],
-    losses: Mapping[str, Mapping[str, int]],
+    losses: Mapping[str, Mapping[str, Mapping[str, Any]]],
     duplicate_ids: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The content of a manifest.
@@ -85,7 +85,7 @@ def make_manifest(
         shards: of each partition its key, its number of samples, how its media were judged, and its packed files by
             format.
         added: name, field and config of each stream that was added after packing.
-        losses: by stage and reason, how many items of these partitions were lost.
+        losses: by stage and reason, how many items of these partitions were lost, and the first of them.
         duplicate_ids: how many sample ids several partitions have, with examples.
     """
     manifest = {

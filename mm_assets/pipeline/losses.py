@@ -10,8 +10,9 @@ after the failure do not hold what the shard has, and are not read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mm_assets.errors import SourceError, first_line
 from mm_assets.pipeline.chain import (
@@ -41,7 +42,8 @@ __all__ = [
     "loss_totals",
     "losses",
     "losses_command",
-    "sum_counts",
+    "published_losses",
+    "sum_losses",
     "totals_said",
 ]
 
@@ -49,6 +51,8 @@ KINDS = ("lost", "kept", "harmless")
 
 FAILED = "failed"  # the reason of a partition that failed
 _FETCH = 4096  # items held at a time
+_MAX_DETAIL = 500  # characters, of an example in a marker
+_NAMED_BY_PLACE = ("stage", "reason", "count")  # of an example in a marker
 
 # Each selects the columns of `_COLUMNS` from the files $table, $index (the members) and $source (the rows with bytes).
 # A name that is in the index several times belongs to its last members: the first ones became rows.
@@ -263,17 +267,6 @@ def loss_counts(records: Mapping[Stage, StageRecord]) -> dict[str, dict[str, int
     return found
 
 
-def sum_counts(partitions: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """The counts of several partitions, each as of `loss_counts`, together."""
-    found: dict[str, dict[str, int]] = {}
-    for counts in partitions:
-        for stage, reasons in counts.items():
-            total = found.setdefault(stage, {})
-            for reason, count in reasons.items():
-                total[reason] = total.get(reason, 0) + count
-    return found
-
-
 def losses(dataset: DatasetStore, keys: Iterable[str]) -> Iterator[Loss]:
     """Every item of some partitions, in the order of the partitions, stages and tables.
 
@@ -282,11 +275,11 @@ def losses(dataset: DatasetStore, keys: Iterable[str]) -> Iterator[Loss]:
     """
     with dataset.duckdb() as connection:
         for key in keys:
-            for stage, named, queries in _of_partition(dataset, key):
-                yield from named
-                for query, files in queries:
+            for part in _of_partition(dataset, key):
+                yield from part.named
+                for query, files in part.queries:
                     for row in _rows(connection, f"select * from ({query}) order by number", files):
-                        yield _loss(key, stage, row)
+                        yield _loss(key, part.stage, row)
 
 
 def loss_totals(dataset: DatasetStore, keys: Iterable[str]) -> list[LossTotal]:
@@ -295,6 +288,54 @@ def loss_totals(dataset: DatasetStore, keys: Iterable[str]) -> list[LossTotal]:
     Raises:
         SourceError: a table could not be read.
     """
+    return _totals(dataset, (part for key in keys for part in _of_partition(dataset, key)))
+
+
+Losses = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""By stage and reason the ``count`` of the items and the first as ``example``, as markers and manifests list them."""
+
+
+def published_losses(dataset: DatasetStore, key: str, records: Mapping[Stage, StageRecord]) -> Losses:
+    """What the stages with these records lost or kept with a fault; a failure of an earlier run is not listed.
+
+    The examples are those of `loss_totals`, without the folders of shards: manifests do not depend on these.
+
+    Raises:
+        SourceError: a table could not be read.
+    """
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for total in _totals(dataset, _of_records(dataset, key, records)):
+        item = {"count": total.count, "example": _published(total.example)}
+        found.setdefault(total.example.stage, {})[total.example.reason] = item
+    return found
+
+
+def sum_losses(partitions: Iterable[Losses]) -> Losses:
+    """The `published_losses` of several partitions together, each with the example of the first that has one."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for stages in partitions:
+        for stage, reasons in stages.items():
+            known = found.setdefault(stage, {})
+            for reason, item in reasons.items():
+                before = known.get(reason)
+                known[reason] = item if before is None else {**before, "count": before["count"] + item["count"]}
+    return found
+
+
+def _published(loss: Loss) -> dict[str, Any]:
+    """An example without what its place in a marker says, what is unknown, and the folder of its shard."""
+    shard, detail = loss.shard, loss.detail
+    if shard is not None:
+        folder, _, shard = shard.rpartition("/")
+        detail = detail.replace(f"{folder}/", "") if folder else detail
+    if len(detail) > _MAX_DETAIL:
+        detail = detail[: _MAX_DETAIL - 1] + "…"
+    values = {**asdict(loss), "shard": shard, "detail": detail or None}
+    return {name: value for name, value in values.items() if name not in _NAMED_BY_PLACE and value is not None}
+
+
+def _totals(dataset: DatasetStore, parts: Iterable[_Part]) -> list[LossTotal]:
+    """The items of some stages by reason, sorted; DuckDB is opened only for tables that have some."""
     totals: dict[tuple[str, str], LossTotal] = {}
 
     def add(count: int, example: Loss) -> None:
@@ -306,18 +347,19 @@ def loss_totals(dataset: DatasetStore, keys: Iterable[str]) -> list[LossTotal]:
             else LossTotal(count=known.count + count, example=known.example)
         )
 
-    with dataset.duckdb() as connection:
-        for key in keys:
-            for stage, named, queries in _of_partition(dataset, key):
-                for loss in named:
-                    add(loss.count, loss)
-                for query, files in queries:
-                    first = (
-                        f"select *, count(*) over (partition by reason) as total from ({query}) "
-                        "qualify row_number() over (partition by reason order by number) = 1 order by number"
-                    )
-                    for row in _rows(connection, first, files):
-                        add(row[-1], _loss(key, stage, row[:-1]))
+    with ExitStack() as opened:
+        connection = None
+        for part in parts:
+            for loss in part.named:
+                add(loss.count, loss)
+            for query, files in part.queries:
+                connection = connection or opened.enter_context(dataset.duckdb())
+                first = (
+                    f"select *, count(*) over (partition by reason) as total from ({query}) "
+                    "qualify row_number() over (partition by reason order by number) = 1 order by number"
+                )
+                for row in _rows(connection, first, files):
+                    add(row[-1], _loss(part.partition, part.stage, row[:-1]))
     order = {stage.name: number for number, stage in enumerate(CHAIN)}
     return sorted(
         totals.values(),
@@ -345,32 +387,46 @@ def _loss(key: str, stage: Stage, row: tuple[Any, ...]) -> Loss:
 _Query = tuple[str, dict[str, str]]
 
 
-def _of_partition(dataset: DatasetStore, key: str) -> Iterator[tuple[Stage, list[Loss], list[_Query]]]:
-    """By stage, why the partition failed, what the record names, and the queries over the tables that list the rest."""
+class _Part(NamedTuple):
+    """The items of one stage of a partition: those that are named, and the queries over tables that list the others."""
+
+    partition: str
+    stage: Stage
+    named: list[Loss]
+    queries: list[_Query]
+
+
+def _of_partition(dataset: DatasetStore, key: str) -> Iterator[_Part]:
+    """Why the partition failed, and what each stage before the failure lost."""
     records = dataset.records(key)
     failures = [*_failures(dataset, key), *_failed_checks(dataset, key, records)]
     order = list(CHAIN)
     reached = min((order.index(stage) for stage, _ in failures), default=len(order))
     for stage, loss in failures:
         if order.index(stage) == reached:
-            yield stage, [loss], []
+            yield _Part(key, stage, [loss], [])
             break
     by_check = {stage for stage, loss in failures if loss.detail.startswith("check ")}
+    # A stage that failed by a check has made its tables; after another failure they are of an earlier run.
+    made = {s: record for s, record in records.items() if order.index(s) < reached or s in by_check}
+    yield from _of_records(dataset, key, made)
+
+
+def _of_records(dataset: DatasetStore, key: str, records: Mapping[Stage, StageRecord]) -> Iterator[_Part]:
+    """What each of these stages lost, or kept with a fault."""
     for stage, record in records.items():
-        # A stage that failed by a check has made its tables; after another failure they are of an earlier run.
-        if order.index(stage) < reached or stage in by_check:
-            named = [
-                Loss(
-                    partition=key,
-                    stage=stage.name,
-                    reason=fault.reason,
-                    detail=fault.detail,
-                    count=fault.count,
-                    **{**fault.origin._asdict(), "shard": fault.origin.shard or None},
-                )
-                for fault in record.kept
-            ]
-            yield stage, named, list(_queries(dataset, key, record))
+        named = [
+            Loss(
+                partition=key,
+                stage=stage.name,
+                reason=fault.reason,
+                detail=fault.detail,
+                count=fault.count,
+                **{**fault.origin._asdict(), "shard": fault.origin.shard or None},
+            )
+            for fault in record.kept
+        ]
+        yield _Part(key, stage, named, list(_queries(dataset, key, record)))
 
 
 def _queries(dataset: DatasetStore, key: str, record: StageRecord) -> Iterator[_Query]:

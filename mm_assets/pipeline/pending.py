@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mm_assets.pipeline.chain import PACKED_FOLDER, PACKED_STAGES, PUBLISHED
-from mm_assets.pipeline.store import DatasetStore, size_fault
+from mm_assets.pipeline.store import MARKER_VERSION, DatasetStore, size_fault
 
 __all__ = ["Present", "pending_partitions", "pending_reasons"]
 
@@ -27,6 +27,8 @@ class Present:
             return "its shards are gone"
         if marker is None:
             return "it is not published"
+        if marker.get("version") != MARKER_VERSION:
+            return "it was published by another version of mm-assets"
         if marker.get("shards") != partition.fingerprints:
             return "its shards changed"
         if marker.get("config_digest") != self.config:

@@ -32,9 +32,9 @@ from mm_assets.pipeline.chain import (
     Stage,
 )
 from mm_assets.pipeline.duplicate_ids import duplicate_ids
-from mm_assets.pipeline.losses import loss_counts, sum_counts
+from mm_assets.pipeline.losses import published_losses, sum_losses
 from mm_assets.pipeline.pending import Present
-from mm_assets.pipeline.store import DatasetStore, StageRecord, canonical_json, size_fault
+from mm_assets.pipeline.store import MARKER_VERSION, DatasetStore, StageRecord, canonical_json, size_fault
 from mm_assets.storage.store import Store
 
 __all__ = [
@@ -80,7 +80,8 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
     """Writes a partition's marker and returns it.
 
     Raises:
-        SourceError: a stage has not run, a check failed, or the partition's files do not belong together.
+        SourceError: a stage has not run, a check failed, the partition's files do not belong together, or a table that
+            lists losses could not be read.
         ChangedError: another process published the partition meanwhile, with other files.
     """
     # Before the records: what another process publishes after this line is noticed.
@@ -92,7 +93,7 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
         raise SourceError(where, f"partition {key!r} is not fit to be published: {'; '.join(faults)}")
     packed = next(record for stage, record in records.items() if stage.packed_format is not None)
     marker = {
-        "version": 1,
+        "version": MARKER_VERSION,
         "dataset": dataset.spec.name,
         "partition": key,
         "shards": dict(records[RAW_SHARDS].inputs),
@@ -108,7 +109,7 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
             "on_undecodable": dataset.spec.on_undecodable,
             **{name: records[FILTERED_ROWS].counts[name] for name in ("judged", "undecodable")},
         },
-        "losses": loss_counts(records),
+        "losses": published_losses(dataset, key, records),
         "files": {name: file.to_json() for record in records.values() for name, file in sorted(record.files.items())},
     }
     before = None
@@ -198,7 +199,7 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
         schema=schema.to_json(),
         shards=shards,
         added=added.streams,
-        losses=sum_counts(marker.get("losses", {}) for marker in listed.values()),
+        losses=sum_losses(marker["losses"] for marker in listed.values()),
         duplicate_ids=_duplicate_ids(dataset, shards),
     )
     content = canonical_json(manifest, indent=1)

@@ -23,6 +23,7 @@ from mm_assets.storage.listing import ShardFile
 from mm_assets.storage.store import PublishedFile, Snapshot, Store
 
 __all__ = [
+    "MARKER_VERSION",
     "DatasetStore",
     "Partition",
     "StageFailure",
@@ -31,6 +32,8 @@ __all__ = [
     "digest_fault",
     "size_fault",
 ]
+
+MARKER_VERSION = 2  # of publication markers; the `losses` of 1 are numbers
 
 
 def canonical_json(value: object, *, indent: int | None = None) -> bytes:

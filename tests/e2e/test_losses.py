@@ -26,6 +26,7 @@ from mm_assets.pipeline.store import DatasetStore, StageFailure
 
 FAILED = "failed"
 OPTIONS = ("--shards", "in", "--root", "out", "--dataset", "web", "--pack", "generic")
+SHOWN = {"partition", "sample_id", "position", "modality", "shard", "member", "byte_offset", "byte_size", "detail"}
 SETTINGS = ("--set", "samples.sample_id_field=id")
 
 
@@ -267,12 +268,15 @@ def test_losses_equal_a_recount(tmp_path: Path, dagster_home: Path, monkeypatch:
     assert all(loss["advice"] for loss in found["losses"])
     assert found["unpublished"] == []
 
-    counts = json.loads((tmp_path / "out/web/manifest.json").read_text())["losses"]
-    assert {reason: count for stage in counts.values() for reason, count in stage.items()} == {
-        reason: count
-        for reason, count in Counter(item.reason for item in expected.elements()).items()
-        if reason != FAILED
-    }
+    listed = json.loads((tmp_path / "out/web/manifest.json").read_text())["losses"]
+    counts = {(stage, reason): item["count"] for stage, reasons in listed.items() for reason, item in reasons.items()}
+    totals = {(t["stage"], t["reason"]): t for t in found["totals"] if t["reason"] != FAILED}
+    assert counts == {what: total["count"] for what, total in totals.items()}
+    for (stage, reason), total in totals.items():  # the terminal, the UI and the manifest show the same item
+        first = total["example"] | {"shard": Path(total["example"]["shard"] or "").name}
+        assert listed[stage][reason]["example"] == {
+            name: first[name] for name in SHOWN if first[name] not in (None, "")
+        }
 
     lines = command("losses", "--root", "out", "-d", "web", "--partition", "image").stdout.splitlines()
     assert lines[0] == "web: 3 items lost"

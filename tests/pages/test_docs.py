@@ -80,9 +80,10 @@ def make(root: Path, name: str, shards: Path, **settings: object) -> DatasetStor
 
 @pytest.fixture(scope="module")
 def captions(tmp_path_factory: pytest.TempPathFactory, demo_shards: Path) -> Path:
-    """The folder of the demo captions as a dataset, in a folder `data`."""
+    """The folder of the demo captions as a dataset, in a folder `data`; a filter drops some images."""
     root = tmp_path_factory.mktemp("docs") / "data"
-    make(root, "captions", demo_shards / "captions-00000.tar")
+    filters = [{"type": "aspect_ratio", "min": 0.5, "max": 1.5}]
+    make(root, "captions", demo_shards / "captions-00000.tar", filters=filters)
     return root / "captions"
 
 
@@ -199,29 +200,33 @@ def test_the_source_digest_is_as_documented(tmp_path: Path, demo_shards: Path) -
 
 
 def json_keys(value: object, name: str) -> Iterator[str]:
-    """Every key below a value, but those that are data: partitions, shards, counts per modality, settings of fields."""
+    """Every key below a value but data: partitions, shards, stages and reasons, modalities, settings of fields."""
     if isinstance(value, list):
         for item in value:
             yield from json_keys(item, name)
     elif isinstance(value, dict):
-        data = name in ("partitions", "config") or (name in ("shards", "inputs") and any("/" in key for key in value))
+        data = name in ("partitions", "config", "losses", "reasons") or (
+            name in ("shards", "inputs") and any("/" in key for key in value)
+        )
         for key, inner in value.items():
-            if not data and not key.startswith("present_"):
+            if not data and not key.startswith(("present_", "dropped.")):
                 yield key
             if name != "config":
-                yield from json_keys(inner, key)
+                yield from json_keys(inner, "reasons" if name == "losses" else key)
 
 
 def test_every_key_of_the_json_files_is_documented(captions: Path) -> None:
     """Each key in each JSON file of a dataset is in the section on that file."""
     common = codes(section(FILES, "## Files and shards")) | {"path", "sha256", "size"}
+    marker = "## published/&lt;partition&gt;.json"  # which also describes the losses
+    manifest = ["## manifest.json and manifests/&lt;digest&gt;.json", "## schema.json", marker]
     sections = {
-        "manifest.json": ["## manifest.json and manifests/&lt;digest&gt;.json", "## schema.json"],
-        "manifests": ["## manifest.json and manifests/&lt;digest&gt;.json", "## schema.json"],
+        "manifest.json": manifest,
+        "manifests": manifest,
         "schema.json": ["## schema.json"],
         "shards.json": ["## shards.json"],
         "records": ["## records/&lt;partition&gt;/&lt;asset&gt;.json"],
-        "published": ["## published/&lt;partition&gt;.json"],
+        "published": [marker],
     }
     seen = set()
     for path in sorted(captions.rglob("*.json")):

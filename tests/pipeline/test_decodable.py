@@ -162,8 +162,11 @@ def test_undecodable_media_are_kept_and_said(shard: Path, tmp_path: Path) -> Non
     listed = rows_of(dataset, "undecodable")
     assert {row["sample_id"] for row in listed} == TRUNCATED | {"named"}
     assert {row["action"] for row in listed} == {"keep"}
-    assert dataset.marker("s")["losses"] == {"filtered_rows": {"kept.undecodable": len(listed)}}
     kept = list(losses(dataset, ["s"]))
+    ((stage, reasons),) = dataset.marker("s")["losses"].items()
+    ((reason, lost),) = reasons.items()
+    assert (stage, reason, lost["count"]) == ("filtered_rows", "kept.undecodable", len(listed))
+    assert (lost["example"]["sample_id"], lost["example"]["member"]) == (kept[0].sample_id, kept[0].member)
     assert {(loss.kind, loss.sample_id) for loss in kept} == {("kept", row["sample_id"]) for row in listed}
     assert all(loss.member and "no reader decodes it" in loss.advice for loss in kept)
     (pale,) = (note for note in results[FILTERED_ROWS.name].record.notes if "high dynamic range" in note)

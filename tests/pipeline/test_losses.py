@@ -8,8 +8,9 @@ import re
 import shutil
 import tarfile
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,11 +20,13 @@ from PIL import Image
 from mm_assets.cli.main import main
 from mm_assets.errors import SourceError
 from mm_assets.orchestration.report import losses_table, stage_metadata
+from mm_assets.pipeline import publish
 from mm_assets.pipeline.chain import FILTERED_ROWS, RAW_SHARDS, ROWS
 from mm_assets.pipeline.losses import Loss, loss_totals, losses
+from mm_assets.pipeline.pending import pending_reasons
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.stages import StageResult
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.store import DatasetStore, StageFailure
 
 from .chain import declare, run_chain
 
@@ -103,17 +106,30 @@ def test_faults_that_keep_nothing_back_are_items(faulty: Faulty) -> None:
     assert len(listed) == 6
 
 
+PLACE = ("sample_id", "position", "modality", "member", "byte_offset", "byte_size")  # of an example, as far as known
+
+
+def facts_of(loss: Loss) -> dict[str, object]:
+    """What the place of an example in a marker says."""
+    return {"stage": loss.stage, "reason": loss.reason, "count": loss.count}
+
+
 def test_every_place_has_the_same_numbers(faulty: Faulty) -> None:
-    """Items, totals, marker, manifest and the UI's table agree on reasons and counts."""
+    """Items, totals, marker, manifest and the UI's table agree on reasons, counts and examples."""
     dataset = faulty.dataset
     items: Counter[tuple[str, str]] = Counter()
     for loss in losses(dataset, ["a", "b"]):
         items[loss.stage, loss.reason] += loss.count
     totals = loss_totals(dataset, ["a", "b"])
     assert {(t.example.stage, t.example.reason): t.count for t in totals} == items
-    assert dataset.marker("b")["losses"] == COUNTS
+    listed = dataset.marker("b")["losses"]
+    assert {stage: {r: item["count"] for r, item in reasons.items()} for stage, reasons in listed.items()} == COUNTS
+    for total in totals:
+        first = total.example
+        shown = listed[first.stage][first.reason]["example"]
+        assert {**asdict(first), "shard": "b.tar"} == {**dict.fromkeys(PLACE), **shown, **facts_of(first)}
     assert dataset.marker("a")["losses"] == {}
-    assert json.loads(dataset.store.read_bytes("manifest.json"))["losses"] == COUNTS
+    assert json.loads(dataset.store.read_bytes("manifest.json"))["losses"] == listed
     assert {stage: {r: n for (s, r), n in items.items() if s == stage} for stage, _ in items} == COUNTS
     lines = losses_table(totals).md_str.splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
@@ -124,10 +140,81 @@ def test_every_place_has_the_same_numbers(faulty: Faulty) -> None:
     assert "| kept.no_column | 1 | key 'extra' is not a column | 1 |" in named
 
 
+def copied(faulty: Faulty, folder: Path) -> DatasetStore:
+    """The dataset in a folder of its own."""
+    shutil.copytree(faulty.dataset.spec.root, folder / "root")
+    return DatasetStore(faulty.dataset.spec.replace(root=str(folder / "root")))
+
+
+def test_a_marker_does_not_list_the_failure_of_an_earlier_run(faulty: Faulty, tmp_path: Path) -> None:
+    """A partition that failed before and is published now has the losses of the run that was published."""
+    dataset = copied(faulty, tmp_path)
+    before = dataset.marker("b")
+    dataset.write_failure(StageFailure(partition="b", stage=RAW_SHARDS.name, detail="the storage failed"))
+    assert [(t.example.reason, t.count) for t in loss_totals(dataset, ["b"])] == [("failed", 1)]
+    assert publish.publish(dataset, "b") == before
+    assert dataset.failure("b") is None
+
+
+class WithoutSql(DatasetStore):
+    """Opens no tables."""
+
+    def duckdb(self) -> Any:
+        raise AssertionError("DuckDB is opened")
+
+
+def test_tables_are_opened_only_where_something_is_lost(faulty: Faulty, tmp_path: Path) -> None:
+    """Publishing a partition without losses starts no DuckDB; one with losses does."""
+    dataset = WithoutSql(copied(faulty, tmp_path).spec)
+    assert publish.publish(dataset, "a")["losses"] == {}
+    with pytest.raises(AssertionError, match="DuckDB is opened"):
+        publish.publish(dataset, "b")
+
+
+def test_the_manifest_is_the_same_wherever_the_shards_are(tmp_path: Path) -> None:
+    """It sums the partitions with the example of the first, names no folder, and truncates long explanations."""
+    rows = [
+        {"sample_id": "0", "path": "there.jpg"},
+        {"sample_id": "1", "path": "gone.jpg"},
+        {"sample_id": "2", "path": "there.jpg", "modality": "x" * 600},
+    ]
+    found = []
+    for place in ("here", "elsewhere/with spaces"):
+        shards = tmp_path / place / "in"
+        shards.mkdir(parents=True)
+        (shards / "there.jpg").write_bytes(jpeg())
+        for key in ("a", "b"):
+            (shards / f"{key}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        spec = declare(tmp_path / place / "root", shards / "*.jsonl", pack="generic", on_materialize_error="drop_row")
+        dataset, _ = run_chain(spec)
+        found.append(json.loads(dataset.store.read_bytes("manifest.json"))["losses"])
+    assert found[0] == found[1]
+    (gone,) = (item for name, item in found[0][FILTERED_ROWS.name].items() if name.startswith("materialize."))
+    assert gone["count"] == 2
+    assert {name: gone["example"][name] for name in ("partition", "sample_id", "shard")} == {
+        "partition": "a",
+        "sample_id": "1",
+        "shard": "gone.jpg",
+    }
+    assert gone["example"]["detail"].startswith("gone.jpg: ")
+    detail = found[0][ROWS.name]["bad_modality"]["example"]["detail"]
+    assert (len(detail), detail[-2:]) == (500, "x…")
+
+
+def test_a_marker_of_an_earlier_version_is_pending(faulty: Faulty, tmp_path: Path) -> None:
+    """A marker whose losses are plain numbers keeps its partition out of the manifest until it is published again."""
+    dataset = copied(faulty, tmp_path)
+    earlier = {**dataset.marker("b"), "version": 1, "losses": COUNTS}
+    dataset.store.write_bytes(dataset.marker_name("b"), json.dumps(earlier).encode())
+    assert pending_reasons(dataset) == {"b": "it was published by another version of mm-assets"}
+    assert publish.build_manifest(dataset).left_out.keys() == {"b"}
+    publish.publish(dataset, "b")
+    assert publish.build_manifest(dataset).left_out == {}
+
+
 def test_a_damaged_table_is_named(faulty: Faulty, tmp_path: Path) -> None:
     """Losses that cannot be read are an error with the file, not one of DuckDB's."""
-    shutil.copytree(faulty.dataset.spec.root, tmp_path / "root")
-    dataset = DatasetStore(faulty.dataset.spec.replace(root=str(tmp_path / "root")))
+    dataset = copied(faulty, tmp_path)
     Path(dataset.store.path_of("dropped/b.parquet")).write_bytes(b"PAR1")
     for listed in (loss_totals, lambda *given: list(losses(*given))):
         with pytest.raises(SourceError, match=r"dropped/b\.parquet.*: losses cannot be read: "):
