@@ -73,7 +73,7 @@ def grow(file: GrowingFile, spec: ModalitySpec, payloads: Iterable[Payload | Non
     reader = MstrReader(file)  # refuses a file that is not whole before anything is written
     tail, end = reader.live()
     check_modalities(file.path, (*reader.modalities, spec))
-    dump_json(modality_entry(spec, 0))  # refused now rather than after all payloads
+    dump_json(modality_entry(spec, 0, 0))  # refused now rather than after all payloads
     _make_pages_equal(file)
     if file.size > end:
         file.truncate(end)  # what a failed attempt left
@@ -123,14 +123,14 @@ def _append(
     rows, data = JoinedFile(file), JoinedFile(file)
     rows.seek(metadata_ptr)
     data.seek(data_ptr)
-    num_present = _write_rows(rows, data, reader, spec, payloads)
+    num_present, table_crc32c = _write_rows(rows, data, reader, spec, payloads)
     rows.flush()
     data_size = data.tell() - data_ptr
     tail = TailWriter(data)
     for kind, checksum, ptr, size in sections:
         if kind != SCHEMA_SECTION:
             tail.refer(kind, ptr, size, checksum)
-    modalities = [*reader.schema["modalities"], modality_entry(spec, num_present)]
+    modalities = [*reader.schema["modalities"], modality_entry(spec, num_present, table_crc32c)]
     tail.add(SCHEMA_SECTION, dump_json({**reader.schema, "modalities": modalities}))
     trailer = tail.finish()
     data.flush()
@@ -140,16 +140,18 @@ def _append(
 
 def _write_rows(
     rows: JoinedFile, data: JoinedFile, reader: MstrReader, spec: ModalitySpec, payloads: Iterable[Payload | None]
-) -> int:
+) -> tuple[int, int]:
+    """Writes table and data; returns the present rows and the table's checksum."""
     stride = MSTR_ROW_PREFIX.itemsize + spec.metadata_size
     absent = bytes(stride)
-    count = num_present = 0
+    count = num_present = checksum = 0
     for i, payload in enumerate(payloads):
         count = i + 1
         if count > len(reader):
             raise EncodeError(f"{reader.path}: more than {len(reader)} payloads for {len(reader)} samples")
         if payload is None:
             rows.write(absent)
+            checksum = crc32c(absent, start=checksum)
             continue
         try:
             checked = checked_payload(spec, payload)
@@ -158,8 +160,9 @@ def _write_rows(
             raise EncodeError(f"{reader.path}, sample {i} ({reader.sample_ids[i]!r}), {error}") from error
         prefix = ROW_PREFIX.pack(data.tell(), len(checked.data), crc32c(*checked))
         rows.write_all((prefix, checked.metadata))
+        checksum = crc32c(prefix, checked.metadata, start=checksum)
         data.write_all((checked.data, FILL[: -len(checked.data) % PAYLOAD_ALIGNMENT]))
         num_present += 1
     if count < len(reader):
         raise EncodeError(f"{reader.path}: {count} payloads for {len(reader)} samples")
-    return num_present
+    return num_present, checksum

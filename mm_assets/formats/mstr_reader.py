@@ -50,7 +50,7 @@ _LOW_HALF = np.array(2**32 - 1, np.uint64)
 class _Stream:
     """Where one stream is, within the file; `least` and `most` are for NumPy, which compares such arrays fastest."""
 
-    __slots__ = ("data_end", "data_ptr", "is_complete", "is_paged_in", "least", "most", "rows")
+    __slots__ = ("data_end", "data_ptr", "is_paged_in", "is_whole", "least", "most", "rows")
 
     def __init__(self, rows: Table, data_ptr: int, data_size: int) -> None:
         self.rows = rows
@@ -59,7 +59,7 @@ class _Stream:
         self.least = np.array(data_ptr, np.uint64)
         self.most = np.array(data_size, np.uint64)
         self.is_paged_in = False  # as a whole, because its data is small
-        self.is_complete = False  # known to have as many present rows as the schema says
+        self.is_whole = False  # its rows are known to have their checksum
 
 
 def page_checksums(page: bytes) -> tuple[int, int] | None:
@@ -143,24 +143,18 @@ class MstrReader(PackedReader):
         return Payload(row[MSTR_ROW_PREFIX.itemsize :], view_block(self._source, ptr, size)), checksum
 
     def _check_absent(self, absent: npt.NDArray[np.int64], number: int) -> None:
-        # Rows have no checksum of their own, and one that became zero is like any absent one: the schema, which has a
-        # checksum, says how many there are.
+        # A row that became zero is like any absent one: only the checksum of the whole table tells them apart.
         stream = self._streams[number]
-        if self._tail is None or stream.is_complete:
+        if self._tail is None or stream.is_whole:
             return
-        found, expected = 0, self._tail.num_present[number]
+        found, expected = 0, self._tail.table_checksums[number]
         for first, last in spans(self._num_samples, max(batch.BLOCK_BYTES // stream.rows.itemsize, 1)):
-            found += int(np.count_nonzero(stream.rows.span(first, last)["data_ptr"]))
-        stream.is_complete = found == expected
-        if not stream.is_complete:
-            raise CorruptError(
-                self.path,
-                "rows are damaged, and an absent value may be one that was lost: the number of present rows",
-                sample=int(absent[0]),
-                modality=self.names[number],
-                found=found,
-                expected=expected,
-            )
+            found = crc32c(stream.rows.span(first, last).view(np.uint8).data, start=found)
+        stream.is_whole = found == expected
+        if not stream.is_whole:
+            what = "the metadata table is damaged, and an absent value may be one that was lost: it"
+            name = self.names[number]
+            raise checksum_error(self.path, what, found=found, expected=expected, sample=int(absent[0]), modality=name)
 
     def _misplaced(self, i: int, number: int, ptr: int, size: int) -> CorruptError:
         stream = self._streams[number]
@@ -303,9 +297,10 @@ class MstrReader(PackedReader):
                 self._report(damage, checksum_error(self.path, f"the {what}", found=sums[0], expected=sums[1]))
 
     def _verify_stream(self, damage: list[FileDamage], number: int) -> int:
-        table, num_payloads = self._streams[number].rows, 0
+        table, num_payloads, checksum = self._streams[number].rows, 0, 0
         for first, last in spans(self._num_samples, batch.BLOCK_ROWS):
             rows = table.span(first, last)
+            checksum = crc32c(rows.view(np.uint8).data, start=checksum)
             sizes, bad = self._check_rows(rows, number)
             ptrs, checksums = rows["data_ptr"], rows["crc32c"]
             cells = rows.view(np.uint8).reshape(last - first, table.itemsize)[:, MSTR_ROW_PREFIX.itemsize :]
@@ -325,4 +320,8 @@ class MstrReader(PackedReader):
                     if self.has_checksums and found != expected:
                         self._report(damage, self._wrong_payload(first + k, number, found, expected))
                 self._drop(ptrs[which], sizes[which])
+        if self._tail is not None and checksum != (expected := self._tail.table_checksums[number]):
+            name = self.names[number]
+            error = checksum_error(self.path, "the metadata table", found=checksum, expected=expected, modality=name)
+            self._report(damage, error)
         return num_payloads

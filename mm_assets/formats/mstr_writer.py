@@ -111,6 +111,9 @@ class MstrWriter(PackedWriter):
                 (name_hash(spec.name), spec.type_id, 0, metadata_ptr, stream.stride, 0, data_ptr, stream.size)
             )
 
+    def _table_checksums(self) -> Sequence[int]:
+        return [crc32c(stream.rows) for stream in self._streams]
+
     def _finish_head(self, tail: TailWriter) -> None:
         page = header_page(self.num_samples, self._table, tail.finish())
         file = self._target.file

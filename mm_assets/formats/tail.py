@@ -42,19 +42,25 @@ SECTION_NAMES = {1: "schema", 2: "sample ids", 3: "directory", 4: "index"}
 
 
 def dump_schema(
-    form: str, specs: Sequence[ModalitySpec], num_present: Sequence[int], provenance: Mapping[str, object]
+    form: str,
+    specs: Sequence[ModalitySpec],
+    num_present: Sequence[int],
+    provenance: Mapping[str, object],
+    table_checksums: Sequence[int] | None = None,
 ) -> bytes:
-    """The schema section (4.4).
+    """The schema section (4.4); MSTR has a metadata table per modality, whose checksums it holds.
 
     Raises:
         EncodeError: a configuration or the provenance is not JSON.
     """
-    modalities = [modality_entry(spec, present) for spec, present in zip(specs, num_present, strict=True)]
+    checksums: Sequence[int | None] = table_checksums or [None] * len(specs)
+    modalities = [modality_entry(*facts) for facts in zip(specs, num_present, checksums, strict=True)]
     return dump_json({"format": form, "version": VERSION, "modalities": modalities, "provenance": dict(provenance)})
 
 
-def modality_entry(spec: ModalitySpec, num_present: int) -> dict[str, Any]:
-    """One modality as the schema lists it."""
+def modality_entry(spec: ModalitySpec, num_present: int, table_crc32c: int | None) -> dict[str, Any]:
+    """One modality as the schema lists it; the checksum is of its metadata table in MSTR."""
+    checksum = {} if table_crc32c is None else {_TABLE_CRC32C: table_crc32c}
     return {
         "name": spec.name,
         "type": spec.type_name,
@@ -62,6 +68,7 @@ def modality_entry(spec: ModalitySpec, num_present: int) -> dict[str, Any]:
         "metadata_size": spec.metadata_size,
         "config": dict(spec.config),
         "num_present": num_present,
+        **checksum,
     }
 
 
@@ -160,6 +167,7 @@ class Tail:
         schema: the schema section, parsed.
         modalities: of each, what is in the schema.
         num_present: present rows per modality.
+        table_checksums: CRC-32C per modality of its metadata table; empty in MULT, which has none.
     """
 
     sections: Mapping[int, Section]
@@ -168,6 +176,7 @@ class Tail:
     schema: dict[str, Any]
     modalities: tuple[ModalitySpec, ...]
     num_present: tuple[int, ...]
+    table_checksums: tuple[int, ...]
 
     @classmethod
     def read(
@@ -198,7 +207,7 @@ class Tail:
         if actual != section.crc32c:
             raise checksum_error(path, "the schema section", found=actual, expected=section.crc32c)
         schema = _parse(path, data)
-        modalities, num_present = _check_schema(path, schema, form, head)
+        modalities, num_present, table_checksums = _check_schema(path, schema, form, head)
         return cls(
             sections=sections,
             entries=entries,
@@ -206,6 +215,7 @@ class Tail:
             schema=schema,
             modalities=modalities,
             num_present=num_present,
+            table_checksums=table_checksums,
         )
 
 
@@ -248,7 +258,7 @@ def _parse(path: str, data: Buffer) -> dict[str, Any]:
 
 def _check_schema(
     path: str, schema: Mapping[str, Any], form: str, head: Head
-) -> tuple[tuple[ModalitySpec, ...], tuple[int, ...]]:
+) -> tuple[tuple[ModalitySpec, ...], tuple[int, ...], tuple[int, ...]]:
     for key, expected in (("format", form), ("version", VERSION)):
         if schema.get(key) != expected:
             raise CorruptError(path, f"the schema's {key!r}", found=repr(schema.get(key)), expected=repr(expected))
@@ -260,17 +270,19 @@ def _check_schema(
     if not isinstance(entries, list) or len(entries) != len(head.descriptors):
         found = len(entries) if isinstance(entries, list) else type(entries).__name__
         raise CorruptError(path, "the schema's 'modalities'", found=found, expected=len(head.descriptors))
-    specs, counts = [], []
+    specs, counts, checksums = [], [], []
     for entry, descriptor in zip(entries, head.descriptors, strict=True):
-        spec, present = _check_modality(path, entry, descriptor)
+        spec, present, checksum = _check_modality(path, entry, descriptor, form)
         if not 0 <= present <= head.num_samples:
             expected = f"0..{head.num_samples}"
             raise CorruptError(path, "num_present", modality=spec.name, found=present, expected=expected)
         specs.append(spec)
         counts.append(present)
-    return tuple(specs), tuple(counts)
+        checksums += [] if checksum is None else [checksum]
+    return tuple(specs), tuple(counts), tuple(checksums)
 
 
+_TABLE_CRC32C = "table_crc32c"
 _KEYS: dict[str, type] = {
     "name": str,
     "type": str,
@@ -281,10 +293,13 @@ _KEYS: dict[str, type] = {
 }
 
 
-def _check_modality(path: str, entry: object, descriptor: Descriptor) -> tuple[ModalitySpec, int]:
+def _check_modality(
+    path: str, entry: object, descriptor: Descriptor, form: str
+) -> tuple[ModalitySpec, int, int | None]:
     if not isinstance(entry, dict):
         raise CorruptError(path, "a modality of the schema", found=type(entry).__name__, expected="an object")
-    for key, kind in _KEYS.items():
+    keys = {**_KEYS, _TABLE_CRC32C: int} if form == "MSTR" else _KEYS
+    for key, kind in keys.items():
         if type(entry.get(key)) is not kind:  # a bool is an int to isinstance
             found = repr(entry.get(key))
             raise CorruptError(path, f"{key!r} of a modality of the schema", found=found, expected=kind.__name__)
@@ -299,7 +314,7 @@ def _check_modality(path: str, entry: object, descriptor: Descriptor) -> tuple[M
     except EncodeError as error:
         raise CorruptError(path, f"a modality of the schema: {error}") from error
     check_descriptor(path, spec, descriptor)
-    return spec, entry["num_present"]
+    return spec, entry["num_present"], entry.get(_TABLE_CRC32C)
 
 
 def check_descriptor(path: str, spec: ModalitySpec, descriptor: Descriptor) -> None:

@@ -159,6 +159,10 @@ class PackedWriter(ABC):
         """Adds the sections that only this format has."""
         return
 
+    def _table_checksums(self) -> Sequence[int] | None:
+        """CRC-32C of each metadata table, or None in a format without them."""
+        return None
+
     def write(self, sample_id: str, payloads: Mapping[str, Payload | None]) -> None:
         """Appends one sample.
 
@@ -250,7 +254,8 @@ class PackedWriter(ABC):
             tail = TailWriter(self._target.file)
             tail.add(IDS_SECTION, memoryview(self._id_offsets).cast("B"), self._id_blob)
             self._add_sections(tail)
-            tail.add(SCHEMA_SECTION, dump_schema(self.format, self.modalities, self._num_present, self._provenance))
+            facts = self._num_present, self._provenance, self._table_checksums()
+            tail.add(SCHEMA_SECTION, dump_schema(self.format, self.modalities, *facts))
             self._finish_head(tail)
             size = self._target.commit(fsync=self._fsync)
         except BaseException as error:

@@ -130,6 +130,8 @@ def test_any_content(tmp_path_factory: pytest.TempPathFactory, content: tuple) -
     written = write(MstrWriter, folder / "b.mstr", samples, specs)
     assert values(grown) == values(written)
     with open_reader(grown) as one, open_reader(written) as other:
+        for modality in (*one.schema["modalities"], *other.schema["modalities"]):
+            del modality["table_crc32c"]  # of rows with positions, which differ
         assert one.schema == other.schema
 
 

@@ -146,9 +146,26 @@ class TestMstr(ContainerSuite, WriterSuite, DamageSuite):
         data = self.bent(file.read_bytes(), 8192 + 32 + 20, "<I", 1, seal=False)
         reader = MstrReader(MemorySource(data))
         assert reader.read_payload(1, "image") is None
-        report = reader.verify()
-        assert [(d.sample, d.sample_id, d.modality) for d in report.damage] == [(1, "b", "image")]
-        assert report.damage[0].message == "the record of an absent row is not zero"
+        row, table = reader.verify().damage
+        assert (row.sample, row.sample_id, row.modality) == (1, "b", "image")
+        assert row.message == "the record of an absent row is not zero"
+        assert (table.sample, table.modality) == (None, "image")
+        assert "the metadata table does not have its checksum" in table.message
+
+    def test_a_lost_row_among_as_many_present_ones(self, file: Path) -> None:
+        """A row that became zero is found although another became present, so that their number is right."""
+        data = bytearray(file.read_bytes())
+        reader = MstrReader(MemorySource(bytes(data)))
+        stream = reader.names.index("image")
+        present = np.flatnonzero(reader.presence("image")).tolist()
+        (absent, *_) = np.flatnonzero(~reader.presence("image")).tolist()
+        ptr, stride = reader.stream_table[stream][3], reader.stream_table[stream][4]
+        rows = [slice(ptr + stride * i, ptr + stride * (i + 1)) for i in (absent, present[0])]
+        data[rows[0]], data[rows[1]] = data[rows[1]], data[rows[0]]
+        checked = MstrReader(MemorySource(bytes(data)), verify=True)
+        with pytest.raises(CorruptError, match="absent value may be one that was lost"):
+            checked.read_payload(present[0], "image")
+        assert [(d.sample, d.modality) for d in checked.verify().damage] == [(None, "image")]
 
     def test_records_are_strided(self, file: Path) -> None:
         """Records are a view of the table: no copy."""
