@@ -43,6 +43,7 @@ def chain(name: str, shards: str, root: str, mode: str) -> dict[str, Any]:
     from mm_assets.pipeline.register import register
     from mm_assets.pipeline.spec import DatasetSpec
     from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.work import PartitionWork
 
     spec = DatasetSpec.from_config(
         declaration_of(name, shards, root, mode), where=str(DECLARATIONS), base=DECLARATIONS.parent
@@ -51,18 +52,19 @@ def chain(name: str, shards: str, root: str, mode: str) -> dict[str, Any]:
     register(dataset, wait=True)
     found = {"seconds": 0.0, "filtered": 0.0, "judged": 0, "undecodable": 0}
     for key in dataset.partitions():
-        for stage, make in stages.TABLE_STAGES.items():
+        with PartitionWork.registered(dataset, key) as work:
+            for stage, make in stages.TABLE_STAGES.items():
+                began = time.process_time()
+                result = make(work)
+                found["seconds"] += time.process_time() - began
+                if stage is FILTERED_ROWS:
+                    found["filtered"] += time.process_time() - began
+                    found["judged"] += result.record.counts["judged"]
+                    found["undecodable"] += result.record.counts["undecodable"]
             began = time.process_time()
-            result = make(dataset, key)
+            stages.packed(work)
+            publish.publish(work)
             found["seconds"] += time.process_time() - began
-            if stage is FILTERED_ROWS:
-                found["filtered"] += time.process_time() - began
-                found["judged"] += result.record.counts["judged"]
-                found["undecodable"] += result.record.counts["undecodable"]
-        began = time.process_time()
-        stages.packed(dataset, key)
-        publish.publish(dataset, key)
-        found["seconds"] += time.process_time() - began
     return found
 
 

@@ -20,6 +20,7 @@ from mm_assets.pipeline.duplicate_ids import duplicates_said
 from mm_assets.pipeline.losses import KINDS, loss_totals
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, StageFailure
+from mm_assets.pipeline.work import PartitionWork
 
 __all__ = ["build_assets"]
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     _Result = dg.MaterializeResult[None]
 else:
     _Result = dg.MaterializeResult  # Dagster takes no other annotation
-_Make = Callable[[DatasetStore, dg.AssetExecutionContext], _Result]
+_Make = Callable[[PartitionWork, dg.AssetExecutionContext], _Result]
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def _losses(dataset: DatasetStore, key: str) -> dict[str, Any]:
 def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
     """Every asset of the dataset, with its checks."""
     tables = [_asset(spec, stage, partial(_make_table, function)) for stage, function in stages.TABLE_STAGES.items()]
-    return [*tables, _packed_assets(spec), _asset(spec, PUBLISHED, _publish), _asset(spec, MANIFEST, _make_manifest)]
+    return [*tables, _packed_assets(spec), _asset(spec, PUBLISHED, _publish), _manifest_asset(spec)]
 
 
 def _key(spec: DatasetSpec, stage: Stage) -> dg.AssetKey:
@@ -78,21 +79,44 @@ def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _working(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage) -> Iterator[PartitionWork]:
+    """The run's partition for a stage, for this process alone; errors as `_reported` reports them."""
+    dataset, key = open_dataset(context, spec), context.partition_key
+    with exclusive_step(context, spec), _reported(dataset, stage, key), PartitionWork.registered(dataset, key) as work:
+        yield work
+
+
 def _asset(spec: DatasetSpec, stage: Stage, make: _Make) -> dg.AssetsDefinition:
-    """The asset of one stage: of each partition, if it is not the manifest."""
+    """The asset of one stage of each partition."""
 
     def body(context: dg.AssetExecutionContext) -> _Result:
-        dataset = open_dataset(context, spec)
-        if stage is MANIFEST:
-            tag_process(context)
-            with _reported(dataset, stage):
-                return make(dataset, context)
-        with exclusive_step(context, spec), _reported(dataset, stage, context.partition_key):
-            return make(dataset, context)
+        with _working(context, spec, stage) as work:
+            return make(work, context)
 
+    return _decorated(spec, stage, body, partitions_def=shard_partitions(spec))
+
+
+def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
+    def body(context: dg.AssetExecutionContext) -> _Result:
+        dataset = open_dataset(context, spec)
+        tag_process(context)
+        with _reported(dataset, MANIFEST):
+            return _make_manifest(dataset, context)
+
+    return _decorated(spec, MANIFEST, body, partitions_def=None)
+
+
+def _decorated(
+    spec: DatasetSpec,
+    stage: Stage,
+    body: Callable[[dg.AssetExecutionContext], _Result],
+    *,
+    partitions_def: dg.PartitionsDefinition[str] | None,
+) -> dg.AssetsDefinition:
     decorate: Callable[..., dg.AssetsDefinition] = dg.asset(
         **_described(spec, stage),
-        partitions_def=None if stage is MANIFEST else shard_partitions(spec),
+        partitions_def=partitions_def,
         check_specs=check_specs(spec, stage),
         required_resource_keys={resource_key(spec)},
     )
@@ -100,11 +124,11 @@ def _asset(spec: DatasetSpec, stage: Stage, make: _Make) -> dg.AssetsDefinition:
 
 
 def _make_table(
-    function: Callable[[DatasetStore, str], stages.StageResult],
-    dataset: DatasetStore,
+    function: Callable[[PartitionWork], stages.StageResult],
+    work: PartitionWork,
     context: dg.AssetExecutionContext,
 ) -> _Result:
-    return _materialized(function(dataset, context.partition_key), context.asset_key)
+    return _materialized(function(work), context.asset_key)
 
 
 def _materialized(result: stages.StageResult, key: dg.AssetKey) -> _Result:
@@ -131,28 +155,26 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext,
     ) -> Iterator[_Result | dg.AssetCheckResult]:
         wanted = [form for form, asset in keys.items() if asset in context.selected_asset_keys]
-        dataset = open_dataset(context, spec)
         if wanted:
-            key, first = context.partition_key, PACKED_STAGES[wanted[0]]
-            with exclusive_step(context, spec), _reported(dataset, first, key):
-                results = stages.packed(dataset, key, formats=wanted)
+            with _working(context, spec, PACKED_STAGES[wanted[0]]) as work:
+                results = stages.packed(work, formats=wanted)
             for form, result in results.items():
                 yield _materialized(result, keys[form])
         for form, asset in keys.items():
             # Checks that were asked for without their asset ("Execute" in the UI) judge the file that is there.
             alone = {check.name for check in context.selected_asset_check_keys if check.asset_key == asset}
             if alone and form not in wanted:
-                with exclusive_step(context, spec), _reported(dataset, PACKED_STAGES[form], context.partition_key):
-                    result = stages.recheck_packed(dataset, context.partition_key, form)
+                with _working(context, spec, PACKED_STAGES[form]) as work:
+                    result = stages.recheck_packed(work, form)
                 yield from check_results(result, asset, wanted=alone)
 
     return body
 
 
-def _publish(dataset: DatasetStore, context: dg.AssetExecutionContext) -> _Result:
-    marker = publish.publish(dataset, context.partition_key)
+def _publish(work: PartitionWork, _: dg.AssetExecutionContext) -> _Result:
+    dataset, marker = work.dataset, publish.publish(work)
     packed = {form: marker["files"][form] for form in PACKED_STAGES}
-    totals = loss_totals(dataset, [context.partition_key])
+    totals = loss_totals(dataset, [work.key])
     return dg.MaterializeResult(
         metadata={
             "count/samples": marker["num_samples"],

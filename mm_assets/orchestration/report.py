@@ -22,9 +22,8 @@ def stage_metadata(result: StageResult) -> dict[str, Any]:
     """Metadata of one materialization, small because the event log keeps it forever."""
     record, preview = result.record, result.preview
     metadata: dict[str, Any] = {}
-    sheet = preview.contact_sheet()
-    if sheet is not None:
-        encoded = base64.b64encode(sheet).decode()
+    if preview.contact_sheet is not None:
+        encoded = base64.b64encode(preview.contact_sheet).decode()
         metadata["contact_sheet"] = dg.MetadataValue.md(f"![contact sheet](data:image/jpeg;base64,{encoded})")
     if preview.modalities:
         metadata["rows_by_modality"] = dg.MetadataValue.md(_counts_table(preview.modalities, "modality", "rows"))
@@ -50,10 +49,10 @@ def stage_metadata(result: StageResult) -> dict[str, Any]:
     moved = record.counts.get("content_bytes") or record.counts.get("bytes") or record.counts.get("shard_bytes") or 0
     if moved and result.seconds > 0:
         metadata["throughput_mb_per_s"] = round(moved / 1e6 / result.seconds, 1)
-    if preview.histogram():
-        metadata["content_sizes"] = dg.MetadataValue.md(preview.histogram())
-    if preview.table():
-        metadata["preview"] = dg.MetadataValue.md(preview.table())
+    if preview.histogram:
+        metadata["content_sizes"] = dg.MetadataValue.md(preview.histogram)
+    if preview.table:
+        metadata["preview"] = dg.MetadataValue.md(preview.table)
     return metadata
 
 

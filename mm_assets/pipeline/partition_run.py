@@ -8,18 +8,20 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from mm_assets.errors import MmAssetsError
-from mm_assets.pipeline.chain import PACKED_STAGES, PUBLISHED, Stage
+from mm_assets.pipeline.chain import CHAIN, PACKED_STAGES, PUBLISHED, RAW_SHARDS, Stage
 from mm_assets.pipeline.publish import publish
 from mm_assets.pipeline.run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import TABLE_STAGES, packed
-from mm_assets.pipeline.store import DatasetStore, StageFailure
+from mm_assets.pipeline.store import DatasetStore, Partition, StageFailure
+from mm_assets.pipeline.work import PartitionWork
+from mm_assets.rows.schema import DatasetSchema
 
 __all__ = ["PartitionReport", "run_partition"]
 
@@ -50,52 +52,52 @@ class PartitionReport:
         return self.marker is not None
 
 
-def run_partition(spec: DatasetSpec, key: str) -> PartitionReport:
-    """Runs every stage of a registered partition with its checks, and publishes it if all of them passed.
+def run_partition(
+    spec: DatasetSpec, partition: Partition, schema: DatasetSchema, *, first: Stage = RAW_SHARDS
+) -> PartitionReport:
+    """Runs the stages of a partition with their checks, and publishes it if all of them passed.
 
-    An error, also one of a user's code, ends the run and is stored as the partition's failure; it is not raised.
+    What is registered is handed over, so that the cost does not depend on the number of partitions. An error, also one
+    of a user's code, ends the run and is stored as the partition's failure; it is not raised.
+
+    Args:
+        spec: the declaration.
+        partition: as registered.
+        schema: the dataset's.
+        first: the stage to start at: records and files of the stages before it are used as they are. `PUBLISHED` only
+            writes the marker.
     """
     began = time.perf_counter()
     results: dict[str, StageResult] = {}
     marker: Mapping[str, Any] | None = None
     failure: StageFailure | None = None
-    dataset = DatasetStore(spec)
-    stage = next(iter(TABLE_STAGES))
+    dataset, stage, left = DatasetStore(spec), first, CHAIN[CHAIN.index(first) :]
     try:
-        for stage, result in _made(dataset, key):
-            results[stage.name] = result
-        if all(result.passed for result in results.values()):
-            stage = PUBLISHED
-            marker = publish(dataset, key)
+        with PartitionWork(dataset, partition, schema) as work:
+            for stage in (stage for stage in TABLE_STAGES if stage in left):
+                results[stage.name] = TABLE_STAGES[stage](work)
+                if not results[stage.name].passed:
+                    break
+            else:
+                formats = [form for form, packing in PACKED_STAGES.items() if packing in left]
+                if formats:
+                    stage = PACKED_STAGES[formats[0]]
+                    results |= {PACKED_STAGES[form].name: made for form, made in packed(work, formats=formats).items()}
+            if all(result.passed for result in results.values()):
+                stage = PUBLISHED
+                marker = publish(work)
     except Exception as error:  # noqa: BLE001 - whatever fails the partition is stored, and the others go on
-        failure = StageFailure.of(error, stage=_next_stage(results, stage).name, partition=key)
+        failure = StageFailure.of(error, stage=stage.name, partition=partition.key)
         with suppress(MmAssetsError, OSError):  # the storage may be what failed
             dataset.write_failure(failure)
     return PartitionReport(
-        partition=key,
+        partition=partition.key,
         results=results,
         marker=marker,
         failure=failure,
         seconds=time.perf_counter() - began,
         peak_memory=_peak_memory(),
     )
-
-
-def _made(dataset: DatasetStore, key: str) -> Iterator[tuple[Stage, StageResult]]:
-    """Each stage with its result as it ends, up to the first whose checks failed."""
-    for stage, make in TABLE_STAGES.items():
-        result = make(dataset, key)
-        yield stage, result
-        if not result.passed:
-            return
-    for form, result in packed(dataset, key).items():
-        yield PACKED_STAGES[form], result
-
-
-def _next_stage(results: Mapping[str, StageResult], last: Stage) -> Stage:
-    """The stage that was at work when an error came."""
-    stages = (*TABLE_STAGES, *PACKED_STAGES.values())
-    return last if last is PUBLISHED else next((stage for stage in stages if stage.name not in results), last)
 
 
 def _peak_memory() -> int:

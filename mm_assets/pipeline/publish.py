@@ -35,6 +35,7 @@ from mm_assets.pipeline.duplicate_ids import duplicate_ids
 from mm_assets.pipeline.losses import published_losses, sum_losses
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.store import MARKER_VERSION, DatasetStore, StageRecord, canonical_json, size_fault
+from mm_assets.pipeline.work import PartitionWork
 from mm_assets.storage.store import Store
 
 __all__ = [
@@ -52,11 +53,11 @@ _ATTEMPTS = 5  # to make a manifest while other processes do the same
 _PACKED_PATH = re.compile(f"{PACKED_FOLDER}/{PACKED_NAME.pattern}")
 
 
-def _chain_faults(dataset: DatasetStore, key: str, records: Mapping[Stage, StageRecord]) -> list[str]:
+def _chain_faults(work: PartitionWork, records: Mapping[Stage, StageRecord]) -> list[str]:
     """The reasons why the records of a partition do not belong together: empty when they do."""
     faults = []
-    schema = dataset.schema().digest
-    if dict(records[RAW_SHARDS].inputs) != dataset.partition(key).fingerprints:
+    dataset, schema = work.dataset, work.schema.digest
+    if dict(records[RAW_SHARDS].inputs) != work.partition.fingerprints:
         faults.append("its shards are not those that are registered")
     for stage, record in records.items():
         failed = [outcome.name for outcome in record.outcomes if outcome.stops]
@@ -76,7 +77,7 @@ def _chain_faults(dataset: DatasetStore, key: str, records: Mapping[Stage, Stage
     return faults
 
 
-def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
+def publish(work: PartitionWork) -> dict[str, Any]:
     """Writes a partition's marker and returns it.
 
     Raises:
@@ -84,10 +85,11 @@ def publish(dataset: DatasetStore, key: str) -> dict[str, Any]:
             lists losses could not be read.
         ChangedError: another process published the partition meanwhile, with other files.
     """
+    dataset, key = work.dataset, work.key
     # Before the records: what another process publishes after this line is noticed.
     published = dataset.store.snapshot(dataset.marker_name(key))
     records = {stage: dataset.record(stage, key) for stage in RECORDED_STAGES}
-    faults = _chain_faults(dataset, key, records)
+    faults = _chain_faults(work, records)
     if faults:
         where = dataset.store.url_of(dataset.marker_name(key))
         raise SourceError(where, f"partition {key!r} is not fit to be published: {'; '.join(faults)}")

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.pipeline.decide import Decision, decide_layout
@@ -213,5 +213,5 @@ def _settle_schema(dataset: DatasetStore, partitions: Sequence[Partition], *, ne
         return None
     decision = decide_layout(spec, sorted({shard.url for partition in partitions for shard in partition.shards}))
     if new_schema or decision.decided_by is not None or declared != spec.declared:
-        dataset.write_schema(decision.schema, decided_by=decision.decided_by, evidence=decision.evidence())
+        dataset.write_schema(replace(decision.schema, evidence=decision.evidence()), decided_by=decision.decided_by)
     return decision

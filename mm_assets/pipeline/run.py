@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,24 +20,17 @@ from mm_assets.checks.context import CheckContext, LossLimit, Outcome, TableFile
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.checks.runner import run_checks
 from mm_assets.errors import SourceError
-from mm_assets.packing.plan import PackPlan
 from mm_assets.pipeline.chain import RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.losses import losses_command
-from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, StageRecord, digest_fault, size_fault
-from mm_assets.rows.base import RowSource, row_sources
+from mm_assets.pipeline.store import StageRecord, digest_fault, size_fault
+from mm_assets.pipeline.work import PartitionWork
+from mm_assets.rows.base import RowSource
 from mm_assets.rows.columns import Kept
 from mm_assets.rows.parquet import ParquetSink, open_table, read_batches, sample_groups
-from mm_assets.rows.preview import Preview
-from mm_assets.sources.base import Source, open_container
-from mm_assets.storage.files import SourceFile
+from mm_assets.rows.preview import DrawnPreview, Preview
 from mm_assets.storage.store import PublishedFile
-from mm_assets.storage.urls import is_local
 
 __all__ = ["Run", "StageResult"]
-
-MAX_OPEN = 64  # descriptors of files that a list names; a process may be limited to 256
-MAX_REMOTE = 1024  # files of an object store: each costs a request when it is opened, and memory while it is cached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +41,7 @@ class StageResult:
         record: as stored, with the first violations of each check.
         seconds: wall clock of the stage without its checks.
         check_seconds: wall clock of the checks.
-        preview: sizes and first rows of the main table.
+        preview: sizes and first rows of the main table, drawn.
         schema: columns of the main table, or None for packed files.
         urls: where each file is, by name.
     """
@@ -58,7 +49,7 @@ class StageResult:
     record: StageRecord
     seconds: float
     check_seconds: float
-    preview: Preview
+    preview: DrawnPreview
     schema: pa.Schema | None
     urls: Mapping[str, str]
 
@@ -73,55 +64,15 @@ class StageResult:
         return not any(outcome.stops for outcome in self.outcomes)
 
 
-class _OtherFiles:
-    """Files beside the shards that locators name; of the local ones the last few stay open.
-
-    The declaration's `storage_options` are used for files of the shards' own file system, and for no other.
-    """
-
-    def __init__(self, spec: DatasetSpec) -> None:
-        self._options = spec.storage_options
-        self._scheme = _scheme(spec.shards)
-        self._local: OrderedDict[str, SourceFile] = OrderedDict()
-        self._remote: OrderedDict[str, SourceFile] = OrderedDict()  # filled from several threads
-
-    def open(self, url: str) -> SourceFile:
-        """The file, opened again if it was closed meanwhile.
-
-        Raises:
-            SourceError: the file is not there or may not be read.
-        """
-        cached, most = (self._local, MAX_OPEN) if is_local(url) else (self._remote, MAX_REMOTE)
-        found = cached.get(url)
-        if found is None:
-            found = cached[url] = SourceFile(url, self._options if _scheme(url) == self._scheme else None)
-            if len(cached) > most:
-                _, oldest = cached.popitem(last=False)
-                if cached is self._local:  # a remote one may be in use by another thread
-                    oldest.close()
-        return found
-
-    def close(self) -> None:
-        """Closes every file."""
-        for source in (*self._local.values(), *self._remote.values()):
-            source.close()
-
-
-def _scheme(url: str) -> str:
-    return "file" if is_local(url) else url.split("://", 1)[0]
-
-
 class Run:
-    """One stage at work on one partition: its open shards, its inputs and files, its clock.
+    """One stage at work on one partition: its inputs and files, its clock.
 
     Args:
-        dataset: the dataset's folder.
+        work: the partition.
         stage: the stage.
-        key: the partition.
 
     Attributes:
         inputs: digest of each input by name; for shards their fingerprints.
-        partition: the partition as registered.
         published: the files that the stage has made, by name.
         preview: collects what passes through the main table.
         files: the shards, open, as they were when they were indexed, or registered if this stage indexes them.
@@ -130,27 +81,21 @@ class Run:
         SourceError: a shard is gone, or has changed.
     """
 
-    def __init__(self, dataset: DatasetStore, stage: Stage, key: str) -> None:
-        self.dataset = dataset
-        self.spec = dataset.spec
+    def __init__(self, work: PartitionWork, stage: Stage) -> None:
+        self.work = work
+        self.dataset = work.dataset
+        self.spec = work.spec
         self.stage = stage
-        self.key = key
+        self.key = work.key
+        self.schema = work.schema
+        self.plan = work.plan
         self._started = time.perf_counter()
-        self.partition = dataset.partition(key)
-        self.schema = dataset.schema()
-        where = dataset.store.url_of("schema.json")
-        self.plan = PackPlan.from_json(self.schema.pack, where=where, declared=self.spec.pack)
         self.inputs: dict[str, str] = {}
         self.published: dict[str, PublishedFile] = {}
         self.preview = Preview()
         self._opened = ExitStack()
-        self._others = self._opened.enter_context(closing(_OtherFiles(self.spec)))
-        indexed = None if stage is RAW_SHARDS else dataset.record(RAW_SHARDS, key).inputs
         # Before the stage's work: a changed shard is refused before any table replaces a recorded one.
-        self.files = dataset.open_shards(self.partition, fingerprints=indexed)
-        for file in self.files:
-            self._opened.callback(file.close)
-        self._by_url = {file.url: file for file in self.files}
+        self.files = work.shards(indexed=stage is not RAW_SHARDS)
 
     def __enter__(self) -> Run:
         return self
@@ -162,27 +107,10 @@ class Run:
         """Wall clock since the stage began."""
         return time.perf_counter() - self._started
 
-    @cached_property
+    @property
     def row_sources(self) -> Sequence[RowSource]:
         """What makes rows of the open shards."""
-        return row_sources(self.files, self.spec.source, where=self.spec.where)
-
-    @property
-    def containers(self) -> list[Source]:
-        """The open shards whose members are indexed."""
-        return [container for source in self.row_sources for container in source.sources]
-
-    def open_file(self, url: str) -> SourceFile:
-        """A shard, or a file beside the shards that a locator names.
-
-        Raises:
-            SourceError: the file is not there or may not be read.
-        """
-        return self._by_url.get(url) or self._others.open(url)
-
-    def open_container(self, file: SourceFile) -> Source:
-        """A file of `open_file` as the container of the requested members; `ShardError` for an unknown format."""
-        return next((c for c in self.containers if c.file is file), None) or open_container(file)
+        return self.work.row_sources
 
     def read(self, stage: Stage) -> pq.ParquetFile:
         """Opens the main table of an earlier stage and notes its digest as an input.
@@ -247,7 +175,7 @@ class Run:
                 for table in stage.tables
             },
             own_tables=tuple(table.name for table in self.stage.tables),
-            shards=tuple(self.containers),
+            shards=tuple(self.work.containers),
             listings=tuple(source for source in self.row_sources if not source.sources),
             layout=self.spec.samples,
             schema=self.schema,
@@ -317,7 +245,7 @@ class Run:
             record=record,
             seconds=seconds,
             check_seconds=time.perf_counter() - began,
-            preview=self.preview,
+            preview=self.preview.drawn(),
             schema=self.stage.tables[0].schema(self.schema) if self.stage.tables else None,
             urls={name: self.dataset.store.url_of(file.path) for name, file in self.published.items()},
         )

@@ -1,6 +1,6 @@
 """The stages of the pipeline, one function per asset: read inputs, stream, publish, check, record.
 
-Each function takes a `DatasetStore` and a partition key and returns a `StageResult`. Files appear whole, the record
+Each function takes the partition's `PartitionWork` and returns a `StageResult`. Files appear whole, the record
 comes last, and the same input and configuration give the same bytes. No stage holds a shard in memory.
 """
 
@@ -39,7 +39,7 @@ from mm_assets.pipeline.chain import (
 from mm_assets.pipeline.run import Run, StageResult
 from mm_assets.pipeline.shard_content import content_digest
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.work import PartitionWork
 from mm_assets.rows.columns import Kept, Origin
 from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import read_batches
@@ -64,20 +64,20 @@ __all__ = [
 MAX_SAID = 5  # kinds of content that a message names
 
 
-def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
+def raw_shards(work: PartitionWork) -> StageResult:
     """Indexes the members of a partition's shards; payloads are not read.
 
     Raises:
         ShardError: a shard cannot be read through and the declaration does not say to salvage; or it is not a shard.
         SourceError: a shard is gone, or is not the one that was registered.
     """
-    on_damaged = dataset.spec.on_damaged_shard
+    on_damaged = work.spec.on_damaged_shard
     damaged = 0
     unended: list[Kept] = []
-    with Run(dataset, RAW_SHARDS, key) as run:
-        run.inputs.update(run.partition.fingerprints)
+    with Run(work, RAW_SHARDS) as run:
+        run.inputs.update(run.work.partition.fingerprints)
         with run.write() as sink:
-            for source in run.containers:
+            for source in run.work.containers:
                 damage: list[ShardDamage] = []
                 num_usable = 0
                 for batch in index_members(source, on_damaged_shard=on_damaged, damage=damage):
@@ -88,7 +88,7 @@ def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
                     raise ShardError(source.file.url, detail, byte_offset=damage[0].byte_offset)
                 damaged += len(damage)
                 lacks = missing_end(source)
-                if lacks is not None and dataset.spec.on_missing_end == "fail":
+                if lacks is not None and work.spec.on_missing_end == "fail":
                     raise ShardError(source.file.url, f"{lacks} (on_missing_end: fail)", byte_offset=source.file.size)
                 if lacks is not None:
                     origin = Origin(source.file.url, byte_offset=source.file.size)
@@ -103,14 +103,14 @@ def raw_shards(dataset: DatasetStore, key: str) -> StageResult:
         return run.finish(counts=counts, kept=unended)
 
 
-def rows(dataset: DatasetStore, key: str) -> StageResult:
+def rows(work: PartitionWork) -> StageResult:
     """Turns members into rows; text and JSON are read, media is not.
 
     Raises:
         SourceError: a shard changed since it was indexed, or a required column is missing in every sample.
     """
-    spec = dataset.spec
-    with Run(dataset, ROWS, key) as run:
+    spec = work.spec
+    with Run(work, ROWS) as run:
         index = run.read(RAW_SHARDS)
         streams = [
             source.rows(
@@ -141,14 +141,14 @@ def rows(dataset: DatasetStore, key: str) -> StageResult:
         return run.finish(counts=counts, notes=notes, kept=kept)
 
 
-def materialized_rows(dataset: DatasetStore, key: str) -> StageResult:
+def materialized_rows(work: PartitionWork) -> StageResult:
     """Fills `binary_content`, or sets `materialize_error`; with ``materialize: write`` copies the rows as they are.
 
     Raises:
         SourceError: a shard changed since it was indexed, or the policy is "fail" and an item could not be read.
     """
-    spec = dataset.spec
-    with Run(dataset, MATERIALIZED_ROWS, key) as run:
+    spec = work.spec
+    with Run(work, MATERIALIZED_ROWS) as run:
         batches = run.batches(ROWS)
         stream = _materialize(run, batches) if spec.materialize == "read" else None
         with run.write() as sink:
@@ -166,8 +166,8 @@ def _materialize(run: Run, batches: Iterator[pa.RecordBatch]) -> MaterializeStre
     allowed = (*spec.samples.prefixes, *(folder for source in run.row_sources for folder in source.folders))
     return MaterializeStream(
         batches,
-        open_file=run.open_file,
-        open_container=run.open_container,
+        open_file=run.work.open_file,
+        open_container=run.work.open_container,
         allowed=lambda url: url in shards or is_allowed_reference(url, allowed),
         fail_on_error=spec.on_materialize_error == "fail",
         batch_bytes=spec.batch_bytes,
@@ -175,16 +175,16 @@ def _materialize(run: Run, batches: Iterator[pa.RecordBatch]) -> MaterializeStre
     )
 
 
-def filtered_rows(dataset: DatasetStore, key: str) -> StageResult:
+def filtered_rows(work: PartitionWork) -> StageResult:
     """Annotates and filters; with ``materialize: write`` fetches the content of rows that pass the other filters.
 
     Raises:
         SourceError: a shard changed since it was indexed, or the policy is "fail" and an item could not be read.
         SchemaMismatchError: nothing of the partition has a place in the dataset's schema.
     """
-    spec = dataset.spec
+    spec = work.spec
     with (
-        Run(dataset, FILTERED_ROWS, key) as run,
+        Run(work, FILTERED_ROWS) as run,
         Judge(run.plan, policy=spec.on_undecodable, mode=spec.decodable) as judge,
     ):
         stream = FilterStream(
@@ -236,7 +236,7 @@ def _identities(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     return zip(*(batch.column(name).to_pylist() for name in ("sample_id", "position", "modality")), strict=True)
 
 
-TABLE_STAGES: Mapping[Stage, Callable[[DatasetStore, str], StageResult]] = {
+TABLE_STAGES: Mapping[Stage, Callable[[PartitionWork], StageResult]] = {
     RAW_SHARDS: raw_shards,
     ROWS: rows,
     MATERIALIZED_ROWS: materialized_rows,
@@ -245,15 +245,15 @@ TABLE_STAGES: Mapping[Stage, Callable[[DatasetStore, str], StageResult]] = {
 """The stages that make tables, in order, with their functions."""
 
 
-def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = tuple(PACKED_STAGES)) -> dict[str, StageResult]:
+def packed(work: PartitionWork, *, formats: Sequence[str] = tuple(PACKED_STAGES)) -> dict[str, StageResult]:
     """Packs the filtered rows, one pass for all `formats`; files carry eight digits of their digest.
 
     Raises:
         EncodeError: a value does not fit its field.
     """
-    spec = dataset.spec
+    dataset, key = work.dataset, work.key
     with ExitStack() as stack:
-        runs = {form: stack.enter_context(Run(dataset, PACKED_STAGES[form], key)) for form in formats}
+        runs = {form: stack.enter_context(Run(work, PACKED_STAGES[form])) for form in formats}
         run = runs[formats[0]]
         drafts: dict[str, Draft] = {}
         with ExitStack() as building:
@@ -264,7 +264,7 @@ def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = tuple(PA
                 run.plan,
                 mult=drafts["mult"].path if "mult" in drafts else None,
                 mstr=drafts["mstr"].path if "mstr" in drafts else None,
-                provenance={"dataset": spec.name, "partition": key},
+                provenance={"dataset": work.spec.name, "partition": key},
                 num_samples=dataset.record(FILTERED_ROWS, key).counts["kept_samples"],
             )
             with ThreadPoolExecutor(len(drafts)) as pool:
@@ -273,7 +273,7 @@ def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = tuple(PA
                     draft.name = f"{PACKED_FOLDER}/{packed_name(key, sha256=digest, form=form)}"
         files = {form: draft.result() for form, draft in drafts.items()}
         seconds = run.seconds()  # of the one pass that made all of them
-        names = _packed_names(dataset, key, files, run.inputs)
+        names = _packed_names(work, files, run.inputs)
         checked = stack.enter_context(PackedFiles(run.check_context(names), formats))
         results = {}
         for form, file in files.items():
@@ -288,17 +288,17 @@ def packed(dataset: DatasetStore, key: str, *, formats: Sequence[str] = tuple(PA
         return results
 
 
-def recheck_packed(dataset: DatasetStore, key: str, form: str) -> StageResult:
+def recheck_packed(work: PartitionWork, form: str) -> StageResult:
     """Runs the checks of a packed file, "mult" or "mstr", again without packing.
 
     Raises:
         SourceError: the file has not been made.
     """
     stage = PACKED_STAGES[form]
-    record = dataset.record(stage, key)
-    with Run(dataset, stage, key) as run:
+    record = work.dataset.record(stage, work.key)
+    with Run(work, stage) as run:
         run.inputs, run.published = dict(record.inputs), dict(record.files)
-        names = _packed_names(dataset, key, record.files, record.inputs)
+        names = _packed_names(work, record.files, record.inputs)
         return run.finish(counts=record.counts, notes=record.notes, packed=names)
 
 
@@ -381,7 +381,7 @@ def _missing_notes(summary: PackSummary, run: Run) -> Iterator[str]:
 
     None where a kind of sample without it decided the schema too: that was known.
     """
-    evidence = run.dataset.evidence()
+    evidence = run.schema.evidence
     total = sum(shard["num_samples"] for shard in evidence.get("shards", ()))
     for modality in run.plan.modalities:
         parts = {f"{modality.name}.{part}" if part else modality.name for part in modality.selectors}
@@ -396,16 +396,14 @@ def _missing_notes(summary: PackSummary, run: Run) -> Iterator[str]:
             yield f"{lacking}, which {usual:,} of {total:,} had when the schema was decided; {_advice(run.spec)}"
 
 
-def _packed_names(
-    dataset: DatasetStore, key: str, files: Mapping[str, PublishedFile], inputs: Mapping[str, str]
-) -> dict[str, str]:
+def _packed_names(work: PartitionWork, files: Mapping[str, PublishedFile], inputs: Mapping[str, str]) -> dict[str, str]:
     """The packed files made from the same rows: those just made, and the other format's if it was."""
     names = {form: file.path for form, file in files.items()}
     for form, stage in PACKED_STAGES.items():
         if form in names:
             continue
         try:
-            record = dataset.record(stage, key)
+            record = work.dataset.record(stage, work.key)
         except SourceError:
             continue
         if dict(record.inputs) == dict(inputs):

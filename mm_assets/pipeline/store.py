@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -249,16 +250,9 @@ class DatasetStore:
         """Whether the stored schema was decided without any sample, so that no rows conform to it."""
         return (self._found("schema.json") or {}).get("decided_by", "") is None
 
-    def evidence(self) -> Mapping[str, Any]:
-        """What the stored schema was decided by, as `Decision.evidence`; empty where there is none."""
-        found: Mapping[str, Any] = (self._found("schema.json") or {}).get("evidence") or {}
-        return found
-
-    def write_schema(
-        self, schema: DatasetSchema, *, decided_by: str | None, evidence: Mapping[str, Any] | None = None
-    ) -> None:
+    def write_schema(self, schema: DatasetSchema, *, decided_by: str | None) -> None:
         """Stores the schema with the settings, the first shard and the evidence that it was decided with."""
-        decided = {"declared": self.spec.declared, "decided_by": decided_by, "evidence": dict(evidence or {})}
+        decided = {"declared": self.spec.declared, "decided_by": decided_by, "evidence": dict(schema.evidence)}
         self._register("schema.json", {**schema.to_json(), **decided})
 
     def partitions(self) -> dict[str, Partition]:
@@ -386,22 +380,32 @@ class DatasetStore:
             SourceError: a shard is gone, or it is not the one that was registered or indexed.
         """
         opened: list[SourceFile] = []
-        for shard in partition.shards:
-            source = SourceFile(shard.url, self.spec.storage_options)
-            opened.append(source)
-            expected = shard.fingerprint if fingerprints is None else fingerprints.get(source.url)
-            found = shard.fingerprint if shard.is_of(source.fingerprint) else source.fingerprint
-            if found != expected:
-                for other in opened:
-                    other.close()
+        with ExitStack() as closed_on_error:
+            for shard in partition.shards:
+                opened.append(closed_on_error.enter_context(SourceFile(shard.url, self.spec.storage_options)))
+            self.check_shards(partition, opened, fingerprints=fingerprints)
+            closed_on_error.pop_all()
+        return opened
+
+    def check_shards(
+        self,
+        partition: Partition,
+        found: Iterable[ShardFile | SourceFile],
+        *,
+        fingerprints: Mapping[str, str] | None = None,
+    ) -> None:
+        """Compares shards as they were `found`, in the partition's order; arguments and errors as `open_shards`."""
+        for shard, file in zip(partition.shards, found, strict=True):
+            expected = shard.fingerprint if fingerprints is None else fingerprints.get(file.url)
+            fingerprint = shard.fingerprint if shard.is_of(file.fingerprint) else file.fingerprint
+            if fingerprint != expected:
                 if fingerprints is None:
                     # Only settled shards are registered; the file that is there now may be half of an upload.
                     since, then = "registered", f"run `mm-assets register --dataset {self.spec.name}`"
                 else:
                     since, then = "indexed", f"materialize {RAW_SHARDS.name} again"
-                detail = f"changed since it was {since} (found {found}, expected {expected}): {then}"
+                detail = f"changed since it was {since} (found {fingerprint}, expected {expected}): {then}"
                 raise SourceError(shard.url, detail)
-        return opened
 
 
 def _listed(shard: ShardFile) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +18,7 @@ import pyarrow.compute as pc
 from mm_assets.errors import EncodeError, FormatError, MissingExtraError
 from mm_assets.fields import ImageField
 
-__all__ = ["Preview"]
+__all__ = ["DrawnPreview", "Preview"]
 
 MAX_CELL = 80  # characters of a value that a preview shows
 MAX_IMAGE_BYTES = 4 << 20  # larger images are left out of the contact sheet
@@ -31,6 +33,25 @@ _FIELD = ImageField(
     decode_fill=GROUND,
     decode_mode="fast",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnPreview:
+    """What a preview shows, without the content that it was drawn from.
+
+    Attributes:
+        num_rows: rows of the table.
+        modalities: rows by modality; empty of a table without that column.
+        table: `Preview.table`.
+        histogram: `Preview.histogram`.
+        contact_sheet: `Preview.contact_sheet`.
+    """
+
+    num_rows: int
+    modalities: Mapping[str, int]
+    table: str
+    histogram: str
+    contact_sheet: bytes | None
 
 
 class Preview:
@@ -76,6 +97,16 @@ class Preview:
                     held += size
                 if len(self._images) >= self._num_images:
                     break
+
+    def drawn(self) -> DrawnPreview:
+        """The preview of what was observed so far."""
+        return DrawnPreview(
+            num_rows=self.num_rows,
+            modalities=dict(self.modalities),
+            table=self.table(),
+            histogram=self.histogram(),
+            contact_sheet=self.contact_sheet(),
+        )
 
     def table(self) -> str:
         """The first rows as a Markdown table; empty text where there are none."""

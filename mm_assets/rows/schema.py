@@ -345,11 +345,13 @@ class DatasetSchema:
         user_columns: columns of the row tables beside the reserved ones, in order.
         annotator_columns: columns that annotators add to the filtered rows, in order.
         pack: the pack plan as JSON (see `mm_assets.packing.pack.PackPlan`).
+        evidence: what the decision rests on, as `schema.json` has it; no part of what is compared or digested.
     """
 
     user_columns: tuple[UserColumn, ...] = ()
     annotator_columns: tuple[UserColumn, ...] = ()
     pack: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     VERSION: ClassVar[int] = 1
 
@@ -369,7 +371,7 @@ class DatasetSchema:
         return pa.schema([*self.row_schema(), *(pa.field(c.name, c.arrow_type) for c in self.annotator_columns)])
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `schema.json`."""
+        """The content of `schema.json`, without the evidence."""
         return {
             "version": self.VERSION,
             "user_columns": [c.to_json() for c in self.user_columns],
@@ -392,6 +394,7 @@ class DatasetSchema:
                 user_columns=tuple(UserColumn(**c) for c in value["user_columns"]),
                 annotator_columns=tuple(UserColumn(**c) for c in value["annotator_columns"]),
                 pack=dict(value["pack"]),
+                evidence=dict(value.get("evidence") or {}),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise SchemaMismatchError(f"{where}: not a dataset schema: {error}") from error

@@ -31,6 +31,7 @@ from mm_assets.errors import MmAssetsError
 from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, ROWS
 from mm_assets.pipeline.run import Run
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.work import PartitionWork
 from mm_assets.rows.schema import MULTIMODAL_SCHEMA
 
 from ..conftest import DEFAULT_EXAMPLES
@@ -223,7 +224,8 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Each kind of partition."""
     dataset = build(tmp_path_factory.mktemp("mutations") / request.param, request.param)
     with ExitStack() as stack:
-        contexts = {s.name: stack.enter_context(Run(dataset, s, "s")).check_context({}) for s in STAGES}
+        work = stack.enter_context(PartitionWork.registered(dataset, "s"))
+        contexts = {s.name: stack.enter_context(Run(work, s)).check_context({}) for s in STAGES}
         yield Subject(request.param, dataset, "s", contexts)
 
 

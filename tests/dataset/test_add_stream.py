@@ -28,6 +28,8 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
+from ..pipeline.chain import at_work
+
 SCORE = ScalarField(dtype="float32")
 IDS = ("a", "b", "ü-3", "d")
 
@@ -197,9 +199,9 @@ def values_of(numbers: dict[str, float]) -> Values:
 def run_partition(dataset: DatasetStore, key: str) -> None:
     """Every stage of a partition, and its marker."""
     for stage in (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows):
-        assert stage(dataset, key).passed
-    assert all(result.passed for result in stages.packed(dataset, key).values())
-    publish.publish(dataset, key)
+        assert at_work(stage, dataset, key).passed
+    assert all(result.passed for result in at_work(stages.packed, dataset, key).values())
+    at_work(publish.publish, dataset, key)
 
 
 def store_of(shards: Path, root: Path) -> DatasetStore:
@@ -271,7 +273,7 @@ def test_what_was_packed_stays_checked(dataset: DatasetStore) -> None:
     marker = dataset.marker("docs-00000")
     assert marker["files"]["mstr"]["path"] != marker["added"]["file"]["path"]
     assert dataset.record(PACKED_STAGES["mstr"], "docs-00000").files["mstr"].to_json() == marker["files"]["mstr"]
-    assert stages.recheck_packed(dataset, "docs-00000", "mstr").passed
+    assert at_work(stages.recheck_packed, dataset, "docs-00000", "mstr").passed
     assert publish.build_manifest(dataset).missing_streams == {}
 
 
@@ -290,7 +292,7 @@ def test_two_streams_and_cleaning(dataset: DatasetStore) -> None:
         assert data.names[-2:] == ("clip_score", "again")
         assert data.verify().ok
         assert not data.presence("again").any()
-    assert stages.recheck_packed(dataset, "docs-00001", "mstr").passed
+    assert at_work(stages.recheck_packed, dataset, "docs-00001", "mstr").passed
 
 
 def test_an_interrupted_addition_is_taken_up(dataset: DatasetStore) -> None:
@@ -420,7 +422,7 @@ def test_a_damaged_marker_is_replaced(dataset: DatasetStore) -> None:
     """A marker that cannot be read does not stop its partition from being published again."""
     for content in (b"{", b"[]"):
         dataset.store.write_bytes("published/docs-00000.json", content)
-        assert "added" not in publish.publish(dataset, "docs-00000")
+        assert "added" not in at_work(publish.publish, dataset, "docs-00000")
     assert publish.build_manifest(dataset).left_out == {}
 
 

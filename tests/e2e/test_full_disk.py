@@ -16,7 +16,7 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
-from ..pipeline.chain import run_partition
+from ..pipeline.chain import at_work, run_partition
 
 PARTITION = "docs-00001"
 PLENTY = 64 << 20  # bytes
@@ -93,7 +93,7 @@ def test_a_read_only_root_is_named_and_stays_readable(demo_spec: Callable[..., D
     mount("-o", "remount,ro", str(disk))
     for write in (stages.raw_shards, stages.packed):
         with pytest.raises(MmAssetsError, match=rf"{disk}.*Read-only file system"):
-            write(dataset, PARTITION)
+            at_work(write, dataset, PARTITION)
     assert contents(dataset) == expected
     with mm_assets.open(dataset.store.url_of("manifest.json")) as opened:
         assert opened.verify().ok

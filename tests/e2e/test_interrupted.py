@@ -16,6 +16,8 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
+from ..pipeline.chain import at_work
+
 # Runs the stages of one partition and dies of SIGKILL at a chosen moment: inside a write of a stage's table, inside the
 # packed files, or between the content and the record.
 CHILD = """
@@ -23,6 +25,7 @@ import os, pickle, signal, sys
 from mm_assets.pipeline import publish
 from mm_assets.pipeline import stages
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.work import PartitionWork
 from mm_assets.rows.parquet import ParquetSink
 
 spec, key, victim = pickle.load(sys.stdin.buffer)
@@ -48,7 +51,8 @@ def run(stage, function):
         stages.pack_rows = pack
     if victim == stage + ".record":
         DatasetStore.write_record = lambda self, record: die()
-    function(dataset, key)
+    with PartitionWork.registered(dataset, key) as work:
+        function(work)
 
 for stage, function in stages.TABLE_STAGES.items():
     run(stage.name, function)
@@ -64,9 +68,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def complete(dataset: DatasetStore, key: str) -> None:
     for make in stages.TABLE_STAGES.values():
-        assert make(dataset, key).passed
-    assert all(result.passed for result in stages.packed(dataset, key).values())
-    publish.publish(dataset, key)
+        assert at_work(make, dataset, key).passed
+    assert all(result.passed for result in at_work(stages.packed, dataset, key).values())
+    at_work(publish.publish, dataset, key)
     publish.build_manifest(dataset)
 
 

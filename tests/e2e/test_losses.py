@@ -24,6 +24,8 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import TABLE_STAGES
 from mm_assets.pipeline.store import DatasetStore, StageFailure
 
+from ..pipeline.chain import at_work
+
 FAILED = "failed"
 OPTIONS = ("--shards", "in", "--root", "out", "--dataset", "web", "--pack", "generic")
 SHOWN = {"partition", "sample_id", "position", "modality", "shard", "member", "byte_offset", "byte_size", "detail"}
@@ -225,7 +227,7 @@ def test_every_kind_of_damage_is_listed(tmp_path: Path) -> None:
     for partition in register(dataset).partitions:
         for stage, make in TABLE_STAGES.items():
             try:
-                assert make(dataset, partition.key).passed
+                assert at_work(make, dataset, partition.key).passed
             except SourceError as error:
                 dataset.write_failure(StageFailure.of(error, stage=stage.name, partition=partition.key))
                 break

@@ -20,6 +20,8 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.parquet import ParquetSink
 
+from ..pipeline.chain import at_work
+
 SpecOf = Callable[..., DatasetSpec]
 
 
@@ -135,7 +137,7 @@ def test_a_failed_check_blocks_and_is_named(
     assert any("check" in line and " violation" in line for line in run.failures)
     assert dataset.markers() == {}
     with pytest.raises(SourceError, match=r"failed its check|has not been made"):
-        publish.publish(dataset, "captions-00000")
+        at_work(publish.publish, dataset, "captions-00000")
     (again,) = run_partitions([(spec, "captions-00000")])
     assert again.ok
 
@@ -171,11 +173,11 @@ def test_a_changed_shard_is_not_mixed_with_an_old_index(
     spec = demo_spec("captions", shards=str(folder))
     dataset = DatasetStore(spec)
     register(dataset)
-    stages.raw_shards(dataset, "captions-00000")
+    at_work(stages.raw_shards, dataset, "captions-00000")
     shutil.copyfile(folder / "captions-00000.tar", folder / "copy")
     (folder / "copy").replace(folder / "captions-00000.tar")
     with pytest.raises(SourceError, match="changed since it was indexed"):
-        stages.rows(dataset, "captions-00000")
+        at_work(stages.rows, dataset, "captions-00000")
 
 
 def test_packed_formats_can_be_materialized_alone(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:

@@ -15,15 +15,17 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
+from ..pipeline.chain import at_work
+
 SpecOf = Callable[..., DatasetSpec]
 
 
 def run_stages(dataset: DatasetStore, key: str) -> None:
     """The pack job without Dagster."""
     for stage in (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows):
-        assert stage(dataset, key).passed
-    assert all(result.passed for result in stages.packed(dataset, key).values())
-    publish.publish(dataset, key)
+        assert at_work(stage, dataset, key).passed
+    assert all(result.passed for result in at_work(stages.packed, dataset, key).values())
+    at_work(publish.publish, dataset, key)
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def test_a_partition_whose_files_went_astray_is_left_out(dataset: DatasetStore) 
 def test_a_partition_made_again_and_not_published_is_left_out(dataset: DatasetStore) -> None:
     """When a stage has written other rows since publication, the marker no longer stands for them."""
     other = DatasetStore(dataset.spec.replace(filters=({"type": "text_length", "min_chars": 50},)))
-    assert stages.filtered_rows(other, "docs-00000").passed
+    assert at_work(stages.filtered_rows, other, "docs-00000").passed
     report = publish.build_manifest(dataset)
     assert partitions_of(report) == ["docs-00001"]
     assert "docs-00000" in report.left_out
@@ -104,9 +106,9 @@ def test_publishing_out_of_order_is_refused(dataset: DatasetStore) -> None:
     from mm_assets.errors import SourceError
 
     other = DatasetStore(dataset.spec.replace(filters=()))
-    stages.filtered_rows(other, "docs-00000")
+    at_work(stages.filtered_rows, other, "docs-00000")
     with pytest.raises(SourceError, match="made with another configuration"):
-        publish.publish(dataset, "docs-00000")
+        at_work(publish.publish, dataset, "docs-00000")
 
 
 def test_clean_keeps_what_a_kept_manifest_needs(dataset: DatasetStore) -> None:
@@ -156,7 +158,7 @@ def test_what_is_indexed_is_what_was_registered(dataset: DatasetStore, demo_shar
 
     shutil.copyfile(demo_shards / "docs-00000.tar", Path(dataset.spec.shards, "docs-00001.tar"))
     with pytest.raises(SourceError, match=r"changed since it was registered .*mm-assets register"):
-        stages.raw_shards(dataset, "docs-00001")
+        at_work(stages.raw_shards, dataset, "docs-00001")
 
 
 def test_shards_that_are_all_gone_change_nothing(dataset: DatasetStore) -> None:
@@ -195,10 +197,10 @@ def test_clean_leaves_what_a_run_is_about_to_publish(dataset: DatasetStore) -> N
     """Packed files that are recorded and not yet published stay; those of a partition that is gone go."""
     publish.build_manifest(dataset)
     changed = DatasetStore(dataset.spec.replace(filters=({"type": "text_length", "min_chars": 50},)))
-    stages.filtered_rows(changed, "docs-00000")
-    stages.packed(changed, "docs-00000")
+    at_work(stages.filtered_rows, changed, "docs-00000")
+    at_work(stages.packed, changed, "docs-00000")
     publish.clean(changed, keep=1)
-    publish.publish(changed, "docs-00000")
+    at_work(publish.publish, changed, "docs-00000")
     Path(dataset.spec.shards, "docs-00001.tar").unlink()
     register(changed)
     publish.build_manifest(changed)
@@ -217,7 +219,7 @@ def test_a_lost_packed_file_is_made_again(dataset: DatasetStore) -> None:
     Path(dataset.store.path_of(marker["files"]["mstr"]["path"])).unlink()
     assert pending_partitions(dataset) == ["docs-00000"]
     with pytest.raises(SourceError, match=r"\.mstr is gone"):
-        publish.publish(dataset, "docs-00000")
+        at_work(publish.publish, dataset, "docs-00000")
 
 
 def test_a_table_that_is_not_its_record_is_refused(dataset: DatasetStore) -> None:
@@ -227,7 +229,7 @@ def test_a_table_that_is_not_its_record_is_refused(dataset: DatasetStore) -> Non
     path = Path(dataset.store.path_of("rows/docs-00000.parquet"))
     path.write_bytes(Path(dataset.store.path_of("rows/docs-00001.parquet")).read_bytes())
     with pytest.raises(SourceError, match=r"expected \d+ bytes as recorded: materialize rows again"):
-        stages.materialized_rows(dataset, "docs-00000")
+        at_work(stages.materialized_rows, dataset, "docs-00000")
 
 
 def test_a_file_found_damaged_is_no_longer_published(dataset: DatasetStore) -> None:
@@ -237,6 +239,6 @@ def test_a_file_found_damaged_is_no_longer_published(dataset: DatasetStore) -> N
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    assert not stages.recheck_packed(dataset, "docs-00000", "mult").passed
+    assert not at_work(stages.recheck_packed, dataset, "docs-00000", "mult").passed
     assert partitions_of(publish.build_manifest(dataset)) == ["docs-00001"]
     assert pending_partitions(dataset) == ["docs-00000"]

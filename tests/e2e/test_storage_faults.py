@@ -19,7 +19,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.store import Store
 
-from ..pipeline.chain import run_partition
+from ..pipeline.chain import at_work, run_partition
 
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
@@ -110,7 +110,7 @@ def test_a_store_that_is_down_is_named(dataset: DatasetStore, server: tuple[str,
     register(dataset)
     server[1].faults.every, server[1].faults.kinds = 1, ("500",)
     with pytest.raises(SourceError, match=r"s3://.*(InternalError|injected)"):
-        stages.raw_shards(dataset, PARTITION)
+        at_work(stages.raw_shards, dataset, PARTITION)
     server[1].faults.every = 0
     assert dataset.store.sizes("raw_shards") == {}
 
@@ -162,7 +162,7 @@ def test_two_hosts_publish_a_partition_once(dataset: DatasetStore) -> None:
     def host(_: int) -> dict[str, Any]:
         mine = DatasetStore(dataset.spec)
         together.wait()
-        marker = publish.publish(mine, PARTITION)
+        marker = at_work(publish.publish, mine, PARTITION)
         publish.build_manifest(mine)
         return marker
 
@@ -186,5 +186,5 @@ def test_a_partition_that_another_host_published_with_other_settings_is_refused(
     monkeypatch.setattr(publish, "_chain_faults", meanwhile)
     dataset.store.delete(dataset.marker_name(PARTITION))
     with pytest.raises(ChangedError, match=f"{PARTITION}.json: another process published it meanwhile"):
-        publish.publish(dataset, PARTITION)
+        at_work(publish.publish, dataset, PARTITION)
     assert b"another host" in dataset.store.read_bytes(dataset.marker_name(PARTITION))

@@ -34,6 +34,8 @@ from mm_assets.sources.samples import MODALITY_OF_EXTENSION
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
 
+from ..pipeline.chain import at_work
+
 REPO = Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"
 PACKING, FILES, PIPELINE, FORMAT = (
@@ -71,9 +73,9 @@ def make(root: Path, name: str, shards: Path, **settings: object) -> DatasetStor
     dataset = DatasetStore(DatasetSpec.from_config(config, where="test"))
     for partition in register(dataset).partitions:
         for stage in (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows):
-            stage(dataset, partition.key)
-        stages.packed(dataset, partition.key)
-        publish.publish(dataset, partition.key)
+            at_work(stage, dataset, partition.key)
+        at_work(stages.packed, dataset, partition.key)
+        at_work(publish.publish, dataset, partition.key)
     publish.build_manifest(dataset)
     return dataset
 

@@ -11,6 +11,8 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
+from ..pipeline.chain import at_work
+
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 
 
@@ -25,8 +27,8 @@ def packed_demo(root: Path, name: str, shards: Path) -> None:
     register(dataset)
     for key in dataset.partitions():
         for stage in (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows, stages.packed):
-            stage(dataset, key)
-        publish.publish(dataset, key)
+            at_work(stage, dataset, key)
+        at_work(publish.publish, dataset, key)
     publish.build_manifest(dataset)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.pending import pending_partitions
@@ -11,6 +12,10 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.work import PartitionWork
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def declare(root: Path, shards: object, **settings: Any) -> DatasetSpec:
@@ -19,15 +24,27 @@ def declare(root: Path, shards: object, **settings: Any) -> DatasetSpec:
     return DatasetSpec.from_config(config, where="defs.yaml")
 
 
+def at_work(
+    make: Callable[Concatenate[PartitionWork, P], R],
+    dataset: DatasetStore,
+    key: str,
+    *args: P.args,
+    **options: P.kwargs,
+) -> R:
+    """What one stage's function returns of a registered partition."""
+    with PartitionWork.registered(dataset, key) as work:
+        return make(work, *args, **options)
+
+
 def run_partition(dataset: DatasetStore, key: str) -> dict[str, StageResult]:
     """Every stage of one partition, each of whose checks has to pass or to warn; then its marker."""
-    results = {stage.name: make(dataset, key) for stage, make in stages.TABLE_STAGES.items()}
-    results |= stages.packed(dataset, key)
+    results = {stage.name: at_work(make, dataset, key) for stage, make in stages.TABLE_STAGES.items()}
+    results |= at_work(stages.packed, dataset, key)
     for name, result in results.items():
         failed = [(o.name, o.violations) for o in result.outcomes if o.stops]
         assert not failed, f"{key}, {name}: {failed}"
         assert result.outcomes
-    publish.publish(dataset, key)
+    at_work(publish.publish, dataset, key)
     return results
 
 

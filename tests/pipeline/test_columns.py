@@ -14,7 +14,7 @@ from mm_assets.pipeline import stages
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
-from .chain import declare, run_chain, run_partition
+from .chain import at_work, declare, run_chain, run_partition
 from .shards import CAPTIONS, drops, make_shard, png, table, tiff, values
 
 
@@ -27,9 +27,9 @@ def test_a_column_that_a_whole_shard_lacks(tmp_path: Path) -> None:
     dataset = DatasetStore(spec)
     register(dataset)
     for key in ("r", "t"):
-        stages.raw_shards(dataset, key)
+        at_work(stages.raw_shards, dataset, key)
         with pytest.raises(SourceError, match=rf"{key}\.tar: .*'score'"):
-            stages.rows(dataset, key)
+            at_work(stages.rows, dataset, key)
     results = run_partition(dataset, "s")
     heads = [(r["sample_id"], r["score"]) for r in table(dataset, "rows") if r["modality"] == "metadata"]
     assert heads == [("0", 0.5), ("1", None)]

@@ -20,7 +20,7 @@ from mm_assets.pipeline.losses import losses
 from mm_assets.pipeline.stages import StageResult, filtered_rows
 from mm_assets.pipeline.store import DatasetStore
 
-from .chain import declare, run_chain
+from .chain import at_work, declare, run_chain
 
 PACK = {"preset": "generic", "fields": [{"name": "raw", "field": "BytesField", "modality": "image", "role": "raw"}]}
 KINDS = dict.fromkeys(("jpg", "png"), "image") | dict.fromkeys(("wav", "flac", "mp3"), "audio")
@@ -214,8 +214,8 @@ def test_a_missing_package_is_not_damage(shard: Path, tmp_path: Path, monkeypatc
     dataset = DatasetStore(declare(tmp_path, shard, pack=PACK))
     register(dataset)
     for make in list(TABLE_STAGES.values())[:-1]:
-        make(dataset, "s")
+        at_work(make, dataset, "s")
     monkeypatch.setattr(SyncedVideoAudioField, "check_decodable", missing)
     with pytest.raises(MissingExtraError, match="pip install"):
-        filtered_rows(dataset, "s")
+        at_work(filtered_rows, dataset, "s")
     assert not dataset.store.exists("filtered_rows/s.parquet")

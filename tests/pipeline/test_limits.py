@@ -16,7 +16,7 @@ from mm_assets.pipeline.losses import losses
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
-from .chain import declare, run_partition
+from .chain import at_work, declare, run_partition
 
 MEMBERS = {f"{n}.txt": b"a text that stays" for n in range(8)} | {"8.txt": b"short", "9.json": b"{broken"}
 FILTERS = [{"type": "text_length", "min_chars": 10}]
@@ -64,15 +64,15 @@ def test_a_partition_beyond_a_limit_is_not_published(
     """The stage fails with figures, limit and the command that lists the losses, which are listed item by item."""
     dataset = DatasetStore(declare(tmp_path, shard, filters=FILTERS, **limit))
     register(dataset)
-    result = {made: make(dataset, "s") for made, make in stages.TABLE_STAGES.items()}[stage]
+    result = {made: at_work(make, dataset, "s") for made, make in stages.TABLE_STAGES.items()}[stage]
     assert not result.passed
     (failed,) = (outcome for outcome in result.outcomes if not outcome.passed)
     assert failed.name == "losses"
     said = f"{said}: `mm-assets losses --dataset data --partition s` lists them"
     assert failed.violations == ({"problem": said},)
-    stages.packed(dataset, "s")
+    at_work(stages.packed, dataset, "s")
     with pytest.raises(SourceError, match=f"{stage.name} failed its check losses"):
-        publish.publish(dataset, "s")
+        at_work(publish.publish, dataset, "s")
     listed = list(losses(dataset, ["s"]))
     assert [loss.detail for loss in listed if loss.reason == "failed"] == [f"check losses: {said}"]
     assert [loss.advice for loss in listed if loss.reason == "failed"] == [

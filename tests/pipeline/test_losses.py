@@ -28,7 +28,7 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.pipeline.store import DatasetStore, StageFailure
 
-from .chain import declare, run_chain
+from .chain import at_work, declare, run_chain
 
 FILES = Path(__file__).parents[2] / "docs" / "files.md"
 
@@ -152,7 +152,7 @@ def test_a_marker_does_not_list_the_failure_of_an_earlier_run(faulty: Faulty, tm
     before = dataset.marker("b")
     dataset.write_failure(StageFailure(partition="b", stage=RAW_SHARDS.name, detail="the storage failed"))
     assert [(t.example.reason, t.count) for t in loss_totals(dataset, ["b"])] == [("failed", 1)]
-    assert publish.publish(dataset, "b") == before
+    assert at_work(publish.publish, dataset, "b") == before
     assert dataset.failure("b") is None
 
 
@@ -166,9 +166,9 @@ class WithoutSql(DatasetStore):
 def test_tables_are_opened_only_where_something_is_lost(faulty: Faulty, tmp_path: Path) -> None:
     """Publishing a partition without losses starts no DuckDB; one with losses does."""
     dataset = WithoutSql(copied(faulty, tmp_path).spec)
-    assert publish.publish(dataset, "a")["losses"] == {}
+    assert at_work(publish.publish, dataset, "a")["losses"] == {}
     with pytest.raises(AssertionError, match="DuckDB is opened"):
-        publish.publish(dataset, "b")
+        at_work(publish.publish, dataset, "b")
 
 
 def test_the_manifest_is_the_same_wherever_the_shards_are(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_marker_of_an_earlier_version_is_pending(faulty: Faulty, tmp_path: Pat
     dataset.store.write_bytes(dataset.marker_name("b"), json.dumps(earlier).encode())
     assert pending_reasons(dataset) == {"b": "it was published by another version of mm-assets"}
     assert publish.build_manifest(dataset).left_out.keys() == {"b"}
-    publish.publish(dataset, "b")
+    at_work(publish.publish, dataset, "b")
     assert publish.build_manifest(dataset).left_out == {}
 
 

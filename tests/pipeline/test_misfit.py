@@ -14,7 +14,7 @@ from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
-from .chain import declare, run_partition
+from .chain import at_work, declare, run_partition
 from .shards import CAPTIONS, make_shard, png
 
 COMMAND = "`mm-assets register --dataset data --new-schema` decides it again"
@@ -38,7 +38,7 @@ def notes_of(dataset: DatasetStore) -> list[str]:
 def make_tables(dataset: DatasetStore) -> None:
     """The tables of the later shard."""
     for make in stages.TABLE_STAGES.values():
-        make(dataset, "later")
+        at_work(make, dataset, "later")
 
 
 @pytest.mark.parametrize("pack", [None, "image_text"])

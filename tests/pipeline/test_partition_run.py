@@ -19,7 +19,7 @@ def test_a_partition_is_published_and_reported(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"0.jpg": jpeg(), "0.txt": b"a cat"})
     dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
     register(dataset)
-    report = pickle.loads(pickle.dumps(run_partition(dataset.spec, "a")))
+    report = pickle.loads(pickle.dumps(run_partition(dataset.spec, dataset.partition("a"), dataset.schema())))
     assert report.ok
     assert report.marker == dataset.marker("a")
     assert {name: result.record.to_json() for name, result in report.results.items()} == {
@@ -37,7 +37,7 @@ def test_an_error_is_reported_and_stored(tmp_path: Path) -> None:
     dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
     register(dataset)
     (tmp_path / "a.tar").unlink()
-    report = run_partition(dataset.spec, "a")
+    report = run_partition(dataset.spec, dataset.partition("a"), dataset.schema())
     assert not report.ok
     assert report.failure is not None
     assert report.failure.stage == "raw_shards"

@@ -18,7 +18,7 @@ from mm_assets.pipeline import stages
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
-from .chain import declare, run_chain
+from .chain import at_work, declare, run_chain
 from .shards import Members, drops, make_shard, pixels, png, table, tiff, values
 
 LIST_SCHEMA = pa.schema(
@@ -149,9 +149,9 @@ def test_an_error_can_fail_the_partition(tmp_path: Path, mode: str, stage: str) 
     for made in (stages.raw_shards, stages.rows, stages.materialized_rows, stages.filtered_rows):
         if made.__name__ == stage:
             break
-        made(dataset, "s")
+        at_work(made, dataset, "s")
     with pytest.raises(SourceError, match=r"'a', position 2.*gone\.png"):
-        getattr(stages, stage)(dataset, "s")
+        at_work(getattr(stages, stage), dataset, "s")
     assert not dataset.store.exists(dataset.table(stage, "s"))
 
 

@@ -12,7 +12,7 @@ from mm_assets.pipeline import stages
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
-from .chain import declare, run_chain
+from .chain import at_work, declare, run_chain
 from .shards import CAPTIONS, DOCUMENTS, make_shard
 
 
@@ -67,7 +67,7 @@ def test_a_changed_shard_replaces_nothing(tmp_path: Path, mode: str, stage: str)
     before = {path: path.stat().st_mtime_ns for path in Path(dataset.store.url).rglob("*") if path.is_file()}
     make_shard(shard, DOCUMENTS)
     with pytest.raises(SourceError, match=r"s\.tar: changed since it was indexed .*: materialize raw_shards again"):
-        getattr(stages, stage)(dataset, "s")
+        at_work(getattr(stages, stage), dataset, "s")
     after = {path: path.stat().st_mtime_ns for path in Path(dataset.store.url).rglob("*") if path.is_file()}
     assert after == before
 
@@ -76,10 +76,10 @@ def test_an_unregistered_partition_names_the_command(tmp_path: Path) -> None:
     """A stage of an unknown partition says which ones are registered and how to register it."""
     dataset = DatasetStore(declare(tmp_path / "root", make_shard(tmp_path / "in" / "s.tar", CAPTIONS)))
     with pytest.raises(SourceError, match=r"'s' is not registered \(found none\): run `mm-assets register --dataset "):
-        stages.raw_shards(dataset, "s")
+        at_work(stages.raw_shards, dataset, "s")
     register(dataset)
     with pytest.raises(SourceError, match=r"'r' is not registered \(found s\)"):
-        stages.raw_shards(dataset, "r")
+        at_work(stages.raw_shards, dataset, "r")
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
@@ -99,6 +99,6 @@ def test_a_flipped_bit_in_a_table_stops_the_next_stage(tmp_path: Path, remote: b
             again = f"materialize {stage.name} again, or run `mm-assets run --dataset data --partition s`"
             wrong = rf"{record.path}.*its SHA-256 is \w{{64}}, expected {record.sha256} as recorded: {again}"
             with pytest.raises(SourceError, match=wrong):
-                read(dataset, "s")
+                at_work(read, dataset, "s")
         dataset.store.write_bytes(record.path, whole)
-    stages.packed(dataset, "s")
+    at_work(stages.packed, dataset, "s")

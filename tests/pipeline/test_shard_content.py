@@ -18,7 +18,7 @@ from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
-from .chain import declare, run_chain, run_partition
+from .chain import at_work, declare, run_chain, run_partition
 
 
 def tar_of(text: bytes) -> bytes:
@@ -98,7 +98,7 @@ def test_other_bytes_are_another_shard(published: tuple[DatasetStore, Path]) -> 
     overwrite(shard, OTHER)
     assert pending(dataset)
     with pytest.raises(SourceError, match=r"changed since it was indexed \(found .*, expected .*\): materialize raw_"):
-        stages.rows(dataset, "s")
+        at_work(stages.rows, dataset, "s")
     assert register(dataset).changed == ()
     run_partition(dataset, "s")
     assert pending_partitions(dataset) == []

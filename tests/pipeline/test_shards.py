@@ -16,7 +16,7 @@ from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
-from .chain import declare, run_chain, run_partition
+from .chain import at_work, declare, run_chain, run_partition
 from .shards import CAPTIONS, DOCUMENTS, Members, broken, make_shard, pixels, png, table, values
 
 
@@ -85,7 +85,7 @@ def test_a_damaged_shard(tmp_path: Path, suffix: str, mode: str) -> None:
     register(strict)
     run_partition(strict, "r")
     with pytest.raises(ShardError, match=f"at byte {offset}") as caught:
-        stages.raw_shards(strict, "s")
+        at_work(stages.raw_shards, strict, "s")
     assert str(damaged) in str(caught.value)
     assert publish.build_manifest(strict).left_out == {"s": "it is not published"}
 
@@ -144,7 +144,7 @@ def test_a_damaged_first_shard_does_not_stop_the_others(tmp_path: Path) -> None:
     register(dataset)
     run_partition(dataset, "s")
     with pytest.raises(ShardError, match=r"r\.tar"):
-        stages.raw_shards(dataset, "r")
+        at_work(stages.raw_shards, dataset, "r")
     assert len(values(dataset)) == 4
 
 

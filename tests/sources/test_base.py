@@ -26,6 +26,8 @@ from mm_assets.pipeline.store import DatasetStore
 from mm_assets.sources import Source
 from mm_assets.testing import SourceSuite
 
+from ..pipeline.chain import at_work
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
 CODE = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)[0]
 namespace: dict[str, Any] = {}
@@ -92,12 +94,12 @@ def test_a_user_source_goes_through_the_chain(tmp_path: Path, module: str) -> No
     dataset = declare(tmp_path / "root", tmp_path / "in", module)
     (partition,) = register(dataset).partitions
     assert partition.key == "part-0"
-    results = {stage.name: make(dataset, "part-0") for stage, make in stages.TABLE_STAGES.items()}
-    results |= stages.packed(dataset, "part-0")
+    results = {stage.name: at_work(make, dataset, "part-0") for stage, make in stages.TABLE_STAGES.items()}
+    results |= at_work(stages.packed, dataset, "part-0")
     for name, result in results.items():
         assert result.outcomes, name
         assert all(outcome.passed for outcome in result.outcomes), name
-    publish.publish(dataset, "part-0")
+    at_work(publish.publish, dataset, "part-0")
     publish.build_manifest(dataset)
     with mm_assets.open(dataset.store.path_of("manifest.json")) as packed:
         assert list(packed.sample_ids) == ["0", "1", "2"]
@@ -122,7 +124,7 @@ def test_the_accounting_is_recomputed_from_the_source(tmp_path: Path, module: st
         return found if on_damaged_shard == "salvage" else found[:-1]
 
     monkeypatch.setattr(cls, "members", members)
-    result = stages.raw_shards(dataset, "part-0")
+    result = at_work(stages.raw_shards, dataset, "part-0")
     assert [outcome.name for outcome in result.outcomes if not outcome.passed] == ["members"]
 
 

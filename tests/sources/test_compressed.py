@@ -28,6 +28,8 @@ from mm_assets.sources.compressed import TooLargeError, content_name, decompress
 from mm_assets.sources.member import split_member_name
 from tests.sources.tars import build
 
+from ..pipeline.chain import at_work
+
 COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
 
 
@@ -95,10 +97,10 @@ def run(tmp_path: Path, files: list[tuple[str, bytes]], suffix: str = ".tar", **
     config = {"name": "d", "shards": str(tmp_path / f"s{suffix}"), "root": str(tmp_path / "root"), "settle_seconds": 0}
     dataset = DatasetStore(DatasetSpec.from_config({**config, **settings}, where="defs.yaml"))
     register(dataset)
-    results = [make(dataset, "s") for make in stages.TABLE_STAGES.values()]
-    results += stages.packed(dataset, "s").values()
+    results = [at_work(make, dataset, "s") for make in stages.TABLE_STAGES.values()]
+    results += at_work(stages.packed, dataset, "s").values()
     assert [o.name for result in results for o in result.outcomes if not o.passed] == []
-    publish.publish(dataset, "s")
+    at_work(publish.publish, dataset, "s")
     publish.build_manifest(dataset)
     return dataset
 

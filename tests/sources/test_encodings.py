@@ -24,6 +24,8 @@ from mm_assets.sources.tar import TarSource
 from mm_assets.sources.text_members import BadTextError, TextMembers, stored_text
 from tests.sources.tars import MemorySource, build
 
+from ..pipeline.chain import at_work
+
 TEXTS = {
     "ja": "先生|犬|公園で遊ぶ子供たち|窓のそばに座っている黒い猫|東京タワーの夜景|ラーメンと餃子の定食"
     "|図書館で本を読む学生、後ろに時計がある|海辺を歩く二人の女性。"
@@ -238,7 +240,7 @@ def test_the_pipeline_records_the_encodings(tmp_path: Path) -> None:
     config = {"name": "d", "shards": str(tmp_path / "s.tar"), "root": str(tmp_path / "root"), "settle_seconds": 0}
     dataset = DatasetStore(DatasetSpec.from_config(config, where="defs.yaml"))
     register(dataset)
-    results = [make(dataset, "s") for make in stages.TABLE_STAGES.values()]
+    results = [at_work(make, dataset, "s") for make in stages.TABLE_STAGES.values()]
     assert all(outcome.passed for result in results for outcome in result.outcomes)
     record = results[1].record
     assert (record.counts["encoding.cp932"], record.counts["encoding.utf-16"]) == (12, 6)

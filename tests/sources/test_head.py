@@ -27,6 +27,8 @@ from mm_assets.sources.tar import TarSource
 from mm_assets.storage.files import SourceFile
 from tests.sources.tars import build
 
+from ..pipeline.chain import at_work
+
 
 def _png() -> bytes:
     target = io.BytesIO()
@@ -145,14 +147,14 @@ def test_a_partition_without_a_member_is_not_done(tmp_path: Path, content: bytes
     """Nothing of a foreign, empty or wholly damaged shard is salvaged, and its partition fails."""
     dataset = chain(tmp_path, "other.tar", content, on_damaged_shard="salvage")
     with pytest.raises(ShardError):
-        stages.raw_shards(dataset, "other")
+        at_work(stages.raw_shards, dataset, "other")
 
 
 def test_an_archive_without_files_is_a_reject(tmp_path: Path) -> None:
     """A tar of no members is named in the rejects and counted."""
     dataset = chain(tmp_path, "none.tar", build([]))
-    assert all(outcome.passed for outcome in stages.raw_shards(dataset, "none").outcomes)
-    result = stages.rows(dataset, "none")
+    assert all(outcome.passed for outcome in at_work(stages.raw_shards, dataset, "none").outcomes)
+    result = at_work(stages.rows, dataset, "none")
     assert all(outcome.passed for outcome in result.outcomes)
     assert result.record.counts["rejects.empty_shard"] == 1
     (reject,) = pq.read_table(dataset.store.path_of(dataset.table("rejects", "none"))).to_pylist()
@@ -163,15 +165,15 @@ def test_a_missing_end_is_listed_or_fails(tmp_path: Path) -> None:
     """A tar without end-of-archive blocks is counted and listed, or fails its partition if the setting says so."""
     cut = build([("a.txt", b"a"), ("b.txt", b"b")])[:2048]
     dataset = chain(tmp_path, "cut.tar", cut)
-    record = stages.raw_shards(dataset, "cut").record
+    record = at_work(stages.raw_shards, dataset, "cut").record
     assert record.counts["kept.missing_end"] == 1
     (found,) = record.kept
     assert (found.reason, found.count, found.origin.byte_offset) == ("kept.missing_end", 1, 2048)
     assert "ends at byte 2048 without the two blocks of zeros that end a tar (found none)" in found.detail
     strict = DatasetStore(dataset.spec.replace(on_missing_end="fail"))
     with pytest.raises(ShardError, match="on_missing_end: fail"):
-        stages.raw_shards(strict, "cut")
-    assert stages.raw_shards(strict, "good").record.kept == ()
+        at_work(stages.raw_shards, strict, "cut")
+    assert at_work(stages.raw_shards, strict, "good").record.kept == ()
 
 
 def test_shards_and_root_in_memory() -> None:
@@ -182,7 +184,7 @@ def test_shards_and_root_in_memory() -> None:
     try:
         dataset = DatasetStore(DatasetSpec.from_config({**config, "settle_seconds": 0}, where="defs.yaml"))
         assert [partition.key for partition in register(dataset).partitions] == ["a"]
-        results = [make(dataset, "a") for make in stages.TABLE_STAGES.values()]
+        results = [at_work(make, dataset, "a") for make in stages.TABLE_STAGES.values()]
         assert all(outcome.passed for result in results for outcome in result.outcomes)
         assert results[-1].record.counts["kept_samples"] == 2
         assert register(dataset).changed == ()

@@ -1,0 +1,141 @@
+"""A partition at work: what was registered of it, handed over, and its open shards, shared by the stages of one run."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from functools import cached_property
+
+from mm_assets.packing.plan import PackPlan
+from mm_assets.pipeline.chain import RAW_SHARDS
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore, Partition
+from mm_assets.rows.base import RowSource, row_sources
+from mm_assets.rows.schema import DatasetSchema
+from mm_assets.sources.base import Source, open_container
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.urls import is_local
+
+__all__ = ["PartitionWork"]
+
+MAX_OPEN = 64  # descriptors of files that a list names; a process may be limited to 256
+MAX_REMOTE = 1024  # files of an object store: each costs a request when it is opened, and memory while it is cached
+
+
+class _OtherFiles:
+    """Files beside the shards that locators name; of the local ones the last few stay open.
+
+    The declaration's `storage_options` are used for files of the shards' own file system, and for no other.
+    """
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self._options = spec.storage_options
+        self._scheme = _scheme(spec.shards)
+        self._local: OrderedDict[str, SourceFile] = OrderedDict()
+        self._remote: OrderedDict[str, SourceFile] = OrderedDict()  # filled from several threads
+
+    def open(self, url: str) -> SourceFile:
+        """The file, opened again if it was closed meanwhile.
+
+        Raises:
+            SourceError: the file is not there or may not be read.
+        """
+        cached, most = (self._local, MAX_OPEN) if is_local(url) else (self._remote, MAX_REMOTE)
+        found = cached.get(url)
+        if found is None:
+            found = cached[url] = SourceFile(url, self._options if _scheme(url) == self._scheme else None)
+            if len(cached) > most:
+                _, oldest = cached.popitem(last=False)
+                if cached is self._local:  # a remote one may be in use by another thread
+                    oldest.close()
+        return found
+
+    def close(self) -> None:
+        """Closes every file."""
+        for source in (*self._local.values(), *self._remote.values()):
+            source.close()
+
+
+def _scheme(url: str) -> str:
+    return "file" if is_local(url) else url.split("://", 1)[0]
+
+
+class PartitionWork:
+    """One partition for its stages, which read nothing of the registration.
+
+    Args:
+        dataset: the dataset's folder.
+        partition: as registered.
+        schema: the dataset's.
+
+    Attributes:
+        spec: the declaration.
+        key: the partition key.
+        plan: what the schema packs.
+
+    Raises:
+        SchemaMismatchError: the schema's pack plan is not one.
+    """
+
+    def __init__(self, dataset: DatasetStore, partition: Partition, schema: DatasetSchema) -> None:
+        self.dataset = dataset
+        self.spec = dataset.spec
+        self.partition = partition
+        self.key = partition.key
+        self.schema = schema
+        where = dataset.store.url_of("schema.json")
+        self.plan = PackPlan.from_json(schema.pack, where=where, declared=self.spec.pack)
+        self._opened = ExitStack()
+        self._others = self._opened.enter_context(closing(_OtherFiles(self.spec)))
+        self._files: dict[str, SourceFile] = {}
+
+    @classmethod
+    def registered(cls, dataset: DatasetStore, key: str) -> PartitionWork:
+        """A partition as the dataset's registration has it now; `SourceError` if it is not registered."""
+        return cls(dataset, dataset.partition(key), dataset.schema())
+
+    def __enter__(self) -> PartitionWork:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def shards(self, *, indexed: bool) -> Sequence[SourceFile]:
+        """The shards, open, in the partition's order.
+
+        Args:
+            indexed: they have to be as they were when they were indexed; else as they were registered.
+
+        Raises:
+            SourceError: a shard is gone, or has changed, also since an earlier stage opened it.
+        """
+        expected = self.dataset.record(RAW_SHARDS, self.key).inputs if indexed else None
+        if not self._files:
+            for file in self.dataset.open_shards(self.partition, fingerprints=expected):
+                self._files[file.url] = self._opened.enter_context(file)
+        else:
+            self.dataset.check_shards(self.partition, [f.now() for f in self._files.values()], fingerprints=expected)
+        return list(self._files.values())
+
+    @cached_property
+    def row_sources(self) -> Sequence[RowSource]:
+        """What makes rows of the open shards."""
+        return row_sources(list(self._files.values()), self.spec.source, where=self.spec.where)
+
+    @property
+    def containers(self) -> list[Source]:
+        """The open shards whose members are indexed."""
+        return [container for source in self.row_sources for container in source.sources]
+
+    def open_file(self, url: str) -> SourceFile:
+        """A shard, or a file beside the shards that a locator names.
+
+        Raises:
+            SourceError: the file is not there or may not be read.
+        """
+        return self._files.get(url) or self._others.open(url)
+
+    def open_container(self, file: SourceFile) -> Source:
+        """A file of `open_file` as the container of the requested members; `ShardError` for an unknown format."""
+        return next((c for c in self.containers if c.file is file), None) or open_container(file)
