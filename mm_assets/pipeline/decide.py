@@ -24,7 +24,7 @@ from mm_assets.rows.from_members import MemberRows
 from mm_assets.rows.sample import first_samples
 from mm_assets.rows.schema import DatasetSchema, UserColumn
 from mm_assets.rows.user_columns import ColumnTally
-from mm_assets.storage.files import SourceFile
+from mm_assets.storage.read_ahead import HeldFile
 from mm_assets.summaries import counted
 
 __all__ = ["Decision", "decide_layout"]
@@ -32,6 +32,7 @@ __all__ = ["Decision", "decide_layout"]
 MAX_SHARDS = 16
 MAX_SAMPLES = 1024  # over all sampled shards
 MAX_BYTES = 256 << 20  # decompressed of compressed shards, over all of them
+MAX_READS = 128  # of blocks of shards that are not compressed, over all of them
 MAX_TRIED = 64  # shards that are opened where the sampled ones have no sample
 MAX_LISTED = 32  # kinds of sample that the evidence lists
 MAX_SAID = 5  # odd kinds of sample that notes name
@@ -234,7 +235,7 @@ class _Sampler:
         before = self.survey.num_samples
         error: str | None = None
         try:
-            with SourceFile(url, self.spec.storage_options) as file:
+            with HeldFile(url, self.spec.storage_options) as file:
                 (rows_of,) = row_sources([file], self.spec.source, where=self.spec.where)
                 self._count(rows_of, url, num_shards)
         except SourceError as problem:
@@ -248,6 +249,7 @@ class _Sampler:
             layout=self.spec.samples,
             max_samples=max(MAX_SAMPLES // num_shards, 1),
             max_bytes=MAX_BYTES // num_shards,
+            max_reads=MAX_READS // num_shards,
             grouped=self.spec.partition_pattern is not None,
             on_damaged_shard=self.spec.on_damaged_shard,
         )

@@ -20,6 +20,7 @@ from mm_assets.sources.extract import Shelf
 from mm_assets.sources.member import Member, OnDamage
 from mm_assets.sources.samples import is_metadata, is_text
 from mm_assets.storage.files import SourceFile
+from mm_assets.storage.read_ahead import read_ahead
 
 __all__ = ["first_samples"]
 
@@ -33,13 +34,17 @@ class _Start:
 
     Members of one sample usually follow each other. Where they do not, where none has a second member, as in a shard
     that is sorted by extension, or where some have a JSON and others do not, so that an interleaved sample may name
-    members far from it, the index goes on to `MAX_MEMBERS`.
+    members far from it, the index goes on to `MAX_MEMBERS`. It never goes further than `max_reads` reads of the blocks
+    of `mm_assets.storage.read_ahead`; these are counted by positions, also where the shard is local.
     """
 
-    def __init__(self, max_samples: int, max_bytes: int) -> None:
+    def __init__(self, max_samples: int, max_bytes: int, max_reads: int) -> None:
         self._max_samples = max_samples
         self._max_bytes = max_bytes
+        self._reads_left = max_reads
+        self._read_end = self._last_offset = 0
         self._keys: dict[str, bool] = {}  # of the samples so far, and whether each has a JSON
+        self._num_json = 0  # of the keys that have one
         self._last = ""
         self._num_members = 0
         self._num_bytes = 0  # of members that can only be passed by reading them
@@ -47,20 +52,30 @@ class _Start:
 
     def __call__(self, member: Member) -> bool:
         self._num_members += 1
-        self._num_bytes += member.byte_size if member.byte_offset is None else 0
+        if member.byte_offset is None:
+            self._num_bytes += member.byte_size
+        else:
+            if member.byte_offset > self._read_end:
+                self._reads_left -= 1
+                self._read_end = member.byte_offset + read_ahead(member.byte_offset - self._last_offset)
+            self._last_offset = member.byte_offset
         if self._num_members > MAX_MEMBERS:
             return True
         if member.skip_reason is not None:
             return False
         key = member.sample_key
         if key != self._last and self._keys:
-            self._scattered |= key in self._keys or len(set(self._keys.values())) > 1
+            self._scattered |= key in self._keys or 0 < self._num_json < len(self._keys)
             in_order = self._several and not self._scattered
-            if (in_order and len(self._keys) >= self._max_samples) or self._num_bytes > self._max_bytes:
+            if in_order and len(self._keys) >= self._max_samples:
+                return True
+            if self._num_bytes > self._max_bytes or self._reads_left < 0:
                 return True
         self._several |= key == self._last and bool(self._keys)
         self._last = key
-        self._keys[key] = self._keys.get(key, False) or is_metadata(member)
+        if not self._keys.setdefault(key, False) and is_metadata(member):
+            self._keys[key] = True
+            self._num_json += 1
         return False
 
 
@@ -139,6 +154,7 @@ def first_samples(
     layout: MemberRules,
     max_samples: int,
     max_bytes: int,
+    max_reads: int,
     grouped: bool = False,
     on_damaged_shard: OnDamage = "fail",
 ) -> Iterator[pa.RecordBatch]:
@@ -149,6 +165,7 @@ def first_samples(
         layout: how members become rows.
         max_samples: how many samples.
         max_bytes: of a compressed file, bytes that are decompressed for them; at least one sample is read.
+        max_reads: of any other container, reads of a block of it; at least one sample is read.
         grouped: as for `RowSource.rows`.
         on_damaged_shard: as for `Source.members`.
 
@@ -159,7 +176,7 @@ def first_samples(
         index: list[pa.RecordBatch] = []
         sources: list[Source] = []
         for source in rows_of.sources:
-            start = _Start(max_samples, max_bytes)
+            start = _Start(max_samples, max_bytes, max_reads)
             if source.seekable:
                 sources.append(source)
                 index += index_members(source, on_damaged_shard=on_damaged_shard, damage=[], until=start)

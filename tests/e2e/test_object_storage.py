@@ -1,5 +1,7 @@
 """The whole chain on object storage: shards read by ranges, outputs uploaded whole, everything over HTTP."""
 
+import io
+import tarfile
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -11,10 +13,13 @@ import pytest
 import mm_assets
 from mm_assets.errors import ConfigError
 from mm_assets.orchestration.launch import make_manifest, register_dataset, run_partitions
+from mm_assets.pipeline.decide import decide_layout
 from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.ranges import MAX_GAP
+
+from ..pipeline.chain import declare
 
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
@@ -133,6 +138,41 @@ def test_the_chain_runs_on_s3_and_reads_each_payload_once(
 
 END_OF_ARCHIVE = 6  # requests that find out that nothing but zeros follows the last member
 READ_AHEAD = 4 << 10  # most that one header read fetches
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "media_bytes", "most"),
+    [(3, 2 << 10, 1), (1500, 2 << 10, 1), (60, 300 << 10, 4), (12, 2 << 20, 13)],
+    ids=["tiny", "many small members", "large members", "very large members"],
+)
+def test_registration_reads_the_start_of_a_shard_in_blocks(
+    server: tuple[str, Any],
+    options: dict[str, Any],
+    bucket: str,
+    tmp_path: Path,
+    num_samples: int,
+    media_bytes: int,
+    most: int,
+) -> None:
+    """A layout is decided with a request per block of 8 MiB, or per very large member, whatever the shard holds."""
+    members = [(f"{n}.{kind}", n) for n in range(num_samples) for kind in ("png", "json")]
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, n in members:
+            content = bytes(media_bytes) if name.endswith("png") else f'{{"n": {n}}}'.encode()
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    upload(options, tmp_path / "a.tar", bucket)
+    url = f"s3://{bucket}/shards/a.tar"
+    spec = declare(tmp_path, url, storage_options=options)
+    server[1].requests.clear()
+    found = decide_layout(spec, [url])
+    reads = server[1].reads_of(f"/{bucket}/shards/a.tar")
+    assert (found.num_samples, [column.type for column in found.columns]) == (min(num_samples, 1024), ["int64"])
+    assert len(reads) <= most
+    assert len(server[1].requests) <= most + 2, "and what describes the file"
+    local = decide_layout(spec, [str(tmp_path / "a.tar")])
+    assert (local.schema, local.columns, local.row_kinds) == (found.schema, found.columns, found.row_kinds)
 
 
 def test_a_root_in_a_missing_bucket_is_named_by_its_key(

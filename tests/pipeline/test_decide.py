@@ -177,6 +177,22 @@ def test_only_the_start_of_a_large_shard_is_read(
     assert sum(read) < (quarter + (1 << 20) if compress else quarter // 4)
 
 
+def test_few_blocks_of_a_shard_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample of a shard ends where another block of it would have to be read, by positions, and has one sample."""
+    every = {
+        name: value
+        for n in range(20)
+        for name, value in {f"{n}.png": bytes(2 << 20), f"{n}.json": {"n": n}}.items()  # each read shows one sample
+    }
+    make_shard(tmp_path / "in" / "s.tar", every)
+    found = {}
+    for most in (128, 8, 2, 0):
+        monkeypatch.setattr("mm_assets.pipeline.decide.MAX_READS", most)
+        found[most] = decide(tmp_path).num_samples
+    assert found[128] == 20
+    assert found[128] > found[8] > found[2] > found[0] == 1
+
+
 @pytest.mark.parametrize("most", [2, MAX_SAMPLES])
 def test_a_compressed_shard_decides_as_the_same_tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Texts, JSON, folders, large texts and links give the same layout, also where the sample ends before the shard."""
