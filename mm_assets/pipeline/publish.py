@@ -27,14 +27,13 @@ from mm_assets.pipeline.chain import (
     PUBLISHED,
     RAW_SHARDS,
     RECORDED_STAGES,
-    STAGE_OF_FILE,
     TABLES,
     Stage,
 )
 from mm_assets.pipeline.duplicate_ids import duplicate_ids
 from mm_assets.pipeline.losses import published_losses, sum_losses
 from mm_assets.pipeline.pending import Present
-from mm_assets.pipeline.store import MARKER_VERSION, DatasetStore, StageRecord, canonical_json, size_fault
+from mm_assets.pipeline.store import MARKER_VERSION, RECORDS, DatasetStore, StageRecord, canonical_json, size_fault
 from mm_assets.pipeline.work import PartitionWork
 from mm_assets.storage.store import Store
 
@@ -88,7 +87,8 @@ def publish(work: PartitionWork) -> dict[str, Any]:
     dataset, key = work.dataset, work.key
     # Before the records: what another process publishes after this line is noticed.
     published = dataset.store.snapshot(dataset.marker_name(key))
-    records = {stage: dataset.record(stage, key) for stage in RECORDED_STAGES}
+    records = {stage: work.record(stage) for stage in RECORDED_STAGES}
+    assert work.record_file is not None  # the records were read from it
     faults = _chain_faults(work, records)
     if faults:
         where = dataset.store.url_of(dataset.marker_name(key))
@@ -113,6 +113,7 @@ def publish(work: PartitionWork) -> dict[str, Any]:
         },
         "losses": published_losses(dataset, key, records),
         "files": {name: file.to_json() for record in records.values() for name, file in sorted(record.files.items())},
+        "record": work.record_file.to_json(),
     }
     before = None
     with suppress(SchemaMismatchError, SourceError):  # a damaged marker does not prevent a good one
@@ -179,11 +180,13 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
     newest = store.snapshot("manifest.json")  # before the markers: a manifest of newer ones is not replaced
     schema = dataset.schema()
     present, markers = Present(dataset), dataset.markers()
-    sizes = {name: size for folder in TABLES for name, size in store.sizes(folder).items()} | dict(present.packed)
+    sizes = {name: size for folder in (*TABLES, RECORDS) for name, size in store.sizes(folder).items()} | dict(
+        present.packed
+    )
     listed: dict[str, Mapping[str, Any]] = {}
     left_out: dict[str, str] = {}
     for key in sorted(set(present.partitions) | set(markers)):
-        fault = present.fault(key, markers.get(key)) or _made_again(dataset, key, markers[key], sizes)
+        fault = present.fault(key, markers.get(key)) or _made_again(markers[key], sizes)
         if fault:
             left_out[key] = fault
         else:
@@ -243,17 +246,14 @@ def missing_streams(dataset: DatasetStore) -> Mapping[str, tuple[str, ...]]:
     return added_streams(dataset.markers(), dataset.store.sizes(PACKED_FOLDER)).missing
 
 
-def _made_again(dataset: DatasetStore, key: str, marker: Mapping[str, Any], sizes: Mapping[str, int]) -> str | None:
+def _made_again(marker: Mapping[str, Any], sizes: Mapping[str, int]) -> str | None:
     """What changed in a partition's files since its marker was written, or None."""
-    records: dict[Stage, StageRecord] = {}
-    for name, file in marker["files"].items():
+    for file in marker["files"].values():
         if fault := size_fault(file["size"], sizes.get(file["path"])):
             return f"{file['path']} {fault}"
-        stage = STAGE_OF_FILE[name]
-        if stage not in records:
-            records[stage] = dataset.record(stage, key)
-        if records[stage].files[name].sha256 != file["sha256"]:
-            return f"{stage.name} has been made again since it was published"
+    record = marker["record"]
+    if size_fault(record["size"], sizes.get(record["path"])):
+        return "a stage has been made again since it was published"
     return None
 
 
@@ -322,14 +322,14 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
             if marker.get("added"):
                 needed.add(marker["added"]["file"]["path"])
     sizes = {**store.sizes(PACKED_FOLDER), **store.sizes("manifests")}
-    for key in registered:  # packed and not published yet: a run may be between the two
-        there = store.sizes(f"records/{key}")
-        for stage in PACKED_STAGES.values():
-            if dataset.record_name(stage, key) in there:
-                needed |= {file.path for file in dataset.record(stage, key).files.values()}
-    doomed = [name for name in sizes if _PACKED_PATH.fullmatch(name) and name not in needed]
+    surplus = {name: packed for name in sizes if name not in needed and (packed := _PACKED_PATH.fullmatch(name))}
+    for key in registered.keys() & {packed[1] for packed in surplus.values()}:
+        # Packed and not published yet: a run may be between the two.
+        records = dataset.records(key)
+        needed |= {file.path for stage, made in records.items() if stage.packed_format for file in made.files.values()}
+    doomed = [name for name in surplus if name not in needed]
     doomed += manifests[keep:]
-    for folder in (*TABLES, PUBLISHED.name):
+    for folder in (*TABLES, RECORDS, PUBLISHED.name):
         for name, size in store.sizes(folder).items():
             if name.rsplit("/", 1)[-1].rsplit(".", 1)[0] not in registered:
                 doomed.append(name)

@@ -121,7 +121,7 @@ class Run:
             SourceError: the stage has not run, or the file is not the one that it recorded.
         """
         table = stage.tables[0].name
-        recorded = self.dataset.record(stage, self.key).files[table]
+        recorded = self.work.record(stage).files[table]
         store, fault = self.dataset.store, size_fault(recorded.size, self.dataset.store.size(recorded.path))
         if fault is None:
             if not store.is_local:  # its bytes are fetched once, to be hashed and to be read
@@ -235,7 +235,7 @@ class Run:
             notes=tuple(notes),
             kept=tuple(kept),
         )
-        self.dataset.write_record(record)
+        self.work.write_record(self.stage, record)
         if self.stage is RAW_SHARDS:
             self.dataset.clear_failure(self.key)
         if any(outcome.stops for outcome in outcomes):

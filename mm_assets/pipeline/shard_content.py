@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mm_assets.errors import SourceError
+from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.formats import crc32c
 from mm_assets.pipeline.chain import MATERIALIZED_ROWS, RAW_SHARDS
 from mm_assets.pipeline.store import DatasetStore, Partition
@@ -76,8 +76,11 @@ def _recorded(dataset: DatasetStore, key: str, shard: ShardFile) -> str | None:
     if digest is not None or shard.times is None:
         return digest
     try:
-        if dataset.record(RAW_SHARDS, key).inputs.get(shard.url) == shard.fingerprint:
-            return dataset.record(MATERIALIZED_ROWS, key).inputs.get(shard.url)
-    except SourceError:  # a stage has not run
-        pass
+        records = dataset.records(key)
+    except (SourceError, SchemaMismatchError):  # damaged, or of an earlier version
+        return None
+    if {RAW_SHARDS, MATERIALIZED_ROWS} <= records.keys() and (
+        records[RAW_SHARDS].inputs.get(shard.url) == shard.fingerprint
+    ):
+        return records[MATERIALIZED_ROWS].inputs.get(shard.url)
     return None

@@ -17,7 +17,7 @@ import pyarrow as pa
 from mm_assets.checks.alignment import misaligned
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.dataset.manifest import packed_name
-from mm_assets.errors import SchemaMismatchError, ShardError, SourceError
+from mm_assets.errors import SchemaMismatchError, ShardError
 from mm_assets.filters.apply import FilterStream
 from mm_assets.packing.judge import Judge
 from mm_assets.packing.pack import PackSummary, pack_rows
@@ -265,7 +265,7 @@ def packed(work: PartitionWork, *, formats: Sequence[str] = tuple(PACKED_STAGES)
                 mult=drafts["mult"].path if "mult" in drafts else None,
                 mstr=drafts["mstr"].path if "mstr" in drafts else None,
                 provenance={"dataset": work.spec.name, "partition": key},
-                num_samples=dataset.record(FILTERED_ROWS, key).counts["kept_samples"],
+                num_samples=work.record(FILTERED_ROWS).counts["kept_samples"],
             )
             with ThreadPoolExecutor(len(drafts)) as pool:
                 digests = pool.map(Draft.digest, drafts.values())
@@ -295,7 +295,7 @@ def recheck_packed(work: PartitionWork, form: str) -> StageResult:
         SourceError: the file has not been made.
     """
     stage = PACKED_STAGES[form]
-    record = work.dataset.record(stage, work.key)
+    record = work.record(stage)
     with Run(work, stage) as run:
         run.inputs, run.published = dict(record.inputs), dict(record.files)
         names = _packed_names(work, record.files, record.inputs)
@@ -402,10 +402,7 @@ def _packed_names(work: PartitionWork, files: Mapping[str, PublishedFile], input
     for form, stage in PACKED_STAGES.items():
         if form in names:
             continue
-        try:
-            record = work.dataset.record(stage, work.key)
-        except SourceError:
-            continue
-        if dict(record.inputs) == dict(inputs):
+        record = work.records.get(stage)
+        if record is not None and dict(record.inputs) == dict(inputs):
             names[form] = record.files[form].path
     return names

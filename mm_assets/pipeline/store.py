@@ -2,11 +2,12 @@
 
 Every stage writes its tables first and its `StageRecord` last. A record names the files it made and the files it read
 by digest, with the outcomes of its checks, so that the records of a partition form a chain that shows at any time, also
-in another run, whether the files belong together.
+in another run, whether the files belong together. They are in one file per partition.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from mm_assets.storage.store import PublishedFile, Snapshot, Store
 
 __all__ = [
     "MARKER_VERSION",
+    "RECORDS",
     "DatasetStore",
     "Partition",
     "StageFailure",
@@ -34,7 +36,9 @@ __all__ = [
     "size_fault",
 ]
 
-MARKER_VERSION = 2  # of publication markers; the `losses` of 1 are numbers
+MARKER_VERSION = 3  # of publication markers; the `losses` of 1 are numbers, 2 lists no record
+RECORDS_VERSION = 1  # of the file with the records of a partition
+RECORDS = "records"  # the folder of these files
 
 
 def canonical_json(value: object, *, indent: int | None = None) -> bytes:
@@ -66,7 +70,7 @@ class Partition:
         return "+".join(f"{shard.url.rsplit('/', 1)[-1]}@{shard.fingerprint}" for shard in self.shards)
 
 
-_TEXTS = ("stage", "partition", "config_digest", "schema_digest")  # of a record
+_DIGESTS = ("config_digest", "schema_digest")  # of a record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +102,8 @@ class StageRecord:
     kept: tuple[Kept, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The record as it is stored."""
-        value = {name: getattr(self, name) for name in _TEXTS}
+        """The record as it is stored below its stage in the partition's file."""
+        value = {name: getattr(self, name) for name in _DIGESTS}
         value["inputs"] = dict(self.inputs)
         value["counts"] = dict(self.counts)
         value["files"] = {name: file.to_json() for name, file in self.files.items()}
@@ -111,7 +115,7 @@ class StageRecord:
         return value
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], *, where: str) -> StageRecord:
+    def from_json(cls, value: Mapping[str, Any], *, stage: str, partition: str, where: str) -> StageRecord:
         """Reads a stored record.
 
         Raises:
@@ -119,7 +123,9 @@ class StageRecord:
         """
         try:
             return cls(
-                **{name: value[name] for name in _TEXTS},
+                stage=stage,
+                partition=partition,
+                **{name: value[name] for name in _DIGESTS},
                 inputs=dict(value["inputs"]),
                 counts=dict(value["counts"]),
                 files={name: PublishedFile(**file) for name, file in value["files"].items()},
@@ -128,7 +134,7 @@ class StageRecord:
                 kept=tuple(Kept(**{**k, "origin": Origin(**k["origin"])}) for k in value.get("kept", ())),
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise SchemaMismatchError(f"{where}: not a stage record: {error!r}") from error
+            raise SchemaMismatchError(f"{where}: {stage}: not a stage record: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +212,9 @@ class DatasetStore:
         return f"{table}/{partition}.parquet"
 
     @staticmethod
-    def record_name(stage: Stage, partition: str) -> str:
-        """Name of a stage's record."""
-        return f"records/{partition}/{stage.name}.json"
+    def records_name(partition: str) -> str:
+        """Name of the file with the records of a partition."""
+        return f"{RECORDS}/{partition}.json"
 
     @staticmethod
     def marker_name(partition: str) -> str:
@@ -219,10 +225,8 @@ class DatasetStore:
 
     def _found(self, name: str) -> Any:
         """The content of a JSON file, or None where there is none."""
-        return self._read_json(name) if self.store.exists(name) else None
-
-    def _read_json(self, name: str) -> Any:
-        return self._parsed(name, self.store.read_bytes(name))
+        content = self.store.found_bytes(name)
+        return None if content is None else self._parsed(name, content)
 
     def _parsed(self, name: str, content: bytes) -> Any:
         try:
@@ -300,23 +304,42 @@ class DatasetStore:
             raise SourceError(self.store.url_of("shards.json"), detail)
         return known[key]
 
-    def record(self, stage: Stage, partition: str) -> StageRecord:
-        """The record of the last run of a stage on a partition; `SourceError` if it has not run."""
-        name = self.record_name(stage, partition)
-        if not self.store.exists(name):
-            detail = f"{stage.name} of partition {partition!r} has not been made: materialize it first"
-            raise SourceError(self.store.url_of(name), detail)
-        return StageRecord.from_json(self._read_json(name), where=self.store.url_of(name))
+    def recorded(self, partition: str) -> tuple[dict[Stage, StageRecord], PublishedFile | None]:
+        """The records of the stages that have run on a partition, in the order of the chain, and the file they are in.
+
+        Raises:
+            SourceError: the file cannot be read.
+            SchemaMismatchError: it is damaged, or of another version.
+        """
+        name = self.records_name(partition)
+        content, where = self.store.found_bytes(name), self.store.url_of(name)
+        if content is None:
+            return {}, None
+        try:
+            value = json.loads(content)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict) or value.get("version") != RECORDS_VERSION or "stages" not in value:
+            raise SchemaMismatchError(
+                f"{where}: not the records of a partition in version {RECORDS_VERSION}: run `mm-assets run "
+                f"--dataset {self.spec.name} --partition {partition}`"
+            )
+        found = {
+            stage: StageRecord.from_json(made, stage=stage.name, partition=partition, where=where)
+            for stage in RECORDED_STAGES
+            if (made := value["stages"].get(stage.name)) is not None
+        }
+        return found, PublishedFile(path=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
 
     def records(self, partition: str) -> dict[Stage, StageRecord]:
-        """The records of the stages that have run on a partition, in the order of the chain."""
-        ran = [stage for stage in RECORDED_STAGES if self.store.exists(self.record_name(stage, partition))]
-        return {stage: self.record(stage, partition) for stage in ran}
+        """The records of `recorded` alone; errors likewise."""
+        return self.recorded(partition)[0]
 
-    def write_record(self, record: StageRecord) -> None:
-        """Stores what a stage did; the last act of a stage."""
-        name = f"records/{record.partition}/{record.stage}.json"
-        self.store.write_bytes(name, canonical_json(record.to_json(), indent=1))
+    def write_records(self, partition: str, records: Mapping[Stage, StageRecord]) -> PublishedFile:
+        """Stores what stages did to a partition, after they have done it."""
+        stages = {stage.name: record.to_json() for stage, record in records.items()}
+        value = {"version": RECORDS_VERSION, "partition": partition, "stages": stages}
+        return self.store.write_bytes(self.records_name(partition), canonical_json(value, indent=1))
 
     def write_failure(self, failure: StageFailure) -> None:
         """Stores why the last run of a partition ended early."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property
 
+from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.packing.plan import PackPlan
-from mm_assets.pipeline.chain import RAW_SHARDS
+from mm_assets.pipeline.chain import RAW_SHARDS, RECORDED_STAGES, Stage
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, Partition
+from mm_assets.pipeline.store import DatasetStore, Partition, StageRecord
 from mm_assets.rows.base import RowSource, row_sources
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.sources.base import Source, open_container
 from mm_assets.storage.files import SourceFile
+from mm_assets.storage.store import PublishedFile
 from mm_assets.storage.urls import is_local
 
 __all__ = ["PartitionWork"]
@@ -73,6 +75,7 @@ class PartitionWork:
         spec: the declaration.
         key: the partition key.
         plan: what the schema packs.
+        record_file: the file of `records`, once these were read or written; None where there is none.
 
     Raises:
         SchemaMismatchError: the schema's pack plan is not one.
@@ -89,6 +92,8 @@ class PartitionWork:
         self._opened = ExitStack()
         self._others = self._opened.enter_context(closing(_OtherFiles(self.spec)))
         self._files: dict[str, SourceFile] = {}
+        self._records: Mapping[Stage, StageRecord] | None = None
+        self.record_file: PublishedFile | None = None
 
     @classmethod
     def registered(cls, dataset: DatasetStore, key: str) -> PartitionWork:
@@ -110,13 +115,43 @@ class PartitionWork:
         Raises:
             SourceError: a shard is gone, or has changed, also since an earlier stage opened it.
         """
-        expected = self.dataset.record(RAW_SHARDS, self.key).inputs if indexed else None
+        expected = self.record(RAW_SHARDS).inputs if indexed else None
         if not self._files:
             for file in self.dataset.open_shards(self.partition, fingerprints=expected):
                 self._files[file.url] = self._opened.enter_context(file)
         else:
             self.dataset.check_shards(self.partition, [f.now() for f in self._files.values()], fingerprints=expected)
         return list(self._files.values())
+
+    @property
+    def records(self) -> Mapping[Stage, StageRecord]:
+        """The records of the stages that have run, in the order of the chain; read once.
+
+        Raises:
+            SourceError: the file of records cannot be read.
+            SchemaMismatchError: it is damaged, or of another version.
+        """
+        if self._records is None:
+            self._records, self.record_file = self.dataset.recorded(self.key)
+        return self._records
+
+    def record(self, stage: Stage) -> StageRecord:
+        """The record of a stage; `SourceError` if it has not run."""
+        if stage not in self.records:
+            detail = f"{stage.name} of partition {self.key!r} has not been made: materialize it first"
+            raise SourceError(self.dataset.store.url_of(self.dataset.records_name(self.key)), detail)
+        return self.records[stage]
+
+    def write_record(self, stage: Stage, record: StageRecord) -> None:
+        """Stores what a stage did; its last act. The first stage of the chain replaces a damaged file of records."""
+        try:
+            records = {**self.records, stage: record}
+        except SchemaMismatchError:
+            if stage.upstream:
+                raise
+            records = {stage: record}
+        self._records = {stage: records[stage] for stage in RECORDED_STAGES if stage in records}
+        self.record_file = self.dataset.write_records(self.key, self._records)
 
     @cached_property
     def row_sources(self) -> Sequence[RowSource]:

@@ -180,6 +180,14 @@ class Store:
         with storage_errors(self.url_of(name), "cannot be read"):
             return bytes(self.fs.cat_file(self.path_of(name)))
 
+    def found_bytes(self, name: str) -> bytes | None:
+        """The whole content, or None if there is no such file; `SourceError` if the storage does not answer."""
+        with storage_errors(self.url_of(name), "cannot be read"):
+            try:
+                return bytes(self.fs.cat_file(self.path_of(name)))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
     def open(self, name: str) -> Any:
         """A seekable binary file object, as pyarrow reads it; `SourceError` if there is no such file."""
         # Column chunks are read whole and once: a read-ahead cache would fetch their neighbours.

@@ -272,7 +272,7 @@ def test_what_was_packed_stays_checked(dataset: DatasetStore) -> None:
     list(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers_of(dataset))))
     marker = dataset.marker("docs-00000")
     assert marker["files"]["mstr"]["path"] != marker["added"]["file"]["path"]
-    assert dataset.record(PACKED_STAGES["mstr"], "docs-00000").files["mstr"].to_json() == marker["files"]["mstr"]
+    assert dataset.records("docs-00000")[PACKED_STAGES["mstr"]].files["mstr"].to_json() == marker["files"]["mstr"]
     assert at_work(stages.recheck_packed, dataset, "docs-00000", "mstr").passed
     assert publish.build_manifest(dataset).missing_streams == {}
 

@@ -86,7 +86,7 @@ class Made:
 
     def packed(self, key: str, form: str) -> str:
         """Where a packed file of a partition stands."""
-        return self.dataset.store.path_of(self.dataset.record(PACKED_STAGES[form], key).files[form].path)
+        return self.dataset.store.path_of(self.dataset.records(key)[PACKED_STAGES[form]].files[form].path)
 
     @property
     def keys(self) -> list[str]:
@@ -346,5 +346,5 @@ def test_fetching_late_changes_nothing(name: str, shared_data: Path, tmp_path: P
         made[mode], _ = run_chain(spec)
     for key in made["read"].partitions():
         for stage in (FILTERED_ROWS, *PACKED_STAGES.values()):
-            read, write = (made[mode].record(stage, key) for mode in ("read", "write"))
+            read, write = (made[mode].records(key)[stage] for mode in ("read", "write"))
             assert dict(read.files) == dict(write.files)

@@ -50,7 +50,7 @@ def run(stage, function):
             return real_pack(cut(), *args, **kwargs)
         stages.pack_rows = pack
     if victim == stage + ".record":
-        DatasetStore.write_record = lambda self, record: die()
+        DatasetStore.write_records = lambda self, key, records: die()
     with PartitionWork.registered(dataset, key) as work:
         function(work)
 

@@ -23,7 +23,6 @@ from mm_assets.orchestration.launch import declared_datasets, open_instance, reg
 from mm_assets.orchestration.processes import process_is_gone, process_tag
 from mm_assets.orchestration.runs import partition_lock
 from mm_assets.pipeline import stages
-from mm_assets.pipeline.chain import RAW_SHARDS
 from mm_assets.pipeline.losses import FAILED, loss_totals
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -151,7 +150,7 @@ def test_steps_of_two_runs_do_not_overlap(
     with partition_lock(dagster_home, "captions", "captions-00000"):
         (refused,) = run_partitions([(spec, "captions-00000")])
         assert "another run is working on partition 'captions-00000'" in refused.failures[0]
-        assert not dataset.store.exists(dataset.record_name(RAW_SHARDS, "captions-00000"))
+        assert not dataset.store.exists(dataset.records_name("captions-00000"))
     (run,) = run_partitions([(spec, "captions-00000")])
     assert run.ok
     assert list((dagster_home / "locks").rglob("*.lock")) == []

@@ -58,7 +58,7 @@ def test_a_demo_dataset_becomes_packed_files(
     for form in ("mult", "mstr"):
         with mm_assets.open(dataset.store.url_of("manifest.json"), format=form) as opened:
             assert set(opened.fields) == modalities
-            kept = sum(dataset.record(PACKED_STAGES["mult"], key).counts["samples"] for key in dataset.partitions())
+            kept = sum(dataset.records(key)[PACKED_STAGES["mult"]].counts["samples"] for key in dataset.partitions())
             assert len(opened) == kept > 0
             assert opened[0]["metadata"] is not None
             assert opened.find(opened.sample_ids[len(opened) - 1]) == len(opened) - 1
@@ -186,7 +186,7 @@ def test_packed_formats_can_be_materialized_alone(instance: dg.DagsterInstance, 
 
     spec = demo_spec("captions")
     dataset = run_all(instance, spec)
-    before = dataset.record(PACKED_STAGES["mstr"], "captions-00000").files["mstr"]
+    before = dataset.records("captions-00000")[PACKED_STAGES["mstr"]].files["mstr"]
     job = build_definitions(spec).resolve_job_def("captions_pack")
     result = job.execute_in_process(
         instance=instance,
@@ -195,7 +195,7 @@ def test_packed_formats_can_be_materialized_alone(instance: dg.DagsterInstance, 
     )
     assert result.success
     assert [e.asset_key.path[-1] for e in result.get_asset_materialization_events() if e.asset_key] == ["packed_mstr"]
-    assert dataset.record(PACKED_STAGES["mstr"], "captions-00000").files["mstr"] == before
+    assert dataset.records("captions-00000")[PACKED_STAGES["mstr"]].files["mstr"] == before
 
 
 def test_checks_of_packed_files_can_be_executed_alone(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
@@ -217,7 +217,7 @@ def test_checks_of_packed_files_can_be_executed_alone(instance: dg.DagsterInstan
     result = execute()
     assert [(e.check_name, e.passed) for e in result.get_asset_check_evaluations()] == [("intact", True)]
     assert result.get_asset_materialization_events() == []
-    path = Path(dataset.store.path_of(dataset.record(PACKED_STAGES["mult"], "captions-00000").files["mult"].path))
+    path = Path(dataset.store.path_of(dataset.records("captions-00000")[PACKED_STAGES["mult"]].files["mult"].path))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

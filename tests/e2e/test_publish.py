@@ -9,11 +9,12 @@ import pytest
 
 import mm_assets
 from mm_assets.pipeline import publish, stages
-from mm_assets.pipeline.chain import PACKED_STAGES, ROWS
+from mm_assets.pipeline.chain import PACKED_STAGES, RAW_SHARDS, ROWS
 from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.storage.store import Store
 
 from ..pipeline.chain import at_work
 
@@ -135,7 +136,7 @@ def test_the_catalog_opens_in_duckdb(dataset: DatasetStore) -> None:
     publish.build_manifest(dataset)
     connection = publish.sql_connection(dataset)
     counted = connection.execute("select partition, count(*) from rows group by 1 order by 1").fetchall()
-    expected = [(key, dataset.record(ROWS, key).counts["rows"]) for key in ("docs-00000", "docs-00001")]
+    expected = [(key, dataset.records(key)[ROWS].counts["rows"]) for key in ("docs-00000", "docs-00001")]
     assert counted == expected
     assert b"create or replace view filtered_rows" in dataset.store.read_bytes("catalog.sql")
 
@@ -144,12 +145,41 @@ def test_a_record_of_another_shape_is_refused(dataset: DatasetStore) -> None:
     """A record that was edited is an error that names the file."""
     from mm_assets.errors import SchemaMismatchError
 
-    path = Path(dataset.store.path_of("records/docs-00000/rows.json"))
+    path = Path(dataset.store.path_of("records/docs-00000.json"))
     value = json.loads(path.read_text())
-    del value["files"]
+    del value["stages"]["rows"]["files"]
     path.write_text(json.dumps(value))
-    with pytest.raises(SchemaMismatchError, match=r"rows\.json: not a stage record"):
-        dataset.record(ROWS, "docs-00000")
+    with pytest.raises(SchemaMismatchError, match=r"records/docs-00000\.json: rows: not a stage record"):
+        dataset.records("docs-00000")[ROWS]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"version": 0}'])
+def test_damaged_records_are_replaced_by_the_first_stage_only(dataset: DatasetStore, content: bytes) -> None:
+    """A stage that needs the records names the file and the command; indexing the shards begins them again."""
+    from mm_assets.errors import SchemaMismatchError
+
+    dataset.store.write_bytes(dataset.records_name("docs-00000"), content)
+    for make in (stages.rows, publish.publish):
+        with pytest.raises(
+            SchemaMismatchError, match=r"docs-00000\.json: not the records .* `mm-assets run --dataset docs"
+        ):
+            at_work(make, dataset, "docs-00000")
+    at_work(stages.raw_shards, dataset, "docs-00000")
+    assert list(dataset.records("docs-00000")) == [RAW_SHARDS]
+
+
+def test_a_manifest_reads_no_records(dataset: DatasetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The markers hold what a manifest and cleaning need: no file of records is opened for either."""
+    read: list[str] = []
+    found_bytes = Store.found_bytes
+    monkeypatch.setattr(Store, "found_bytes", lambda self, name: (read.append(name), found_bytes(self, name))[1])
+    publish.build_manifest(dataset)
+    publish.clean(dataset)
+    assert "shards.json" in read
+    assert not [name for name in read if name.startswith("records/")]
+    marker = dataset.marker("docs-00000")
+    assert marker is not None
+    assert marker["record"]["sha256"] == dataset.store.digest("records/docs-00000.json")
 
 
 def test_what_is_indexed_is_what_was_registered(dataset: DatasetStore, demo_shards: Path) -> None:
@@ -234,7 +264,7 @@ def test_a_table_that_is_not_its_record_is_refused(dataset: DatasetStore) -> Non
 
 def test_a_file_found_damaged_is_no_longer_published(dataset: DatasetStore) -> None:
     """When a check of a published file fails afterwards, its partition leaves the next manifest."""
-    file = dataset.record(PACKED_STAGES["mult"], "docs-00000").files["mult"]
+    file = dataset.records("docs-00000")[PACKED_STAGES["mult"]].files["mult"]
     path = Path(dataset.store.path_of(file.path))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -38,14 +38,15 @@ def run_digests(root: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for folder in sorted(path for path in root.iterdir() if (path / "schema.json").exists()):
         tables = [p for p in folder.rglob("*.parquet") if p.parent.name != "published"]
-        records = [json.loads(path.read_text()) for path in (folder / "records").rglob("*.json")]
+        records = {path.stem: json.loads(path.read_text())["stages"] for path in (folder / "records").glob("*.json")}
         packed = {path.stem.split(".")[0] + path.suffix: path for path in (folder / "packed").iterdir()}
         found[folder.name] = {
             "packed": {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(packed.items())},
             "tables": {f"{p.parent.name}/{p.stem}": table_digest(p) for p in sorted(tables)},
             "checks": {
-                f"{record['stage']}/{record['partition']}": {o["name"]: o["num_violations"] for o in record["outcomes"]}
-                for record in sorted(records, key=lambda record: (record["stage"], record["partition"]))
+                f"{stage}/{key}": {o["name"]: o["num_violations"] for o in record["outcomes"]}
+                for key, stages in sorted(records.items())
+                for stage, record in stages.items()
             },
         }
     return found

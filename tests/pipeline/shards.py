@@ -88,7 +88,7 @@ def table(dataset: DatasetStore, name: str, key: str = "s") -> list[dict[str, An
 
 
 def packed(dataset: DatasetStore, key: str = "s", form: str = "mult") -> mm_assets.Dataset:
-    return mm_assets.open(dataset.store.path_of(dataset.record(PACKED_STAGES[form], key).files[form].path))
+    return mm_assets.open(dataset.store.path_of(dataset.records(key)[PACKED_STAGES[form]].files[form].path))
 
 
 def values(dataset: DatasetStore, key: str = "s") -> dict[str, dict[str, Any]]:

@@ -179,7 +179,7 @@ def test_late_fetching_fetches_what_is_left(tmp_path: Path) -> None:
         fetched = results["s"]["materialized_rows"].record.counts["content_bytes"]
         assert fetched == (0 if mode == "write" else sum(len(png(n)) for n in range(6)))
     for stage in (FILTERED_ROWS, *PACKED_STAGES.values()):
-        assert made["read"].record(stage, "s").files == made["write"].record(stage, "s").files
+        assert made["read"].records("s")[stage].files == made["write"].records("s")[stage].files
     assert list(values(made["write"])) == ["3", "4", "5"]
 
 

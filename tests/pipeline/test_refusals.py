@@ -90,7 +90,7 @@ def test_a_flipped_bit_in_a_table_stops_the_next_stage(tmp_path: Path, remote: b
     dataset, _ = run_chain(declare(root, shard))
     readers = [*stages.TABLE_STAGES.values(), stages.packed]
     for stage, read in zip(stages.TABLE_STAGES, readers[1:], strict=True):
-        record = dataset.record(stage, "s").files[stage.tables[0].name]
+        record = dataset.records("s")[stage].files[stage.tables[0].name]
         whole = dataset.store.read_bytes(record.path)
         for place in (7, len(whole) // 2, len(whole) - 9):
             flipped = bytearray(whole)
