@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from mm_assets.checks.catalog import ABOUT_CONTENT
+from mm_assets.checks.database import connection
 from mm_assets.checks.relations import schema_of
 from mm_assets.fields import Boxes, ClipLengths, Fact, MediaLength, Spans, Steps
 from mm_assets.packing.pack import encode_placed
@@ -26,6 +27,7 @@ TOLERANCE_SECONDS = 0.05
 """How far a note, text or series may extend past its medium: MIREX's tolerance for the onset of a note."""
 
 _FETCH = 4096
+_MEMORY = 128 << 20  # bytes for the facts of one block of samples
 
 _SCHEMAS: Mapping[str, pa.Schema] = {
     name: schema_of("sample_id", "modality", *columns)
@@ -109,14 +111,12 @@ def misaligned(plan: PackPlan) -> Callable[[pa.Table, Sequence[memoryview | None
 
 def _found(facts: Facts) -> dict[str, tuple[str, str]]:
     """Sample id to the first check that it violates, and the first row that does."""
-    import duckdb
-
     found: dict[str, tuple[str, str]] = {}
-    with duckdb.connect() as connection:
+    with connection(_MEMORY) as opened:
         for relation in FACT_RELATIONS:
-            connection.register(relation, facts.table(relation))
+            opened.register(relation, facts.table(relation))
         for check in ABOUT_CONTENT:
-            result = connection.execute(check.sql)
+            result = opened.execute(check.sql)
             names = [column[0] for column in result.description]
             while rows := result.fetchmany(_FETCH):
                 for row in rows:

@@ -1,8 +1,9 @@
 """The relations that checks select from: a partition's tables, and the facts of its shards and declarations.
 
-DuckDB reads the tables from their Parquet files, without the columns of content: one of their values may be larger than
-DuckDB's memory. Content is read in bounded batches, and only sizes, checksums and digests stay in memory. Only the
-checks of the member index walk the shards' headers again; later checks rely on the index.
+Tables are relations without their columns of content: one of their values may be larger than DuckDB's memory. Small
+ones are read once, and DuckDB reads large ones from their Parquet files. Content is read in bounded batches, and only
+sizes, checksums and digests stay in memory. Only the checks of the member index walk the shards' headers again; later
+checks rely on the index.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.checks.context import CheckContext, TableFile
-from mm_assets.errors import SchemaMismatchError, SourceError
+from mm_assets.errors import SchemaMismatchError, SourceError, first_line
 from mm_assets.formats import crc32c
 from mm_assets.media.content_types import OWN_ZIPS, sniff_content_type
 from mm_assets.rows.parquet import open_table, read_batches
@@ -48,6 +49,7 @@ MAX_REREAD_BYTES = 4 << 20  # of all of them: the check must not cost what the s
 DIGEST = 16  # bytes
 _DERIVED = ("content", "reread", "texts", "source_refs", "user", "digests")  # from the table whose name is before it
 _BATCH_ROWS = 4 << 10  # rows that become Python objects at a time
+_MAX_HELD = 1 << 16  # rows of a table that is read once; each statement reads a larger one
 
 _TYPES = {  # of the columns that are not text
     **dict.fromkeys(("ordinal", "place", "position", "item", "page", "step"), pa.int64()),
@@ -166,16 +168,26 @@ class TableRelations:
         """Where a table's file is."""
         return self.context.store.url_of(self._file(table).path)
 
-    def _select(self, table: str) -> str:
-        """The statement that reads a table's file, all columns but content; `ordinal` counts the rows of row tables."""
+    def _select(self, table: str) -> str | pa.Table:
+        """All columns of a table but content; in row tables `ordinal` counts the rows.
+
+        A statement where the table is large and local, so that it need not be held.
+        """
         self._check_columns(table)
-        schema = self._file(table).schema
-        columns = ", ".join(f'"{name}"' for name in _read_columns(schema) if name not in CONTENT)
-        # Counted and not read from the file: a user column may be called file_row_number.
-        ordinal = ", row_number() over () - 1 as ordinal" if _is_row_table(schema) else ""
-        store = self.context.store
-        where = store.path_of(self._file(table).path) if store.is_local else self.url(table)
-        return f"select {columns}{ordinal} from read_parquet({_quoted(where)})"
+        schema, store, file = self._file(table).schema, self.context.store, self.parquet(table)
+        names = [name for name in _read_columns(schema) if name not in CONTENT]
+        if store.is_local and file.metadata.num_rows > _MAX_HELD:
+            columns = ", ".join(f'"{name}"' for name in names)
+            # Counted and not read from the file: a user column may be called file_row_number.
+            ordinal = ", row_number() over () - 1 as ordinal" if _is_row_table(schema) else ""
+            return f"select {columns}{ordinal} from read_parquet({_quoted(store.path_of(self._file(table).path))})"
+        try:
+            held = file.read(names, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise SourceError(self.url(table), f"cannot be read: {first_line(error)}") from error
+        if _is_row_table(schema):
+            held = held.append_column("ordinal", pa.array(np.arange(held.num_rows), pa.int64()))
+        return held
 
     def _check_columns(self, table: str) -> None:
         """Refuses, with `SchemaMismatchError`, a table that lacks a column that relations over it select."""

@@ -1,15 +1,14 @@
 """Runs an asset's checks over one partition: provides the relations, executes each statement, lists first violations.
 
-DuckDB works in bounded memory, more only for very many rows, and in two threads; it spills to a scratch folder and
-downloads nothing. A table with wrong columns fails its `schema` check and all other checks of the asset, which are not
-run then.
+DuckDB works in bounded memory, more only for very many rows, and in one thread. A statement over relations without rows
+selects nothing, and is not executed. A table with wrong columns fails its `schema` check and all other checks of the
+asset, which are not run then.
 """
 
 from __future__ import annotations
 
 import math
-import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ import pyarrow as pa
 from mm_assets.checks.alignment import FACT_RELATIONS
 from mm_assets.checks.catalog import Check, checks_of
 from mm_assets.checks.context import CheckContext, Outcome
+from mm_assets.checks.database import connection, limit_memory
 from mm_assets.checks.origins import OriginRelations
 from mm_assets.checks.packed import PackedFiles, PackedRelations
 from mm_assets.checks.relations import TableRelations
@@ -50,7 +50,7 @@ def run_checks(context: CheckContext, files: PackedFiles | None = None) -> list[
         if files is None:
             own = () if context.packed_format is None else (context.packed_format,)
             files = stack.enter_context(PackedFiles(context, own))
-        session = stack.enter_context(closing(_Session(context, files)))
+        session = stack.enter_context(_Session(context, files))
         for check in checks_of(context.asset):
             wrong_columns = outcomes and not outcomes[0].passed and context.own_tables
             outcomes.append(_not_judged(check) if wrong_columns else session.judge(check))
@@ -68,53 +68,46 @@ def _not_judged(check: Check) -> Outcome:
 
 
 class _Session:
-    """A DuckDB connection with the relations that were requested so far."""
+    """A connection to DuckDB with the relations that were requested so far."""
 
     def __init__(self, context: CheckContext, files: PackedFiles) -> None:
         import duckdb
 
-        pa.default_memory_pool().release_unused()  # what the stage itself no longer needs
         self._error: type[Exception] = duckdb.Error
         self._context = context
-        self._scratch = tempfile.TemporaryDirectory(prefix="mm-assets-checks-")
-        self._memory_limit = max(context.memory_limit, 16 << 20)
-        self._connection = duckdb.connect(
-            config={
-                "memory_limit": f"{self._memory_limit >> 20}MiB",
-                "threads": 2,
-                "temp_directory": self._scratch.name,
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-            }
-        )
-        if not context.store.is_local:
-            self._connection.register_filesystem(context.store.fs)
+        self._memory = context.memory_limit
         self._tables = TableRelations(context)
         self._origins = OriginRelations(context, self._tables)
         self._packed = PackedRelations(context, files)
-        self._provided: set[str] = set()
+        self._num_rows: dict[str, int] = {}  # of each relation that was provided
 
-    def close(self) -> None:
-        """Closes the connection and removes what it spilled."""
-        self._connection.close()
-        self._tables.close()
-        self._scratch.cleanup()
-        pa.default_memory_pool().release_unused()  # a partition's content has passed through it
+    def __enter__(self) -> _Session:
+        pa.default_memory_pool().release_unused()  # what the stage itself no longer needs
+        self._stack = ExitStack()
+        self._stack.callback(pa.default_memory_pool().release_unused)  # a partition's content has passed through it
+        self._stack.callback(self._tables.close)
+        self._connection = self._stack.enter_context(connection(self._memory))
+        return self
 
-    def _provide(self, name: str) -> None:
-        if name in self._provided:
-            return
-        known_as = self._context.known_as(name)
-        made = self._relation(known_as)
-        if isinstance(made, str):
-            self._connection.execute(f'create view "{name}" as {made}')
-            needed = _ROW_MEMORY * self._tables.parquet(known_as).metadata.num_rows
-            if needed > self._memory_limit:
-                self._memory_limit = needed
-                self._connection.execute(f"set memory_limit = '{needed >> 20}MiB'")
-        else:
-            self._connection.register(name, made)
-        self._provided.add(name)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def _provide(self, name: str) -> int:
+        """Makes a relation known to DuckDB, and gives its number of rows."""
+        if name not in self._num_rows:
+            known_as = self._context.known_as(name)
+            made = self._relation(known_as)
+            if isinstance(made, str):
+                self._connection.execute(f'create temp view "{name}" as {made}')
+                self._num_rows[name] = self._tables.parquet(known_as).metadata.num_rows
+            else:
+                self._connection.register(name, made)
+                self._num_rows[name] = made.num_rows
+            needed = _ROW_MEMORY * self._num_rows[name]
+            if known_as in self._context.tables and needed > self._memory:
+                self._memory = needed
+                limit_memory(self._connection, needed)
+        return self._num_rows[name]
 
     def _relation(self, name: str) -> str | pa.Table:
         if name in FACT_RELATIONS:
@@ -128,14 +121,7 @@ class _Session:
     def judge(self, check: Check) -> Outcome:
         """The outcome of one check; `SourceError` if a file cannot be read or the statement not executed."""
         try:
-            for name in check.relations:
-                self._provide(name)
-            result = self._connection.execute(check.sql)
-            names = [column[0] for column in result.description]
-            first = result.fetchmany(MAX_LISTED)
-            count = len(first)
-            while more := result.fetchmany(_FETCH):
-                count += len(more)
+            names, first, count = self._violations(check)
         except self._error as error:
             what = f"the check {check.name} of {self._context.asset} could not be executed: {first_line(error)}"
             raise SourceError(self._files_of(check), what) from error
@@ -147,6 +133,18 @@ class _Session:
             description=check.description,
             blocking=not check.about_content or self._context.on_misaligned != "warn",
         )
+
+    def _violations(self, check: Check) -> tuple[list[str], list[tuple[Any, ...]], int]:
+        """The columns of what a statement selects, its first rows, and their number."""
+        if not sum([self._provide(name) for name in check.relations]):
+            return [], [], 0
+        result = self._connection.execute(check.sql)
+        names = [column[0] for column in result.description]
+        first = result.fetchmany(MAX_LISTED)
+        count = len(first)
+        while more := result.fetchmany(_FETCH):
+            count += len(more)
+        return names, first, count
 
     def _files_of(self, check: Check) -> str:
         """The files that a check reads, those of its asset where its relations have other names."""

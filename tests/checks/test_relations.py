@@ -507,12 +507,19 @@ def test_file_that_is_not_parquet_is_named(partition) -> None:
         partition.outcomes("rows")
 
 
-def test_file_that_the_database_cannot_read_is_named(partition) -> None:
-    """Damage that only DuckDB meets is an error of ours, with the asset, the check and the file."""
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [(1, "cannot be read"), (5000, "the check members of raw_shards could not be executed")],
+    ids=["held", "read by DuckDB"],
+)
+def test_damaged_table_is_named(partition, times: int, said: str) -> None:
+    """Damage of a table is an error of ours that names the file, and the check where DuckDB meets it."""
+    index = partition.read("raw_shards")
+    partition.write("raw_shards", pa.concat_tables([index] * times))
     path = partition.path("raw_shards")
     content = path.read_bytes()
     path.write_bytes(content[:4] + b"\xff" * 300 + content[304:])
-    with pytest.raises(SourceError, match=r"raw_shards/p\.parquet: the check members of raw_shards could not be exec"):
+    with pytest.raises(SourceError, match=rf"raw_shards/p\.parquet: {said}"):
         partition.outcomes("raw_shards")
 
 
