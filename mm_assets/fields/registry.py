@@ -27,6 +27,7 @@ from mm_assets.fields.sequence import SequenceField
 from mm_assets.fields.timed_text import TimedTextField
 from mm_assets.fields.timeseries import TimeSeriesField
 from mm_assets.fields.tokens import TokensField
+from mm_assets.fields.user_code import code_digest, is_own
 from mm_assets.fields.video_audio import SyncedVideoAudioField
 
 __all__ = [
@@ -183,6 +184,8 @@ def load_class(path: str, base: type) -> type[Any]:
     if inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         raise ConfigError("arguments", "type", f"is {path!r}, which does not implement {missing}")
+    if not is_own(found):
+        code_digest(found)  # as it is imported
     return found
 
 

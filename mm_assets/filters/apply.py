@@ -122,7 +122,9 @@ class FilterStream:
         _check_annotators(annotators, schema)
         self._counts: Counter[str] = Counter({"rows": 0, "samples": 0, "kept": 0, "kept_samples": 0, "dropped": 0})
         self._first_details: dict[tuple[str, str], str] = {}
-        self._dropped: list[pa.RecordBatch] = []
+        self._dropped: list[pa.RecordBatch] = []  # of rows that every step has judged
+        self._waiting: list[tuple[npt.NDArray[np.int64], pa.RecordBatch]] = []  # the others, with their rows' numbers
+        self._passed: list[npt.NDArray[np.int64]] = []  # numbers of the rows that content may be fetched of, in order
         self._last_sample: str | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._started = False
@@ -145,7 +147,10 @@ class FilterStream:
         )
 
     def take_dropped(self) -> list[pa.RecordBatch]:
-        """The rows dropped since the last call, with `DROPPED_SCHEMA`: call it after each batch, and at the end."""
+        """The rows dropped since the last call, with `DROPPED_SCHEMA`: call it after each batch, and at the end.
+
+        They are in the order of the rows that came in, however these were divided into blocks.
+        """
         taken, self._dropped = self._dropped, []
         return taken
 
@@ -162,17 +167,22 @@ class FilterStream:
                 kept = self._judge_with_content(table)
                 if kept.num_rows:
                     yield self._finish(kept)
+            self._release(self._counts["rows"])
 
     def _judge_without_content(self, table: pa.Table) -> pa.Table:
+        first = self._counts["rows"]
         self._check_block(table)
+        numbers = np.arange(first, first + table.num_rows)
         if not (self._early or self._early_filters):
+            self._passed.append(numbers)
             return table
         # The steps before content see none even if it is there: they return the same in both modes, and selecting rows
         # copies no media.
         content = table.schema.get_field_index("binary_content")
         bare = table.set_column(content, table.schema.field(content), pa.nulls(table.num_rows, pa.large_binary()))
         block = self._annotate(Block(bare, pool=self._pool), self._early)
-        block = self._judge(block, self._early_filters)
+        block = self._judge(block, self._early_filters, numbers)
+        self._passed.append(numbers[block.origin])
         if block.num_rows < table.num_rows:
             keep = np.zeros(table.num_rows, dtype=np.bool_)
             keep[block.origin] = True
@@ -191,7 +201,24 @@ class FilterStream:
             yield batch
 
     def _judge_with_content(self, table: pa.Table) -> Block:
-        return self._judge(self._annotate(Block(table, pool=self._pool), self._late), self._late_filters)
+        passed = np.concatenate(self._passed)
+        numbers, self._passed = passed[: table.num_rows], [passed[table.num_rows :]]
+        block = self._judge(self._annotate(Block(table, pool=self._pool), self._late), self._late_filters, numbers)
+        if len(numbers):
+            self._release(int(numbers[-1]))
+        return block
+
+    def _release(self, last: int) -> None:
+        """Hands over what was dropped up to a row, sorted: no step will drop another of these rows."""
+        if not self._waiting:
+            return
+        numbers = np.concatenate([found for found, _ in self._waiting])
+        dropped = pa.Table.from_batches([batch for _, batch in self._waiting])
+        order = np.argsort(numbers)
+        done = int(np.searchsorted(numbers[order], last, side="right"))
+        self._dropped += dropped.take(order[:done]).combine_chunks().to_batches()
+        left = dropped.take(order[done:]).combine_chunks().to_batches()
+        self._waiting = [(numbers[order[done:]], batch) for batch in left]
 
     def _check_block(self, table: pa.Table) -> None:
         if not table.schema.equals(self._row_schema):
@@ -227,24 +254,25 @@ class FilterStream:
             block = block.with_table(table)
         return block
 
-    def _judge(self, block: Block, filters: Sequence[Filter]) -> Block:
+    def _judge(self, block: Block, filters: Sequence[Filter], numbers: npt.NDArray[np.int64]) -> Block:
         for judge in filters:
             if not block.num_rows:
                 break
             verdicts = _verdicts(block, judge)
             if verdicts:
-                self._record(block, judge.name, verdicts)
+                self._record(block, judge.name, verdicts, numbers[block.origin])
                 keep = np.ones(block.num_rows, dtype=np.bool_)
                 keep[list(verdicts)] = False
                 block = block.select(keep)
         return block
 
-    def _record(self, block: Block, name: str, verdicts: Mapping[int, Drop]) -> None:
+    def _record(self, block: Block, name: str, verdicts: Mapping[int, Drop], numbers: npt.NDArray[np.int64]) -> None:
         rows = sorted(verdicts)
         identity = [block.column(c).take(rows).combine_chunks() for c in ("sample_id", "position", "modality")]
         columns = zip(*((name, *verdicts[row][1:]) for row in rows), strict=True)
         why = [pa.array(c, field.type) for c, field in zip(columns, list(DROPPED_SCHEMA)[3:], strict=True)]
-        self._dropped.append(pa.RecordBatch.from_arrays([*identity, *why], schema=DROPPED_SCHEMA))
+        dropped = pa.RecordBatch.from_arrays([*identity, *why], schema=DROPPED_SCHEMA)
+        self._waiting.append((numbers[rows], dropped))
         self._counts["dropped"] += len(rows)
         for sample_id, row in zip(identity[0], rows, strict=True):
             _, reason, _, detail = verdicts[row]

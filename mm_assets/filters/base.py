@@ -182,11 +182,13 @@ class Annotator(ABC):
 
     Attributes:
         name: how messages call it.
+        version: of your own, where you say yourself when its output changes; empty: whenever its module's source does.
         columns: what it adds, in order.
         needs_content: it reads the rows' bytes; others run before content is fetched.
     """
 
     name: str = ""
+    version: str = ""
     columns: tuple[UserColumn, ...] = ()
     needs_content: bool = False
 
@@ -207,9 +209,11 @@ class Filter(ABC):
             takes out every row of its row's sample.
         needs_content: it reads the rows' bytes; others run before content is fetched, and see none.
         after_content: it reads no bytes, but runs in its place among those that do.
+        version: as of an `Annotator`.
     """
 
     name: str = ""
+    version: str = ""
     scope: Scope = "row"
     needs_content: bool = False
     after_content: bool = False

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from mm_assets import __version__
 from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.checks import UNIQUE_IDS, check_specs
 from mm_assets.orchestration.partitions import shard_partitions
@@ -75,7 +74,7 @@ def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
         "owners": list(spec.owners),
         "description": "\n\n".join(filter(None, (stage.description, spec.description))),
         "kinds": set(stage.kinds),
-        "code_version": None if stage is MANIFEST else f"{__version__}-{stage.digest(spec)[:12]}",
+        "code_version": None if stage is MANIFEST else stage.digest(spec)[:16],
     }
 
 

@@ -30,7 +30,9 @@ __all__ = [
     "RowName",
     "Selector",
     "Take",
+    "declared_fields",
     "declared_imports",
+    "judged_part",
     "parse_fields",
     "row_name",
 ]
@@ -206,6 +208,14 @@ class PackPlan:
             left = {number: row for number, row in left.items() if number not in taken}
         return list(left)
 
+    def judged(self) -> list[dict[str, Any]]:
+        """What of the plan decides which rows can be packed, as `to_json` has it.
+
+        Left out are modalities without which no row would be kept or dropped: the listing, and values of columns that
+        may be absent.
+        """
+        return judged_part(self.to_json()["modalities"])
+
     def special(self, take: Take) -> int | None:
         """Number of the modality that is the plan's metadata, rest or listing, or None where it has none."""
         return next((n for n, m in enumerate(self.modalities) if m.selector.take == take), None)
@@ -243,20 +253,35 @@ class PackPlan:
             raise SchemaMismatchError(f"{where}: not a pack plan: {error}") from error
 
 
+def declared_fields(pack: object) -> set[str]:
+    """The fields that the ``pack`` of a declaration names: class names, and import paths ``module:Class``."""
+    return _field_names(pack.get("fields") if isinstance(pack, Mapping) else None)
+
+
 def declared_imports(pack: object) -> set[str]:
-    """The import paths ``module:Class`` of the user's own fields that the ``pack`` of a declaration names."""
-    return _import_paths(pack.get("fields") if isinstance(pack, Mapping) else None)
+    """The import paths among `declared_fields`, which name the user's own."""
+    return {name for name in declared_fields(pack) if ":" in name}
 
 
 def _import_paths(fields: object) -> set[str]:
-    """The import paths ``module:Class`` in a list of fields: each field's own, and those of fields in its settings."""
+    return {name for name in _field_names(fields) if ":" in name}
+
+
+def _field_names(fields: object) -> set[str]:
+    """The classes in a list of fields: each field's own, and those of fields in its settings."""
     named: list[object] = []
     for item in fields if isinstance(fields, Sequence) else ():
         if isinstance(item, Mapping):
             config = item.get("config")
             inner = config.values() if isinstance(config, Mapping) else ()
             named += [item.get("field"), *(value.get("type") for value in inner if isinstance(value, Mapping))]
-    return {name for name in named if isinstance(name, str) and ":" in name}
+    return {name for name in named if isinstance(name, str)}
+
+
+def judged_part(fields: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The fields, of a declaration or a plan, that decide which rows can be packed; see `PackPlan.judged`."""
+    neutral = ("column", "absent"), ("listing", None)
+    return [dict(field) for field in fields if (field.get("take"), field.get("on_refused")) not in neutral]
 
 
 _SELECTOR_KEYS = ("modality", "role", "extension", "take", "key", "on_refused")

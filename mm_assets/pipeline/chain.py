@@ -15,7 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.fields import FIELD_NAMES, import_field
+from mm_assets.fields.registry import load_class
+from mm_assets.fields.user_code import code_digest, is_own
+from mm_assets.filters.base import Annotator, Filter
+from mm_assets.packing.plan import declared_fields, judged_part
 from mm_assets.pipeline.spec import DatasetSpec, plain
+from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import (
     DROPPED_SCHEMA,
     HARMLESS_REJECTS,
@@ -76,8 +82,10 @@ class Stage:
         upstream: the stages whose files it reads.
         tables: its tables, the main one first.
         packed_format: format of the packed file that it makes.
-        settings: the part of a declaration that changes its files, in addition to that of its upstream; None where
-            there is none. Stages that share a function share its settings.
+        version: raised by hand when the files that it makes of the same input change: it and the stages after it then
+            run again for every partition.
+        settings: what changes its files by the names of the settings, in addition to its upstream's.
+        code: the user's classes that make its files, by what the declaration calls them; likewise.
         loss_limit: the setting that limits what its second table may list; part of `settings` where it is given.
         harmless: reasons in its second table that are not losses.
         numbers: heading in the summary of a run to a count of its record.
@@ -89,7 +97,9 @@ class Stage:
     upstream: tuple[Stage, ...] = ()
     tables: tuple[Table, ...] = ()
     packed_format: str | None = None
-    settings: Callable[[DatasetSpec], Mapping[str, Any]] | None = None
+    version: int = 1
+    settings: Callable[[DatasetSpec], Mapping[str, Any]] = lambda _: {}
+    code: Callable[[DatasetSpec], Mapping[str, type]] = lambda _: {}
     loss_limit: str | None = None
     harmless: frozenset[str] = frozenset()
     numbers: tuple[tuple[str, str], ...] = ()
@@ -105,15 +115,50 @@ class Stage:
         """The stages that lead to this one, in the order of the chain, and itself as the last."""
         return (*dict.fromkeys(stage for above in self.upstream for stage in above.lineage), self)
 
+    def made_with(self, spec: DatasetSpec) -> dict[str, str]:
+        """What changes its own files, its inputs aside: its version, and digests of settings and of users' code."""
+        settings = {name: _digest(value) for name, value in self.settings(spec).items()}
+        code = {f"{_CODE}{name}": code_digest(cls) for name, cls in self.code(spec).items()}
+        return {"version": str(self.version), **settings, **code}
+
     def digest(self, spec: DatasetSpec) -> str:
-        """SHA-256 over every setting that changes what this stage, or one that leads to it, writes; hexadecimal."""
-        counted = dict.fromkeys(stage.settings for stage in self.lineage if stage.settings is not None)
-        text = json.dumps([settings(spec) for settings in counted], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """SHA-256 over `made_with` of this stage and of those that lead to it, hexadecimal."""
+        return _digest({stage.name: stage.made_with(spec) for stage in self.lineage})
+
+
+_CODE = "code of "
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _packed_settings(spec: DatasetSpec) -> Mapping[str, Any]:
-    return {"pack": spec.declared["pack"], "name": spec.name, "fail": spec.on_misaligned == "fail"}
+    return {"pack": spec.declared["pack"], "name": spec.name, "on_misaligned": spec.on_misaligned == "fail"}
+
+
+def _judged(pack: Any) -> Mapping[str, Any]:
+    """What of the declared ``pack`` decides which rows can be packed."""
+    given = pack if isinstance(pack, Mapping) else {"preset": pack}
+    return {"preset": given.get("preset"), "fields": judged_part(given.get("fields") or ())}
+
+
+def _user_fields(pack: Any) -> Mapping[str, type]:
+    """The user's own fields among those that a declaration's ``pack`` names."""
+    found = {name: import_field(name) if ":" in name else FIELD_NAMES.get(name) for name in declared_fields(pack)}
+    return {name: cls for name, cls in sorted(found.items()) if cls is not None and not is_own(cls)}
+
+
+def _user_classes(base: type, *configs: Mapping[str, Any]) -> Mapping[str, type]:
+    """The user's own filters or annotators among those of a declaration."""
+    named = [str(config["type"]) for config in configs if ":" in str(config["type"])]
+    return {name: load_class(name, base) for name in sorted(named)}
+
+
+def _user_source(spec: DatasetSpec) -> Mapping[str, type]:
+    formats = {} if spec.source is None else source_formats(spec.source, where=spec.where)
+    return {name: cls for name, cls in formats.items() if not is_own(cls)}
 
 
 REJECTS = Table(name="rejects", schema=lambda _: REJECTS_SCHEMA)
@@ -126,11 +171,13 @@ RAW_SHARDS = Stage(
     kinds=frozenset({"tar", "parquet"}),
     tables=(Table(name="raw_shards", schema=lambda _: MEMBER_INDEX_SCHEMA),),
     settings=lambda spec: {
+        "source": spec.source,
         "on_damaged_shard": spec.on_damaged_shard,
-        "parquet": spec.parquet.compression,
-        **({} if spec.source is None else {"source": spec.source}),
-        **({} if spec.on_missing_end == "note" else {"on_missing_end": spec.on_missing_end}),
+        "on_missing_end": spec.on_missing_end,
+        "parquet.compression": spec.parquet.compression,
+        "parquet.row_group_bytes": spec.parquet.row_group_bytes,
     },
+    code=_user_source,
     numbers=(("members", "members"),),
 )
 ROWS = Stage(
@@ -142,11 +189,9 @@ ROWS = Stage(
     upstream=(RAW_SHARDS,),
     tables=(Table(name="rows", schema=DatasetSchema.row_schema), REJECTS),
     settings=lambda spec: {
-        "layout": {name: plain(value) for name, value in spec.samples if (name, value) != ("encoding", "auto")},
-        "grouped": spec.partition_pattern is not None,
-        "batch_bytes": spec.batch_bytes,
-        "row_group_bytes": spec.parquet.row_group_bytes,
-        **({} if spec.max_rejected is None else {"max_rejected": spec.max_rejected}),
+        **{f"samples.{name}": plain(value) for name, value in spec.samples},
+        "partition_pattern": spec.partition_pattern is not None,
+        "max_rejected": spec.max_rejected,
     },
     loss_limit="max_rejected",
     harmless=HARMLESS_REJECTS,
@@ -160,7 +205,7 @@ MATERIALIZED_ROWS = Stage(
     tables=(Table(name="materialized_rows", schema=DatasetSchema.row_schema),),
     settings=lambda spec: {
         "materialize": spec.materialize,
-        "fail": spec.on_materialize_error == "fail",
+        "on_materialize_error": spec.on_materialize_error == "fail",
         "max_content_bytes": spec.max_content_bytes,
     },
 )
@@ -174,15 +219,22 @@ FILTERED_ROWS = Stage(
     upstream=(MATERIALIZED_ROWS,),
     tables=(Table(name="filtered_rows", schema=DatasetSchema.filtered_schema), DROPPED, UNDECODABLE),
     settings=lambda spec: {
-        "on_materialize_error": spec.on_materialize_error,
+        "on_materialize_error": "keep" if spec.on_materialize_error == "fail" else spec.on_materialize_error,
         "annotators": [dict(config) for config in spec.annotators],
         "filters": [dict(config) for config in spec.filters],
         "on_empty_sample": spec.on_empty_sample,
         "renumber": spec.renumber,
-        "drop_misaligned": spec.on_misaligned == "drop_sample",
+        "on_misaligned": spec.on_misaligned == "drop_sample",
         "on_undecodable": spec.on_undecodable,
         "decodable": spec.decodable,
-        **({} if spec.max_dropped is None else {"max_dropped": spec.max_dropped}),
+        "max_dropped": spec.max_dropped,
+        # Where misaligned samples are dropped, every packed value may decide.
+        "pack": spec.declared["pack"] if spec.on_misaligned == "drop_sample" else _judged(spec.declared["pack"]),
+    },
+    code=lambda spec: {
+        **_user_classes(Annotator, *spec.annotators),
+        **_user_classes(Filter, *spec.filters),
+        **_user_fields(spec.pack),
     },
     loss_limit="max_dropped",
     numbers=(("kept", "kept"), ("dropped", "dropped")),
@@ -195,6 +247,7 @@ _PACKED = tuple(
         upstream=(FILTERED_ROWS,),
         packed_format=form,
         settings=_packed_settings,
+        code=lambda spec: _user_fields(spec.pack),
         numbers=numbers,
     )
     for form, description, numbers in (

@@ -192,7 +192,9 @@ class ParquetSink:
     def _flush(self) -> None:
         if not self._held_rows:
             return
-        self._writer.write_table(pa.Table.from_batches(self._held, self._schema), row_group_size=self._held_rows)
+        # In one piece: where pages end must not depend on how the rows came in batches.
+        rows = pa.Table.from_batches(self._held, self._schema).combine_chunks()
+        self._writer.write_table(rows, row_group_size=self._held_rows)
         self._held, self._held_bytes, self._held_rows = [], 0, 0
 
 

@@ -1,5 +1,6 @@
 """The stream of filters and annotators: what is dropped with what, in which order, and what is refused."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -79,8 +80,8 @@ def test_a_sample_without_content_goes_with_its_metadata_row(make_table):
     kept, dropped = run_stream(apply([table], filters=[Marked()]))
     assert {r["sample_id"] for r in kept} == {"c"}
     assert [(key_of(r), r["filter"], r["reason"]) for r in dropped] == [
-        (("a", 0, "text"), "marked", "has_x"),
         (("a", -1, "metadata"), "empty_sample", "no_content_rows"),
+        (("a", 0, "text"), "marked", "has_x"),
         (("b", -1, "metadata"), "empty_sample", "no_content_rows"),
     ]
 
@@ -191,7 +192,7 @@ def test_packable_runs_last_over_kept_rows(make_table):
     assert seen == [4]
     assert {r["sample_id"] for r in kept} == {"b"}
     assert [(r["filter"], r["reason"]) for r in dropped] == [
-        ("marked", "has_x"), ("packable", "unpackable_image"), ("empty_sample", "no_content_rows")
+        ("empty_sample", "no_content_rows"), ("marked", "has_x"), ("packable", "unpackable_image")
     ]  # fmt: skip
 
 
@@ -262,8 +263,27 @@ def test_dropped_rows_have_their_schema(make_table):
     assert list(stream) == []
     parts = stream.take_dropped()
     assert all(part.schema.equals(DROPPED_SCHEMA) for part in parts)
-    assert [row["value"] for part in parts for row in part.to_pylist()] == [0.0, None]
+    assert [row["value"] for part in parts for row in part.to_pylist()] == [None, 0.0]
     assert stream.take_dropped() == []
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_dropped_rows_are_in_the_order_of_the_input(make_table, late):
+    """The order is that of the rows, whichever filter drops each and however samples are divided into blocks."""
+    samples = {
+        key: [("text", "xy"[number % 2]), ("text", "z" if key == "c" else "")] for number, key in enumerate("abcdefg")
+    }
+    table = make_table(samples)
+    found = []
+    for cuts in ([0, 21], [0, 3, 21], [0, 6, 9, 15, 21]):
+        blocks = [table.slice(start, stop - start) for start, stop in itertools.pairwise(cuts)]
+        filters = [Marked(mark="y", late=True), Marked(mark="x"), Marked(mark="z", scope="sample", late=late)]
+        fetch = (lambda batches: batches) if late else None
+        found.append(run_stream(apply(blocks, filters=filters, fetch=fetch))[1])
+    assert found[0] == found[1] == found[2]
+    order = [key_of(row) for row in table.to_pylist()]
+    assert [order.index(key_of(row)) for row in found[0]] == sorted(order.index(key_of(row)) for row in found[0])
+    assert len({row["filter"] + row["reason"] for row in found[0]}) == 3
 
 
 def test_user_columns_pass(make_table):
@@ -331,4 +351,4 @@ def test_names_distinguish_two_filters_of_one_type(make_table):
     few = declared(type="text_length", max_chars=2, name="few")
     assert few.name == "few"
     _, dropped = run_stream(apply([make_table({"a": [("text", "abc")]})], filters=[few]))
-    assert dropped[0]["filter"] == "few"
+    assert [row["filter"] for row in dropped] == ["empty_sample", "few"]

@@ -1,7 +1,9 @@
 """The chain: what follows from its table, and that nothing else names its stages."""
 
 import ast
+import importlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,8 @@ from typing import Any
 import pytest
 
 import mm_assets
-from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, TABLES
+from mm_assets.fields import registry
+from mm_assets.pipeline.chain import CHAIN, MANIFEST, RECORDED_STAGES, STAGE_OF_FILE, TABLES, Stage
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import TABLE_STAGES
 
@@ -43,21 +46,23 @@ def spec(**changes: Any) -> DatasetSpec:
         (
             {},
             (
-                "95c078eaa3899cd2dffc43626d82012425562560a119e0aa07314440f7ad34db",
-                "d3e1dac95d1d9d6bb02d75748a75a594b77e66689688d069eb5a3ac46b3f2ead",
-                "9f443eaef46e0a4a3ad26f35b6028fe52e6d00823ef61c0b9a2026ae973363d3",
-                "8fddae699c21c7e0fa121fef588c0afab5eb4d84b19fd8832046ce373ea272b4",
-                "4c9a4b0754f8d500c2c01a5ae687d7b54c171fbbbc7eb324bc17945c22c7a3ea",
+                "33df47d4a954053f6e0f5df3c48edbd3ff5997e7ee2bbf7971f9d4f85813fa06",
+                "835002a02197425aaa1016d473ddcaa997d483b7ce8a164f0b9ff674c258e0d7",
+                "51f4c0870654c3cdba87850f259a32590c2b14038f5c20158cc1283bd85b8386",
+                "fad493be2a5e9cd9fc62c555981b26d06ed1ffc75582fe1ffe1cd008f46f1241",
+                "955375ea190493aadd6d873a6349fdca074fc046b993a605d2fd0a89804725b5",
+                "6a495d9b17ac112a1f7da26bb86a5e89d99a1abc3d488c3a0278bde169f27f6a",
             ),
         ),
         (
             EVERYTHING,
             (
-                "514262c4ee4edb131ddb27bb0369626b6f5b07fce353b076050605b0ba319a74",
-                "a187c2f4f30bb9b9e8018db62647521a8d8262e6bec37a1e6ed7feb99c9ae0aa",
-                "b61e00b2848fea580198328461ef6b0410e907b966d5c48a6359aa2f1594ba46",
-                "682317b539f19b6ae3291313eada109e238483ee50be72220b1b85dc68944154",
-                "e75db560902cb7395386613d0c01e9ad84b7604f8ff4d039ebbfe3630e400a9f",
+                "15ed43c67e075685496cffb69c572f845521776d5afb64d54b2453946d6447d4",
+                "3349f7c34218f62cdea51eddf85ec4eca914ba4639bc439dfb1b29f5be5290df",
+                "ae5a997f22a1952a527fd9aee755d972d5f9ee37f84bf56025ffa2537d457512",
+                "df276bc89b0bb376bfac59120d9119cf5296166cfc76ea1e6e9716f3b82a4a81",
+                "7d228f24b816627cec9372b07feed4aef55c865a90a57f18793a0120b7ca7f32",
+                "09e4be35798bf9fa2cbcd51e46038cc9a5b3306e22830405646dadefd5439a45",
             ),
         ),
     ],
@@ -66,20 +71,21 @@ def spec(**changes: Any) -> DatasetSpec:
 def test_digests_of_settings_stay_as_they_are(changes: dict[str, Any], digests: tuple[str, ...]) -> None:
     """The digests of a declaration are these numbers: others would make every published partition pending again."""
     made = spec(**changes)
-    assert tuple(stage.digest(made) for stage in RECORDED_STAGES) == (*digests, digests[-1])
-    assert PUBLISHED.digest(made) == digests[-1]
+    assert tuple(stage.digest(made) for stage in RECORDED_STAGES) == digests
 
 
 @pytest.mark.parametrize(
     ("changes", "first"),
     [
         ({"on_damaged_shard": "salvage"}, "raw_shards"),
+        ({"parquet": {"row_group_bytes": 1 << 20}}, "raw_shards"),
         ({"samples": {"texts_field": "t"}}, "rows"),
         ({"materialize": "write"}, "materialized_rows"),
         ({"filters": [{"type": "exact_duplicates"}]}, "filtered_rows"),
         ({"on_misaligned": "drop_sample"}, "filtered_rows"),
         ({"on_misaligned": "fail"}, "packed_mult"),
-        ({"pack": "generic"}, "packed_mult"),
+        ({"pack": "generic"}, "filtered_rows"),  # which decides what cannot be packed
+        ({"pack": {"columns": "all"}}, "packed_mult"),
     ],
 )
 def test_a_setting_makes_its_stage_and_the_later_ones_stale(changes: dict[str, Any], first: str) -> None:
@@ -90,10 +96,87 @@ def test_a_setting_makes_its_stage_and_the_later_ones_stale(changes: dict[str, A
     assert differs == names[names.index(first) :]
 
 
-def test_where_files_go_does_not_make_anything_stale() -> None:
-    """Root, settle time and owners change no digest."""
-    before, after = spec(), spec(root="/other", settle_seconds=1, owners=["team:x"], description="d")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"root": "/other", "settle_seconds": 1, "owners": ["team:x"], "description": "d"},
+        {"batch_bytes": 1 << 20},
+        {"on_misaligned": "warn", "on_damaged_shard": "fail", "filters": [], "pack": None},
+        {"storage_options": {"anon": True}, "runs_per_tick": 1, "cron": "0 * * * *", "keep_manifests": 1},
+    ],
+    ids=["place", "memory", "defaults", "schedule"],
+)
+def test_a_setting_that_changes_no_byte_makes_nothing_stale(changes: dict[str, Any]) -> None:
+    """Where files go, how much is read at a time, defaults spelled out and when to run change no digest."""
+    before, after = spec(), spec(**changes)
     assert [stage.digest(before) for stage in CHAIN] == [stage.digest(after) for stage in CHAIN]
+
+
+@pytest.mark.parametrize("raised", CHAIN, ids=[stage.name for stage in CHAIN])
+def test_a_raised_version_makes_its_stage_and_the_later_ones_stale(
+    raised: Stage, request: pytest.FixtureRequest
+) -> None:
+    """The digests that change with a stage's version are its own and those of the stages that it leads to."""
+    before = [stage.digest(spec()) for stage in CHAIN]
+    request.addfinalizer(lambda: object.__setattr__(raised, "version", 1))
+    object.__setattr__(raised, "version", 2)
+    after = [stage.digest(spec()) for stage in CHAIN]
+    differs = [stage for stage, old, new in zip(CHAIN, before, after, strict=True) if old != new]
+    assert differs == [stage for stage in CHAIN if raised in stage.lineage]
+
+
+USERS = """
+import dataclasses
+from mm_assets.fields import TextField
+from mm_assets.filters.base import Annotator, Filter
+from mm_assets.rows.schema import UserColumn
+from mm_assets.sources.tar import TarSource
+
+class Nothing(Filter):
+    def judge(self, block): return []
+
+class Zero(Annotator):
+    columns = (UserColumn(name="zero", source="", type="int64"),)
+    def annotate(self, block): raise NotImplementedError
+
+@dataclasses.dataclass(frozen=True)
+class Words(TextField):
+    TYPE_ID = 0x8877
+
+class Tars(TarSource):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({"source": "users_chain:Tars"}, "raw_shards"),
+        ({"filters": [{"type": "users_chain:Nothing"}]}, "filtered_rows"),
+        ({"annotators": [{"type": "users_chain:Zero"}]}, "filtered_rows"),
+        ({"pack": {"fields": [{"name": "text", "field": "users_chain:Words"}]}}, "filtered_rows"),
+    ],
+    ids=["source", "filter", "annotator", "field"],
+)
+def test_users_code_makes_the_stages_stale_that_run_it(
+    changes: dict[str, Any], first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A changed source file of a class that the declaration names changes the digests from its first stage on."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for table in ("FIELD_TYPES", "FIELD_NAMES"):
+        monkeypatch.setattr(f"mm_assets.fields.registry.{table}", dict(getattr(registry, table)))
+    digests = []
+    for source in (USERS, USERS + "# changed\n"):
+        (tmp_path / "users_chain.py").write_text(source)
+        monkeypatch.delitem(sys.modules, "users_chain", raising=False)
+        importlib.invalidate_caches()
+        for name in ("FIELD_TYPES", "FIELD_NAMES"):
+            getattr(registry, name).pop("Words", None)
+            getattr(registry, name).pop(0x8877, None)
+        digests.append([stage.digest(spec(**changes)) for stage in RECORDED_STAGES])
+    names = [stage.name for stage in RECORDED_STAGES]
+    differs = [name for name, old, new in zip(names, *digests, strict=True) if old != new]
+    assert differs == names[names.index(first) :]
 
 
 def test_stages_follow_those_that_they_read() -> None:

@@ -233,3 +233,38 @@ def test_content_that_is_not_what_its_name_says(tmp_path: Path) -> None:
     dataset, _ = run_chain(declare(tmp_path / "generic", shard, pack="generic", on_undecodable="keep"))
     assert values(dataset)["a"]["rest"] == [(0, b"no image")]
     assert drops(dataset) == [("c", 0, "packable", "not_materialized")]
+
+
+@pytest.mark.parametrize("materialize", ["read", "write"])
+def test_no_byte_depends_on_the_size_of_batches(tmp_path: Path, materialize: str) -> None:
+    """With small, medium and large batches every table and packed file is the same, dropped rows and rejects too."""
+    members: dict[str, object] = {}
+    for number in range(60):
+        key = f"{number:02d}"
+        members[f"{key}.png"] = png(number, (20 + number, 60))
+        members[f"{key}.txt"] = f"number {number} " * (1 + 40 * number % 97)
+        members |= {f"{key}.json": {"n": number}} if number % 7 else {f"{key}.json": b"{"}
+        members |= {f"{key}.png": png(number, (90, 60))[:-90]} if number % 11 == 5 else {}
+    shard = make_shard(tmp_path / "in" / "s.tar", members)
+    filters = [
+        {"type": "image_size", "min_height": 24},
+        {"type": "exact_duplicates"},
+        {"type": "text_length", "max_chars": 700, "scope": "sample"},
+    ]
+    found = []
+    for batch_bytes in (1 << 16, 150_000, 64 << 20):
+        spec = declare(
+            tmp_path / str(batch_bytes),
+            shard,
+            batch_bytes=batch_bytes,
+            materialize=materialize,
+            filters=filters,
+            annotators=[{"type": "text_length"}, {"type": "perceptual_hash"}],
+        )
+        dataset, _ = run_chain(spec)
+        files = [file for record in dataset.records("s").values() for file in record.files.values()]
+        found.append({file.path.split(".")[0] + file.path[-5:]: file.sha256 for file in files})
+    assert found[0] == found[1] == found[2]
+    assert len(table(dataset, "dropped")) > 20
+    assert len(table(dataset, "rejects")) > 5
+    assert table(dataset, "undecodable")
