@@ -1,6 +1,7 @@
 """The explicit list of checks: every rule that a partition must obey, and the SQL that finds what violates it.
 
-A check is a name in `_CHECKS` and a file in ``sql/`` with one statement, whose first line is the rule in words. It
+A check is a name in `_CHECKS` and a file in ``sql/`` with one statement, whose first line is the rule in words. A line
+``-- Holds without rows in: a, b.`` names relations without which it selects nothing, and is not executed. It
 selects the violations from relations that `runner` provides by name, so it also runs in a DuckDB shell if they exist.
 The relations are:
 
@@ -21,6 +22,7 @@ from importlib.resources import files
 __all__ = ["CATALOG", "Check", "checks_of"]
 
 _COMMENT = re.compile(r"--.*")
+_NEEDS = re.compile(r"^-- Holds without rows in: (.*)\.$", re.MULTILINE)
 _SOURCE = re.compile(r"(?<!distinct )\b(?:from|join) ([a-z_]+)")
 _SUBQUERY = re.compile(r"^([a-z_]+) as \($", re.MULTILINE)  # of a `with` clause
 
@@ -61,6 +63,12 @@ class Check:
     def description(self) -> str:
         """The rule as a sentence."""
         return self.sql.splitlines()[0].removeprefix("--").strip()
+
+    @cached_property
+    def needs(self) -> tuple[str, ...]:
+        """Relations of which one has to have a row for a violation; none where the statement does not say so."""
+        said = _NEEDS.search(self.sql)
+        return tuple(said[1].split(", ")) if said else ()
 
     @cached_property
     def relations(self) -> tuple[str, ...]:

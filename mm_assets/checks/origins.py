@@ -157,6 +157,10 @@ class OriginRelations:
         """
         return self._json[0]
 
+    def interleaved_json(self) -> pa.Table:
+        """Those of `sample_json` that have lists of texts or images."""
+        return self._json[0].filter(self._json[0]["is_interleaved"])
+
     def json_entries(self) -> pa.Table:
         """Every entry of the lists of texts and images that is not null, by the metadata row's `ordinal`.
 
@@ -257,6 +261,12 @@ class OriginRelations:
         """The rows that the lists of files give when they are read again."""
         digests = self._listed[0]
         return table_of(zip(range(self._first_listed, 1 << 62), digests, strict=False), _LISTED)
+
+    def listed_digests(self) -> pa.Table:
+        """The digests of the rows that a list of files gave."""
+        if self._first_listed == self._tables.parquet(self._rows).metadata.num_rows:
+            return schema_of("ordinal", "row_digest").empty_table()
+        return self._tables.derived("digests", self._rows).slice(self._first_listed)
 
     def listed_rejects(self) -> pa.Table:
         """The rejects that they give."""

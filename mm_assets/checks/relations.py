@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,7 @@ from mm_assets.sources.compressed import is_compressed
 
 __all__ = [
     "DIGEST",
+    "Measured",
     "TableBuilder",
     "TableRelations",
     "digest_of",
@@ -49,13 +53,14 @@ MAX_REREAD_BYTES = 4 << 20  # of all of them: the check must not cost what the s
 DIGEST = 16  # bytes
 _DERIVED = ("content", "reread", "texts", "source_refs", "user", "digests")  # from the table whose name is before it
 _BATCH_ROWS = 4 << 10  # rows that become Python objects at a time
+_MAX_MEASURED = 32 << 20  # bytes of relations that are kept for later stages
 _MAX_HELD = 1 << 16  # rows of a table that is read once; each statement reads a larger one
 
 _TYPES = {  # of the columns that are not text
     **dict.fromkeys(("ordinal", "place", "position", "item", "page", "step"), pa.int64()),
     **dict.fromkeys(("type_id", "metadata_size", "size", "byte_offset", "byte_size"), pa.int64()),
     **dict.fromkeys(("number", "frame_index", "num_refused"), pa.int64()),
-    **dict.fromkeys(("is_metadata", "is_read", "is_interleaved", "is_reference"), pa.bool_()),
+    **dict.fromkeys(("has_ref", "is_metadata", "is_read", "is_interleaved", "is_reference"), pa.bool_()),
     **dict.fromkeys(("text_digest", "user_digest", "row_digest"), pa.binary(DIGEST)),
     **dict.fromkeys(("content_size", "source_size"), pa.int64()),
     **dict.fromkeys(("most", "share"), pa.int64()),
@@ -76,8 +81,8 @@ _MEMBERS = schema_of(
     *("shard", "ordinal", "member", "byte_offset", "byte_size", "member_type", "skip_reason"),
     *("sample_key", "role", "extension"),
 )
-_REFS = schema_of("ordinal", "path", "member", "byte_offset", "byte_size", "frame_index", "problem")
-_CONTENT = schema_of("content_size", "crc32c", "source_size", "shown_type")
+_REFS = schema_of("path", "member", "byte_offset", "byte_size", "frame_index", "problem", "has_ref")
+_CONTENT = schema_of("content_size", "crc32c", "shown_type")
 _TEXTS = pa.schema([(f"{name}_digest", pa.binary(DIGEST)) for name in TEXTS])
 
 
@@ -119,13 +124,42 @@ def table_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
     return builder.table()
 
 
-class TableRelations:
-    """The relations over one partition's tables and shards."""
+class Measured:
+    """Relations over tables of one partition, kept for the checks of later stages that read the same files.
 
-    def __init__(self, context: CheckContext) -> None:
+    A file is the same as long as its inode, size and time of change are, which another file in its place or a write to
+    it changes. Damage below that, on the disk, is found by the digest that a stage verifies before it reads a table.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, Path], tuple[tuple[int, int, int], pa.Table]] = {}
+
+    def get(self, relation: str, path: Path, make: Callable[[], pa.Table]) -> pa.Table:
+        """A relation over a local table, made where it is not kept; the oldest goes where all need too much memory."""
+        status = os.stat(path)
+        identity = (status.st_ino, status.st_size, status.st_ctime_ns)
+        kept, table = self._kept.get((relation, path), (None, None))
+        if kept != identity:
+            table = make()
+            self._kept[relation, path] = identity, table
+            while len(self._kept) > 1 and sum(kept.nbytes for _, kept in self._kept.values()) > _MAX_MEASURED:
+                del self._kept[next(iter(self._kept))]
+        return table
+
+
+class TableRelations:
+    """The relations over one partition's tables and shards.
+
+    Args:
+        context: the partition.
+        measured: where relations over local tables are kept; by default they are not, beyond these relations.
+    """
+
+    def __init__(self, context: CheckContext, measured: Measured | None = None) -> None:
         self.context = context
         self._open: dict[str, pq.ParquetFile] = {}
-        self._content: dict[str, pa.Table] = {}
+        self._measured = measured or Measured()
+        self._remote: dict[tuple[str, str], pa.Table] = {}
 
     def close(self) -> None:
         """Closes the files."""
@@ -145,8 +179,18 @@ class TableRelations:
             return self._select(name)
         for derived in _DERIVED:
             if name.endswith(f"_{derived}"):
-                return getattr(self, derived)(name.removesuffix(f"_{derived}"))
+                return self.derived(derived, name.removesuffix(f"_{derived}"))
         return getattr(self, name)()
+
+    def derived(self, relation: str, table: str) -> pa.Table:
+        """What the method `relation` makes of a table, once."""
+        self.parquet(table)
+        store, make = self.context.store, partial(getattr(self, f"_{relation}"), table)
+        if store.is_local:
+            return self._measured.get(relation, Path(store.path_of(self._file(table).path)), make)
+        if (relation, table) not in self._remote:
+            self._remote[relation, table] = make()
+        return self._remote[relation, table]
 
     def parquet(self, table: str) -> pq.ParquetFile:
         """A table's file, opened once.
@@ -229,52 +273,49 @@ class TableRelations:
         members = (member for shard in self.context.shards for member in shard.members(on_damaged_shard="salvage"))
         return table_of(map(attrgetter(*_MEMBERS.names), members), _MEMBERS)
 
-    def source_refs(self, table: str) -> pa.Table:
+    # -- columns of text and content, by the suffix of the relation
+
+    def _source_refs(self, table: str) -> pa.Table:
         """Path, member and range of each row's locator, and its error; rows without one are left out."""
-        return table_of(self._refs(table), _REFS)
+        found = self._numbered(table, ["source_ref"], _REFS, _parsed_refs)
+        return found.filter(found["has_ref"]).drop_columns(["has_ref"])
 
-    def _refs(self, table: str) -> Iterator[tuple[Any, ...]]:
-        texts = (text for batch in self.batches(table, ["source_ref"]) for text in batch.column(0).to_pylist())
-        for ordinal, text in enumerate(texts):
-            if text is not None:
-                try:
-                    ref = parse_source_ref(text)
-                except SourceError as error:
-                    yield ordinal, None, None, None, None, None, error.detail
-                else:
-                    yield ordinal, ref.path, ref.member, ref.byte_offset, ref.byte_size, ref.frame_index, None
-
-    # -- content
-
-    def content(self, table: str) -> pa.Table:
+    def _content(self, table: str) -> pa.Table:
         """For each row of a row table the size and CRC-32C of its media bytes, null where it has none.
 
         `source_size` is the size that its locator gives, null where it gives none, or names one frame or a compressed
-        member; `shown_type` the content type that its bytes show, null where its name says more.
+        member, or where the row has no media; `shown_type` the content type that its bytes show, null where its name
+        says more.
         """
-        if table not in self._content:
-            self._content[table] = self._measured(
-                table, (MEDIA, "source_ref", "content_type"), _CONTENT, _sizes_and_sums
-            )
-        return self._content[table]
+        found = self._numbered(table, (MEDIA, "content_type"), _CONTENT, _sizes_and_sums)
+        sizes = pa.nulls(found.num_rows, pa.int64())
+        has_media = found["content_size"].is_valid()
+        if pc.any(has_media).as_py():
+            refs = self.derived("source_refs", table)
+            known = np.zeros(found.num_rows, np.bool_)
+            stated = np.zeros(found.num_rows, np.int64)
+            which = pc.and_(_is_whole(refs), refs["byte_size"].is_valid())
+            places = refs["ordinal"].filter(which).to_numpy()
+            known[places], stated[places] = True, refs["byte_size"].filter(which).to_numpy()
+            sizes = pa.array(stated, mask=~(known & has_media.to_numpy()))
+        return found.append_column("source_size", sizes)
 
-    def texts(self, table: str) -> pa.Table:
+    def _texts(self, table: str) -> pa.Table:
         """For each row of a row table digests of its text and its sample JSON, null where it has none."""
-        return self._measured(table, TEXTS, _TEXTS, lambda batch: map(_digests, map(batch.column, TEXTS)))
+        return self._numbered(table, TEXTS, _TEXTS, lambda batch: map(_digests, map(batch.column, TEXTS)))
 
-    def user(self, table: str) -> pa.Table:
-        """For each row of a row table the digest of its user columns, null where all of them are."""
-        names = [column.name for column in self.context.schema.user_columns]
+    def _user(self, table: str) -> pa.Table:
+        """For each row of a row table the digest of its user columns, null where all are; empty if there are none."""
+        names, schema = [column.name for column in self.context.schema.user_columns], schema_of("user_digest")
         if not names:
-            num_rows = self.parquet(table).metadata.num_rows
-            return pa.table([np.arange(num_rows), pa.nulls(num_rows, pa.binary(DIGEST))], ["ordinal", "user_digest"])
-        return self._measured(table, names, schema_of("user_digest"), lambda batch: [row_digests(batch)])
+            return schema_of("ordinal", "user_digest").empty_table()
+        return self._numbered(table, names, schema, lambda batch: [row_digests(batch)])
 
-    def digests(self, table: str) -> pa.Table:
+    def _digests(self, table: str) -> pa.Table:
         """For each row of a table the digest of all its columns."""
-        return self._measured(table, None, schema_of("row_digest"), lambda batch: [row_digests(batch)])
+        return self._numbered(table, None, schema_of("row_digest"), lambda batch: [row_digests(batch)])
 
-    def _measured(
+    def _numbered(
         self,
         table: str,
         columns: Sequence[str] | None,
@@ -288,31 +329,29 @@ class TableRelations:
         )
         return found.add_column(0, "ordinal", pa.array(np.arange(found.num_rows), pa.int64()))
 
-    def reread(self, table: str) -> pa.Table:
+    def _reread(self, table: str) -> pa.Table:
         """Up to 8 items of at most 4 MiB, spread over the partition, with the CRC-32C of their ranges in local shards.
 
         A remote shard is not read again: each request costs money.
         """
-        return table_of(self._reread(table), schema_of("ordinal", "crc32c", "shard_crc32c"))
+        return table_of(self._ranges(table), schema_of("ordinal", "crc32c", "shard_crc32c"))
 
-    def _reread(self, table: str) -> Iterator[tuple[Any, ...]]:
+    def _ranges(self, table: str) -> Iterator[tuple[Any, ...]]:
         shards = {shard.file.url: shard.file for shard in self.context.shards if shard.file.is_local}
-        _, sizes, sums, source_sizes, _ = self.content(table).columns
-        small = pc.less_equal(sizes, MAX_REREAD_BYTES // MAX_REREAD)
-        rows = pc.indices_nonzero(pc.and_(source_sizes.is_valid(), small)).to_numpy()
+        content = self.derived("content", table)
+        small = pc.less_equal(content["content_size"], MAX_REREAD_BYTES // MAX_REREAD)
+        rows = pc.indices_nonzero(pc.and_(content["source_size"].is_valid(), small)).to_numpy()
         if not shards or not len(rows):
             return
-        chosen = rows[np.linspace(0, len(rows) - 1, min(MAX_REREAD, len(rows))).astype(int)]
-        first = 0
-        for batch in self.batches(table, ["source_ref"]):
-            for row in chosen[(chosen >= first) & (chosen < first + batch.num_rows)].tolist():
-                ref, size = parse_source_ref(batch.column(0)[row - first].as_py()), sizes[row].as_py()
-                shard = shards.get(ref.path or "")
-                if shard is None or ref.byte_offset is None or ref.byte_size != size:
-                    continue
-                if ref.byte_offset + size <= shard.size:  # the checks of locators report a range that leaves the shard
-                    yield row, sums[row].as_py(), crc32c(shard.read(ref.byte_offset, size))
-            first += batch.num_rows
+        chosen = rows[np.linspace(0, len(rows) - 1, min(MAX_REREAD, len(rows))).astype(int)].tolist()
+        refs = self.derived("source_refs", table)
+        for ref in refs.filter(pc.is_in(refs["ordinal"], pa.array(sorted(set(chosen)), pa.int64()))).to_pylist():
+            row, shard, offset = ref["ordinal"], shards.get(ref["path"] or ""), ref["byte_offset"]
+            size = content["content_size"][row].as_py()
+            if shard is None or offset is None or ref["byte_size"] != size:
+                continue
+            if offset + size <= shard.size:  # the checks of locators report a range that leaves the shard
+                yield row, content["crc32c"][row].as_py(), crc32c(shard.read(offset, size))
 
     # -- declarations
 
@@ -376,6 +415,8 @@ def _finite(value: object) -> object:
 
 
 def _digests(column: Any) -> pa.Array:
+    if column.null_count == len(column):
+        return pa.nulls(len(column), pa.binary(DIGEST))
     return pa.array((None if v is None else digest_of(v) for v in _values(column)), pa.binary(DIGEST))
 
 
@@ -389,6 +430,8 @@ def row_digests(batch: pa.RecordBatch) -> pa.Array:
 
 def _sizes_and_sums(batch: pa.RecordBatch) -> tuple[pa.Array, ...]:
     media = batch.column(MEDIA)
+    if media.null_count == batch.num_rows:
+        return tuple(pa.nulls(batch.num_rows, kind) for kind in _CONTENT.types)
     sizes = pc.cast(pc.binary_length(media), pa.int64())
     sums: list[int | None] = []
     types: list[str | None] = []
@@ -396,27 +439,41 @@ def _sizes_and_sums(batch: pa.RecordBatch) -> tuple[pa.Array, ...]:
         sums.append(None if value is None else crc32c(value))
         shown = None if value is None else sniff_content_type(value[:MAX_SNIFFED])
         types.append(None if shown == "application/zip" and known in OWN_ZIPS else shown)
-    return sizes, pa.array(sums, pa.uint32()), _source_sizes(batch.column("source_ref")), pa.array(types, pa.string())
+    return sizes, pa.array(sums, pa.uint32()), pa.array(types, pa.string())
 
 
-def _source_sizes(refs: Any) -> pa.Array:
-    """The size of the whole content that each locator gives, int64."""
+def _parsed_refs(batch: pa.RecordBatch) -> list[pa.Array]:
+    """The parts of each locator, what is wrong with it, and whether there is one."""
+    refs = batch.column("source_ref")
     try:
-        parsed = with_parsed_source_ref_columns(pa.table({"source_ref": refs}), prefix="")
-    except SourceError:  # one of them is wrong, which the check of locators reports: the others count
-        return pa.array([_source_size(text) for text in refs.to_pylist()], pa.int64())
-    whole = pc.is_null(parsed["frame_index"])
-    names = pc.coalesce(parsed["member"], parsed["path"]).to_pylist()
-    stored_as_is = pa.array([not is_compressed(name) for name in names], pa.bool_())
-    return pc.if_else(pc.and_(whole, stored_as_is), parsed["byte_size"], None).combine_chunks()
+        parsed = with_parsed_source_ref_columns(pa.table({"source_ref": refs}), prefix="").combine_chunks()
+        columns = [parsed[name].combine_chunks() for name in _REFS.names[:5]]
+        columns[4] = columns[4].cast(pa.int64())
+        problems = pa.nulls(batch.num_rows, pa.string())
+    except SourceError:  # one of them is wrong: the others count
+        found = [_ref_or_problem(text) for text in refs.to_pylist()]
+        *columns, problems = map(pa.array, zip(*found, strict=True), _REFS.types[:6])
+    return [*columns, problems, refs.is_valid()]
 
 
-def _source_size(text: str | None) -> int | None:
+def _ref_or_problem(text: str | None) -> tuple[Any, ...]:
     try:
         ref = parse_source_ref(text)
-    except SourceError:
-        return None
-    return None if ref.frame_index is not None or is_compressed(ref.member or ref.path) else ref.byte_size
+    except SourceError as error:
+        return None, None, None, None, None, error.detail
+    return ref.path, ref.member, ref.byte_offset, ref.byte_size, ref.frame_index, None
+
+
+def _is_whole(refs: pa.Table) -> pa.ChunkedArray:
+    """Which locators are of a content as it is stored: of no single frame, and not compressed."""
+    names = pc.coalesce(refs["member"], refs["path"])
+    suffixes = pc.extract_regex(names, r"\.(?P<suffix>[^./]*)$").combine_chunks().field(0).dictionary_encode()
+    # Few suffixes are of a compression; whether a name with one is opened depends on the rest of it.
+    may_be = pa.array([is_compressed(f"x.json.{suffix}") for suffix in suffixes.dictionary.to_pylist()], pa.bool_())
+    odd = pc.indices_nonzero(pc.fill_null(may_be.take(suffixes.indices), False)).to_pylist()
+    compressed = np.zeros(len(names), np.bool_)
+    compressed[[row for row in odd if is_compressed(names[row].as_py())]] = True
+    return pc.and_(refs["frame_index"].is_null(), pa.chunked_array([~compressed]))
 
 
 def _is_row_table(schema: pa.Schema) -> bool:

@@ -19,7 +19,7 @@ from mm_assets.checks.context import CheckContext, Outcome
 from mm_assets.checks.database import connection, limit_memory
 from mm_assets.checks.origins import OriginRelations
 from mm_assets.checks.packed import PackedFiles, PackedRelations
-from mm_assets.checks.relations import TableRelations
+from mm_assets.checks.relations import Measured, TableRelations
 from mm_assets.errors import SourceError, first_line
 
 __all__ = ["CheckContext", "Outcome", "run_checks"]
@@ -30,12 +30,15 @@ _FETCH = 4096
 _ROW_MEMORY = 768  # bytes that DuckDB needs for a row of the widest check, which cannot all be spilled
 
 
-def run_checks(context: CheckContext, files: PackedFiles | None = None) -> list[Outcome]:
+def run_checks(
+    context: CheckContext, files: PackedFiles | None = None, measured: Measured | None = None
+) -> list[Outcome]:
     """Runs every check of an asset, in the order of the catalog.
 
     Args:
         context: the asset and the partition.
         files: the partition's packed files, where the checks of both formats share them.
+        measured: what the checks of several stages of the partition share.
 
     Returns:
         An outcome per check.
@@ -50,7 +53,7 @@ def run_checks(context: CheckContext, files: PackedFiles | None = None) -> list[
         if files is None:
             own = () if context.packed_format is None else (context.packed_format,)
             files = stack.enter_context(PackedFiles(context, own))
-        session = stack.enter_context(_Session(context, files))
+        session = stack.enter_context(_Session(context, files, measured))
         for check in checks_of(context.asset):
             wrong_columns = outcomes and not outcomes[0].passed and context.own_tables
             outcomes.append(_not_judged(check) if wrong_columns else session.judge(check))
@@ -70,13 +73,13 @@ def _not_judged(check: Check) -> Outcome:
 class _Session:
     """A connection to DuckDB with the relations that were requested so far."""
 
-    def __init__(self, context: CheckContext, files: PackedFiles) -> None:
+    def __init__(self, context: CheckContext, files: PackedFiles, measured: Measured | None) -> None:
         import duckdb
 
         self._error: type[Exception] = duckdb.Error
         self._context = context
         self._memory = context.memory_limit
-        self._tables = TableRelations(context)
+        self._tables = TableRelations(context, measured)
         self._origins = OriginRelations(context, self._tables)
         self._packed = PackedRelations(context, files)
         self._num_rows: dict[str, int] = {}  # of each relation that was provided
@@ -136,6 +139,8 @@ class _Session:
 
     def _violations(self, check: Check) -> tuple[list[str], list[tuple[Any, ...]], int]:
         """The columns of what a statement selects, its first rows, and their number."""
+        if check.needs and not any(self._provide(name) for name in check.needs):
+            return [], [], 0
         if not sum([self._provide(name) for name in check.relations]):
             return [], [], 0
         result = self._connection.execute(check.sql)

@@ -222,7 +222,7 @@ class Run:
         """
         seconds = self.seconds() if seconds is None else seconds
         began = time.perf_counter()
-        outcomes = tuple(run_checks(self.check_context(packed or {}), checked))
+        outcomes = tuple(run_checks(self.check_context(packed or {}), checked, self.work.measured))
         record = StageRecord(
             stage=self.stage.name,
             partition=self.key,

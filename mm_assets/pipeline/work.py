@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property
 
+from mm_assets.checks.relations import Measured
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.packing.plan import PackPlan
 from mm_assets.pipeline.chain import RAW_SHARDS, RECORDED_STAGES, Stage
@@ -75,6 +76,7 @@ class PartitionWork:
         spec: the declaration.
         key: the partition key.
         plan: what the schema packs.
+        measured: what the checks of several stages share.
         record_file: the file of `records`, once these were read or written; None where there is none.
 
     Raises:
@@ -89,6 +91,7 @@ class PartitionWork:
         self.schema = schema
         where = dataset.store.url_of("schema.json")
         self.plan = PackPlan.from_json(schema.pack, where=where, declared=self.spec.pack)
+        self.measured = Measured()
         self._opened = ExitStack()
         self._others = self._opened.enter_context(closing(_OtherFiles(self.spec)))
         self._files: dict[str, SourceFile] = {}

@@ -84,3 +84,19 @@ def test_statements_over_relations_without_rows_select_nothing(pristine, asset: 
             database.register(name, table.slice(0, 0))
         for check in checks_of(asset):
             assert database.execute(check.sql).fetchall() == [], check.name
+
+
+@pytest.mark.parametrize("check", [c for c in CATALOG if c.needs], ids=lambda c: f"{c.asset}-{c.name}")
+def test_statements_select_nothing_without_the_rows_that_they_need(pristine, check) -> None:
+    """Without the rows that a statement says it needs it selects nothing, whatever is in its other relations."""
+    made = relations(pristine, check.asset)
+    assert set(check.needs) <= set(check.relations)
+    always_one_row = {"first_listed"}
+    others = {name: made[name] for name in check.relations if name not in {*check.needs, *always_one_row}}
+    damaged = [{name: table.slice(0, 0)} for name, table in others.items()]
+    damaged += [{name: pa.concat_tables([table, table])} for name, table in others.items()]
+    with duckdb.connect() as database:
+        for damage in ({}, *damaged):
+            for name, table in {**made, **damage, **{name: made[name].slice(0, 0) for name in check.needs}}.items():
+                database.register(name, table)
+            assert database.execute(check.sql).fetchall() == [], damage

@@ -1,4 +1,5 @@
 -- Every undecodable item is a media row that went or stayed as the policy says, and no other row was dropped for that reason.
+-- Holds without rows in: undecodable, dropped.
 with
 items as (
     select u.*, m.modality as row_modality, m.source_ref as row_source_ref, p.policy

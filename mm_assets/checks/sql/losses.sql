@@ -1,4 +1,5 @@
 -- What was rejected or dropped does not exceed the limit: a number, or a share of it and the rows that were kept.
+-- Holds without rows in: loss_limit.
 select
     format(
         '{}: {} of {} items {} ({:.4g} %), at most {} allowed: `{}` lists them',

@@ -1,13 +1,13 @@
 -- Each entry of a sample's lists is one row at its position with its text or image, or a reject, and no other row is there.
+-- Holds without rows in: interleaved_json.
 with
 -- The samples that have lists, with the member of their JSON.
 samples as (
     select j.ordinal, r.sample_id, j.frame_name, j.num_refused, m.shard, m.sample_key, m.folder, m.member
-    from sample_json as j
+    from interleaved_json as j
     join rows as r using (ordinal)
     join rows_source_refs as s using (ordinal)
     join index_members as m on m.shard = s.path and m.member = s.member
-    where j.is_interleaved
 ),
 
 -- A name is a member's, or that of one in the folder of the JSON.

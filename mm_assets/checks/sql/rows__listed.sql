@@ -1,4 +1,5 @@
 -- The rows and rejects of lists of files are those that the lists give when they are read again.
+-- Holds without rows in: listed_rows, listed_digests, listed_rejects, rejects.
 with
 found_rejects as (
     select *
@@ -18,11 +19,7 @@ select
         else 'the row is another'
     end as problem
 from listed_rows as e
-full join (
-    select *
-    from rows_digests
-    where ordinal >= (select ordinal from first_listed)
-) as f using (ordinal)
+full join listed_digests as f using (ordinal)
 left join rows as r using (ordinal)
 where e.row_digest is distinct from f.row_digest
 union all

@@ -1,4 +1,5 @@
 -- Each reject of a member is of its sample, with the stage that found it and, for what is not part of a sample, its reason.
+-- Holds without rows in: rejects.
 with
 named as (
     select

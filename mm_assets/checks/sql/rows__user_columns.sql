@@ -1,4 +1,5 @@
 -- User columns hold what the sample's JSON says: on the metadata row, or item by item.
+-- Holds without rows in: rows_user.
 with
 items as (
     select m.sample_id, e.modality, e.position, e.user_digest
