@@ -131,7 +131,7 @@ class PackedFiles:
         if name is None:
             raise SourceError(store.url, f"there is no packed {form} file to check")
         if store.is_local:
-            return RemoteFile(store.url_of(name), store.storage_options)
+            return RemoteFile(str(store.local_path(name)), store.storage_options)
         copy = Path(self._scratch.name) / f"packed.{form}"
         with SourceFile(store.url_of(name), store.storage_options) as source, copy.open("wb") as target:
             shutil.copyfileobj(source.stream(), target, 4 << 20)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mm_assets.errors import MmAssetsError
@@ -22,6 +24,7 @@ from mm_assets.pipeline.stages import TABLE_STAGES, packed
 from mm_assets.pipeline.store import DatasetStore, Partition, StageFailure
 from mm_assets.pipeline.work import PartitionWork
 from mm_assets.rows.schema import DatasetSchema
+from mm_assets.storage.staged import StagedStore
 
 __all__ = ["PartitionReport", "run_partition"]
 
@@ -53,12 +56,19 @@ class PartitionReport:
 
 
 def run_partition(
-    spec: DatasetSpec, partition: Partition, schema: DatasetSchema, *, first: Stage = RAW_SHARDS
+    spec: DatasetSpec,
+    partition: Partition,
+    schema: DatasetSchema,
+    *,
+    first: Stage = RAW_SHARDS,
+    scratch: Path | None = None,
 ) -> PartitionReport:
     """Runs the stages of a partition with their checks, and publishes it if all of them passed.
 
-    What is registered is handed over, so that the cost does not depend on the number of partitions. An error, also one
-    of a user's code, ends the run and is stored as the partition's failure; it is not raised.
+    What is registered is handed over, so that the cost does not depend on the number of partitions. A shard in an
+    object store is fetched once, whole; files for an object store are made in local scratch and uploaded together, the
+    records after them and the marker last. An error, also one of a user's code, ends the run and is stored as the
+    partition's failure; it is not raised.
 
     Args:
         spec: the declaration.
@@ -66,38 +76,77 @@ def run_partition(
         schema: the dataset's.
         first: the stage to start at: records and files of the stages before it are used as they are. `PUBLISHED` only
             writes the marker.
+        scratch: where a folder for remote shards and files is made, and removed at the end; by default the system's
+            place for temporary files.
     """
     began = time.perf_counter()
-    results: dict[str, StageResult] = {}
     marker: Mapping[str, Any] | None = None
     failure: StageFailure | None = None
-    dataset, stage, left = DatasetStore(spec), first, CHAIN[CHAIN.index(first) :]
+    run = _PartitionRun(DatasetStore(spec), partition, schema, first)
     try:
-        with PartitionWork(dataset, partition, schema) as work:
-            for stage in (stage for stage in TABLE_STAGES if stage in left):
-                results[stage.name] = TABLE_STAGES[stage](work)
-                if not results[stage.name].passed:
-                    break
-            else:
-                formats = [form for form, packing in PACKED_STAGES.items() if packing in left]
-                if formats:
-                    stage = PACKED_STAGES[formats[0]]
-                    results |= {PACKED_STAGES[form].name: made for form, made in packed(work, formats=formats).items()}
-            if all(result.passed for result in results.values()):
-                stage = PUBLISHED
-                marker = publish(work)
+        with tempfile.TemporaryDirectory(prefix="mm-assets-", dir=scratch) as folder:
+            marker = run.published(Path(folder))
     except Exception as error:  # noqa: BLE001 - whatever fails the partition is stored, and the others go on
-        failure = StageFailure.of(error, stage=stage.name, partition=partition.key)
+        failure = StageFailure.of(error, stage=run.stage.name, partition=partition.key)
         with suppress(MmAssetsError, OSError):  # the storage may be what failed
-            dataset.write_failure(failure)
+            run.dataset.write_failure(failure)
     return PartitionReport(
         partition=partition.key,
-        results=results,
+        results=run.results,
         marker=marker,
         failure=failure,
         seconds=time.perf_counter() - began,
         peak_memory=_peak_memory(),
     )
+
+
+class _PartitionRun:
+    """A run of one partition: `stage` is at work, `results` are of those that ended."""
+
+    def __init__(self, dataset: DatasetStore, partition: Partition, schema: DatasetSchema, first: Stage) -> None:
+        self.dataset = dataset
+        self.partition = partition
+        self.schema = schema
+        self.stage = first
+        self.results: dict[str, StageResult] = {}
+        self._left = CHAIN[CHAIN.index(first) :]
+
+    @property
+    def passed(self) -> bool:
+        return all(result.passed for result in self.results.values())
+
+    def published(self, folder: Path) -> Mapping[str, Any] | None:
+        """The marker, or None if a check failed; errors are raised."""
+        store = self.dataset.store
+        staged = None if store.is_local else StagedStore(store, folder / "files")
+        dataset = self.dataset if staged is None else self.dataset.over(staged)
+        with PartitionWork(dataset, self.partition, self.schema, scratch=folder) as work:
+            try:
+                self._make(work)
+            except Exception:
+                with suppress(MmAssetsError, OSError):  # what was made is not needed, but says what was lost
+                    self._upload(staged)
+                raise
+            self._upload(staged)
+            if not self.passed:
+                return None
+            self.stage = PUBLISHED
+            return publish(work)
+
+    def _make(self, work: PartitionWork) -> None:
+        for stage in (stage for stage in TABLE_STAGES if stage in self._left):
+            if self.passed:
+                self.stage = stage
+                self.results[stage.name] = TABLE_STAGES[stage](work)
+        formats = [form for form, stage in PACKED_STAGES.items() if stage in self._left]
+        if formats and self.passed:
+            self.stage = PACKED_STAGES[formats[0]]
+            made = packed(work, formats=formats)
+            self.results |= {PACKED_STAGES[form].name: result for form, result in made.items()}
+
+    def _upload(self, staged: StagedStore | None) -> None:
+        if staged is not None:
+            staged.upload(last=[self.dataset.records_name(self.partition.key)])
 
 
 def _peak_memory() -> int:

@@ -20,7 +20,7 @@ from mm_assets.checks.context import CheckContext, LossLimit, Outcome, TableFile
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.checks.runner import run_checks
 from mm_assets.errors import SourceError
-from mm_assets.pipeline.chain import RAW_SHARDS, Stage, Table
+from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, ROWS, Stage, Table
 from mm_assets.pipeline.losses import losses_command
 from mm_assets.pipeline.store import StageRecord, digest_fault, size_fault
 from mm_assets.pipeline.work import PartitionWork
@@ -95,7 +95,9 @@ class Run:
         self.preview = Preview()
         self._opened = ExitStack()
         # Before the stage's work: a changed shard is refused before any table replaces a recorded one.
-        self.files = work.shards(indexed=stage is not RAW_SHARDS)
+        content = FILTERED_ROWS if self.spec.materialize == "write" else MATERIALIZED_ROWS
+        whole = stage in (RAW_SHARDS, ROWS, content)
+        self.files = work.shards(indexed=stage is not RAW_SHARDS, whole=whole)
 
     def __enter__(self) -> Run:
         return self

@@ -48,6 +48,7 @@ from mm_assets.rows.user_columns import is_rare
 from mm_assets.sources.base import index_members, missing_end
 from mm_assets.sources.member import ShardDamage
 from mm_assets.storage.store import Draft, PublishedFile
+from mm_assets.storage.urls import is_local
 from mm_assets.summaries import counted
 
 __all__ = [
@@ -155,7 +156,7 @@ def materialized_rows(work: PartitionWork) -> StageResult:
             for batch in batches if stream is None else stream:
                 sink.write(run.preview.observe(batch))
         if stream is not None:  # what has just been read is in the page cache
-            run.inputs.update((file.url, content_digest(file)) for file in run.files if file.is_local)
+            run.inputs.update((file.url, content_digest(file)) for file in run.files if is_local(file.url))
         counts = {"rows": run.preview.num_rows, "content_bytes": run.preview.content_bytes}
         return run.finish(counts=counts if stream is None else {**counts, **stream.counts})
 

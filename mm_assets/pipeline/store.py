@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -369,7 +370,15 @@ class DatasetStore:
 
     def duckdb_path(self, name: str) -> str:
         """What DuckDB calls a file of the dataset, or its folder where `name` is empty."""
-        return str(self.store.path_of(name) if self.store.is_local else self.store.url_of(name))
+        if not self.store.is_local:
+            return self.store.url_of(name)
+        return str(self.store.local_path(name) if name else self.store.path_of(name))
+
+    def over(self, store: Store) -> DatasetStore:
+        """The dataset with another store for its folder."""
+        found = copy(self)
+        found.store = store
+        return found
 
     def markers(self) -> dict[str, dict[str, Any]]:
         """Every publication marker by partition key."""

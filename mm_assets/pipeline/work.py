@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property
+from pathlib import Path
 
 from mm_assets.checks.relations import Measured
 from mm_assets.errors import SchemaMismatchError, SourceError
@@ -71,6 +72,7 @@ class PartitionWork:
         dataset: the dataset's folder.
         partition: as registered.
         schema: the dataset's.
+        scratch: a folder for copies of remote shards; without one these are read by ranges.
 
     Attributes:
         spec: the declaration.
@@ -83,8 +85,11 @@ class PartitionWork:
         SchemaMismatchError: the schema's pack plan is not one.
     """
 
-    def __init__(self, dataset: DatasetStore, partition: Partition, schema: DatasetSchema) -> None:
+    def __init__(
+        self, dataset: DatasetStore, partition: Partition, schema: DatasetSchema, *, scratch: Path | None = None
+    ) -> None:
         self.dataset = dataset
+        self._scratch = scratch
         self.spec = dataset.spec
         self.partition = partition
         self.key = partition.key
@@ -109,11 +114,12 @@ class PartitionWork:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def shards(self, *, indexed: bool) -> Sequence[SourceFile]:
+    def shards(self, *, indexed: bool, whole: bool) -> Sequence[SourceFile]:
         """The shards, open, in the partition's order.
 
         Args:
             indexed: they have to be as they were when they were indexed; else as they were registered.
+            whole: all of them will be read: remote ones are copied to the scratch folder.
 
         Raises:
             SourceError: a shard is gone, or has changed, also since an earlier stage opened it.
@@ -123,7 +129,11 @@ class PartitionWork:
             for file in self.dataset.open_shards(self.partition, fingerprints=expected):
                 self._files[file.url] = self._opened.enter_context(file)
         else:
-            self.dataset.check_shards(self.partition, [f.now() for f in self._files.values()], fingerprints=expected)
+            found = [file if file.is_fetched else file.now() for file in self._files.values()]
+            self.dataset.check_shards(self.partition, found, fingerprints=expected)
+        if whole and self._scratch is not None:
+            for file in self._files.values():
+                file.fetch(self._scratch)
         return list(self._files.values())
 
     @property

@@ -207,7 +207,7 @@ def open_table(store: Store, name: str) -> pq.ParquetFile:
     try:
         if store.is_local:
             # By its path, so that Python is not involved in reading, and a piece of a column chunk at a time.
-            return pq.ParquetFile(store.path_of(name), buffer_size=READ_BUFFER, pre_buffer=False)
+            return pq.ParquetFile(store.local_path(name), buffer_size=READ_BUFFER, pre_buffer=False)
         return pq.ParquetFile(store.open(name), pre_buffer=True)  # whole row groups: each piece would be a request
     except pa.ArrowException as error:
         raise SourceError(store.url_of(name), f"is not a Parquet file: {error}") from error

@@ -9,12 +9,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import fsspec
 
-from mm_assets.errors import SourceError
+from mm_assets.errors import SourceError, full_disk_named
 from mm_assets.storage.listing import ShardFile, describe_file
 from mm_assets.storage.ranges import MAX_GAP, merge_ranges, slice_ranges
 from mm_assets.storage.urls import Options, filesystem, protocols, reason, storage_errors
@@ -68,6 +70,33 @@ class SourceFile:
     def is_local(self) -> bool:
         """Whether reads are system calls and not requests."""
         return self._fd >= 0
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether reads are from a copy of a remote file."""
+        return self._fd >= 0 and "file" not in protocols(self._fs)
+
+    def fetch(self, folder: Path) -> None:
+        """Copies a remote file as it was opened to a local folder, by one request; all further reads are from the copy.
+
+        Raises:
+            SourceError: it cannot be read, has changed since it was opened, or the folder is on a full disk.
+        """
+        if self.is_local:
+            return
+        options = {"max_concurrency": 1} if {"s3", "s3a"} & set(protocols(self._fs)) else {}
+        with full_disk_named(folder), tempfile.NamedTemporaryFile(dir=folder, prefix="shard-") as copy:
+            with storage_errors(self.url, "cannot be read"):
+                self._remote().get_file(self._path, copy.name, **options)
+            fetched = os.open(copy.name, os.O_RDONLY)  # the copy is gone as soon as this is closed
+        found, size = self.now(), os.fstat(fetched).st_size
+        if (found.fingerprint, size) != (self.fingerprint, self.size):
+            os.close(fetched)
+            detail = f"changed while it was fetched (found {found.fingerprint}, expected {self.fingerprint})"
+            if found.fingerprint == self.fingerprint:
+                detail = f"the storage gave {size} of {self.size} bytes"
+            raise SourceError(self.url, f"{detail}: run this again")
+        self._fd = fetched
 
     @property
     def closed(self) -> bool:

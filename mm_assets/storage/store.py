@@ -23,6 +23,7 @@ __all__ = ["Draft", "PublishedFile", "Snapshot", "Store"]
 
 _CONFLICTS = (409, 412)  # of a conditional request: another one is under way, or has won
 _NOT_IMPLEMENTED = 501
+_ONE_REQUEST = {"max_concurrency": 1}  # else s3fs asks for the size first, and gets a file in pieces
 _UPLOAD = {"chunksize": 16 << 20, "max_concurrency": 2}  # bytes of one part, and parts in memory at a time
 
 
@@ -178,13 +179,16 @@ class Store:
     def read_bytes(self, name: str) -> bytes:
         """The whole content; `SourceError` if there is no such file or it cannot be read."""
         with storage_errors(self.url_of(name), "cannot be read"):
-            return bytes(self.fs.cat_file(self.path_of(name)))
+            return self._get(name)
+
+    def _get(self, name: str) -> bytes:
+        return bytes(self.fs.cat_file(self.path_of(name), **(_ONE_REQUEST if self._is_s3 else {})))
 
     def found_bytes(self, name: str) -> bytes | None:
         """The whole content, or None if there is no such file; `SourceError` if the storage does not answer."""
         with storage_errors(self.url_of(name), "cannot be read"):
             try:
-                return bytes(self.fs.cat_file(self.path_of(name)))
+                return self._get(name)
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
@@ -205,8 +209,12 @@ class Store:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with storage_errors(self.url_of(name), "cannot be read"):
-            self.fs.get_file(self.path_of(name), str(target))
+            self.fs.get_file(self.path_of(name), str(target), **(_ONE_REQUEST if self._is_s3 else {}))
         return Store(str(folder))
+
+    def local_path(self, name: str) -> Path:
+        """Path of a file of a local store."""
+        return Path(self.path_of(name))
 
     @contextmanager
     def draft(self, name: str) -> Iterator[Draft]:
@@ -222,13 +230,18 @@ class Store:
             draft = Draft(path, name)
             yield draft
             digest, size = draft.digest(), path.stat().st_size
-            if self.is_local:
-                _move(path, Path(self.path_of(draft.name)))
-            else:
-                self._upload(path, draft.name)
+            self._publish(path, draft.name)
             draft.published = PublishedFile(path=draft.name, size=size, sha256=digest)
 
-    def _upload(self, path: Path, name: str) -> None:
+    def _publish(self, path: Path, name: str) -> None:
+        """Gives a finished file its name."""
+        if self.is_local:
+            _move(path, Path(self.path_of(name)))
+        else:
+            self.upload_file(path, name)
+
+    def upload_file(self, path: Path, name: str) -> None:
+        """Copies a local file to a remote store; `SourceError` if it cannot be written."""
         target = self.path_of(name)
         with storage_errors(self.url_of(name), "cannot be written"):
             if self._is_s3:
@@ -255,7 +268,7 @@ class Store:
                 if self._is_s3:
                     # Before the content: a version in between is noticed, because its tag is another one.
                     etag = str(self.fs.info(self.path_of(name), refresh=True)["ETag"])
-                return Snapshot(name=name, content=bytes(self.fs.cat_file(self.path_of(name))), etag=etag)
+                return Snapshot(name=name, content=self._get(name), etag=etag)
             except FileNotFoundError:
                 return Snapshot(name=name, content=None)
 

@@ -10,7 +10,7 @@ import pytest
 
 import mm_assets
 from mm_assets.errors import MmAssetsError
-from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline import partition_run, publish, stages
 from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
@@ -79,6 +79,22 @@ def test_a_full_disk_is_named_and_leaves_nothing_partial(
     mount("-o", f"remount,size={PLENTY}", str(disk))
     make(dataset)
     assert contents(dataset) == expected
+
+
+def test_full_scratch_is_named(demo_spec: Callable[..., DatasetSpec], tmp_path: Path, disk: Path) -> None:
+    """Files for a remote root are made in scratch: if its disk is full, it is named, and nothing is published."""
+    dataset = DatasetStore(demo_spec("docs").replace(root=f"memory://{tmp_path.name}"))
+    register(dataset)
+    mount("-o", f"remount,size={512 << 10}", str(disk))
+    partition, schema = dataset.partition(PARTITION), dataset.schema()
+    report = partition_run.run_partition(dataset.spec, partition, schema, scratch=disk)
+    assert report.failure is not None
+    assert str(report.failure.path).startswith(str(disk))
+    assert "No space left on device" in report.failure.detail
+    assert dataset.marker(PARTITION) is None
+    assert list(disk.iterdir()) == []
+    mount("-o", f"remount,size={PLENTY}", str(disk))
+    assert partition_run.run_partition(dataset.spec, partition, schema, scratch=disk).ok
 
 
 def test_a_read_only_root_is_named_and_stays_readable(demo_spec: Callable[..., DatasetSpec], disk: Path) -> None:

@@ -2,21 +2,30 @@
 
 import io
 import tarfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
+from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import dagster as dg
+import fsspec
 import pytest
 
 import mm_assets
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, SourceError
 from mm_assets.orchestration.launch import make_manifest, register_dataset, run_partitions
+from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_STAGES, PUBLISHED, Stage
 from mm_assets.pipeline.decide import decide_layout
+from mm_assets.pipeline.partition_run import PartitionReport, run_partition
 from mm_assets.pipeline.pending import pending_partitions
+from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.storage.files import SourceFile
 from mm_assets.storage.ranges import MAX_GAP
 
 from ..pipeline.chain import declare
@@ -54,16 +63,12 @@ def options(server: tuple[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def bucket(options: dict[str, Any], tmp_path: Path) -> str:
     """An empty bucket."""
-    import fsspec
-
     name = tmp_path.name.replace("_", "-").lower()[-50:].strip("-")
     fsspec.filesystem("s3", **options).mkdir(name)
     return name
 
 
 def upload(options: dict[str, Any], path: Path, bucket: str) -> None:
-    import fsspec
-
     fsspec.filesystem("s3", **options).put_file(str(path), f"{bucket}/shards/{path.name}")
 
 
@@ -136,6 +141,158 @@ def test_the_chain_runs_on_s3_and_reads_each_payload_once(
     assert not [path for path in listed if path.rsplit("/", 1)[-1].startswith(".") or path.endswith(".tmp")]
 
 
+def pairs(folder: Path, num_members: int) -> Path:
+    """A shard with a text and an image in turn."""
+    from PIL import Image
+
+    shard, picture = folder / f"pairs-{num_members}.tar", BytesIO()
+    Image.new("RGB", (16, 16), "teal").save(picture, "JPEG")
+    with tarfile.open(shard, "w") as archive:
+        for number in range(num_members):
+            name, content = (f"{number}.jpg", picture.getvalue()) if number % 2 else (f"{number + 1}.txt", b"a cat")
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, BytesIO(content))
+    return shard
+
+
+def files_of(dataset: DatasetStore) -> dict[str, bytes]:
+    """Each file of a dataset by its name."""
+    root = dataset.store.path_of("")
+    return {str(path)[len(root) + 1 :]: dataset.store.fs.cat_file(path) for path in dataset.store.fs.find(root)}
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A registered shard and its dataset, in the bucket; and the same shard's dataset in a local folder."""
+
+    shard: Path
+    remote: DatasetStore
+    local: DatasetStore
+    recorder: Any
+
+    def run(self, dataset: DatasetStore, **options: Any) -> PartitionReport:
+        """Runs the partition; `recorder` has its requests alone."""
+        (partition,), schema = dataset.partitions().values(), dataset.schema()
+        self.recorder.requests.clear()
+        return run_partition(dataset.spec, partition, schema, **options)
+
+
+@pytest.fixture
+def dataset_of(server: tuple[str, Any], options: dict[str, Any], bucket: str, tmp_path: Path) -> Callable[..., Remote]:
+    """Uploads a shard of a number of members and registers it for both roots."""
+
+    def make(num_members: int, **settings: Any) -> Remote:
+        shard = pairs(tmp_path, num_members)
+        upload(options, shard, bucket)
+        spec = declare(tmp_path / "root", f"s3://{bucket}/shards/*.tar", storage_options=options, **settings)
+        local, remote = (
+            DatasetStore(each) for each in (spec, spec.replace(root=f"s3://{bucket}/root", root_options=options))
+        )
+        register(local)
+        register(remote)
+        return Remote(shard, remote, local, server[1])
+
+    return make
+
+
+def own_reads(requests: Sequence[Any], bucket: str) -> list[str]:
+    """The folders of the dataset's files that were read."""
+    own = [request for request in requests if request.method == "GET" and request.path.startswith(f"/{bucket}/root/")]
+    return [Path(request.path).parent.name for request in own]
+
+
+@pytest.mark.parametrize("num_members", [3, 3000])
+def test_a_partition_costs_few_requests_whatever_its_members(
+    dataset_of: Callable[..., Remote], bucket: str, num_members: int, tmp_path: Path
+) -> None:
+    """The shard is read once, nothing of its own is read back, and every file is that of a run in a local folder."""
+    case = dataset_of(num_members)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    report = case.run(case.remote, scratch=scratch)
+    assert report.failure is None
+    assert report.ok
+    assert list(scratch.iterdir()) == []
+    requests = list(case.recorder.requests)
+    assert Counter(request.method for request in requests) == {"PUT": 11, "GET": 3, "HEAD": 3, "DELETE": 2}
+    shard = f"/{bucket}/shards/{case.shard.name}"
+    assert sum(request.sent for request in case.recorder.reads_of(shard)) == case.shard.stat().st_size
+    assert own_reads(requests, bucket) == ["records"], "whether there are any"
+    last = [request.path for request in requests if request.method == "PUT"][-2:]
+    assert [Path(path).parent.name for path in last] == ["records", "published"]
+
+    report = case.run(case.local)
+    assert report.ok
+    assert len(case.recorder.requests) == 3, "the size and ETag of the shard, before and after it is fetched"
+    assert files_of(case.remote) == files_of(case.local)
+
+
+@pytest.mark.parametrize(
+    ("first", "read"),
+    [(FILTERED_ROWS, "materialized_rows"), (PACKED_STAGES["mult"], "filtered_rows"), (PUBLISHED, None)],
+)
+def test_a_run_that_starts_later_reads_the_one_table_that_it_needs(
+    dataset_of: Callable[..., Remote], bucket: str, first: Stage, read: str | None
+) -> None:
+    """Of earlier stages the records and one table are fetched, the shard is looked at and not read whole."""
+    case = dataset_of(30)
+    assert case.run(case.remote).ok
+    before = files_of(case.remote)
+    report = case.run(case.remote, first=first)
+    assert report.failure is None
+    assert list(report.results) == [stage.name for stage in CHAIN[CHAIN.index(first) : CHAIN.index(PUBLISHED)]]
+    expected = ["published", "records", *([read] if read else [])]
+    assert sorted(own_reads(case.recorder.requests, bucket)) == sorted(expected)
+    assert len(case.recorder.requests) <= 30
+    shard = case.recorder.reads_of(f"/{bucket}/shards/{case.shard.name}")
+    assert sum(request.sent for request in shard) < case.shard.stat().st_size / 4
+    assert files_of(case.remote) == before
+
+
+def test_a_failed_upload_publishes_nothing(dataset_of: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the store takes no file, the failure names the URL and its words, and neither records nor marker appear."""
+    case = dataset_of(3)
+    fs, refused = case.remote.store.fs, case.remote.store.path_of("packed")
+    put = fs.put_file
+
+    def put_file(path: str, target: str, **options: Any) -> None:
+        if target.startswith(refused):
+            raise PermissionError(13, "Access Denied")
+        put(path, target, **options)
+
+    monkeypatch.setattr(fs, "put_file", put_file)
+    report = case.run(case.remote)
+    monkeypatch.undo()
+    assert not report.ok
+    assert report.failure is not None
+    assert report.failure.detail == "cannot be written: Access Denied"
+    assert (report.failure.path or "").startswith(case.remote.store.url_of("packed"))
+    assert case.remote.failure("pairs-3") == report.failure
+    assert case.remote.records("pairs-3") == {}
+    assert case.remote.marker("pairs-3") is None
+    assert case.run(case.remote).ok
+    assert case.remote.failure("pairs-3") is None
+
+
+def test_an_object_that_changes_before_it_is_fetched_is_refused(options: dict[str, Any], bucket: str) -> None:
+    """A copy of another version than was opened is not used, whatever its size; a local file is not copied."""
+    fs = fsspec.filesystem("s3", **options)
+    fs.pipe_file(f"{bucket}/x.tar", b"before")
+    with SourceFile(f"s3://{bucket}/x.tar", options) as file, TemporaryDirectory() as folder:
+        fs.pipe_file(f"{bucket}/x.tar", b"after!")
+        with pytest.raises(
+            SourceError, match=rf"s3://{bucket}/x\.tar: changed while it was fetched .*: run this again"
+        ):
+            file.fetch(Path(folder))
+        assert not file.is_local
+        fs.pipe_file(f"{bucket}/x.tar", b"before")
+        file.fetch(Path(folder))
+        assert file.is_fetched
+        assert file.read(0, 6) == b"before"
+        assert list(Path(folder).iterdir()) == []
+
+
 END_OF_ARCHIVE = 6  # requests that find out that nothing but zeros follows the last member
 READ_AHEAD = 4 << 10  # most that one header read fetches
 
@@ -196,8 +353,6 @@ def test_a_changed_object_is_noticed(
     demo_spec: Callable[..., DatasetSpec], demo_shards: Path, options: dict[str, Any], bucket: str
 ) -> None:
     """The ETag is the fingerprint: another object under the same name, of whatever age, is another shard."""
-    import fsspec
-
     from mm_assets.storage.listing import describe_file
 
     fs = fsspec.filesystem("s3", **options)
