@@ -1,8 +1,9 @@
 """The explicit list of checks: every rule that a partition must obey, and the SQL that finds what violates it.
 
-A check is a name in `_CHECKS` and a file in ``sql/`` with one statement, whose first line is the rule in words. A line
-``-- Holds without rows in: a, b.`` names relations without which it selects nothing, and is not executed. It
-selects the violations from relations that `runner` provides by name, so it also runs in a DuckDB shell if they exist.
+A check is a name in `_CHECKS`, below its group, and a file in ``sql/`` with one statement, whose first line is the rule
+in words. A line ``-- Holds without rows in: a, b.`` names relations without which it selects nothing, and is not
+executed. It selects the violations from relations that `runner` provides by name, so it also runs in a DuckDB shell if
+they exist.
 The relations are:
 
 - each table of the partition by its name, without the columns of content; row tables have an `ordinal`;
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 
-__all__ = ["CATALOG", "Check", "checks_of"]
+__all__ = ["CATALOG", "GROUPS", "Check", "checks_of"]
 
 _COMMENT = re.compile(r"--.*")
 _NEEDS = re.compile(r"^-- Holds without rows in: (.*)\.$", re.MULTILINE)
@@ -34,10 +35,12 @@ class Check:
     Attributes:
         asset: the asset whose files it judges.
         name: unique within the asset.
+        group: the group that it belongs to, a key of `GROUPS`.
     """
 
     asset: str
     name: str
+    group: str
 
     @property
     def sql_file(self) -> str:
@@ -77,24 +80,50 @@ class Check:
         return tuple(sorted(set(_SOURCE.findall(statement)) - set(_SUBQUERY.findall(statement))))
 
 
+GROUPS = {
+    "schema": "The files are whole and declare exactly the columns, or packed modalities, of the dataset.",
+    "reserved_columns": "The columns that every dataset has hold what they are for: identities, order, origins, texts.",
+    "alignment": "What was made agrees with what it was made from, row by row and item by item.",
+    "accounting": "All that was read is there, rejected or dropped, and no more is lost than the settings allow.",
+    "content": "Media have the bytes that their origin has.",
+}
+"""What a check is about: the name of each group, and what its rules say together."""
+
 _PACKED_CHECKS = (
-    "schema intact samples item_counts presence items decoded listing formats_agree boxes timestamps durations spans"
+    ("schema", "schema intact"),
+    ("alignment", "samples item_counts presence items decoded listing formats_agree"),
+    ("alignment", "boxes timestamps durations spans"),
 )
 _CHECKS = {
-    "raw_shards": "schema members ranges",
+    "raw_shards": (("schema", "schema"), ("alignment", "members ranges")),
     "rows": (
-        "schema identity metadata_rows unique contiguous text no_content source_refs members "
-        "samples member_rows member_texts entries user_columns rejects listed losses"
+        ("schema", "schema"),
+        ("reserved_columns", "identity metadata_rows unique contiguous text no_content source_refs"),
+        ("accounting", "members"),
+        ("alignment", "samples member_rows member_texts entries user_columns"),
+        ("accounting", "rejects listed losses"),
     ),
-    "materialized_rows": "schema same_rows content shard_bytes",
-    "filtered_rows": "schema metadata_rows unique content accounting dropped losses decodable same_rows shard_bytes",
+    "materialized_rows": (("schema", "schema"), ("alignment", "same_rows"), ("content", "content shard_bytes")),
+    "filtered_rows": (
+        ("schema", "schema"),
+        ("reserved_columns", "metadata_rows unique"),
+        ("content", "content"),
+        ("accounting", "accounting dropped losses decodable"),
+        ("alignment", "same_rows"),
+        ("content", "shard_bytes"),
+    ),
     "packed_mult": _PACKED_CHECKS,
     "packed_mstr": _PACKED_CHECKS,
 }
 # One statement each, over the asset's own tables.
 _SHARED = {"schema", "metadata_rows", "unique", "losses", "shard_bytes"}
 
-CATALOG = tuple(Check(asset=asset, name=name) for asset, names in _CHECKS.items() for name in names.split())
+CATALOG = tuple(
+    Check(asset=asset, name=name, group=group)
+    for asset, groups in _CHECKS.items()
+    for group, names in groups
+    for name in names.split()
+)
 """Every check, in the order in which an asset's are run."""
 
 ABOUT_CONTENT: tuple[Check, ...] = tuple({c.name: c for c in CATALOG if c.about_content}.values())

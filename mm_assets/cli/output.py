@@ -110,8 +110,11 @@ def wait_for_shards(spec: DatasetSpec) -> Callable[[float], None]:
     return wait
 
 
-def report_registration(chosen: DatasetChoice, dataset: str, found: Registration) -> None:
-    """Writes to standard error which shards are gone or too young, and what is odd about a layout decided now."""
+def report_registration(chosen: DatasetChoice, spec: DatasetSpec, found: Registration) -> None:
+    """Writes to standard error which shards are gone or too young, what is odd, and what makes Dagster slow."""
+    from mm_assets.orchestration.checks import slow_pages
+
+    dataset = spec.name
     for key in found.removed:
         echo(f"{dataset}/{key}: its shards are gone; it leaves the next manifest", err=True)
     for url in found.unsettled:
@@ -121,6 +124,9 @@ def report_registration(chosen: DatasetChoice, dataset: str, found: Registration
             echo(f"{dataset}: {note}", err=True)
         command = chosen.complete(f"`mm-assets plan --dataset {dataset}`")
         echo(f"{dataset}: {command} shows how the layout was decided", err=True)
+    slow = slow_pages(spec, len(found.partitions))
+    if slow is not None:
+        echo(f"{dataset}: {slow}", err=True)
 
 
 def named_in_part(keys: Sequence[str]) -> str:

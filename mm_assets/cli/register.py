@@ -25,6 +25,6 @@ def command(chosen: DatasetChoice, new_schema: bool) -> None:
             for what, keys in (("new", found.added), ("changed", found.changed), ("gone", found.removed)):
                 line += f", {len(keys)} {what}" if keys else ""
             echo(line)
-            report_registration(chosen, spec.name, found)
+            report_registration(chosen, spec, found)
             for partition in found.partitions:
                 echo(f"  {partition.key}")

@@ -107,7 +107,7 @@ class _Run:
                     self.failed.append(f"{spec.name}: {error}")  # one dataset's trouble is not the others'
                     continue
                 self.datasets[spec.name] = dataset
-                report_registration(self.chosen, spec.name, found)
+                report_registration(self.chosen, spec, found)
                 registered = {partition.key for partition in found.partitions}
                 wanted = [key for key in self.keys if key in registered] if self.keys else pending_partitions(dataset)
                 self.work += [(spec, key) for key in wanted]

@@ -1,6 +1,6 @@
 """The assets of one dataset, from shard to manifest: a body reads configuration, calls one function, reports."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from mm_assets.orchestration.checks import UNIQUE_IDS, check_specs
 from mm_assets.orchestration.partitions import shard_partitions
 from mm_assets.orchestration.report import check_results, losses_table, stage_metadata
 from mm_assets.orchestration.resources import open_dataset, resource_key
+from mm_assets.orchestration.rollup import rolled_up, rollup_of_records
 from mm_assets.orchestration.runs import exclusive_step, tag_process
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage
@@ -123,20 +124,30 @@ def _decorated(
 
 
 def _make_table(
-    function: Callable[[PartitionWork], stages.StageResult],
-    work: PartitionWork,
-    context: dg.AssetExecutionContext,
+    function: Callable[[PartitionWork], stages.StageResult], work: PartitionWork, context: dg.AssetExecutionContext
 ) -> _Result:
-    return _materialized(function(work), context.asset_key)
+    return _materialized(context, work.spec, function(work))
 
 
-def _materialized(result: stages.StageResult, key: dg.AssetKey) -> _Result:
+def _materialized(context: dg.AssetExecutionContext, spec: DatasetSpec, result: stages.StageResult) -> _Result:
     return dg.MaterializeResult(
-        asset_key=key,
+        asset_key=dg.AssetKey([spec.name, result.record.stage]),
         metadata=stage_metadata(result),
-        check_results=check_results(result, key),
+        check_results=_checked(context, spec, result),
         data_version=dg.DataVersion(next(iter(result.record.files.values())).sha256),
     )
+
+
+def _checked(
+    context: dg.AssetExecutionContext,
+    spec: DatasetSpec,
+    result: stages.StageResult,
+    wanted: Iterable[str] | None = None,
+) -> list[dg.AssetCheckResult]:
+    results = check_results(spec, result, wanted=wanted)
+    if spec.checks == "rollup":
+        return [rolled_up(context.instance, found, context.partition_key) for found in results]
+    return results
 
 
 def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
@@ -157,15 +168,22 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
         if wanted:
             with _working(context, spec, PACKED_STAGES[wanted[0]]) as work:
                 results = stages.packed(work, formats=wanted)
-            for form, result in results.items():
-                yield _materialized(result, keys[form])
+            for result in results.values():
+                yield _materialized(context, spec, result)
         for form, asset in keys.items():
             # Checks that were asked for without their asset ("Execute" in the UI) judge the file that is there.
             alone = {check.name for check in context.selected_asset_check_keys if check.asset_key == asset}
-            if alone and form not in wanted:
-                with _working(context, spec, PACKED_STAGES[form]) as work:
-                    result = stages.recheck_packed(work, form)
-                yield from check_results(result, asset, wanted=alone)
+            if not alone or form in wanted:
+                continue
+            if spec.checks == "rollup" and not context.has_partition_key:  # a check of all partitions may have none
+                dataset = open_dataset(context, spec)
+                with _reported(dataset, PACKED_STAGES[form]):
+                    found = rollup_of_records(dataset, PACKED_STAGES[form])
+                yield found
+                continue
+            with _working(context, spec, PACKED_STAGES[form]) as work:
+                result = stages.recheck_packed(work, form)
+            yield from _checked(context, spec, result, alone)
 
     return body
 

@@ -1,39 +1,72 @@
-"""Check specs of each asset, from the library's catalog; every check is a gate."""
+"""The checks of each asset in Dagster: groups of rules, single rules, or all of them; every one is a gate."""
 
 import warnings
+from collections.abc import Mapping
 
 import dagster as dg
 
-from mm_assets.checks.catalog import CATALOG
+from mm_assets.checks.catalog import GROUPS, Check, checks_of
 from mm_assets.orchestration.partitions import shard_partitions
-from mm_assets.pipeline.chain import MANIFEST, Stage
+from mm_assets.pipeline.chain import MANIFEST, RECORDED_STAGES, Stage
 from mm_assets.pipeline.spec import DatasetSpec
 
-__all__ = ["UNIQUE_IDS", "check_specs"]
+__all__ = ["ROLLUP", "UNIQUE_IDS", "check_specs", "rules_of", "slow_pages"]
 
 UNIQUE_IDS = "unique_ids"
+ROLLUP = "all_rules"  # the check of an asset with `checks: rollup`
 _MANIFEST_RULE = "No two partitions have a sample id in common."
+_MOST_PARTITIONS = 2000  # beyond it Dagster's pages are slow; docs/pipeline.md has the figures
+
+
+def rules_of(spec: DatasetSpec, asset: str) -> Mapping[str, tuple[Check, ...]]:
+    """By the name of each check that Dagster shows of an asset, the rules that it stands for; docs/pipeline.md."""
+    rules = checks_of(asset)
+    if spec.checks == "rollup":
+        return {ROLLUP: rules}
+    found: dict[str, tuple[Check, ...]] = {}
+    for rule in rules:
+        name = rule.name if spec.checks == "per_rule" else rule.group
+        found[name] = (*found.get(name, ()), rule)
+    return found
 
 
 def check_specs(spec: DatasetSpec, stage: Stage) -> list[dg.AssetCheckSpec]:
-    """The checks of one asset: per partition, and blocking because `dagster job execute` ignores the others.
+    """The checks of one asset, blocking because `dagster job execute` ignores the others.
 
-    That of the manifest warns.
+    Each is per partition, but for `checks: rollup`. That of the manifest warns.
     """
+    key = dg.AssetKey([spec.name, stage.name])
     if stage is MANIFEST:
-        key = dg.AssetKey([spec.name, stage.name])
         return [dg.AssetCheckSpec(name=UNIQUE_IDS, asset=key, description=_MANIFEST_RULE)]
+    if stage not in RECORDED_STAGES:
+        return []
     with warnings.catch_warnings():
         # `partitions_def` of a check is a preview; without it results do not belong to a partition.
         warnings.filterwarnings("ignore", category=dg.PreviewWarning)
         return [
             dg.AssetCheckSpec(
-                name=check.name,
-                asset=dg.AssetKey([spec.name, stage.name]),
-                description=check.description,
+                name=name,
+                asset=key,
+                description=_description(name, rules),
                 blocking=True,
-                partitions_def=shard_partitions(spec),
+                partitions_def=None if spec.checks == "rollup" else shard_partitions(spec),
             )
-            for check in CATALOG
-            if check.asset == stage.name
+            for name, rules in rules_of(spec, stage.name).items()
         ]
+
+
+def _description(name: str, rules: tuple[Check, ...]) -> str:
+    if [rule.name for rule in rules] == [name]:
+        return rules[0].description
+    about = GROUPS.get(name, "In every partition all rules of the asset hold.")
+    return about + "\n\n" + "\n".join(f"- `{rule.name}`: {rule.description}" for rule in rules)
+
+
+def slow_pages(spec: DatasetSpec, num_partitions: int) -> str | None:
+    """A warning for a dataset with too many partitions for checks that have them; None for others."""
+    if spec.checks == "rollup" or num_partitions <= _MOST_PARTITIONS:
+        return None
+    return (
+        f"{num_partitions:,} partitions make Dagster's pages slow: at each request it finds the state of every check "
+        f"of every partition, in time that grows with their square. Above {_MOST_PARTITIONS:,} set `checks: rollup`"
+    )

@@ -7,8 +7,11 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
+from mm_assets.checks.catalog import Check
 from mm_assets.checks.context import Outcome
+from mm_assets.orchestration.checks import rules_of
 from mm_assets.pipeline.losses import LossTotal
+from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.rows.columns import Kept
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS
@@ -101,32 +104,57 @@ def _counts_table(counts: Mapping[str, int], what: str, of: str) -> str:
 
 
 def check_results(
-    result: StageResult, asset_key: dg.AssetKey, *, wanted: Iterable[str] | None = None
+    spec: DatasetSpec, result: StageResult, *, wanted: Iterable[str] | None = None
 ) -> list[dg.AssetCheckResult]:
-    """One Dagster check result per outcome, with the first violating rows of those that failed."""
-    names = None if wanted is None else set(wanted)
+    """What the checks of an asset found in one partition, as the setting `checks` names and gathers them.
+
+    Each has a table of its rules, and the first rows that violate those that failed. It is an error where a rule
+    failed that stops a partition, else a warning.
+    """
+    asset, names = result.record.stage, None if wanted is None else set(wanted)
+    outcomes = {outcome.name: outcome for outcome in result.outcomes}
     return [
-        dg.AssetCheckResult(
-            check_name=outcome.name,
-            asset_key=asset_key,
-            passed=outcome.passed,
-            severity=dg.AssetCheckSeverity.ERROR if outcome.blocking else dg.AssetCheckSeverity.WARN,
-            description=outcome.description if outcome.passed else outcome.said,
-            metadata=_violations(outcome),
-        )
-        for outcome in result.outcomes
-        if names is None or outcome.name in names
+        _check_result(spec, asset, name, {rule: outcomes[rule.name] for rule in rules if rule.name in outcomes})
+        for name, rules in rules_of(spec, asset).items()
+        if names is None or name in names
     ]
 
 
-def _violations(outcome: Outcome) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"num_violations": outcome.num_violations}
-    if outcome.violations:
-        columns = list(outcome.violations[0])
-        records = [dg.TableRecord({name: _scalar(row.get(name)) for name in columns}) for row in outcome.violations]
-        schema = dg.TableSchema(columns=[dg.TableColumn(name=name) for name in columns])
-        metadata["violations"] = dg.MetadataValue.table(records, schema=schema)
-    return metadata
+def _check_result(spec: DatasetSpec, asset: str, name: str, outcomes: Mapping[Check, Outcome]) -> dg.AssetCheckResult:
+    failed = [outcome for outcome in outcomes.values() if not outcome.passed]
+    stops = not failed or any(outcome.stops for outcome in failed)
+    violations = {outcome.name: _violations(outcome) for outcome in failed if outcome.violations}
+    metadata: dict[str, Any]
+    if spec.checks == "per_rule":
+        metadata = {"num_violations": sum(outcome.num_violations for outcome in failed)}
+        metadata |= dict(zip(["violations"], violations.values(), strict=False))
+        said = [outcome.said for outcome in failed]
+    else:
+        metadata = {"rules": _rules_table(outcomes)}
+        metadata |= {f"violations/{name}": table for name, table in violations.items()}
+        said = [f"{outcome.name}: {outcome.said}" for outcome in failed]
+    return dg.AssetCheckResult(
+        check_name=name,
+        asset_key=dg.AssetKey([spec.name, asset]),
+        passed=not failed,
+        severity=dg.AssetCheckSeverity.ERROR if stops else dg.AssetCheckSeverity.WARN,
+        description="; ".join(said) or None,  # the rules themselves are in the description of the check
+        metadata=metadata,
+    )
+
+
+def _rules_table(outcomes: Mapping[Check, Outcome]) -> dg.MarkdownMetadataValue:
+    lines = ["| rule | passed | violations | description |", "| --- | --- | ---: | --- |"]
+    for rule, outcome in outcomes.items():
+        passed = "yes" if outcome.passed else "no" if outcome.blocking else "no, a warning"
+        lines.append(_row((rule.name, passed, f"{outcome.num_violations:,}", rule.description)))
+    return dg.MetadataValue.md("\n".join(lines))
+
+
+def _violations(outcome: Outcome) -> dg.TableMetadataValue:
+    columns = list(outcome.violations[0])
+    records = [dg.TableRecord({name: _scalar(row.get(name)) for name in columns}) for row in outcome.violations]
+    return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=[dg.TableColumn(name=n) for n in columns]))
 
 
 def _scalar(value: object) -> str | int | float | bool | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from mm_assets.orchestration.checks import slow_pages
 from mm_assets.orchestration.partitions import job_name, manifest_job_name, shard_partitions
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
@@ -62,6 +63,9 @@ def _shards_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
             settled = state if len(due) == len(waiting) else ""
         known = set(context.instance.get_dynamic_partitions(partitions_def.name or ""))
         new = [key for key in fingerprints if key not in known]
+        slow = slow_pages(spec, len(found.partitions)) if new else None
+        if slow is not None:
+            context.log.warning(slow)
         if found.removed:
             context.log.warning(f"shards of {len(found.removed)} partitions are gone: {', '.join(found.removed[:10])}")
         # Dagster never starts a run with a used key again, but a fingerprint may return with former shards or settings.

@@ -346,6 +346,13 @@ class DatasetSpec(Settings):
     batch_bytes: int = Field(
         default=8 << 20, ge=1 << 16, description="Content of one batch in memory, in bytes.", examples=[32 << 20]
     )
+    checks: Literal["grouped", "per_rule", "rollup"] = Field(
+        default="grouped",
+        description="What Dagster shows of the checks. `grouped`: of each partition a few results per asset, each with "
+        "a table of its rules; `per_rule`: a result per rule; `rollup`: one result per asset for all partitions, with "
+        "those that failed, for datasets of more than 2,000 partitions (docs/pipeline.md).",
+        examples=["rollup"],
+    )
     runs_per_tick: int = Field(
         default=25,
         ge=1,

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.checks.alignment import FACT_RELATIONS
-from mm_assets.checks.catalog import CATALOG, checks_of
+from mm_assets.checks.catalog import CATALOG, GROUPS, checks_of
 from mm_assets.checks.origins import OriginRelations
 from mm_assets.checks.packed import PackedFiles, PackedRelations
 from mm_assets.checks.relations import TableRelations
@@ -49,7 +49,8 @@ def test_catalog_and_folder_name_the_same_files() -> None:
 
 
 def test_every_asset_has_checks_and_its_names_are_unique() -> None:
-    """Each asset has a schema check first, and no two of its checks share a name."""
+    """Each asset has a schema check first, no two of its checks share a name, and each group is described."""
+    assert {check.group for check in CATALOG} == set(GROUPS)
     assert {check.asset for check in CATALOG} == {stage.name for stage in RECORDED_STAGES}
     for stage in RECORDED_STAGES:
         names = [check.name for check in checks_of(stage.name)]

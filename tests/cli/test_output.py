@@ -6,8 +6,8 @@ import pytest
 
 from mm_assets.cli.options import DatasetChoice
 from mm_assets.cli.output import echo, printable, report_registration
-from mm_assets.pipeline.register import register
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.register import Registration, register
+from mm_assets.pipeline.store import DatasetStore, Partition
 
 from ..pipeline.chain import declare
 from ..pipeline.shards import CAPTIONS, make_shard
@@ -39,9 +39,24 @@ def test_a_registration_names_what_is_odd(tmp_path: Path, capsys: pytest.Capture
     make_shard(tmp_path / "in" / "a.tar", {**CAPTIONS, "4.png": CAPTIONS["0.png"], "README": "read me"})
     dataset = DatasetStore(declare(tmp_path / "root", tmp_path / "in"))
     chosen = DatasetChoice(root="r")
-    report_registration(chosen, "data", register(dataset))
+    report_registration(chosen, dataset.spec, register(dataset))
     note, command = capsys.readouterr().err.splitlines()
     assert note.startswith("data: 1 of 6 sampled samples consist of binary and decided nothing; binary would be ")
     assert command == "data: `mm-assets plan --root r --dataset data` shows how the layout was decided"
-    report_registration(chosen, "data", register(dataset))
+    report_registration(chosen, dataset.spec, register(dataset))
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_registration_warns_of_slow_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """More than 2,000 partitions are said to make Dagster's pages slow, with the setting that helps."""
+
+    def said(number: int, **settings: str) -> str:
+        keys = [Partition(key=f"p{i}", shards=()) for i in range(number)]
+        found = Registration(partitions=tuple(keys), added=(), changed=(), removed=(), unsettled=(), seen={})
+        report_registration(DatasetChoice(root="r"), declare(tmp_path, tmp_path, **settings), found)
+        return capsys.readouterr().err
+
+    assert said(2000) == ""
+    assert said(2001).startswith("data: 2,001 partitions make Dagster's pages slow: ")
+    assert said(2001, checks="per_rule").endswith("set `checks: rollup`\n")
+    assert said(2001, checks="rollup") == ""

@@ -10,7 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import mm_assets
+from mm_assets.checks.catalog import CATALOG
 from mm_assets.errors import SourceError
+from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import make_manifest, register_dataset, run_partitions
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import PACKED_STAGES
@@ -23,6 +25,7 @@ from mm_assets.rows.parquet import ParquetSink
 from ..pipeline.chain import at_work
 
 SpecOf = Callable[..., DatasetSpec]
+write = ParquetSink.write
 
 
 def run_all(instance: dg.DagsterInstance, spec: DatasetSpec) -> DatasetStore:
@@ -105,20 +108,22 @@ def test_materializations_carry_metadata_worth_looking_at(instance: dg.DagsterIn
     assert tags["dagster/data_version"] == metadata["digest"].value
 
 
-def test_every_check_reports_a_result(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
-    """Every check of the catalog has passed on the partition, with a result of its own."""
-    from mm_assets.checks.catalog import CATALOG
-
-    run_all(instance, demo_spec("captions"))
-    keys = [dg.AssetCheckKey(dg.AssetKey(["captions", c.asset]), c.name) for c in CATALOG]
+@pytest.mark.parametrize(("setting", "number"), [("grouped", 18), ("per_rule", len(CATALOG)), ("rollup", 6)])
+def test_every_check_reports_a_result(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, setting: str, number: int
+) -> None:
+    """Each group, rule or asset has passed on the partition, with a result of its own."""
+    spec = demo_spec("captions", checks=setting)
+    run_all(instance, spec)
+    keys = list(build_definitions(spec).resolve_asset_graph().asset_check_keys)
     records = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
-    statuses = {str(key): records[key].status.value for key in keys if key in records}
-    assert set(statuses.values()) == {"SUCCEEDED"}
-    assert len(statuses) == len(keys) > 10
+    statuses = [record.status.value for record in records.values()]
+    assert statuses == ["SUCCEEDED"] * number
 
 
+@pytest.mark.parametrize("setting", ["grouped", "per_rule", "rollup"])
 def test_a_failed_check_blocks_and_is_named(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance, demo_spec: SpecOf, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
     """Rows that go astray make a check fail; nothing downstream runs, and nothing is published."""
     import pyarrow as pa
@@ -127,7 +132,7 @@ def test_a_failed_check_blocks_and_is_named(
         real(self, batch.slice(0, batch.num_rows - 1))
 
     real = ParquetSink.write
-    spec = demo_spec("captions")
+    spec = demo_spec("captions", checks=setting)
     dataset = DatasetStore(spec)
     register_dataset(instance, dataset)
     with monkeypatch.context() as patched:
@@ -180,10 +185,39 @@ def test_a_changed_shard_is_not_mixed_with_an_old_index(
         at_work(stages.rows, dataset, "captions-00000")
 
 
+def test_a_rollup_remembers_the_partitions_that_failed(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One result per asset speaks of all partitions: it warns until those pass that failed, and stops no other."""
+    spec = demo_spec("docs", checks="rollup", shards=str(inbox("docs-00000.tar", "docs-00001.tar")))
+    dataset, key = DatasetStore(spec), dg.AssetCheckKey(dg.AssetKey(["docs", "raw_shards"]), "all_rules")
+    register_dataset(instance, dataset)
+
+    def latest() -> tuple[bool, str, str | None]:
+        record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
+        assert record.event is not None
+        assert record.partition is None
+        found = record.event.get_dagster_event().asset_check_evaluation_data
+        return found.passed, found.severity.value, found.description
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ParquetSink, "write", lambda self, batch: write(self, batch.slice(0, batch.num_rows - 1)))
+        (failed,) = run_partitions([(spec, "docs-00000")])
+    assert not failed.ok
+    passed, severity, said = latest()
+    assert (passed, severity) == (False, "ERROR")
+    assert said is not None
+    assert said.startswith("docs-00000: members: 1 violation of: ")
+    (other,) = run_partitions([(spec, "docs-00001")])
+    assert other.ok
+    assert latest() == (False, "WARN", "1 partition failed before: docs-00000")
+    assert set(dataset.markers()) == {"docs-00001"}
+    assert all(run.ok for run in run_partitions([(spec, "docs-00000")]))
+    assert latest() == (True, "ERROR", None)
+
+
 def test_packed_formats_can_be_materialized_alone(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
     """The two packed assets are one computation that can be subset; the bytes are the same either way."""
-    from mm_assets.orchestration.build import build_definitions
-
     spec = demo_spec("captions")
     dataset = run_all(instance, spec)
     before = dataset.records("captions-00000")[PACKED_STAGES["mstr"]].files["mstr"]
@@ -198,27 +232,30 @@ def test_packed_formats_can_be_materialized_alone(instance: dg.DagsterInstance, 
     assert dataset.records("captions-00000")[PACKED_STAGES["mstr"]].files["mstr"] == before
 
 
-def test_checks_of_packed_files_can_be_executed_alone(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
+@pytest.mark.parametrize(("setting", "check"), [("grouped", "schema"), ("rollup", "all_rules")])
+def test_checks_of_packed_files_can_be_executed_alone(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, setting: str, check: str
+) -> None:
     """Executing one check judges the file that is there; after the file was damaged it fails."""
-    from mm_assets.orchestration.build import build_definitions
-
-    spec = demo_spec("captions")
+    spec = demo_spec("captions", checks=setting)
     dataset = run_all(instance, spec)
-    check = dg.AssetCheckKey(dg.AssetKey(["captions", "packed_mult"]), "intact")
+    selected = {dg.AssetCheckKey(dg.AssetKey(["captions", "packed_mult"]), check)}
     definitions = build_definitions(spec)
 
-    def execute() -> dg.ExecuteInProcessResult:
+    def execute(partition: str | None = "captions-00000") -> dg.ExecuteInProcessResult:
         job = definitions.resolve_job_def("captions_pack")
-        only = job.get_subset(asset_selection=set(), asset_check_selection={check})
-        return only.execute_in_process(
-            instance=instance, tags={"dagster/partition": "captions-00000"}, raise_on_error=False
-        )
+        only = job.get_subset(asset_selection=set(), asset_check_selection=selected)
+        tags = {} if partition is None else {"dagster/partition": partition}
+        return only.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
 
     result = execute()
-    assert [(e.check_name, e.passed) for e in result.get_asset_check_evaluations()] == [("intact", True)]
+    assert [(e.check_name, e.passed) for e in result.get_asset_check_evaluations()] == [(check, True)]
     assert result.get_asset_materialization_events() == []
     path = Path(dataset.store.path_of(dataset.records("captions-00000")[PACKED_STAGES["mult"]].files["mult"].path))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    assert [(e.check_name, e.passed) for e in execute().get_asset_check_evaluations()] == [("intact", False)]
+    assert [(e.check_name, e.passed) for e in execute().get_asset_check_evaluations()] == [(check, False)]
+    if setting == "rollup":  # without a partition it is what the records of all partitions say
+        (found,) = execute(None).get_asset_check_evaluations()
+        assert (found.passed, found.description) == (False, "1 of 1 partition failed")

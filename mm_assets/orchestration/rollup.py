@@ -1,0 +1,84 @@
+"""`checks: rollup`: a result per asset for all partitions, which names those that failed."""
+
+from collections.abc import Mapping
+
+import dagster as dg
+
+from mm_assets.orchestration.checks import ROLLUP
+from mm_assets.pipeline.chain import Stage
+from mm_assets.pipeline.store import DatasetStore
+from mm_assets.summaries import counted
+
+__all__ = ["rolled_up", "rollup_of_records"]
+
+_FAILED = "failed"  # metadata: the partitions that failed, each with what was found
+_MAX_FAILED = 100  # of them: the event log keeps it forever
+_MAX_TEXT = 200  # characters of what the rules of one said
+_NAMED = 5  # in a description
+
+
+def rolled_up(instance: dg.DagsterInstance, result: dg.AssetCheckResult, partition: str) -> dg.AssetCheckResult:
+    """What a check found in one partition, with the others that failed before and have not passed since.
+
+    Those make it a warning, which stops nothing, since this partition has passed.
+    """
+    assert result.asset_key is not None
+    stops = not result.passed and result.severity == dg.AssetCheckSeverity.ERROR
+    failed = _failed_before(instance, dg.AssetCheckKey(result.asset_key, ROLLUP))
+    failed.pop(partition, None)
+    said = [] if result.passed else [f"{partition}: {result.description}"]
+    if failed:
+        named = ", ".join(list(failed)[:_NAMED]) + (", …" if len(failed) > _NAMED else "")
+        said.append(f"{counted(len(failed), 'partition')} failed before: {named}")
+    severity = dg.AssetCheckSeverity.ERROR if stops or not said else dg.AssetCheckSeverity.WARN
+    if stops:
+        failed[partition] = result.description or ""
+    return dg.AssetCheckResult(
+        check_name=ROLLUP,
+        asset_key=result.asset_key,
+        passed=not said,
+        severity=severity,
+        description="; ".join(said) or None,
+        metadata={"partition": partition, **result.metadata, **_table(failed)},
+    )
+
+
+def rollup_of_records(dataset: DatasetStore, stage: Stage) -> dg.AssetCheckResult:
+    """What the records of all partitions say: passed where no rule failed that stops a partition."""
+    failed: dict[str, str] = {}
+    checked = 0
+    for partition in dataset.partitions():
+        record = dataset.records(partition).get(stage)
+        if record is None:
+            continue
+        checked += 1
+        stopped = [f"{outcome.name}: {outcome.said}" for outcome in record.outcomes if outcome.stops]
+        if stopped:
+            failed[partition] = "; ".join(stopped)
+    return dg.AssetCheckResult(
+        check_name=ROLLUP,
+        asset_key=dg.AssetKey([dataset.spec.name, stage.name]),
+        passed=not failed,
+        description=f"{len(failed):,} of {counted(checked, 'partition')} failed" if failed else None,
+        metadata={"num_partitions": checked, **_table(failed)},
+    )
+
+
+def _failed_before(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> dict[str, str]:
+    """The partitions that the latest result names, each with what its rules said."""
+    summary = instance.event_log_storage.get_asset_check_summary_records([key])[key]
+    record = summary.last_completed_check_execution_record
+    event = None if record is None or record.event is None else record.event.dagster_event
+    table = None if event is None else event.asset_check_evaluation_data.metadata.get(_FAILED)
+    if not isinstance(table, dg.TableMetadataValue):
+        return {}
+    return {str(row.data["partition"]): str(row.data["rules"]) for row in table.records}
+
+
+def _table(failed: Mapping[str, str]) -> dict[str, dg.TableMetadataValue]:
+    rows = [
+        dg.TableRecord({"partition": partition, "rules": said[:_MAX_TEXT]})
+        for partition, said in list(failed.items())[-_MAX_FAILED:]
+    ]
+    schema = dg.TableSchema(columns=[dg.TableColumn(name="partition"), dg.TableColumn(name="rules")])
+    return {_FAILED: dg.MetadataValue.table(rows, schema=schema)} if rows else {}
