@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from mm_assets.checks.alignment import Facts
@@ -73,6 +74,14 @@ class Expected(NamedTuple):
     presence: pa.Table
     parts: Mapping[tuple[str, str], frozenset[str]]
     mismatches: Mapping[str, pa.Table]
+
+
+class _Contents(NamedTuple):
+    """What one pass over a packed file finds in its payloads."""
+
+    items: pa.Table
+    listing: pa.Table
+    facts: Facts
 
 
 class PackedFiles:
@@ -136,6 +145,21 @@ class PackedFiles:
         with SourceFile(store.url_of(name), store.storage_options) as source, copy.open("wb") as target:
             shutil.copyfileobj(source.stream(), target, 4 << 20)
         return RemoteFile(str(copy))
+
+    @cached_property
+    def payloads(self) -> pa.Table:
+        """Size and checksum of every payload of all formats, as they state them, and modality "" for each sample."""
+        found = TableBuilder(_PAYLOADS)
+        for form in sorted(self._context.packed):
+            reader, ids = self.reader(form), np.array(self.ids[form], object)
+            if reader is None:
+                continue
+            found.extend_columns(form, np.arange(len(ids)), ids, "", 0, 0)
+            for name in reader.names:
+                with suppress(FormatError):  # `intact` reports it
+                    sizes, sums, present = reader.sizes(name), reader.checksums(name), _present(reader, name)
+                    found.extend_columns(form, present, ids[present], name, sizes[present], sums[present])
+        return found.table()
 
     @cached_property
     def expected(self) -> Expected:
@@ -203,32 +227,21 @@ class PackedRelations:
     def packed_samples(self) -> pa.Table:
         """The packed samples in order."""
         self._files.reader(self._own)
-        return table_of(enumerate(self._files.ids[self._own]), schema_of("ordinal", "sample_id"))
+        ids = self._files.ids[self._own]
+        return pa.table([np.arange(len(ids)), pa.array(ids, pa.string())], schema_of("ordinal", "sample_id"))
 
     def packed_presence(self) -> pa.Table:
         """Which sample has which modality."""
-        reader, ids = self._files.reader(self._own), self._files.ids[self._own]
-        present = () if reader is None else ((ids[i], n) for n in reader.names for i in _present(reader, n))
-        return table_of(present, _PRESENCE)
+        reader, ids = self._files.reader(self._own), np.array(self._files.ids[self._own], object)
+        found = TableBuilder(_PRESENCE)
+        if reader is not None:
+            for name in reader.names:
+                found.extend_columns(ids[_present(reader, name)], name)
+        return found.table()
 
     def packed_payloads(self) -> pa.Table:
         """Size and checksum of every payload of both files, which `intact` proves; and modality "" for each sample."""
-        return table_of((row for form in sorted(self._context.packed) for row in self._payloads(form)), _PAYLOADS)
-
-    def _payloads(self, form: str) -> Iterator[tuple[Any, ...]]:
-        reader = self._files.reader(form)
-        if reader is None:
-            return
-        ids = self._files.ids[form]
-        for i, sample_id in enumerate(ids):
-            yield form, i, sample_id, "", 0, 0
-        for name in reader.names:
-            try:
-                sizes, sums = reader.sizes(name), reader.checksums(name)
-            except FormatError:
-                continue  # `intact` reports it
-            for i in _present(reader, name):
-                yield form, i, ids[i], name, int(sizes[i]), int(sums[i])
+        return self._files.payloads
 
     def packed_damage(self) -> pa.Table:
         """Everything that is wrong with the file."""
@@ -241,52 +254,56 @@ class PackedRelations:
 
     def packed_items(self) -> pa.Table:
         """Every item of every payload, with the size and CRC-32C of its data."""
-        return self._items_and_listing[0]
+        return self._contents.items
 
     def packed_listing(self) -> pa.Table:
         """Every entry of the samples' listings."""
-        return self._items_and_listing[1]
+        return self._contents.listing
+
+    @property
+    def facts(self) -> Facts:
+        """The facts about time and place in the payloads: tables of `FACT_RELATIONS`."""
+        return self._contents.facts
 
     @cached_property
-    def _items_and_listing(self) -> tuple[pa.Table, pa.Table]:
+    def _contents(self) -> _Contents:
         placer, placed = self._files.placer, self._files.expected.parts
-        items, listing = TableBuilder(_ITEMS), TableBuilder(_LISTING)
+        items, listing, facts = TableBuilder(_ITEMS), TableBuilder(_LISTING), Facts()
         known = {name: (placer.fields[n], placer.plan.modalities[n]) for n, name in enumerate(placer.names)}
-        for sample_id, name, payload in self._scan(known):
+        for ids, name, payloads in self._scan(known):
             made, modality = known[name]
             kind = _KINDS[modality.selector.take]
-            parts = placed.get((sample_id, name))
-            with suppress(FormatError):  # the item is then missing, which is a violation by itself
-                for item in _items_of(made, payload, parts):
-                    # A composite may hold more than its rows: a layout of the JSON, the audio of a video file.
-                    if parts is None or item.part in parts or kind == "value":
-                        size, checksum = len(item.data), crc32c(item.data)
-                        items.add((sample_id, name, kind, item.part, item.position, size, checksum, True))
-                if kind == "listing":
-                    listing.extend(_listed(sample_id, made.decode(payload.metadata, payload.data)))
-        return items.table(), listing.table()
+            if made.FACTS:
+                for sample_id, payload in zip(ids, payloads, strict=True):
+                    with suppress(FormatError):  # it is missing from the items, which is a violation by itself
+                        facts.add(sample_id, name, made.facts(*payload))
+            if type(made).items is Field.items and not made.PARTS:  # the data of a payload is its one item
+                datas = [payload.data for payload in payloads]
+                items.extend_columns(ids, name, kind, "", 0, [*map(len, datas)], [*map(crc32c, datas)], True)
+            else:
+                for sample_id, payload in zip(ids, payloads, strict=True):
+                    with suppress(FormatError):  # the item is then missing, which is a violation by itself
+                        parts = placed.get((sample_id, name))
+                        items.extend(_packed_items(sample_id, name, kind, _items_of(made, payload, parts), parts))
+            if kind == "listing":
+                for sample_id, payload in zip(ids, payloads, strict=True):
+                    with suppress(FormatError):
+                        listing.extend(_listed(sample_id, made.decode(payload.metadata, payload.data)))
+        return _Contents(items.table(), listing.table(), facts)
 
-    def _scan(self, known: Mapping[str, Any]) -> Iterator[tuple[str, str, Payload]]:
-        """Sample id, modality and payload, as far as they can be read; `verify` reports where they cannot."""
+    def _scan(self, known: Mapping[str, Any]) -> Iterator[tuple[list[str], str, list[Payload]]]:
+        """Sample ids, modality and payloads, block by block, as far as they can be read; `verify` reports where not."""
         reader, ids = self._files.reader(self._own), self._files.ids[self._own]
         if reader is None:
             return
         with suppress(FormatError):
             for block in reader.scan([name for name in reader.names if name in known]):
                 for name, payloads in block.payloads.items():
-                    for i, payload in zip(block.indices.tolist(), payloads, strict=True):
-                        if payload is not None:
-                            yield ids[i], name, payload
-
-    @cached_property
-    def facts(self) -> Facts:
-        """The facts about time and place in the payloads: tables of `FACT_RELATIONS`."""
-        facts, placer = Facts(), self._files.placer
-        judged = {name: made for name, made in zip(placer.names, placer.fields, strict=True) if made.FACTS}
-        for sample_id, name, payload in self._scan(judged):
-            with suppress(FormatError):  # it is missing from the items, which is a violation by itself
-                facts.add(sample_id, name, judged[name].facts(*payload))
-        return facts
+                    there = [
+                        (ids[i], p) for i, p in zip(block.indices.tolist(), payloads, strict=True) if p is not None
+                    ]
+                    if there:
+                        yield [sample_id for sample_id, _ in there], name, [payload for _, payload in there]
 
     # -- what should be in them
 
@@ -306,10 +323,18 @@ class PackedRelations:
         return self._files.expected.presence
 
 
-def _present(reader: Reader, name: str) -> list[int]:
+def _present(reader: Reader, name: str) -> npt.NDArray[np.int64]:
     """The samples that have a modality, by number."""
-    found: list[int] = np.flatnonzero(reader.presence(name)).tolist()
-    return found
+    return np.flatnonzero(reader.presence(name))
+
+
+def _packed_items(
+    sample_id: str, name: str, kind: str, items: Iterable[Item], parts: frozenset[str] | None
+) -> Iterator[tuple[Any, ...]]:
+    for item in items:
+        # A composite may hold more than its rows: a layout of the JSON, the audio of a video file.
+        if parts is None or item.part in parts or kind == "value":
+            yield sample_id, name, kind, item.part, item.position, len(item.data), crc32c(item.data), True
 
 
 def _expected_of(rows: BlockRows, placement: Placement, placer: Placer) -> Iterator[tuple[Any, ...]]:
@@ -352,7 +377,7 @@ def _undecoded(reader: Reader | None, ids: list[str], placer: Placer) -> Iterato
         sample_id = None
         try:
             sizes = reader.sizes(name)
-            small = [place for place in _present(reader, name) if sizes[place] <= MAX_DECODED_BYTES]
+            small = [place for place in _present(reader, name).tolist() if sizes[place] <= MAX_DECODED_BYTES]
             for place in dict.fromkeys((*small[:1], *small[-1:])):
                 sample_id = ids[place]
                 payload = reader.read_payload(place, name)
@@ -376,7 +401,7 @@ class _Comparison:
                 continue
             if modality.selector.take not in ("parts", *VALUE_TAKES) and placer.keeps(taker, ""):
                 continue
-            present = _present(reader, name)
+            present = _present(reader, name).tolist()
             places = np.linspace(0, len(present) - 1, min(MAX_COMPARED, len(present))).astype(int)
             self._chosen[taker] = {ids[present[k]]: present[k] for k in np.unique(places).tolist()}
             self._left[taker] = MAX_COMPARED

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ MAX_REREAD_BYTES = 4 << 20  # of all of them: the check must not cost what the s
 DIGEST = 16  # bytes
 _DERIVED = ("content", "reread", "texts", "source_refs", "user", "digests")  # from the table whose name is before it
 _BATCH_ROWS = 4 << 10  # rows that become Python objects at a time
-_MAX_MEASURED = 32 << 20  # bytes of relations that are kept for later stages
+_MAX_MEASURED = 16 << 20  # bytes of relations that are kept for later stages
 _MAX_HELD = 1 << 16  # rows of a table that is read once; each statement reads a larger one
 
 _TYPES = {  # of the columns that are not text
@@ -96,24 +97,40 @@ class TableBuilder:
 
     def add(self, row: tuple[Any, ...]) -> None:
         """Adds one row."""
-        self._held.append(row)
-        if len(self._held) >= _BATCH_ROWS:
-            self._flush()
+        self.extend((row,))
 
     def extend(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Adds rows, each as it comes."""
-        for row in rows:
-            self.add(row)
+        """Adds rows, few at a time."""
+        left = iter(rows)
+        while True:
+            before = len(self._held)
+            self._held.extend(islice(left, _BATCH_ROWS))
+            taken = len(self._held) - before
+            if len(self._held) >= _BATCH_ROWS:
+                self._flush()
+            if taken < _BATCH_ROWS:
+                return
+
+    def extend_columns(self, *columns: Any) -> None:
+        """Adds rows as columns, each a sequence or one value for all rows."""
+        self._flush()
+        count = max(len(column) for column in columns if isinstance(column, list | np.ndarray))
+        arrays = [
+            pa.array(column if isinstance(column, list | np.ndarray) else [column] * count, kind)
+            for column, kind in zip(columns, self._schema.types, strict=True)
+        ]
+        self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
 
     def _flush(self) -> None:
+        if not self._held:
+            return
         columns = map(pa.array, zip(*self._held, strict=True), self._schema.types)
         self._batches.append(pa.RecordBatch.from_arrays(list(columns), schema=self._schema))
         self._held.clear()
 
     def table(self) -> pa.Table:
         """The rows that were added."""
-        if self._held:
-            self._flush()
+        self._flush()
         return pa.Table.from_batches(self._batches, self._schema)
 
 
