@@ -89,6 +89,7 @@ def pack_rows(
     mstr: Path | None,
     provenance: Mapping[str, object],
     num_samples: int | None = None,
+    fsync: bool = True,
 ) -> PackSummary:
     """Writes packed files of filtered rows.
 
@@ -105,6 +106,7 @@ def pack_rows(
         mstr: the MSTR file to write, or None.
         provenance: where the files come from; JSON.
         num_samples: how many samples `blocks` hold, if known; it saves MULT a copy of its body.
+        fsync: wait for the disk before the files take their places.
 
     Raises:
         EncodeError: a row cannot be packed that `packable` should have dropped, or a limit of the format is exceeded.
@@ -118,10 +120,10 @@ def pack_rows(
     with ExitStack() as stack:
         writers: list[MultWriter | MstrWriter] = []
         if mult is not None:
-            writers.append(MultWriter(mult, plan.specs(), num_samples=num_samples, provenance=provenance))
+            writers.append(MultWriter(mult, plan.specs(), num_samples=num_samples, provenance=provenance, fsync=fsync))
             stack.enter_context(writers[-1])
         if mstr is not None:
-            writers.append(MstrWriter(mstr, plan.specs(), num_samples=num_samples, provenance=provenance))
+            writers.append(MstrWriter(mstr, plan.specs(), num_samples=num_samples, provenance=provenance, fsync=fsync))
             stack.enter_context(writers[-1])
         for table in blocks:
             rows = BlockRows(table)

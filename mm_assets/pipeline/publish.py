@@ -119,6 +119,7 @@ def publish(work: PartitionWork) -> dict[str, Any]:
     with suppress(SchemaMismatchError, SourceError):  # a damaged marker does not prevent a good one
         before = dataset.marker(key, published)
     marker = carried_over(before, marker)
+    dataset.store.sync([work.record_file.path, *(file.path for r in records.values() for file in r.files.values())])
     dataset.store.replace(published, canonical_json(marker, indent=1))
     dataset.clear_failure(key)
     return marker

@@ -151,7 +151,7 @@ class Run:
     def write(self, table: Table | None = None) -> Iterator[ParquetSink]:
         """Writes one table of this stage, the main one by default; it is published when the block succeeds."""
         table = table or self.stage.tables[0]
-        with self.dataset.store.draft(self.dataset.table(table.name, self.key)) as draft:
+        with self.dataset.store.draft(self.dataset.table(table.name, self.key), durable=False) as draft:
             sink = ParquetSink(
                 draft.path,
                 table.schema(self.schema),

@@ -259,7 +259,9 @@ def packed(work: PartitionWork, *, formats: Sequence[str] = tuple(PACKED_STAGES)
         drafts: dict[str, Draft] = {}
         with ExitStack() as building:
             for form in formats:
-                drafts[form] = building.enter_context(dataset.store.draft(f"{PACKED_FOLDER}/{key}.{form}"))
+                drafts[form] = building.enter_context(
+                    dataset.store.draft(f"{PACKED_FOLDER}/{key}.{form}", durable=False)
+                )
             summary = pack_rows(
                 run.samples(FILTERED_ROWS),
                 run.plan,
@@ -267,6 +269,7 @@ def packed(work: PartitionWork, *, formats: Sequence[str] = tuple(PACKED_STAGES)
                 mstr=drafts["mstr"].path if "mstr" in drafts else None,
                 provenance={"dataset": work.spec.name, "partition": key},
                 num_samples=work.record(FILTERED_ROWS).counts["kept_samples"],
+                fsync=False,  # publishing the drafts does
             )
             with ThreadPoolExecutor(len(drafts)) as pool:
                 digests = pool.map(Draft.digest, drafts.values())

@@ -337,10 +337,10 @@ class DatasetStore:
         return self.recorded(partition)[0]
 
     def write_records(self, partition: str, records: Mapping[Stage, StageRecord]) -> PublishedFile:
-        """Stores what stages did to a partition, after they have done it."""
+        """Stores what stages did to a partition, after they have done it; names are synced when it is published."""
         stages = {stage.name: record.to_json() for stage, record in records.items()}
         value = {"version": RECORDS_VERSION, "partition": partition, "stages": stages}
-        return self.store.write_bytes(self.records_name(partition), canonical_json(value, indent=1))
+        return self.store.write_bytes(self.records_name(partition), canonical_json(value, indent=1), durable=False)
 
     def write_failure(self, failure: StageFailure) -> None:
         """Stores why the last run of a partition ended early."""

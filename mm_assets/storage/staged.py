@@ -66,9 +66,9 @@ class StagedStore(Store):
         return super().found_bytes(name) if Path(self.path_of(name)).exists() else self.remote.found_bytes(name)
 
     @contextmanager
-    def draft(self, name: str) -> Iterator[Draft]:
+    def draft(self, name: str, *, durable: bool = True) -> Iterator[Draft]:
         """As `Store.draft`, in the local folder; nothing is synced to its disk."""
-        with full_disk_named(self._folder), super().draft(name) as draft:
+        with full_disk_named(self._folder), super().draft(name, durable=durable) as draft:
             yield draft
         self._written[draft.name] = draft.result()
 
@@ -112,7 +112,10 @@ class StagedStore(Store):
         """As `Store.delete`, in the remote store."""
         self.remote.delete(name)
 
-    def _publish(self, path: Path, name: str) -> None:
+    def sync(self, names: Iterable[str]) -> None:
+        """Nothing: the local folder is scratch."""
+
+    def _publish(self, path: Path, name: str, *, durable: bool) -> None:
         target = Path(self.path_of(name))
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)

@@ -10,7 +10,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,8 +217,13 @@ class Store:
         return Path(self.path_of(name))
 
     @contextmanager
-    def draft(self, name: str) -> Iterator[Draft]:
+    def draft(self, name: str, *, durable: bool = True) -> Iterator[Draft]:
         """Build a file under a temporary name, and publish it when the block ends without an exception.
+
+        Args:
+            name: relative to the root.
+            durable: whether a local file's name survives a crash of the machine from then on, or only after `sync`; its
+                content does in both cases.
 
         Raises:
             SourceError: another process is building the same file, the disk is full, or the upload failed.
@@ -230,15 +235,23 @@ class Store:
             draft = Draft(path, name)
             yield draft
             digest, size = draft.digest(), path.stat().st_size
-            self._publish(path, draft.name)
+            self._publish(path, draft.name, durable=durable)
             draft.published = PublishedFile(path=draft.name, size=size, sha256=digest)
 
-    def _publish(self, path: Path, name: str) -> None:
+    def _publish(self, path: Path, name: str, *, durable: bool) -> None:
         """Gives a finished file its name."""
-        if self.is_local:
-            _move(path, Path(self.path_of(name)))
-        else:
+        if not self.is_local:
             self.upload_file(path, name)
+            return
+        _move(path, Path(self.path_of(name)))
+        if durable:
+            self.sync([name])
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Makes the names of local files survive a crash of the machine: each folder is synced once."""
+        if self.is_local:
+            for folder in sorted({Path(self.path_of(name)).parent for name in names}):
+                _sync(folder)
 
     def upload_file(self, path: Path, name: str) -> None:
         """Copies a local file to a remote store; `SourceError` if it cannot be written."""
@@ -250,9 +263,9 @@ class Store:
                 self.fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
                 self.fs.put_file(str(path), target)
 
-    def write_bytes(self, name: str, content: bytes) -> PublishedFile:
-        """Publish a small file; errors as in `draft`."""
-        with self.draft(name) as draft:
+    def write_bytes(self, name: str, content: bytes, *, durable: bool = True) -> PublishedFile:
+        """Publish a small file; arguments and errors as in `draft`."""
+        with self.draft(name, durable=durable) as draft:
             draft.path.write_bytes(content)
         return draft.result()
 
@@ -383,11 +396,10 @@ def _lock(guard: Path, target: Path) -> int:
 
 
 def _move(path: Path, target: Path) -> None:
-    """Rename a file, durably."""
+    """Rename a file once its content is on the disk."""
     _sync(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     os.replace(path, target)
-    _sync(target.parent)
 
 
 def _sync(path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
+import pytest
+
+from mm_assets.pipeline.chain import RECORDED_STAGES, TABLES
 from mm_assets.pipeline.partition_run import run_partition
 from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
@@ -19,7 +23,9 @@ def test_a_partition_is_published_and_reported(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"0.jpg": jpeg(), "0.txt": b"a cat"})
     dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
     register(dataset)
-    report = pickle.loads(pickle.dumps(run_partition(dataset.spec, dataset.partition("a"), dataset.schema())))
+    sent = pickle.dumps(run_partition(dataset.spec, dataset.partition("a"), dataset.schema()))
+    assert len(sent) < 50_000
+    report = pickle.loads(sent)
     assert report.ok
     assert report.marker == dataset.marker("a")
     assert {name: result.record.to_json() for name, result in report.results.items()} == {
@@ -44,3 +50,24 @@ def test_an_error_is_reported_and_stored(tmp_path: Path) -> None:
     assert report.failure.path == str(tmp_path / "a.tar")
     assert report.failure == dataset.failure("a")
     assert report.results == {}
+
+
+def test_each_file_and_folder_is_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the marker names, and the folders it is in, wait for the disk once, before the marker does."""
+    write_tar(tmp_path / "a.tar", {"0.jpg": jpeg(), "0.txt": b"a cat"})
+    dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
+    register(dataset)
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).relative_to(dataset.store.url))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    assert run_partition(dataset.spec, dataset.partition("a"), dataset.schema()).ok
+    folders = [*TABLES, "packed", "records", "published"]
+    files = [*(f"{table}/.a.parquet.tmp" for table in TABLES), "packed/.a.mult.tmp", "packed/.a.mstr.tmp"]
+    records = ["records/.a.json.tmp"] * len(RECORDED_STAGES)  # a new version after each stage
+    assert sorted(map(str, synced)) == sorted([*folders, *files, *records, "published/.a.json.tmp"])
+    assert list(map(str, synced[-2:])) == ["published/.a.json.tmp", "published"]
