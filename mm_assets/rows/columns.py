@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,7 +85,7 @@ class RowBuilder:
         self.notes: list[str] = []
         self.kept: list[Kept] = []
         self.origin = Origin("")
-        self._num_fit: Counter[str] = Counter()  # values by column
+        self._fitted: set[str] = set()  # columns that have a value in the batches before
         self._num_unfit: Counter[str] = Counter()
         self._unknown: Counter[str] = Counter()  # samples by key
         self._examples: dict[tuple[str, str], tuple[Origin, str]] = {}  # by reason and name: the first, in words
@@ -97,10 +98,8 @@ class RowBuilder:
         self._clear()
 
     def _clear(self) -> None:
-        self._columns: dict[str, list[Any]] = {name: [] for name in _FILLED}
-        self._appends = [self._columns[name].append for name in _FILLED]
+        self._rows: list[tuple[Any, ...]] = []  # the values of `_FILLED`
         self._cells: dict[str, dict[int, Any]] = {name: {} for name in self._user_names}  # of user columns, by row
-        self._num_rows = 0
         self._size = 0
 
     def append(
@@ -118,27 +117,36 @@ class RowBuilder:
         """Adds one row; its user columns are null until `fill` sets them."""
         if self._size >= MAX_BATCH:
             self._flush()
-        values = (sample_id, position, modality, content_type, text, source_ref, metadata_json, error)
-        for append, value in zip(self._appends, values, strict=True):
-            append(value)
-        self._num_rows += 1
-        self._size += ROW_BYTES + len(sample_id)
-        for content in (text, source_ref, metadata_json, error):
-            if content is not None:
-                self._size += len(content)
+        self._rows.append((sample_id, position, modality, content_type, text, source_ref, metadata_json, error))
+        size = self._size + ROW_BYTES + len(sample_id)
+        if text is not None:
+            size += len(text)
+        if source_ref is not None:
+            size += len(source_ref)
+        if metadata_json is not None:
+            size += len(metadata_json)
+        if error is not None:
+            size += len(error)
+        self._size = size
 
     def fill(self, column: UserColumn, fit: Converter, value: object) -> None:
         """Fills a user column of the last row, unless the value is null or does not fit."""
-        if value is None:
-            return
-        fitted = fit(value)
-        if fitted is UNFIT:
-            self.note_unfit(column, value)
-            return
-        self._num_fit[column.name] += 1
-        self._cells[column.name][self._num_rows - 1] = fitted
-        if isinstance(fitted, str | list):
-            self._size += len(fitted)
+        self.fill_all(((column, fit),), {column.source: value})
+
+    def fill_all(self, columns: Iterable[tuple[UserColumn, Converter]], values: Mapping[str, Any]) -> None:
+        """Fills user columns of the last row with the values of their keys, as `fill`."""
+        row = len(self._rows) - 1
+        for column, fit in columns:
+            value = values.get(column.source)
+            if value is None:
+                continue
+            fitted = fit(value)
+            if fitted is UNFIT:
+                self.note_unfit(column, value)
+                continue
+            self._cells[column.name][row] = fitted
+            if isinstance(fitted, str | list):
+                self._size += len(fitted)
 
     def note_unfit(self, column: UserColumn, value: object) -> None:
         """Counts a value that does not fit its column."""
@@ -161,7 +169,7 @@ class RowBuilder:
 
     def note_columns(self) -> None:
         """Lists what is in no column, once all rows are made, and notes columns that no value fits."""
-        misfits = sorted(self._num_unfit.keys() - self._num_fit.keys())
+        misfits = sorted(self._num_unfit.keys() - self._fitted)
         if misfits:
             self.counts["misfit_columns"] += len(misfits)
             self.notes.append(f"no value fits its column: {_some_counts({n: self._num_unfit[n] for n in misfits})}")
@@ -177,25 +185,28 @@ class RowBuilder:
     @property
     def full(self) -> bool:
         """Whether the rows should be yielded now."""
-        return bool(self._done) or self._size >= self._batch_bytes or self._num_rows >= MAX_ROWS
+        return bool(self._done) or self._size >= self._batch_bytes or len(self._rows) >= MAX_ROWS
 
     def take(self) -> Iterator[pa.RecordBatch]:
         """The rows so far as a batch; none if there are none, several only for a sample that one batch cannot hold."""
-        if self._num_rows:
+        if self._rows:
             self._flush()
         done, self._done = self._done, []
         yield from done
 
     def _flush(self) -> None:
+        num_rows = len(self._rows)
+        places = {name: place for place, name in enumerate(_FILLED)}
         arrays = []
         for field in self._schema:
             if field.name in self._cells:
                 cells = self._cells[field.name]
-                arrays.append(pa.array(map(cells.get, range(self._num_rows)), field.type))
-            elif field.name in self._columns:
-                arrays.append(pa.array(self._columns[field.name], field.type))
+                arrays.append(pa.array(list(map(cells.get, range(num_rows))), field.type))
+            elif field.name in places:
+                arrays.append(pa.array(list(map(itemgetter(places[field.name]), self._rows)), field.type))
             else:
-                arrays.append(pa.nulls(self._num_rows, field.type))
+                arrays.append(pa.nulls(num_rows, field.type))
+        self._fitted.update(name for name, cells in self._cells.items() if cells)
         self._clear()
         self._done.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
 

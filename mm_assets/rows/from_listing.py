@@ -335,8 +335,7 @@ class _ListingBuilder(RowBuilder):
 
     def _fill(self, row: Mapping[str, Any]) -> None:
         self.note_unknown(row.keys() - self.known)
-        for column, fit in self.user:
-            self.fill(column, fit, row.get(column.source))
+        self.fill_all(self.user, row)
 
     def _metadata(self, row: Mapping[str, Any]) -> str | None:
         value = row.get("metadata_json")

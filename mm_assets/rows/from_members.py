@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +28,7 @@ from mm_assets.sources.member import Member
 from mm_assets.sources.samples import (
     Sample,
     ShardMembers,
-    is_text,
+    is_metadata,
     metadata_member,
     modality_of,
     shard_labels,
@@ -106,6 +107,7 @@ class _Builder(RowBuilder):
         self.first_of: dict[str, str] = {}  # key of the first sample of each id
         self.user_of = {rows: [u for u in self.user if u[0].rows == rows] for rows in ("metadata", "image", "text")}
         self.known_keys = structural_keys(layout).union(c.source for c, _ in self.user)
+        self._modality = lru_cache(maxsize=1024)(partial(modality_of, extensions=layout.extensions))
         self.required = {c.source for c, _ in self.user if c.required}
 
     # -- a shard
@@ -173,7 +175,7 @@ class _Builder(RowBuilder):
             self.notes.append(f"{url}: the encoding of its texts that are not UTF-8 is {choice.encoding} by {voted}")
 
     def _is_text(self, member: Member) -> bool:
-        return is_text(member, self.layout.extensions)
+        return self._modality(member.extension) == "text" or is_metadata(member)
 
     def _without_claimed(self, shard: ShardMembers, texts: TextMembers) -> tuple[list[Sample], list[Member]]:
         """Sets aside the members that have no JSON of their own and that another sample's tokens name.
@@ -241,7 +243,8 @@ class _Builder(RowBuilder):
             return
         self.counts["repaired_texts"] += parsed.num_repaired
         self.counts["nonstandard_numbers"] += parsed.num_nonstandard
-        self.note_unknown(parsed.value.keys() - self.known_keys)
+        if not parsed.value.keys() <= self.known_keys:
+            self.note_unknown(parsed.value.keys() - self.known_keys)
         shard.present.update(self.required & parsed.value.keys())
         if is_interleaved(parsed.value, self.layout):
             self._interleaved(shard, sample_id, sample, json_member, parsed, _encoding(texts[json_member.ordinal]))
@@ -270,7 +273,8 @@ class _Builder(RowBuilder):
     ) -> str | None:
         ref = None if json_member is None else _ref(shard, json_member)
         content_type = None if json_member is None else with_charset("application/json", encoding)
-        shard.encodings.update(filter(None, [encoding]))
+        if encoding is not None:
+            shard.encodings[encoding] += 1
         value = {} if parsed is None else parsed.value
         self.counts["samples"] += 1
         self.counts["missing_values"] += len(self.required - value.keys())
@@ -282,8 +286,7 @@ class _Builder(RowBuilder):
             source_ref=ref,
             metadata_json=None if parsed is None else parsed.text,
         )
-        for column, fit in self.user_of["metadata"]:
-            self.fill(column, fit, value.get(column.source))
+        self.fill_all(self.user_of["metadata"], value)
         return ref
 
     def _reject_member(
@@ -378,7 +381,7 @@ class _Builder(RowBuilder):
         for member in sample.members:
             if member is metadata:
                 continue  # the metadata, or rejected already
-            modality = modality_of(member.extension, self.layout.extensions)
+            modality = self._modality(member.extension)
             text: str | None = None
             encoding: str | None = None
             if modality == "text":
@@ -387,7 +390,8 @@ class _Builder(RowBuilder):
                     self._reject_member(member, found.reason, found.detail, sample_id=sample_id)
                     continue
                 text, encoding = found
-                shard.encodings.update(filter(None, [encoding]))
+                if encoding is not None:
+                    shard.encodings[encoding] += 1
             content.append((member, modality, text, encoding))
         if not content and json_member is None:
             return  # every member is in the rejects
@@ -398,10 +402,16 @@ class _Builder(RowBuilder):
                 sample_id,
                 position,
                 modality,
-                content_type=with_charset(content_type_of_name(content_name(member.member)), encoding),
+                content_type=with_charset(_content_type(member.extension), encoding),
                 text=text,
                 source_ref=_ref(shard, member),
             )
+
+
+@lru_cache(maxsize=1024)
+def _content_type(extension: str) -> str | None:
+    """The content type that the name of a member of this extension gives, without that of a compression."""
+    return content_type_of_name(f"x.{extension}") if extension else None
 
 
 def _ref(shard: _Shard, member: Member, frame: int | None = None) -> str:

@@ -39,6 +39,7 @@ MAX_FRAME = 2**31 - 1  # frame numbers are int32
 MAX_SHOWN = 120  # characters of a wrong locator that a message repeats
 
 _OLDER_NAMES = {"path": "content_path", "member": "content_key"}
+_encode_text = json.JSONEncoder(ensure_ascii=False).encode  # which `json.dumps` makes again for each text
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _COLUMNS: dict[str, pa.DataType] = {
@@ -129,16 +130,17 @@ class SourceRefWriter:
 
     def __init__(self, path: str) -> None:
         _refuse(path, None, None, None, None)
-        self._head = f'{{"path":{json.dumps(path, ensure_ascii=False)},"member":'
+        self._head = f'{{"path":{_encode_text(path)},"member":'
 
     def __call__(
         self, member: str, byte_offset: int | None, byte_size: int | None, frame_index: int | None = None
     ) -> str:
         """The locator of one member; `byte_size` is left out where there is no `byte_offset`."""
-        name = json.dumps(member, ensure_ascii=False)
-        offset, size = ("null", "null") if byte_offset is None else (byte_offset, byte_size)
+        name = _encode_text(member)
         frame = "null" if frame_index is None else frame_index
-        return f'{self._head}{name},"byte_offset":{offset},"byte_size":{size},"frame_index":{frame}}}'
+        if byte_offset is None:
+            return f'{self._head}{name},"byte_offset":null,"byte_size":null,"frame_index":{frame}}}'
+        return f'{self._head}{name},"byte_offset":{byte_offset},"byte_size":{byte_size},"frame_index":{frame}}}'
 
 
 def parse_source_ref(value: str | None) -> SourceRef:

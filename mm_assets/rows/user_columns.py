@@ -29,7 +29,7 @@ UNFIT = object()
 """The result of a converter for a value that does not fit."""
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f]+")
-_INT64 = range(-(2**63), 2**63)
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 def is_rare(number: int, total: int) -> bool:
@@ -60,7 +60,7 @@ def _scalar_kind(value: object) -> str:
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
-        return "int64" if value in _INT64 else "json"
+        return "int64" if MIN_INT64 <= value <= MAX_INT64 else "json"
     if isinstance(value, float):
         return "double"
     return "string" if isinstance(value, str) else "json"
@@ -219,6 +219,8 @@ def columns_of(objects: Iterable[Mapping[str, Any]], layout: MemberRules, *, sho
 
 
 def _double(value: object) -> object:
+    if type(value) is float:
+        return value
     try:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else UNFIT
     except OverflowError:
@@ -233,8 +235,8 @@ def _json(value: object) -> object:
 
 
 _SCALAR_CONVERTERS: dict[str, Converter] = {
-    "bool": lambda value: value if _scalar_kind(value) == "bool" else UNFIT,
-    "int64": lambda value: value if _scalar_kind(value) == "int64" else UNFIT,
+    "bool": lambda value: value if isinstance(value, bool) else UNFIT,
+    "int64": lambda value: value if type(value) is int and MIN_INT64 <= value <= MAX_INT64 else UNFIT,
     "double": _double,
     "string": lambda value: value if isinstance(value, str) else UNFIT,
     "json": _json,
@@ -251,6 +253,6 @@ def converter(type_name: str) -> Converter:
         if not isinstance(value, list):
             return UNFIT
         items = [None if item is None else inner(item) for item in value]
-        return UNFIT if any(item is UNFIT for item in items) else items
+        return UNFIT if UNFIT in items else items
 
     return convert

@@ -33,6 +33,7 @@ _BOMS = (  # UTF-32 first: its little-endian mark begins with that of UTF-16
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_MARKS = tuple(mark for mark, _ in _BOMS)
 _WIDE = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 _LATIN = ("cp1252", "cp1250", "iso8859-2", "cp1254", "cp1257", "cp1258")
 _ENCODINGS = (
@@ -88,10 +89,9 @@ def plain_text(payload: bytes) -> Decoded | None:
 
     ASCII characters in UTF-16 and UTF-32 are valid UTF-8 with NULs, which no text holds: they are read as such.
     """
-    for mark, name in _BOMS:
-        if payload.startswith(mark):
-            text = _strict(payload, name)
-            if text is not None:
+    if payload.startswith(_MARKS):
+        for mark, name in _BOMS:
+            if payload.startswith(mark) and (text := _strict(payload, name)) is not None:
                 return Decoded(text, name)
     text = _strict(payload, "utf-8")
     if b"\0" in payload and len(payload) % 2 == 0:
@@ -134,7 +134,7 @@ def decode(payload: bytes, *, declared: str | None, choice: Callable[[], Choice]
         choice: the vote of the shard; called only for a text that needs it.
     """
     if declared is not None and codecs.lookup(declared).name.startswith(("utf-16", "utf-32")):
-        marked = plain_text(payload) if payload.startswith(tuple(mark for mark, _ in _BOMS)) else None
+        marked = plain_text(payload) if payload.startswith(_MARKS) else None
         text = _strict(payload, declared)
         found = marked if marked is not None else Decoded(text, declared) if text is not None else None
         return found or f"it is not {declared}, as declared"

@@ -138,9 +138,10 @@ def compression_of_name(name: str) -> str | None:
 
     The base name has at least a key, an extension of the table of modalities, and that of a compression.
     """
-    head, _, compression = name.rpartition(".")
+    compression = name[name.rfind(".") + 1 :]
     if compression.lower() not in _COMPRESSIONS:
         return None
+    head = name[: -1 - len(compression)]
     base = head.rpartition("/")[2]
     key, dot, _ = base.partition(".")
     if not dot or not key:

@@ -62,7 +62,7 @@ class Sample(NamedTuple):
 
 def modality_of(extension: str, extensions: Mapping[str, str]) -> str:
     """Row modality of a member's extension: by `extensions` first, then by the built-in table, else "binary"."""
-    return extensions.get(extension) or MODALITY_OF_EXTENSION.get(extension, "binary")
+    return (extensions and extensions.get(extension)) or MODALITY_OF_EXTENSION.get(extension, "binary")
 
 
 def is_metadata(member: Member) -> bool:
@@ -77,7 +77,10 @@ def is_text(member: Member, extensions: Mapping[str, str]) -> bool:
 
 def metadata_member(members: Iterable[Member]) -> Member | None:
     """The member that holds the sample's metadata: the first called ``<key>.json``."""
-    return next(filter(is_metadata, members), None)
+    for member in members:
+        if member.extension == "json" and not member.role:
+            return member
+    return None
 
 
 class ShardMembers:

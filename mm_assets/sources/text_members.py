@@ -11,7 +11,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
@@ -70,6 +70,8 @@ def decode_text(payload: bytes | memoryview) -> str:
         raise BadTextError("not_utf8", detail) from error
     return text[1:] if text.startswith(_BOM) else text
 
+
+_Window = list[tuple[Sample, list[Member]]]  # samples with their text members
 
 Read = Decoded | BadTextError
 """A text member as it was read, or why it cannot be read."""
@@ -188,21 +190,22 @@ class TextMembers:
         """
         return map(self._read, self._grouped(samples))
 
-    def _grouped(self, samples: Iterable[Sample]) -> Iterator[list[Sample]]:
-        """The samples in groups whose texts are held together."""
-        window: list[Sample] = []
+    def _grouped(self, samples: Iterable[Sample]) -> Iterator[_Window]:
+        """The samples with their text members, in groups whose texts are held together."""
+        window: _Window = []
         size = 0
         for sample in samples:
-            more = sum(m.byte_size for m in sample.members if self._is_text(m) and m.byte_size <= self._max_bytes)
+            texts = [member for member in sample.members if self._is_text(member)]
+            more = sum(m.byte_size for m in texts if m.byte_size <= self._max_bytes) if texts else 0
             if window and (size + more > WINDOW_BYTES or len(window) >= WINDOW_SAMPLES):
                 yield window
                 window, size = [], 0
-            window.append(sample)
+            window.append((sample, texts))
             size += more
         if window:
             yield window
 
-    def _read(self, samples: Sequence[Sample]) -> Iterator[tuple[Sample, dict[int, Read]]]:
+    def _read(self, samples: _Window) -> Iterator[tuple[Sample, dict[int, Read]]]:
         """The samples of a window; what they hold compressed is opened one sample at a time."""
         for sample, stored in self._stored(samples):
             found: dict[int, Read] = {}
@@ -219,9 +222,8 @@ class TextMembers:
                     found[member.ordinal] = error
             yield sample, found
 
-    def _stored(self, samples: Sequence[Sample]) -> list[tuple[Sample, list[tuple[Member, bytes | memoryview]]]]:
+    def _stored(self, window: _Window) -> list[tuple[Sample, list[tuple[Member, bytes | memoryview]]]]:
         """The text members of each sample with their stored bytes; none of one that is too large."""
-        window = [(sample, list(filter(self._is_text, sample.members))) for sample in samples]
         ranges: list[tuple[int, int]] = []
         wanted: dict[int, int] = {}  # ordinal -> number of its range
         for _, members in window:
@@ -354,6 +356,9 @@ def _repair(value: Any) -> tuple[Any, int]:
     return value, 0
 
 
+_compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
 def dump_json(value: object) -> str:
     """A value as compact JSON, with null for numbers that are not finite: DuckDB and the packed fields refuse those.
 
@@ -362,7 +367,7 @@ def dump_json(value: object) -> str:
         RecursionError: it is nested too deeply.
     """
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return _compact(value)
     except ValueError:
         return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
 
