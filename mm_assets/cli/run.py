@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
@@ -31,11 +30,13 @@ from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
     from mm_assets.orchestration.interrupts import Stop
-    from mm_assets.orchestration.launch import PartitionRun
+    from mm_assets.orchestration.load import PartitionRun
+    from mm_assets.pipeline.chain import Stage
     from mm_assets.pipeline.spec import DatasetSpec
-    from mm_assets.pipeline.store import DatasetStore
+    from mm_assets.pipeline.store import DatasetStore, StageRecord
 
 _SHOWN = 10  # partitions that are listed after a signal
+_LISTED = 50  # partitions that have a row each in the summary
 
 
 @click.command()
@@ -51,8 +52,6 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], num_processes: int) ->
         try:
             run.register()
             run.execute(stop)
-            stop.check()
-            run.make_manifests()
             stop.check()
         except Stopped as stopped:
             run.abandon(stopped.signum)
@@ -74,6 +73,7 @@ class _Run:
         ended: how runs ended.
         failed: what went wrong, one line each.
         warned: what the checks of the manifests found, one line each.
+        manifests: names of the datasets whose manifest was made.
         began: when the first run was started.
     """
 
@@ -85,6 +85,7 @@ class _Run:
     ended: list[PartitionRun] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
+    manifests: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     _abandoned: threading.Lock = field(default_factory=threading.Lock)
     _stderr: int = field(default_factory=lambda: os.dup(2))  # while a step runs, Dagster redirects the standard one
@@ -117,37 +118,38 @@ class _Run:
             raise ConfigError("arguments", "--partition", f"{missing[0]!r} is not a registered partition of {names}")
 
     def execute(self, stop: Stop) -> None:
-        """Runs the partitions."""
+        """Runs the partitions of each dataset and makes its manifest."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        from mm_assets.orchestration.launch import run_partitions
+        from mm_assets.orchestration.launch import run_load
+        from mm_assets.pipeline.engines.processes import Processes
 
         self.began = time.perf_counter()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         console = Console(stderr=True)
         with (
             Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-            closing(run_partitions(self.work, num_processes=self.num_processes)) as results,
+            Processes(min(self.num_processes, len(self.work))) as processes,
         ):
             task = progress.add_task("partitions", total=len(self.work))
-            for result in results:
+
+            def observe(result: PartitionRun) -> None:
                 if not result.ok:
-                    stop.check()  # Dagster fails the run that a signal interrupts
+                    stop.check()  # of a partition that a signal interrupted
                 self.ended.append(result)
                 stop.check()
                 progress.update(task, advance=1, description=f"{result.dataset}/{result.partition}")
                 if not console.is_terminal:
                     echo(f"{result.dataset}/{result.partition}: {'done' if result.ok else 'FAILED'}", err=True)
 
-    def make_manifests(self) -> None:
-        """Makes the manifest of each dataset."""
-        from mm_assets.orchestration.launch import make_manifest
-
-        for name, dataset in self.datasets.items():
-            made = make_manifest(dataset.spec)
-            self.failed += [f"{name}: manifest: {line}" for line in made.failures]
-            self.warned += [f"{name}: {line}" for line in made.warnings]
+            for name, dataset in self.datasets.items():
+                keys = [key for spec, key in self.work if spec.name == name]
+                *_, rest = run_load(dataset.spec, keys, processes=processes, observed=observe)
+                stop.check()  # Dagster fails the run that a signal interrupts
+                self.manifests.append(name)
+                self.failed += [f"{name}: {line}" for line in rest.failures]
+                self.warned += [f"{name}: {line}" for line in rest.warnings]
 
     def report(self) -> None:
         """Prints what was done and what went wrong."""
@@ -167,10 +169,8 @@ class _Run:
                 echo(f"all of them: {self.chosen.complete(f'`{losses_command(name)}`')}")
             report_missing_streams(self.chosen, name, missing_streams(dataset))
         for result in self.ended:
-            records = self.datasets[result.dataset].records(result.partition).values()
-            for line in dict.fromkeys((*(note for record in records for note in record.notes), *result.warnings)):
-                line = self.chosen.complete(line)
-                echo(f"warning: {result.dataset}/{result.partition}: {line}", err=True)
+            for line in result.warnings:
+                echo(f"warning: {result.dataset}/{result.partition}: {self.chosen.complete(line)}", err=True)
         for line in (*self.warned, *self._left_out(pending)):
             echo(f"warning: {self.chosen.complete(line)}", err=True)
         for line in self.failed:
@@ -209,7 +209,9 @@ class _Run:
         left = [(spec.name, key) for spec, key in self.work if key in pending[spec.name]]
         name = signal.Signals(signum).name
         done = f"{len(self.work) - len(left)} of {counted(len(self.work), 'partition')} done"
-        echo(f"stopped by {name}: {done}, the manifest is as it was", err=True)
+        kept = [dataset for dataset in self.datasets if dataset not in self.manifests]
+        manifest = "the manifest is" if len(self.datasets) == 1 else f"the manifests of {', '.join(kept)} are"
+        echo(f"stopped by {name}: {done}" + (f", {manifest} as before" if kept else ""), err=True)
         for dataset, key in left[:_SHOWN]:
             echo(f"  not done: {dataset}/{key}", err=True)
         if len(left) > _SHOWN:
@@ -231,28 +233,41 @@ def _print_summary(
 
     from mm_assets.packing.plan import declared_imports
     from mm_assets.pipeline.chain import RECORDED_STAGES
-    from mm_assets.pipeline.losses import loss_counts
-    from mm_assets.rows.schema import KEPT
 
     numbers = [(stage, heading, count) for stage in RECORDED_STAGES for heading, count in stage.numbers]
-    table = Table(title=f"{counted(len(ended), 'partition')} run in {seconds:.1f} s", title_justify="left")
+    title = f"{counted(len(ended), 'partition')} run in {seconds:.1f} s"
+    table = Table(title=title, title_justify="left")
     for heading in ("dataset", "partition", "status"):
         table.add_column(heading, overflow="fold")
     for heading in (*(heading for _, heading, _ in numbers), "faults"):
         table.add_column(heading, justify="right", no_wrap=True)
     results = {(result.dataset, result.partition): result for result in ended}
+    keys = {name: list(dataset.partitions()) for name, dataset in datasets.items()}
+    is_short = sum(map(len, keys.values())) <= _LISTED
     for name, dataset in datasets.items():
-        for key in dataset.partitions():
-            if result := results.get((name, key)):
+        for key in keys[name] if is_short else ():
+            result = results.get((name, key))
+            if result is not None:
                 status = "done" if result.ok else "FAILED"
             else:
                 status = "pending" if key in pending[name] else "unchanged"
-            # The tables of a failed run do not hold all of the shard.
-            records = {} if status == "FAILED" else dataset.records(key)
+            records = dataset.records(key) if result is None else result.records
+            if status == "FAILED":  # its tables do not hold all of the shard
+                records = {}
             shown = (f"{records[s].counts.get(count, 0):,}" if s in records else "-" for s, _, count in numbers)
-            reasons = (found for stage in loss_counts(records).values() for found in stage.items())
-            faults = sum(count for reason, count in reasons if reason.startswith(f"{KEPT}."))
-            table.add_row(name, key, status, *shown, f"{faults:,}" if records else "-")
+            table.add_row(name, key, status, *shown, f"{_faults(records):,}" if records else "-")
+        if not is_short:
+            mine = [result for result in ended if result.dataset == name]
+            done = [result.records for result in mine if result.ok]
+            sums = (sum(r[s].counts.get(count, 0) for r in done if s in r) for s, _, count in numbers)
+            ran = {result.partition for result in mine}
+            waiting = sum(key not in ran for key in pending[name])
+            counts = {"done": len(done), "FAILED": len(mine) - len(done), "pending": waiting}
+            counts["unchanged"] = len(keys[name]) - sum(counts.values())
+            status = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
+            table.add_row(
+                name, f"{len(keys[name]):,} in all", status, *(f"{n:,}" for n in sums), f"{sum(map(_faults, done)):,}"
+            )
     table_console(110).print(table)
     commands = []
     for name, dataset in datasets.items():
@@ -264,3 +279,12 @@ def _print_summary(
             commands.append(f"{inspect}, or mm_assets.open({url!r}) in Python")
     if commands:
         echo(f"next: {commands[0]}")
+
+
+def _faults(records: Mapping[Stage, StageRecord]) -> int:
+    """How much of a partition is published in spite of a fault."""
+    from mm_assets.pipeline.losses import loss_counts
+    from mm_assets.rows.schema import KEPT
+
+    reasons = (found for stage in loss_counts(records).values() for found in stage.items())
+    return sum(count for reason, count in reasons if reason.startswith(f"{KEPT}."))

@@ -2,33 +2,34 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 
 from mm_assets.errors import MmAssetsError
-from mm_assets.orchestration.checks import UNIQUE_IDS, check_specs
-from mm_assets.orchestration.partitions import shard_partitions
-from mm_assets.orchestration.report import check_results, losses_table, stage_metadata
+from mm_assets.orchestration.checks import check_specs
+from mm_assets.orchestration.partitions import asset_key, code_version, shard_partitions
+from mm_assets.orchestration.report import (
+    MaterializeResult,
+    check_results,
+    losses_table,
+    manifest_result,
+    published_result,
+    stage_result,
+)
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import rolled_up, rollup_of_records
 from mm_assets.orchestration.runs import exclusive_step, tag_process
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage
-from mm_assets.pipeline.duplicate_ids import duplicates_said
-from mm_assets.pipeline.losses import KINDS, loss_totals
+from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, StageFailure
 from mm_assets.pipeline.work import PartitionWork
 
 __all__ = ["build_assets"]
 
-if TYPE_CHECKING:
-    _Result = dg.MaterializeResult[None]
-else:
-    _Result = dg.MaterializeResult  # Dagster takes no other annotation
-_Make = Callable[[PartitionWork, dg.AssetExecutionContext], _Result]
+_Make = Callable[[PartitionWork, dg.AssetExecutionContext], MaterializeResult]
 
 
 @contextmanager
@@ -58,24 +59,31 @@ def _losses(dataset: DatasetStore, key: str) -> dict[str, Any]:
 
 def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
     """Every asset of the dataset, with its checks."""
-    tables = [_asset(spec, stage, partial(_make_table, function)) for stage, function in stages.TABLE_STAGES.items()]
-    return [*tables, _packed_assets(spec), _asset(spec, PUBLISHED, _publish), _manifest_asset(spec)]
 
+    def made(make: Callable[[PartitionWork], stages.StageResult]) -> _Make:
+        def table(work: PartitionWork, context: dg.AssetExecutionContext) -> MaterializeResult:
+            result = make(work)
+            return stage_result(spec, result, _checked(context, spec, result))
 
-def _key(spec: DatasetSpec, stage: Stage) -> dg.AssetKey:
-    return dg.AssetKey([spec.name, stage.name])
+        return table
+
+    def published(work: PartitionWork, _: dg.AssetExecutionContext) -> MaterializeResult:
+        return published_result(work.dataset, work.key, publish.publish(work))
+
+    tables = [_asset(spec, stage, made(make)) for stage, make in stages.TABLE_STAGES.items()]
+    return [*tables, _packed_assets(spec), _asset(spec, PUBLISHED, published), _manifest_asset(spec)]
 
 
 def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
     """What the UI and Dagster's lineage need to know of a stage's asset."""
     return {
-        "key": _key(spec, stage),
-        "deps": [_key(spec, above) for above in stage.upstream],
+        "key": asset_key(spec, stage),
+        "deps": [asset_key(spec, above) for above in stage.upstream],
         "group_name": spec.name,
         "owners": list(spec.owners),
         "description": "\n\n".join(filter(None, (stage.description, spec.description))),
         "kinds": set(stage.kinds),
-        "code_version": None if stage is MANIFEST else stage.digest(spec)[:16],
+        "code_version": code_version(spec, stage),
     }
 
 
@@ -90,7 +98,7 @@ def _working(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage)
 def _asset(spec: DatasetSpec, stage: Stage, make: _Make) -> dg.AssetsDefinition:
     """The asset of one stage of each partition."""
 
-    def body(context: dg.AssetExecutionContext) -> _Result:
+    def body(context: dg.AssetExecutionContext) -> MaterializeResult:
         with _working(context, spec, stage) as work:
             return make(work, context)
 
@@ -98,11 +106,11 @@ def _asset(spec: DatasetSpec, stage: Stage, make: _Make) -> dg.AssetsDefinition:
 
 
 def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
-    def body(context: dg.AssetExecutionContext) -> _Result:
+    def body(context: dg.AssetExecutionContext) -> MaterializeResult:
         dataset = open_dataset(context, spec)
         tag_process(context)
         with _reported(dataset, MANIFEST):
-            return _make_manifest(dataset, context)
+            return manifest_result(spec, publish.build_manifest(dataset))
 
     return _decorated(spec, MANIFEST, body, partitions_def=None)
 
@@ -110,7 +118,7 @@ def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
 def _decorated(
     spec: DatasetSpec,
     stage: Stage,
-    body: Callable[[dg.AssetExecutionContext], _Result],
+    body: Callable[[dg.AssetExecutionContext], MaterializeResult],
     *,
     partitions_def: dg.PartitionsDefinition[str] | None,
 ) -> dg.AssetsDefinition:
@@ -121,21 +129,6 @@ def _decorated(
         required_resource_keys={resource_key(spec)},
     )
     return decorate(body)
-
-
-def _make_table(
-    function: Callable[[PartitionWork], stages.StageResult], work: PartitionWork, context: dg.AssetExecutionContext
-) -> _Result:
-    return _materialized(context, work.spec, function(work))
-
-
-def _materialized(context: dg.AssetExecutionContext, spec: DatasetSpec, result: stages.StageResult) -> _Result:
-    return dg.MaterializeResult(
-        asset_key=dg.AssetKey([spec.name, result.record.stage]),
-        metadata=stage_metadata(result),
-        check_results=_checked(context, spec, result),
-        data_version=dg.DataVersion(next(iter(result.record.files.values())).sha256),
-    )
 
 
 def _checked(
@@ -151,7 +144,7 @@ def _checked(
 
 
 def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
-    keys = {form: _key(spec, stage) for form, stage in PACKED_STAGES.items()}
+    keys = {form: asset_key(spec, stage) for form, stage in PACKED_STAGES.items()}
 
     @dg.multi_asset(
         name=f"{spec.name}__packed",
@@ -163,13 +156,13 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
     )
     def body(
         context: dg.AssetExecutionContext,
-    ) -> Iterator[_Result | dg.AssetCheckResult]:
+    ) -> Iterator[MaterializeResult | dg.AssetCheckResult]:
         wanted = [form for form, asset in keys.items() if asset in context.selected_asset_keys]
         if wanted:
             with _working(context, spec, PACKED_STAGES[wanted[0]]) as work:
                 results = stages.packed(work, formats=wanted)
             for result in results.values():
-                yield _materialized(context, spec, result)
+                yield stage_result(spec, result, _checked(context, spec, result))
         for form, asset in keys.items():
             # Checks that were asked for without their asset ("Execute" in the UI) judge the file that is there.
             alone = {check.name for check in context.selected_asset_check_keys if check.asset_key == asset}
@@ -186,46 +179,3 @@ def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
             yield from _checked(context, spec, result, alone)
 
     return body
-
-
-def _publish(work: PartitionWork, _: dg.AssetExecutionContext) -> _Result:
-    dataset, marker = work.dataset, publish.publish(work)
-    packed = {form: marker["files"][form] for form in PACKED_STAGES}
-    totals = loss_totals(dataset, [work.key])
-    return dg.MaterializeResult(
-        metadata={
-            "count/samples": marker["num_samples"],
-            **{f"count/{kind}": sum(t.count for t in totals if t.example.kind == kind) for kind in KINDS},
-            "losses": losses_table(totals),
-            **{f"uri/{form}": dg.MetadataValue.path(dataset.store.url_of(f["path"])) for form, f in packed.items()},
-            **{f"bytes/{form}": file["size"] for form, file in packed.items()},
-        },
-        data_version=dg.DataVersion("+".join(file["sha256"] for file in packed.values())),
-    )
-
-
-def _make_manifest(dataset: DatasetStore, context: dg.AssetExecutionContext) -> _Result:
-    report = publish.build_manifest(dataset)
-    left_out = "\n".join(f"- `{key}`: {reason}" for key, reason in report.left_out.items())
-    missing = "\n".join(f"- `{name}`: {', '.join(keys)}" for name, keys in report.missing_streams.items())
-    duplicates = report.manifest["duplicate_ids"]
-    unique_ids = dg.AssetCheckResult(
-        check_name=UNIQUE_IDS,
-        asset_key=context.asset_key,
-        passed=not duplicates["count"],
-        severity=dg.AssetCheckSeverity.WARN,
-        description=duplicates_said(duplicates) or None,
-        metadata={"num_duplicate_ids": duplicates["count"], "examples": duplicates["examples"]},
-    )
-    return dg.MaterializeResult(
-        check_results=[unique_ids],
-        metadata={
-            "uri/manifest": dg.MetadataValue.path(report.url),
-            "count/shards": len(report.manifest["shards"]),
-            "count/samples": report.manifest["num_samples"],
-            "count/left_out": len(report.left_out),
-            "left_out": dg.MetadataValue.md(left_out or "nothing"),
-            "missing_streams": dg.MetadataValue.md(missing or "nothing"),
-        },
-        data_version=dg.DataVersion(report.digest),
-    )

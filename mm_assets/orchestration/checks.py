@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import dagster as dg
 
 from mm_assets.checks.catalog import GROUPS, Check, checks_of
-from mm_assets.orchestration.partitions import shard_partitions
+from mm_assets.orchestration.partitions import asset_key, shard_partitions
 from mm_assets.pipeline.chain import MANIFEST, RECORDED_STAGES, Stage
 from mm_assets.pipeline.spec import DatasetSpec
 
@@ -35,7 +35,7 @@ def check_specs(spec: DatasetSpec, stage: Stage) -> list[dg.AssetCheckSpec]:
 
     Each is per partition, but for `checks: rollup`. That of the manifest warns.
     """
-    key = dg.AssetKey([spec.name, stage.name])
+    key = asset_key(spec, stage)
     if stage is MANIFEST:
         return [dg.AssetCheckSpec(name=UNIQUE_IDS, asset=key, description=_MANIFEST_RULE)]
     if stage not in RECORDED_STAGES:

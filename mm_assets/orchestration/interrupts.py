@@ -7,22 +7,18 @@ A terminal sends SIGINT to every process of the command. The main thread blocks 
 copies a step's output inherit that, as workers do.
 """
 
-import multiprocessing
-import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-__all__ = ["Stop", "Stopped", "begin_worker", "end_workers", "sheltered", "stoppable"]
+__all__ = ["Stop", "Stopped", "stoppable"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WAKE = signal.SIGURG  # ignored by default
 UNWIND_SECONDS = 4.0  # for work in this process to end by itself; then it is abandoned
-WORKER_SECONDS = 2.5  # for workers, of those seconds
 
 
 class Stopped(KeyboardInterrupt):
@@ -114,41 +110,3 @@ def stoppable(late: Callable[[int], object]) -> Iterator[Stop]:
     stop = Stop(late)
     with stop._listening():
         yield stop
-
-
-# -- workers
-
-
-@contextmanager
-def sheltered() -> Iterator[None]:
-    """Processes that are started in the block never get the SIGINT of a terminal: their parent decides for them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def begin_worker() -> None:
-    """Makes this worker process end without a traceback on SIGTERM, and with its parent, however that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # after each run Dagster gives SIGTERM the same
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGKILL)  # its work is as safe to abandon as that of a parent that was killed
-
-
-def end_workers(workers: Iterable[multiprocessing.process.BaseProcess]) -> None:
-    """Ends worker processes: their runs are interrupted, and what does not end by itself is killed."""
-    workers = list(workers)
-    for worker in workers:
-        worker.terminate()
-    deadline = time.monotonic() + WORKER_SECONDS
-    for worker in workers:
-        worker.join(max(deadline - time.monotonic(), 0.0))
-        worker.kill()
-        worker.join()

@@ -4,49 +4,38 @@ A bad partition never stops the others; its errors are returned as text. Nothing
 """
 
 import importlib
-import itertools
-import multiprocessing
-import operator
 import os
-import pickle
 import re
-import signal
 import sqlite3
 import tempfile
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from mm_assets.errors import ConfigError, MmAssetsError, SourceError
-from mm_assets.orchestration.build import build_definitions
+from mm_assets.errors import ConfigError, SourceError
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
-from mm_assets.orchestration.interrupts import begin_worker, end_workers, sheltered
-from mm_assets.orchestration.partitions import add_partitions, job_name, manifest_job_name
-from mm_assets.orchestration.runs import partition_fingerprints, run_tags, working_run
-from mm_assets.pipeline.chain import CHAIN, PACKED_STAGES, RAW_SHARDS
+from mm_assets.orchestration.load import MOST_PARTITIONS, Load, PartitionRun, catch_up, load_job
+from mm_assets.orchestration.partitions import add_partitions
+from mm_assets.orchestration.resources import StorageRoot, resource_key
+from mm_assets.orchestration.runs import load_config, process_tags
+from mm_assets.pipeline.engines.processes import Processes
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, StageFailure
+from mm_assets.pipeline.store import DatasetStore
 
 __all__ = [
-    "PartitionRun",
     "declared_datasets",
     "ensure_dagster_home",
     "find_dagster_home",
-    "make_manifest",
     "open_instance",
     "register_dataset",
-    "run_partitions",
+    "run_load",
+    "sync",
 ]
 
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}  # the event log has it all
@@ -59,30 +48,6 @@ nux: {enabled: false}
 run_monitoring: {enabled: true, start_timeout_seconds: 300, max_runtime_seconds: 86400}
 run_retries: {enabled: true, max_retries: 2, retry_on_asset_or_op_failure: false}
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionRun:
-    """How one run ended.
-
-    Attributes:
-        dataset: dataset name.
-        partition: partition key; empty for a manifest.
-        run_id: Dagster's run id; empty where no run was created.
-        failures: what went wrong, one line each; empty on success.
-        warnings: violations of checks that do not stop a partition, one line each.
-    """
-
-    dataset: str
-    partition: str
-    run_id: str
-    failures: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether the run succeeded and every check that stops a partition passed."""
-        return not self.failures
 
 
 def find_dagster_home(project: Path | None = None) -> Path:
@@ -207,76 +172,93 @@ def register_dataset(
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """A run to be started. Its id is chosen beforehand, so that the run is found when its process dies."""
+def run_load(
+    spec: DatasetSpec,
+    keys: Sequence[str],
+    *,
+    processes: Processes,
+    observed: Callable[[PartitionRun], object] = lambda _: None,
+) -> list[PartitionRun]:
+    """Runs registered partitions and makes the manifest, as runs of the job `<dataset>_load` in this process.
 
-    spec: DatasetSpec
-    job: str
-    partition: str = ""
-    fingerprint: str | None = None
-    run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    Args:
+        spec: the declaration.
+        keys: the partitions; none makes the manifest only.
+        processes: where they run.
+        observed: called with each partition as it ends.
 
-    def ended(self, failures: Iterable[str], *, run_id: str = "", warnings: Iterable[str] = ()) -> PartitionRun:
-        """How the run ended; without an id none was created."""
-        return PartitionRun(
-            dataset=self.spec.name,
-            partition=self.partition,
-            run_id=run_id,
-            failures=tuple(failures),
-            warnings=tuple(warnings),
+    Returns:
+        Each partition that ended, and the manifest as the last one, with an empty partition.
+    """
+    ended: list[PartitionRun] = []
+
+    def observe(run: PartitionRun) -> None:
+        ended.append(run)
+        observed(run)
+
+    for number in range(0, max(len(keys), 1), MOST_PARTITIONS):
+        load = Load(
+            dataset=DatasetStore(spec),
+            keys=keys[number : number + MOST_PARTITIONS],
+            processes=processes,
+            observed=observe,
         )
+        run_id, failures = _execute(spec, load.run, load.keys)
+        failures = () if load.failed else failures
+        rest = PartitionRun(
+            dataset=spec.name, partition="", run_id=run_id, failures=failures, warnings=tuple(load.warnings)
+        )
+        if failures:
+            break
+    return [*ended, rest]
 
 
-@lru_cache(maxsize=8)
-def _definitions(pickled: bytes) -> dg.Definitions:
-    """The definitions of a pickled spec; a spec itself does not hash."""
-    return build_definitions(pickle.loads(pickled))
+def sync(dataset: DatasetStore) -> int:
+    """Records in Dagster what is published and was not recorded, in a run of the job `<dataset>_load`.
+
+    Returns:
+        The number of partitions that were recorded.
+
+    Raises:
+        SourceError: the run failed.
+    """
+    recorded = 0
+
+    def drive(context: dg.OpExecutionContext) -> None:
+        nonlocal recorded
+        recorded = catch_up(context, dataset)
+
+    _, failures = _execute(dataset.spec, drive, [])
+    if failures:
+        raise SourceError(dataset.store.url, failures[0])
+    return recorded
 
 
-def _execute(task: _Task) -> PartitionRun:
-    definition = _definitions(pickle.dumps(task.spec)).resolve_job_def(task.job)
+def _execute(
+    spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext], object], keys: Sequence[str]
+) -> tuple[str, tuple[str, ...]]:
+    """Executes a load with its driver in this process: the run's id, and why it failed."""
+    job, run_id = load_job(spec, lambda context, _: drive(context)), str(uuid.uuid4())
     with dg.DagsterInstance.get() as instance:
-        other = working_run(instance, task.spec, task.partition) if task.partition else None
-        if other is not None:
-            return task.ended([f"run {other} is working on this partition: run it again when that has ended"])
-        result = definition.execute_in_process(
-            run_config=_QUIET,
+        result = job.execute_in_process(
+            run_config={**_QUIET, **load_config(spec, keys)},
             instance=instance,
-            partition_key=task.partition or None,
             raise_on_error=False,
-            run_id=task.run_id,
-            tags=run_tags(task.run_id, task.fingerprint),
+            run_id=run_id,
+            tags=process_tags(run_id),
+            resources={resource_key(spec): StorageRoot(root=spec.root)},
         )
-    failures = [] if result.success else _failures(result.all_events)
-    warnings: dict[str, str] = {}
-    for line in _violated(result.all_events, dg.AssetCheckSeverity.WARN):
-        warnings.setdefault(line.partition(": ")[2], line)  # MULT and MSTR hold the same samples: one line for both
-    return task.ended(failures, run_id=result.run_id, warnings=warnings.values())
+    return run_id, () if result.success else tuple(_failures(result.all_events))
 
 
 def _failures(events: Iterable[dg.DagsterEvent]) -> Iterator[str]:
-    events = list(events)
-    said = list(_violated(events, dg.AssetCheckSeverity.ERROR))
-    yield from said
-    steps: list[str] = []
-    for event in events:
-        if event.is_step_failure:
-            data = event.step_failure_data
-            given = data.user_failure_data.description if data.user_failure_data else None
-            steps.append(f"{event.step_key}: {(given or _innermost(data.error)).strip()}")
-    if not said:  # a step that follows a failed check adds no new failure
-        yield steps[0] if steps else "the run failed before its first step"
-
-
-def _violated(events: Iterable[dg.DagsterEvent], severity: dg.AssetCheckSeverity) -> Iterator[str]:
-    """The violated checks of a severity, one line each."""
-    for event in events:
-        if event.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-            check = event.asset_check_evaluation_data
-            if not check.passed and check.severity == severity:
-                said = check.description or "violated"
-                yield f"{check.asset_key.path[-1]}: check {check.check_name}: {said}"
+    """Why a load failed, other than by its partitions."""
+    data = [event.step_failure_data for event in events if event.is_step_failure]
+    for found in data:
+        given = found.user_failure_data.description if found.user_failure_data else None
+        yield (given or _innermost(found.error)).strip()
+    if not data:
+        yield "the run failed before its first step"
 
 
 def _innermost(error: Any) -> str:
@@ -284,139 +266,3 @@ def _innermost(error: Any) -> str:
     while error is not None and error.cause is not None:
         error = error.cause
     return "failed" if error is None else str(error.message)
-
-
-def run_partitions(
-    work: Iterable[tuple[DatasetSpec, str]], *, num_processes: int = 1
-) -> Generator[PartitionRun, None, None]:
-    """Runs partitions and yields each as it ends; one that another run is working on is refused.
-
-    Args:
-        work: (spec, partition key) pairs, those of one spec together.
-        num_processes: 1 or less runs in this process; otherwise this number of processes is started. They end when
-            the iterator is closed, or this process ends.
-    """
-    tasks: list[_Task] = []
-    for spec, pairs in itertools.groupby(work, operator.itemgetter(0)):
-        dataset, job = DatasetStore(spec), job_name(spec)
-        fingerprints = partition_fingerprints(dataset, dataset.partitions().values())
-        tasks += [_Task(spec=spec, job=job, partition=key, fingerprint=fingerprints.get(key)) for _, key in pairs]
-    yield from map(_execute, tasks) if num_processes <= 1 else _run_side_by_side(tasks, num_processes)
-
-
-@dataclass(slots=True)
-class _Worker:
-    """A process that runs one task at a time.
-
-    Each is a pool of its own: a pool whose process dies ends all its others, and they may be at work. It is spawned
-    and not forked: a fork of a process with threads (Arrow, DuckDB) may hang.
-    """
-
-    pool: ProcessPoolExecutor = field(
-        default_factory=lambda: ProcessPoolExecutor(
-            1, mp_context=multiprocessing.get_context("spawn"), initializer=begin_worker
-        )
-    )
-    process: multiprocessing.process.BaseProcess | None = None
-
-    def start(self, task: _Task) -> Future[PartitionRun]:
-        before = set(multiprocessing.active_children())
-        with sheltered():  # multiprocessing unblocks SIGINT when it starts the first process of its own
-            future = self.pool.submit(_execute, task)
-        # A pool does not tell which process is its own.
-        self.process = next((p for p in multiprocessing.active_children() if p not in before), self.process)
-        return future
-
-    def end(self) -> int | None:
-        """Waits for the process to end; its exit code."""
-        self.pool.shutdown(cancel_futures=True)
-        return None if self.process is None else self.process.exitcode
-
-
-def _run_side_by_side(tasks: Sequence[_Task], num_processes: int) -> Iterator[PartitionRun]:
-    free = [_Worker() for _ in range(min(num_processes, len(tasks)))]
-    todo = deque(tasks)
-    running: dict[Future[PartitionRun], tuple[_Worker, _Task]] = {}
-    try:
-        while todo or running:
-            while todo and free:
-                task, worker = todo.popleft(), free.pop()
-                try:
-                    future = worker.start(task)
-                except BrokenProcessPool:  # its process died between two tasks
-                    worker.end()
-                    worker = _Worker()
-                    future = worker.start(task)
-                running[future] = (worker, task)
-            ended, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in ended:
-                worker, task = running.pop(future)
-                error = future.exception()
-                if isinstance(error, BrokenProcessPool):
-                    result = _without_result(task, _death(task, worker.end()), is_failure=True)
-                    worker = _Worker()
-                elif error is not None:
-                    result = _without_result(task, f"{type(error).__name__}: {error}")
-                else:
-                    result = future.result()
-                free.append(worker)
-                yield result
-    finally:
-        if running:  # the caller was stopped, or asks for no more
-            end_workers(multiprocessing.active_children())
-            for _, task in running.values():  # in the instance no run stays at work without a process
-                _without_result(task, "it was stopped")
-        for worker in [*free, *(worker for worker, _ in running.values())]:
-            worker.end()
-
-
-def _death(task: _Task, code: int | None) -> str:
-    """What became of a process that died while it worked on a task, and what to do."""
-    alone = f"`mm-assets run --dataset {task.spec.name} --partition {task.partition}` runs the partition alone"
-    if code == -signal.SIGKILL:
-        return f"the process was killed (signal 9; out of memory?): {alone}, without others that need memory"
-    if code is not None and code < 0:
-        return f"the process was ended by signal {-code} ({signal.strsignal(-code)}): {alone}"
-    return f"the process ended with exit code {code}: {alone}"
-
-
-def _without_result(task: _Task, reason: str, *, is_failure: bool = False) -> PartitionRun:
-    """The result of a run whose process returned none.
-
-    Args:
-        task: the run.
-        reason: why there is none.
-        is_failure: store the reason as the partition's failure, since the process could not.
-    """
-    failures = [reason]
-    with dg.DagsterInstance.get() as instance:
-        run = instance.get_run_by_id(task.run_id)
-        events = [] if run is None else [e.dagster_event for e in instance.all_logs(task.run_id) if e.dagster_event]
-        if run is not None and run.is_success:
-            failures = []
-        elif run is not None and run.is_finished:
-            failures = list(_failures(events))
-        else:
-            step = next(
-                (str(e.step_key) for e in reversed(events) if e.event_type == dg.DagsterEventType.STEP_START), ""
-            )
-            failures = [f"{step}: {reason}" if step else reason]
-            if is_failure:
-                stage = step.removeprefix(f"{task.spec.name}__") or RAW_SHARDS.name
-                if all(stage != known.name for known in CHAIN):  # the step of both packed formats
-                    stage = next(iter(PACKED_STAGES.values())).name
-                with suppress(MmAssetsError, OSError):  # the storage may be what failed
-                    failure = StageFailure(partition=task.partition, stage=stage, detail=reason)
-                    DatasetStore(task.spec).write_failure(failure)
-            if run is not None:
-                instance.report_run_failed(run, reason)
-    return task.ended(failures, run_id="" if run is None else task.run_id)
-
-
-def make_manifest(spec: DatasetSpec) -> PartitionRun:
-    """Runs the dataset's manifest job in this process."""
-    task = _Task(spec=spec, job=manifest_job_name(spec))
-    try:
-        return _execute(task)
-    except MmAssetsError as error:
-        return task.ended([str(error)])

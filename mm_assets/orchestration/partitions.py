@@ -1,13 +1,33 @@
-"""Partitions: one dynamic partition per shard, or per named group of shards, of a dataset."""
+"""Names in Dagster: a dataset's assets, jobs and partitions, one per shard or per named group of shards."""
 
 from collections.abc import Iterable
 
 import dagster as dg
 
+from mm_assets.pipeline.chain import MANIFEST, Stage
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import Partition
 
-__all__ = ["add_partitions", "job_name", "manifest_job_name", "shard_partitions"]
+__all__ = [
+    "add_partitions",
+    "asset_key",
+    "code_version",
+    "job_name",
+    "load_job_name",
+    "load_op_name",
+    "manifest_job_name",
+    "shard_partitions",
+]
+
+
+def asset_key(spec: DatasetSpec, stage: Stage) -> dg.AssetKey:
+    """The asset of a stage."""
+    return dg.AssetKey([spec.name, stage.name])
+
+
+def code_version(spec: DatasetSpec, stage: Stage) -> str | None:
+    """What Dagster compares to tell whether an asset is stale; None for the manifest, which follows from markers."""
+    return None if stage is MANIFEST else stage.digest(spec)[:16]
 
 
 def shard_partitions(spec: DatasetSpec) -> dg.DynamicPartitionsDefinition:
@@ -26,6 +46,16 @@ def add_partitions(instance: dg.DagsterInstance, spec: DatasetSpec, partitions: 
 def job_name(spec: DatasetSpec) -> str:
     """Name of the job that takes one partition from shard to marker."""
     return f"{spec.name}_pack"
+
+
+def load_job_name(spec: DatasetSpec) -> str:
+    """Name of the job that takes many partitions from shard to marker, and makes the manifest."""
+    return f"{spec.name}_load"
+
+
+def load_op_name(spec: DatasetSpec) -> str:
+    """Name of the only step of that job."""
+    return f"{spec.name}__load_partitions"
 
 
 def manifest_job_name(spec: DatasetSpec) -> str:

@@ -2,21 +2,40 @@
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pyarrow as pa
 
 from mm_assets.checks.catalog import Check
 from mm_assets.checks.context import Outcome
-from mm_assets.orchestration.checks import rules_of
-from mm_assets.pipeline.losses import LossTotal
+from mm_assets.orchestration.checks import UNIQUE_IDS, rules_of
+from mm_assets.orchestration.partitions import asset_key
+from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, STAGE_OF_FILE
+from mm_assets.pipeline.duplicate_ids import duplicates_said
+from mm_assets.pipeline.losses import KINDS, LossTotal, loss_totals
+from mm_assets.pipeline.publish import ManifestReport
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import StageResult
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.columns import Kept
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS
 
-__all__ = ["check_results", "losses_table", "stage_metadata"]
+__all__ = [
+    "MaterializeResult",
+    "check_results",
+    "losses_table",
+    "manifest_result",
+    "marker_version",
+    "published_result",
+    "stage_metadata",
+    "stage_result",
+]
+
+if TYPE_CHECKING:
+    MaterializeResult = dg.MaterializeResult[None]
+else:
+    MaterializeResult = dg.MaterializeResult  # Dagster takes no other annotation
 
 _MAX_KEPT = 20  # faults in a table: the event log keeps it forever
 
@@ -57,6 +76,68 @@ def stage_metadata(result: StageResult) -> dict[str, Any]:
     if preview.table:
         metadata["preview"] = dg.MetadataValue.md(preview.table)
     return metadata
+
+
+def stage_result(spec: DatasetSpec, result: StageResult, checks: Sequence[dg.AssetCheckResult]) -> MaterializeResult:
+    """What Dagster stores of a stage of one partition, with the results of its checks."""
+    key = asset_key(spec, STAGE_OF_FILE[next(iter(result.record.files))])
+    return dg.MaterializeResult(
+        asset_key=key,
+        metadata=stage_metadata(result),
+        check_results=checks,
+        data_version=dg.DataVersion(next(iter(result.record.files.values())).sha256),
+    )
+
+
+def published_result(dataset: DatasetStore, key: str, marker: Mapping[str, Any]) -> MaterializeResult:
+    """What Dagster stores of a partition's marker."""
+    packed = {form: marker["files"][form] for form in PACKED_STAGES}
+    totals = loss_totals(dataset, [key])
+    return dg.MaterializeResult(
+        asset_key=asset_key(dataset.spec, PUBLISHED),
+        metadata={
+            "count/samples": marker["num_samples"],
+            **{f"count/{kind}": sum(t.count for t in totals if t.example.kind == kind) for kind in KINDS},
+            "losses": losses_table(totals),
+            **{f"uri/{form}": dg.MetadataValue.path(dataset.store.url_of(f["path"])) for form, f in packed.items()},
+            **{f"bytes/{form}": file["size"] for form, file in packed.items()},
+        },
+        data_version=marker_version(marker),
+    )
+
+
+def marker_version(marker: Mapping[str, Any]) -> dg.DataVersion:
+    """The data version of a published partition."""
+    return dg.DataVersion("+".join(marker["files"][form]["sha256"] for form in PACKED_STAGES))
+
+
+def manifest_result(spec: DatasetSpec, report: ManifestReport) -> MaterializeResult:
+    """What Dagster stores of a manifest."""
+    left_out = "\n".join(f"- `{key}`: {reason}" for key, reason in report.left_out.items())
+    missing = "\n".join(f"- `{name}`: {', '.join(keys)}" for name, keys in report.missing_streams.items())
+    duplicates = report.manifest["duplicate_ids"]
+    key = asset_key(spec, MANIFEST)
+    unique_ids = dg.AssetCheckResult(
+        check_name=UNIQUE_IDS,
+        asset_key=key,
+        passed=not duplicates["count"],
+        severity=dg.AssetCheckSeverity.WARN,
+        description=duplicates_said(duplicates) or None,
+        metadata={"num_duplicate_ids": duplicates["count"], "examples": duplicates["examples"]},
+    )
+    return dg.MaterializeResult(
+        asset_key=key,
+        check_results=[unique_ids],
+        metadata={
+            "uri/manifest": dg.MetadataValue.path(report.url),
+            "count/shards": len(report.manifest["shards"]),
+            "count/samples": report.manifest["num_samples"],
+            "count/left_out": len(report.left_out),
+            "left_out": dg.MetadataValue.md(left_out or "nothing"),
+            "missing_streams": dg.MetadataValue.md(missing or "nothing"),
+        },
+        data_version=dg.DataVersion(report.digest),
+    )
 
 
 def losses_table(totals: Sequence[LossTotal]) -> dg.MarkdownMetadataValue:

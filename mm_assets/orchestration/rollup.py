@@ -1,10 +1,11 @@
 """`checks: rollup`: a result per asset for all partitions, which names those that failed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import dagster as dg
 
 from mm_assets.orchestration.checks import ROLLUP
+from mm_assets.orchestration.partitions import asset_key
 from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.summaries import counted
@@ -17,15 +18,18 @@ _MAX_TEXT = 200  # characters of what the rules of one said
 _NAMED = 5  # in a description
 
 
-def rolled_up(instance: dg.DagsterInstance, result: dg.AssetCheckResult, partition: str) -> dg.AssetCheckResult:
-    """What a check found in one partition, with the others that failed before and have not passed since.
+def rolled_up(
+    instance: dg.DagsterInstance, result: dg.AssetCheckResult, partition: str, *, passed: Iterable[str] = ()
+) -> dg.AssetCheckResult:
+    """What a check found in one partition, with the others that failed before and have not `passed` since.
 
     Those make it a warning, which stops nothing, since this partition has passed.
     """
     assert result.asset_key is not None
     stops = not result.passed and result.severity == dg.AssetCheckSeverity.ERROR
     failed = _failed_before(instance, dg.AssetCheckKey(result.asset_key, ROLLUP))
-    failed.pop(partition, None)
+    for key in (partition, *passed):
+        failed.pop(key, None)
     said = [] if result.passed else [f"{partition}: {result.description}"]
     if failed:
         named = ", ".join(list(failed)[:_NAMED]) + (", …" if len(failed) > _NAMED else "")
@@ -57,7 +61,7 @@ def rollup_of_records(dataset: DatasetStore, stage: Stage) -> dg.AssetCheckResul
             failed[partition] = "; ".join(stopped)
     return dg.AssetCheckResult(
         check_name=ROLLUP,
-        asset_key=dg.AssetKey([dataset.spec.name, stage.name]),
+        asset_key=asset_key(dataset.spec, stage),
         passed=not failed,
         description=f"{len(failed):,} of {counted(checked, 'partition')} failed" if failed else None,
         metadata={"num_partitions": checked, **_table(failed)},

@@ -9,14 +9,16 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
-from mm_assets.orchestration.partitions import job_name
+from mm_assets.errors import SourceError
+from mm_assets.orchestration.partitions import job_name, load_job_name, load_op_name
 from mm_assets.orchestration.processes import PROCESS_TAG, process_is_gone, process_tag
 from mm_assets.pipeline.chain import PUBLISHED
 from mm_assets.pipeline.spec import DatasetSpec
@@ -32,11 +34,12 @@ __all__ = [
     "exclusive_step",
     "failed_attempts",
     "is_running",
+    "load_config",
     "partition_fingerprints",
     "partition_lock",
-    "run_tags",
+    "process_tags",
     "tag_process",
-    "working_run",
+    "working_runs",
 ]
 
 PARTITION_TAG = "dagster/partition"
@@ -70,17 +73,17 @@ def partition_lock(home: Path, dataset: str, partition: str) -> Iterator[None]:
         partition: partition key.
 
     Raises:
-        dg.Failure: another run holds it.
+        SourceError: another run holds it.
     """
     path = home / "locks" / dataset / f"{partition}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     held = _lock(path)
     if held is None:
         detail = (
-            f"another run is working on partition {partition!r} of {dataset}, which holds {path}: runs of one "
+            f"another run is working on partition {partition!r} of {dataset}, which holds this file: runs of one "
             "partition must not overlap; run it again when the other has ended"
         )
-        raise dg.Failure(description=detail, allow_retries=False)
+        raise SourceError(path, detail)
     try:
         yield
     finally:
@@ -112,46 +115,65 @@ def exclusive_step(context: dg.AssetExecutionContext, spec: DatasetSpec) -> Iter
         how = 'in the UI under Materialize, on the command line with --tags \'{"dagster/partition": "KEY"}\''
         raise dg.Failure(description=f"this asset has a partition per shard: choose one, {how}", allow_retries=False)
     tag_process(context)
-    with partition_lock(Path(context.instance.root_directory), spec.name, context.partition_key):
+    with ExitStack() as held:
+        try:
+            held.enter_context(partition_lock(Path(context.instance.root_directory), spec.name, context.partition_key))
+        except SourceError as error:
+            raise dg.Failure(description=str(error), allow_retries=False) from error
         yield
 
 
-def tag_process(context: dg.AssetExecutionContext) -> None:
+def tag_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> None:
     """Tags the run of a step with this process, unless the run has others."""
     # With other executors the process of a step ends before its run does and does not tell whether the run is alive.
     if context.job_def.executor_def.name in _ONE_PROCESS:
-        tags = _process_tags(context.run.run_id)
+        tags = process_tags(context.run.run_id)
         if any(context.run.tags.get(name) != value for name, value in tags.items()):
             context.instance.add_run_tags(context.run.run_id, tags)
 
 
-def _process_tags(run_id: str) -> dict[str, str]:
+def process_tags(run_id: str) -> dict[str, str]:
+    """Tags of a run that this process executes itself."""
     tag = process_tag(run_id)
     return {} if tag is None else {PROCESS_TAG: tag}
-
-
-def run_tags(run_id: str, fingerprint: str | None) -> dict[str, str]:
-    """Tags of a run that this process executes itself; `fingerprint` is of its partition."""
-    return _process_tags(run_id) | ({FINGERPRINT_TAG: fingerprint} if fingerprint else {})
 
 
 # -- runs that have not finished
 
 
-def busy_partitions(instance: dg.DagsterInstance, spec: DatasetSpec) -> set[str]:
-    """Keys that a live run of the dataset's pack job is working on or waiting for; dead runs are ended."""
-    runs = _live_runs(instance, dg.RunsFilter(job_name=job_name(spec), statuses=_UNFINISHED))
-    return {run.tags[PARTITION_TAG] for run in runs if PARTITION_TAG in run.tags}
+def busy_partitions(instance: dg.DagsterInstance, spec: DatasetSpec, registered: Iterable[str]) -> set[str]:
+    """Those of the registered keys that a live run is working on or waiting for; dead runs are ended."""
+    busy = set(_by_partition(instance, spec, _UNFINISHED))
+    for run in _live_runs(instance, dg.RunsFilter(job_name=load_job_name(spec), statuses=_UNFINISHED)):
+        busy |= set(loaded_partitions(run, spec) or registered)
+    return busy
 
 
-def working_run(instance: dg.DagsterInstance, spec: DatasetSpec, partition: str) -> str | None:
-    """Id of a live run that is working on a partition; dead runs are ended.
+def load_config(spec: DatasetSpec, partitions: Sequence[str], **config: object) -> dict[str, Any]:
+    """The run configuration of a load of these partitions; of none, of those that are pending when it starts."""
+    return {"ops": {load_op_name(spec): {"config": {"partitions": list(partitions), **config}}}}
+
+
+def loaded_partitions(run: dg.DagsterRun, spec: DatasetSpec) -> list[str]:
+    """The partitions of `load_config` in a run."""
+    config: Mapping[str, Any] = run.run_config
+    ops = config.get("ops", {})
+    return list(ops.get(load_op_name(spec), {}).get("config", {}).get("partitions", ()))
+
+
+def working_runs(instance: dg.DagsterInstance, spec: DatasetSpec) -> Mapping[str, str]:
+    """Partition key to the id of the live run of the pack job that is working on it; dead runs are ended.
 
     A run in the queue does not count: without a daemon it would stay there forever.
     """
-    tags = {PARTITION_TAG: partition}
-    runs = _live_runs(instance, dg.RunsFilter(job_name=job_name(spec), statuses=_WORKING, tags=tags))
-    return runs[0].run_id if runs else None
+    return _by_partition(instance, spec, _WORKING)
+
+
+def _by_partition(
+    instance: dg.DagsterInstance, spec: DatasetSpec, statuses: list[dg.DagsterRunStatus]
+) -> dict[str, str]:
+    runs = _live_runs(instance, dg.RunsFilter(job_name=job_name(spec), statuses=statuses))
+    return {run.tags[PARTITION_TAG]: run.run_id for run in runs if PARTITION_TAG in run.tags}
 
 
 def is_running(instance: dg.DagsterInstance, job: str) -> bool:

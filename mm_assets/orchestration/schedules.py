@@ -41,7 +41,7 @@ def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
         dataset = open_dataset(context, spec)
         found = register(dataset, allow_empty=True)
         add_partitions(context.instance, spec, found.partitions)
-        busy = busy_partitions(context.instance, spec)
+        busy = busy_partitions(context.instance, spec, (partition.key for partition in found.partitions))
         pending = [key for key in pending_partitions(dataset) if key not in busy]
         if not pending:
             return dg.SkipReason(

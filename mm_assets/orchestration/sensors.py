@@ -2,20 +2,22 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import dagster as dg
 
 from mm_assets.orchestration.checks import slow_pages
-from mm_assets.orchestration.partitions import job_name, manifest_job_name, shard_partitions
+from mm_assets.orchestration.load import MOST_PARTITIONS
+from mm_assets.orchestration.partitions import job_name, load_job_name, manifest_job_name, shard_partitions
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
     FINGERPRINT_TAG,
     busy_partitions,
     dataset_state,
     is_running,
+    load_config,
     partition_fingerprints,
 )
 from mm_assets.pipeline.chain import PUBLISHED
@@ -26,18 +28,18 @@ from mm_assets.pipeline.spec import DatasetSpec
 __all__ = ["build_sensors"]
 
 
-def build_sensors(spec: DatasetSpec) -> list[dg.SensorDefinition]:
-    """The sensor of shards and the sensor of markers."""
-    return [_shards_sensor(spec), _manifest_sensor(spec)]
+def build_sensors(spec: DatasetSpec, jobs: Sequence[Any]) -> list[dg.SensorDefinition]:
+    """The sensor of shards, which requests runs of `jobs`, and the sensor of markers."""
+    return [_shards_sensor(spec, jobs), _manifest_sensor(spec)]
 
 
-def _shards_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
+def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinition:
     partitions_def = shard_partitions(spec)
     status = dg.DefaultSensorStatus.RUNNING if spec.run_sensor else dg.DefaultSensorStatus.STOPPED
 
     @dg.sensor(
         name=f"{spec.name}_shards",
-        job_name=job_name(spec),
+        jobs=jobs,
         minimum_interval_seconds=spec.poll_seconds,
         default_status=status,
         required_resource_keys={resource_key(spec)},
@@ -51,14 +53,16 @@ def _shards_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
         requested = {
             key: fingerprint for key, fingerprint in before.requested.items() if fingerprints.get(key) == fingerprint
         }
-        state, settled, due = dataset_state(dataset), before.settled, list[str]()
+        state, settled, due, is_bulk = dataset_state(dataset), before.settled, list[str](), False
         # Also while nothing is due: it ends the runs whose process is gone, and Dagster's run_retries repeats them.
-        busy = busy_partitions(context.instance, spec) if requested or state != settled else set()
+        busy = busy_partitions(context.instance, spec, fingerprints) if requested or state != settled else set()
         if state != settled:
             pending = pending_partitions(dataset)
             requested = {key: requested[key] for key in pending if key in requested}
             waiting = [key for key in pending if key in fingerprints and key not in requested]
-            due = [key for key in waiting if key not in busy][: spec.runs_per_tick]
+            due = [key for key in waiting if key not in busy]
+            is_bulk = len(due) > spec.bulk_threshold
+            due = due[: MOST_PARTITIONS if is_bulk else spec.runs_per_tick]
             requested |= {key: fingerprints[key] for key in due}
             settled = state if len(due) == len(waiting) else ""
         known = set(context.instance.get_dynamic_partitions(partitions_def.name or ""))
@@ -72,11 +76,15 @@ def _shards_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
         requests = [
             dg.RunRequest(
                 run_key=f"{spec.name}:{key}:{fingerprints[key]}:{before.count}",
+                job_name=job_name(spec),
                 partition_key=key,
                 tags={FINGERPRINT_TAG: fingerprints[key]},
             )
             for key in due
         ]
+        if is_bulk:
+            run_key, config = f"{spec.name}:load:{before.count}", load_config(spec, due)
+            requests = [dg.RunRequest(run_key=run_key, job_name=load_job_name(spec), run_config=config)]
         after = _Cursor(
             seen=found.seen, requested=requested, settled=settled, count=before.count + (1 if requests else 0)
         )

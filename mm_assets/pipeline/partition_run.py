@@ -9,7 +9,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from mm_assets.pipeline.work import PartitionWork
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.staged import StagedStore
 
-__all__ = ["PartitionReport", "run_partition"]
+__all__ = ["PartitionReport", "failed_report", "run_partition"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,7 @@ def run_partition(
     *,
     first: Stage = RAW_SHARDS,
     scratch: Path | None = None,
+    started: Callable[[Stage], object] = lambda _: None,
 ) -> PartitionReport:
     """Runs the stages of a partition with their checks, and publishes it if all of them passed.
 
@@ -78,11 +79,12 @@ def run_partition(
             writes the marker.
         scratch: where a folder for remote shards and files is made, and removed at the end; by default the system's
             place for temporary files.
+        started: called with each stage before its work; with the first of the packed ones for all of them.
     """
     began = time.perf_counter()
     marker: Mapping[str, Any] | None = None
     failure: StageFailure | None = None
-    run = _PartitionRun(DatasetStore(spec), partition, schema, first)
+    run = _PartitionRun(DatasetStore(spec), partition, schema, first, started)
     try:
         with tempfile.TemporaryDirectory(prefix="mm-assets-", dir=scratch) as folder:
             marker = run.published(Path(folder))
@@ -103,12 +105,20 @@ def run_partition(
 class _PartitionRun:
     """A run of one partition: `stage` is at work, `results` are of those that ended."""
 
-    def __init__(self, dataset: DatasetStore, partition: Partition, schema: DatasetSchema, first: Stage) -> None:
+    def __init__(
+        self,
+        dataset: DatasetStore,
+        partition: Partition,
+        schema: DatasetSchema,
+        first: Stage,
+        started: Callable[[Stage], object],
+    ) -> None:
         self.dataset = dataset
         self.partition = partition
         self.schema = schema
         self.stage = first
         self.results: dict[str, StageResult] = {}
+        self._started = started
         self._left = CHAIN[CHAIN.index(first) :]
 
     @property
@@ -130,23 +140,34 @@ class _PartitionRun:
             self._upload(staged)
             if not self.passed:
                 return None
-            self.stage = PUBLISHED
+            self._begin(PUBLISHED)
             return publish(work)
+
+    def _begin(self, stage: Stage) -> None:
+        self.stage = stage
+        self._started(stage)
 
     def _make(self, work: PartitionWork) -> None:
         for stage in (stage for stage in TABLE_STAGES if stage in self._left):
             if self.passed:
-                self.stage = stage
+                self._begin(stage)
                 self.results[stage.name] = TABLE_STAGES[stage](work)
         formats = [form for form, stage in PACKED_STAGES.items() if stage in self._left]
         if formats and self.passed:
-            self.stage = PACKED_STAGES[formats[0]]
+            self._begin(PACKED_STAGES[formats[0]])
             made = packed(work, formats=formats)
             self.results |= {PACKED_STAGES[form].name: result for form, result in made.items()}
 
     def _upload(self, staged: StagedStore | None) -> None:
         if staged is not None:
             staged.upload(last=[self.dataset.records_name(self.partition.key)])
+
+
+def failed_report(failure: StageFailure) -> PartitionReport:
+    """The report of a partition that failed without one: its process died, or it could not be started."""
+    return PartitionReport(
+        partition=failure.partition, results={}, marker=None, failure=failure, seconds=0.0, peak_memory=0
+    )
 
 
 def _peak_memory() -> int:

@@ -53,6 +53,12 @@ class StageResult:
     schema: pa.Schema | None
     urls: Mapping[str, str]
 
+    @classmethod
+    def of_record(cls, record: StageRecord, urls: Mapping[str, str]) -> StageResult:
+        """What is known of a stage that ran earlier."""
+        preview = DrawnPreview(num_rows=0, modalities={}, table="", histogram="", contact_sheet=None)
+        return cls(record=record, seconds=0.0, check_seconds=0.0, preview=preview, schema=None, urls=urls)
+
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """The outcomes of its checks."""

@@ -359,6 +359,15 @@ class DatasetSpec(Settings):
         description="Largest number of runs that one tick of the sensor or schedule requests.",
         examples=[100],
     )
+    bulk_threshold: int = Field(
+        default=100,
+        ge=0,
+        description=(
+            "With more pending partitions than this, the sensor requests one run for all of them, the job "
+            "`<dataset>_load`, in place of a run for each."
+        ),
+        examples=[1000],
+    )
     cron: Text = Field(default="*/15 * * * *", description="When the schedule ticks.", examples=["0 * * * *"])
     poll_seconds: int = Field(
         default=30, ge=1, description="Shortest pause between two ticks of a sensor.", examples=[300]

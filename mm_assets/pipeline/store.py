@@ -158,6 +158,13 @@ class StageFailure:
     member: str | None = None
     byte_offset: int | None = None
 
+    @property
+    def said(self) -> str:
+        """The message with the file that it is about, as the error said it."""
+        if self.path is None:
+            return self.detail
+        return str(SourceError(self.path, self.detail, member=self.member, byte_offset=self.byte_offset))
+
     @classmethod
     def of(cls, error: Exception, *, stage: str, partition: str) -> StageFailure:
         """The failure that an exception is; a bug's has the name of its class."""

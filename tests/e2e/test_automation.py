@@ -10,10 +10,13 @@ import dagster as dg
 import pytest
 
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import make_manifest, register_dataset, run_partitions
+from mm_assets.orchestration.launch import register_dataset
 from mm_assets.orchestration.resources import StorageRoot
+from mm_assets.orchestration.runs import load_config
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
+
+from .loads import make_manifest, run_partitions
 
 SpecOf = Callable[..., DatasetSpec]
 Inbox = Callable[..., Path]
@@ -471,3 +474,27 @@ def test_whatever_changes_a_manifest_makes_one(instance: dg.DagsterInstance, dem
     assert requests() == [int(other.digest != schema.digest), 0]
     dataset.store.delete("published/docs-00000.json")
     assert requests() == [1, 0], "the last marker is gone"
+
+
+def test_many_pending_partitions_are_one_run(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """Above the threshold the sensor requests one load, which publishes them; then it requests nothing."""
+    folder = inbox("docs-00000.tar", "docs-00001.tar")
+    spec = demo_spec("docs", shards=str(folder), bulk_threshold=1, runs_per_tick=1)
+    shards = Ticker(instance, spec, "docs_shards")
+    (request,) = shards.tick().run_requests
+    assert request.job_name == "docs_load"
+    job = shards.definitions.resolve_job_def("docs_load")
+    assert job.execute_in_process(instance=instance, run_config=request.run_config, raise_on_error=False).success
+    assert sorted(DatasetStore(spec).markers()) == ["docs-00000", "docs-00001"]
+    assert not shards.tick().run_requests
+
+
+def test_a_load_at_work_is_left_alone(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """The schedule requests nothing that a live load is working on, or may be working on."""
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar", "docs-00001.tar")))
+    job = build_definitions(spec).resolve_job_def("docs_load")
+    for partitions, expected in ((["docs-00000"], ["docs-00001"]), ([], [])):
+        config = load_config(spec, partitions)
+        run = instance.create_run_for_job(job_def=job, run_config=config, status=dg.DagsterRunStatus.NOT_STARTED)
+        assert _schedule_keys(instance, spec) == expected
+        instance.report_run_failed(run, "made to fail")

@@ -17,15 +17,16 @@ import pytest
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.filters.registry import build_filter
-from mm_assets.orchestration import launch
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import declared_datasets, open_instance, register_dataset, run_partitions
+from mm_assets.orchestration.launch import declared_datasets, open_instance, register_dataset
 from mm_assets.orchestration.processes import process_is_gone, process_tag
 from mm_assets.orchestration.runs import partition_lock
 from mm_assets.pipeline import stages
 from mm_assets.pipeline.losses import FAILED, loss_totals
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
+
+from .loads import run_partitions
 
 WAIT = 200.0  # for what takes seconds on an idle machine
 
@@ -35,6 +36,7 @@ Module = Callable[[str, str], str]
 
 FILTERS = '''
 import os, signal
+from pathlib import Path
 from mm_assets.filters.base import Filter
 
 class Killer(Filter):
@@ -59,6 +61,19 @@ class Broken(Filter):
 
     def judge(self, block):
         raise RuntimeError("the moon is in the wrong place")
+
+
+class Noting(Filter):
+    """Writes the id of the process that it works in."""
+
+    scope = "row"
+
+    def __init__(self, *, note: str) -> None:
+        self.note = Path(note)
+
+    def judge(self, block):
+        self.note.write_text(str(os.getpid()))
+        return ()
 '''
 
 
@@ -102,12 +117,13 @@ def test_a_dead_process_fails_its_own_partition_only(
     (dead,) = [run for run in ended.values() if not run.ok]
     again = f"`mm-assets run --dataset captions --partition {dead.partition}` runs the partition alone"
     reason = f"the process was killed (signal 9; out of memory?): {again}, without others that need memory"
-    assert dead.failures == (f"captions__filtered_rows: {reason}",)
+    assert dead.failures == (f"filtered_rows: {reason}",)
     (total,) = loss_totals(DatasetStore(spec), "abc")
     assert (total.example.partition, total.example.stage) == (dead.partition, "filtered_rows")
     assert (total.example.reason, total.example.detail) == (FAILED, reason)
-    (found,) = runs_of(instance, dead.partition)
-    assert (found.run_id, found.status) == (dead.run_id, dg.DagsterRunStatus.FAILURE)
+    found = instance.get_run_by_id(dead.run_id)
+    assert found is not None
+    assert found.status == dg.DagsterRunStatus.FAILURE
     (again_run,) = run_partitions([(spec, dead.partition)])
     assert again_run.ok
     assert loss_totals(DatasetStore(spec), "abc") == []
@@ -115,13 +131,15 @@ def test_a_dead_process_fails_its_own_partition_only(
 
 @pytest.mark.parametrize("num_processes", [1, 0, -1])
 def test_without_further_processes_runs_are_in_this_one(
-    demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch, num_processes: int
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, module: Module, tmp_path: Path, num_processes: int
 ) -> None:
     """One process, or none, is this process."""
-    monkeypatch.setattr(launch, "_execute", lambda task: task.ended([], run_id=str(os.getpid())))
-    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
+    noting = {"type": f"{module('noting', FILTERS)}:Noting", "note": str(tmp_path / "pid")}
+    spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")), filters=(noting,))
+    register_dataset(instance, DatasetStore(spec))
     (ended,) = run_partitions([(spec, "captions-00000")], num_processes=num_processes)
-    assert (ended.partition, ended.run_id) == ("captions-00000", str(os.getpid()))
+    assert ended.ok
+    assert (tmp_path / "pid").read_text() == str(os.getpid())
 
 
 def test_a_partition_at_work_is_refused(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
@@ -169,7 +187,7 @@ def test_each_step_holds_the_lock_and_names_its_process(
     seen: list[bool] = []
 
     def packed(*args: object, **options: object) -> object:
-        with pytest.raises(dg.Failure), partition_lock(dagster_home, "captions", "captions-00000"):
+        with pytest.raises(SourceError), partition_lock(dagster_home, "captions", "captions-00000"):
             pass
         (run,) = runs_of(instance, "captions-00000")
         seen.append(process_is_gone(run.run_id, run.tags.get("mm_assets/process")) is (None if tag is None else False))
@@ -194,7 +212,7 @@ def test_a_killed_holder_releases_the_lock(tmp_path: Path) -> None:
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline().strip() == "held"
-        with pytest.raises(dg.Failure), partition_lock(tmp_path, "d", "p"):
+        with pytest.raises(SourceError), partition_lock(tmp_path, "d", "p"):
             pass
         child.kill()
         child.wait(WAIT)
@@ -273,7 +291,7 @@ def test_a_failure_says_what_was_raised_first(
     register_dataset(instance, DatasetStore(spec))
     (run,) = run_partitions([(spec, "captions-00000")])
     (failure,) = run.failures
-    assert failure.startswith("captions__filtered_rows: FilterError: Broken: raised RuntimeError: the moon is in the ")
+    assert failure.startswith("filtered_rows: Broken: raised RuntimeError: the moon is in the ")
     assert re.search(r"on sample '\d+' of .*captions-00000\.tar", failure)
 
 

@@ -256,7 +256,7 @@ def test_losses_equal_a_recount(tmp_path: Path, dagster_home: Path, monkeypatch:
     done = command("run", *OPTIONS, *SETTINGS)
     assert done.exit_code == 1, done.output
     for partition in failed:
-        assert re.search(rf"failed: web/{partition}: web__raw_shards: \w+: .*{partition}\.tar", done.output), partition
+        assert re.search(rf"failed: web/{partition}: raw_shards: .*{partition}\.tar", done.output), partition
     published = {path.stem for path in (tmp_path / "out/web/published").glob("*.json")}
     assert published == {*GOOD, *INCOMPLETE, "ending"}
     assert re.search(r"│ ending +│ done .*│ +1 │$", done.output, re.MULTILINE), "a fault is counted with its partition"

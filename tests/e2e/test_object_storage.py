@@ -17,7 +17,7 @@ import pytest
 
 import mm_assets
 from mm_assets.errors import ConfigError, SourceError
-from mm_assets.orchestration.launch import make_manifest, register_dataset, run_partitions
+from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_STAGES, PUBLISHED, Stage
 from mm_assets.pipeline.decide import decide_layout
 from mm_assets.pipeline.partition_run import PartitionReport, run_partition
@@ -29,6 +29,7 @@ from mm_assets.storage.files import SourceFile
 from mm_assets.storage.ranges import MAX_GAP
 
 from ..pipeline.chain import declare
+from .loads import make_manifest, run_partitions
 
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")

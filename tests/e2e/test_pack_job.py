@@ -13,7 +13,7 @@ import mm_assets
 from mm_assets.checks.catalog import CATALOG
 from mm_assets.errors import SourceError
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import make_manifest, register_dataset, run_partitions
+from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import PACKED_STAGES
 from mm_assets.pipeline.pending import pending_partitions
@@ -23,6 +23,7 @@ from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.parquet import ParquetSink
 
 from ..pipeline.chain import at_work
+from .loads import make_manifest, run_partitions
 
 SpecOf = Callable[..., DatasetSpec]
 write = ParquetSink.write
@@ -112,13 +113,13 @@ def test_materializations_carry_metadata_worth_looking_at(instance: dg.DagsterIn
 def test_every_check_reports_a_result(
     instance: dg.DagsterInstance, demo_spec: SpecOf, setting: str, number: int
 ) -> None:
-    """Each group, rule or asset has passed on the partition, with a result of its own."""
+    """Each group, rule or asset has passed on the partition, with a result of its own, and that of the manifest."""
     spec = demo_spec("captions", checks=setting)
     run_all(instance, spec)
     keys = list(build_definitions(spec).resolve_asset_graph().asset_check_keys)
     records = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
     statuses = [record.status.value for record in records.values()]
-    assert statuses == ["SUCCEEDED"] * number
+    assert statuses == ["SUCCEEDED"] * (number + 1)
 
 
 @pytest.mark.parametrize("setting", ["grouped", "per_rule", "rollup"])

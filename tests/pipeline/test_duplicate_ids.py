@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.orchestration.launch import make_manifest, open_instance
+from mm_assets.orchestration.launch import open_instance
 from mm_assets.pipeline import publish
 from mm_assets.pipeline.duplicate_ids import duplicate_ids, duplicates_said
 from mm_assets.pipeline.store import DatasetStore
 
+from ..e2e.loads import make_manifest
 from .chain import declare, run_chain
 
 

@@ -1,0 +1,375 @@
+"""The load: one run of Dagster that takes many partitions from shards to markers, and makes the manifest.
+
+Its driver hands partitions to processes that know nothing of Dagster, and records each as it ends: the same
+materializations and check results as those of the job of one partition. Markers are the truth, and Dagster mirrors
+them: what is published and not recorded, because a load was killed or the database was away, is recorded by the next.
+"""
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from dagster import DagsterEventType
+from pydantic import Field
+
+from mm_assets.errors import MmAssetsError, SourceError
+from mm_assets.orchestration.checks import UNIQUE_IDS
+from mm_assets.orchestration.partitions import add_partitions, asset_key, code_version, load_job_name, load_op_name
+from mm_assets.orchestration.report import (
+    MaterializeResult,
+    check_results,
+    losses_table,
+    manifest_result,
+    marker_version,
+    published_result,
+    stage_result,
+)
+from mm_assets.orchestration.resources import open_dataset, resource_key
+from mm_assets.orchestration.rollup import rolled_up
+from mm_assets.orchestration.runs import partition_lock, tag_process, working_runs
+from mm_assets.pipeline.chain import CHAIN, PACKED_STAGES, PUBLISHED, STAGE_OF_FILE, Stage
+from mm_assets.pipeline.engines.processes import Processes, Task, num_processors
+from mm_assets.pipeline.losses import loss_totals
+from mm_assets.pipeline.partition_run import PartitionReport
+from mm_assets.pipeline.pending import pending_partitions
+from mm_assets.pipeline.publish import build_manifest
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.run import StageResult
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore, StageRecord
+from mm_assets.summaries import counted
+
+__all__ = ["MOST_PARTITIONS", "Load", "LoadConfig", "PartitionRun", "build_load_job", "catch_up", "load_job"]
+
+MOST_PARTITIONS = 1000  # of one run: its events are held in memory until it ends, 20 kB each
+_MANIFEST_SECONDS = 900.0  # a long load makes what it has published available meanwhile
+_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds between attempts to record what the database did not take
+_NAMED = 10  # failed partitions in the message of a run
+_TAG = "dagster/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRun:
+    """How the run of one partition ended, or that of a manifest.
+
+    Attributes:
+        dataset: dataset name.
+        partition: partition key; empty for a manifest.
+        run_id: Dagster's run id; empty where no run was created.
+        failures: what went wrong, one line each; empty on success.
+        warnings: violations of checks that do not stop a partition, and remarks of its stages, one line each.
+        records: what the stages recorded that ran, by name.
+    """
+
+    dataset: str
+    partition: str
+    run_id: str
+    failures: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    records: Mapping[Stage, StageRecord] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run succeeded and every check that stops a partition passed."""
+        return not self.failures
+
+
+class LoadConfig(dg.Config):
+    """What a load does.
+
+    Attributes:
+        partitions: keys of the partitions to run; none means those that are pending, as many as one run takes.
+        processes: partitions that are in flight at a time; 1 runs them in the process of the load, 0 takes as many
+            as it may use processors.
+    """
+
+    partitions: list[str] = Field(default_factory=list)
+    processes: int = 0
+
+
+def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
+    """The job `<dataset>_load`, which registers the shards first."""
+
+    def drive(context: dg.OpExecutionContext, config: LoadConfig) -> None:
+        dataset = open_dataset(context, spec)
+        found = register(dataset, allow_empty=True)
+        add_partitions(context.instance, spec, found.partitions)
+        keys = config.partitions
+        if not keys or context.run.parent_run_id:  # a run that repeats one: it may have done a part
+            pending = pending_partitions(dataset)
+            keys = [key for key in pending if key in config.partitions] if keys else pending
+        if len(keys) > MOST_PARTITIONS:
+            context.log.warning(f"{len(keys):,} partitions are pending: this run takes the first {MOST_PARTITIONS:,}")
+        with Processes(config.processes or num_processors()) as processes:
+            Load(dataset=dataset, keys=keys[:MOST_PARTITIONS], processes=processes).run(context)
+
+    return load_job(spec, drive)
+
+
+def load_job(spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext, LoadConfig], object]) -> dg.JobDefinition:
+    """A job of one step, in one process, that calls a driver."""
+
+    @dg.op(name=load_op_name(spec), required_resource_keys={resource_key(spec)})
+    def load_partitions(context: dg.OpExecutionContext, config: LoadConfig) -> None:
+        tag_process(context)
+        drive(context, config)
+
+    @dg.job(
+        name=load_job_name(spec),
+        executor_def=dg.in_process_executor,
+        description=f"Many partitions of {spec.name}, from shards to markers, and the manifest.",
+    )
+    def job() -> None:
+        load_partitions()
+
+    return job
+
+
+@dataclass(kw_only=True)
+class Load:
+    """A load at work.
+
+    Attributes:
+        dataset: the dataset's folder.
+        keys: the partitions to run.
+        processes: where they run.
+        observed: called with each partition as it ends.
+        failed: keys of the partitions that failed.
+        warnings: what the manifest's check found, one line each.
+    """
+
+    dataset: DatasetStore
+    keys: Sequence[str]
+    processes: Processes
+    observed: Callable[[PartitionRun], object] = lambda _: None
+    failed: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def run(self, context: dg.OpExecutionContext) -> None:
+        """Runs the partitions and makes the manifest.
+
+        Raises:
+            dg.Failure: partitions failed, or the manifest could not be made.
+        """
+        spec, home = self.dataset.spec, Path(context.instance.root_directory)
+        mirror = _Mirror(context, self.dataset)
+        mirror.catch_up(set(self.keys))
+        elsewhere = working_runs(context.instance, spec)
+
+        def guard(key: str) -> AbstractContextManager[None]:
+            if key in elsewhere:
+                detail = f"run {elsewhere[key]} is working on this partition: run it again when that has ended"
+                raise SourceError(self.dataset.store.url_of(self.dataset.marker_name(key)), detail)
+            return partition_lock(home, spec.name, key)
+
+        partitions, schema = self.dataset.partitions(), self.dataset.schema()
+        tasks = [Task(partition=partitions[key]) for key in self.keys]
+        made = time.monotonic()
+        try:
+            for report in self.processes.run(spec, schema, tasks, guard=guard):
+                mirror.record(report)
+                if not report.ok:
+                    self.failed.append(report.partition)
+                self.observed(_partition_run(spec.name, context.run_id, report))
+                if time.monotonic() - made > _MANIFEST_SECONDS:
+                    self._make_manifest(mirror)
+                    made = time.monotonic()
+            mirror.add_passed()
+            self._make_manifest(mirror)
+        except MmAssetsError as error:
+            raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+        mirror.flush()
+        if self.failed:
+            metadata = {"losses": losses_table(loss_totals(self.dataset, self.failed[:_NAMED]))}
+            named = ", ".join(self.failed[:_NAMED]) + (", …" if len(self.failed) > _NAMED else "")
+            said = f"{len(self.failed):,} of {counted(len(self.keys), 'partition')} failed: {named}"
+            raise dg.Failure(description=said, metadata=metadata, allow_retries=False)
+
+    def _make_manifest(self, mirror: "_Mirror") -> None:
+        made = manifest_result(self.dataset.spec, build_manifest(self.dataset))
+        checks = made.check_results or ()
+        self.warnings = [f"manifest: check {c.check_name}: {c.description}" for c in checks if not c.passed]
+        mirror.add(made)
+
+
+def _partition_run(dataset: str, run_id: str, report: PartitionReport) -> PartitionRun:
+    failures: list[str] = []
+    warnings: dict[str, str] = {note: note for result in report.results.values() for note in result.record.notes}
+    for name, result in report.results.items():
+        for outcome in result.outcomes:
+            if outcome.stops:
+                failures.append(f"{name}: check {outcome.name}: {outcome.said}")
+            elif not outcome.passed:  # MULT and MSTR hold the same samples: one line for both
+                line = f"check {outcome.name}: {outcome.said}"
+                warnings.setdefault(line, f"{name}: {line}")
+    if report.failure is not None:
+        failures.append(f"{report.failure.stage}: {report.failure.said}")
+    return PartitionRun(
+        dataset=dataset,
+        partition=report.partition,
+        run_id=run_id,
+        failures=tuple(failures),
+        warnings=tuple(warnings.values()),
+        records={STAGE_OF_FILE[next(iter(r.record.files))]: r.record for r in report.results.values()},
+    )
+
+
+_Event = dg.AssetMaterialization | dg.AssetCheckEvaluation
+
+
+def catch_up(context: dg.OpExecutionContext, dataset: DatasetStore) -> int:
+    """Records in Dagster what is published and was not recorded; the number of partitions."""
+    add_partitions(context.instance, dataset.spec, dataset.partitions().values())
+    mirror = _Mirror(context, dataset)
+    num_partitions = mirror.catch_up(set())
+    mirror.add_passed()
+    mirror.flush()
+    return num_partitions
+
+
+class _Mirror:
+    """Records what was published in Dagster, as events of the load's run; what the database refuses it tries again."""
+
+    def __init__(self, context: dg.OpExecutionContext, dataset: DatasetStore) -> None:
+        self._context = context
+        self._dataset = dataset
+        self._spec = dataset.spec
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._passed: dict[str, tuple[dg.AssetCheckResult, list[str]]] = {}  # by asset, with `checks: rollup`
+
+    def record(self, report: PartitionReport) -> None:
+        """Records the stages of a partition that ran, and its marker; why it failed goes into the run's log."""
+        for result in report.results.values():
+            self._add_stage(result, report.partition)
+        if report.marker is not None:
+            made = published_result(self._dataset, report.partition, report.marker)
+            self.add(made, report.partition, _marker_inputs(report.marker))
+        if report.failure is not None:
+            failure = report.failure
+            said = f"{report.partition}: {failure.stage}: {failure.said}"
+            self._waiting.append(partial(self._context.log.error, said))
+            self._try()
+
+    def catch_up(self, running: set[str]) -> int:
+        """Records what is published and Dagster does not know, without the partitions that run now anyway.
+
+        Returns:
+            How many partitions that were.
+        """
+        num_partitions = 0
+        known = self._context.instance.event_log_storage.get_latest_tags_by_partition(
+            asset_key(self._spec, PUBLISHED), DagsterEventType.ASSET_MATERIALIZATION, [f"{_TAG}data_version"]
+        )
+        for key, marker in self._dataset.markers().items():
+            version = marker_version(marker)
+            if key in running or known.get(key, {}).get(f"{_TAG}data_version") == version.value:
+                continue
+            for record in self._dataset.records(key).values():
+                urls = {name: self._dataset.store.url_of(file.path) for name, file in record.files.items()}
+                self._add_stage(StageResult.of_record(record, urls), key)
+            self.add(published_result(self._dataset, key, marker), key, _marker_inputs(marker))
+            num_partitions += 1
+        return num_partitions
+
+    def add(self, made: MaterializeResult, key: str | None = None, inputs: Mapping[Stage, str] | None = None) -> None:
+        """Records one materialization with its check results."""
+        events = _events(self._spec, made, key, inputs or {})
+        self._waiting.extend(partial(_log, self._context, event) for event in events)
+        self._try()
+
+    def _add_stage(self, result: StageResult, key: str) -> None:
+        checks = check_results(self._spec, result)
+        if self._spec.checks == "rollup":
+            for found in checks:
+                if found.passed:
+                    self._passed.setdefault(result.record.stage, (found, []))[1].append(key)
+                else:
+                    self._waiting.append(partial(self._roll_up, found, key, ()))
+            checks = []
+        self.add(stage_result(self._spec, result, checks), key, _inputs(result.record))
+
+    def _roll_up(self, found: dg.AssetCheckResult, key: str, passed: Sequence[str]) -> None:
+        rolled = rolled_up(self._context.instance, found, key, passed=passed)
+        _log(self._context, _evaluation(rolled, None))
+
+    def add_passed(self) -> None:
+        """With ``checks: rollup``, records one result per asset for all partitions that passed."""
+        for found, (key, *passed) in self._passed.values():
+            self._waiting.append(partial(self._roll_up, found, key, passed))
+        self._passed.clear()
+        self._try()
+
+    def flush(self) -> None:
+        """Records what is left, in several attempts; the next load records what is left even then."""
+        for pause in _PAUSES:
+            if not self._waiting:
+                return
+            time.sleep(pause)
+            self._try()
+        if self._waiting:
+            number = counted(len(self._waiting), "event")
+            self._context.log.warning(f"{number} could not be recorded: `mm-assets sync` does it")
+
+    def _try(self) -> None:
+        while self._waiting:
+            try:
+                self._waiting[0]()
+            except Exception:  # noqa: BLE001 - SQLAlchemy's, which is not a requirement of ours
+                return
+            self._waiting.popleft()
+
+
+def _inputs(record: StageRecord) -> Mapping[Stage, str]:
+    """The data version of each stage that a stage read."""
+    return {STAGE_OF_FILE[name]: version for name, version in record.inputs.items() if name in STAGE_OF_FILE}
+
+
+def _marker_inputs(marker: Mapping[str, Any]) -> Mapping[Stage, str]:
+    return {stage: marker["files"][form]["sha256"] for form, stage in PACKED_STAGES.items()}
+
+
+def _log(context: dg.OpExecutionContext, event: _Event) -> None:
+    log: Callable[[Any], None] = context.log_event  # its annotation lacks check evaluations, which it takes
+    log(event)
+
+
+def _events(
+    spec: DatasetSpec, made: MaterializeResult, key: str | None, inputs: Mapping[Stage, str]
+) -> Iterator[_Event]:
+    """A result of an asset as the events that Dagster stores of one, with the tags that tell whether it is stale."""
+    assert made.asset_key is not None
+    asset = dg.AssetKey.from_coercible(made.asset_key)
+    version = "" if made.data_version is None else made.data_version.value
+    tags = {f"{_TAG}data_version": version, f"{_TAG}data_version_is_user_provided": "true"}
+    stage = next(stage for stage in CHAIN if stage.name == asset.path[-1])
+    code = code_version(spec, stage)
+    if code is not None:
+        tags[f"{_TAG}code_version"] = code
+    for above, of_above in inputs.items():
+        # Of an input with partitions Dagster stores the SHA-256 of the versions of those that were read.
+        digest = hashlib.sha256(of_above.encode()).hexdigest()
+        tags[f"{_TAG}input_data_version/{asset_key(spec, above).to_user_string()}"] = digest
+    yield dg.AssetMaterialization(asset, partition=key, metadata=made.metadata, tags=tags)
+    for result in made.check_results or ():
+        yield _evaluation(result, None if spec.checks == "rollup" else key)
+
+
+def _evaluation(result: dg.AssetCheckResult, key: str | None) -> dg.AssetCheckEvaluation:
+    assert result.asset_key is not None
+    return dg.AssetCheckEvaluation(
+        asset_key=dg.AssetKey.from_coercible(result.asset_key),
+        check_name=result.check_name or "",
+        passed=result.passed,
+        metadata=result.metadata,
+        severity=result.severity,
+        description=result.description,
+        blocking=result.check_name != UNIQUE_IDS,
+        partition=key,
+    )

@@ -1,0 +1,117 @@
+"""A load: one run for many partitions, recorded in Dagster as the job of one partition records it."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+
+from mm_assets.cli.main import main
+from mm_assets.orchestration.launch import register_dataset
+from mm_assets.pipeline.chain import CHAIN
+from mm_assets.pipeline.partition_run import run_partition
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
+
+from .loads import pack, run_partitions
+
+SpecOf = Callable[..., DatasetSpec]
+Inbox = Callable[..., Path]
+DIFFERENT = ("seconds", "check_seconds", "throughput_mb_per_s")
+
+
+def copies(inbox: Inbox, names: str) -> Path:
+    """A folder with a copy of one shard under each name."""
+    folder = inbox("captions-00000.tar")
+    for name in names:
+        shutil.copy(folder / "captions-00000.tar", folder / f"{name}.tar")
+    (folder / "captions-00000.tar").unlink()
+    return folder
+
+
+def facts(instance: dg.DagsterInstance, spec: DatasetSpec, partition: str) -> dict[str, Any]:
+    """What Dagster knows of a partition: each asset's metadata and tags, and its check results."""
+    found: dict[str, Any] = {}
+    for stage in CHAIN[:-1]:
+        key = dg.AssetKey([spec.name, stage.name])
+        events = instance.fetch_materializations(dg.AssetRecordsFilter(key, asset_partitions=[partition]), limit=1)
+        (record,) = events.records
+        made = record.asset_materialization
+        assert made is not None
+        metadata = {name: value for name, value in made.metadata.items() if name not in DIFFERENT}
+        tags = {name: value for name, value in made.tags.items() if "event_pointer" not in name}
+        found[stage.name] = metadata, tags
+    return found
+
+
+def test_a_load_records_what_the_job_of_one_partition_records(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
+) -> None:
+    """Metadata, data versions, tags and check results of both are equal, and a load is one run."""
+    spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
+    register_dataset(instance, DatasetStore(spec))
+    runs = run_partitions([(spec, "a"), (spec, "b")], num_processes=2)
+    assert len({run.run_id for run in runs}) == 1
+    loaded = facts(instance, spec, "a")
+    recorded = evaluations(instance, runs[0].run_id, "a")
+    packed = pack(instance, spec, "a")
+    assert packed.success
+    assert facts(instance, spec, "a") == loaded
+    assert evaluations(instance, packed.run_id, "a") == recorded
+    assert len(recorded) >= 10
+
+
+def evaluations(instance: dg.DagsterInstance, run_id: str, partition: str) -> dict[tuple[str, ...], Any]:
+    """The check results that a run recorded of a partition."""
+    found = {}
+    for event in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION):
+        made = event.get_dagster_event().asset_check_evaluation_data
+        if made.partition == partition:
+            facts = (made.passed, made.severity, made.description, made.metadata, made.blocking)
+            found[(*made.asset_key.path, made.check_name)] = facts
+    return found
+
+
+def test_what_was_published_without_dagster_is_recorded(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
+) -> None:
+    """`sync`, and the start of the next load, record a partition that was published and not recorded, and it once."""
+    spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    (first,) = run_partitions([(spec, "a")])
+    assert first.ok
+    assert run_partition(spec, dataset.partitions()["b"], dataset.schema()).ok  # as a load that was killed then
+    published = dg.AssetKey(["captions", "published"])
+    assert instance.get_materialized_partitions(published) == {"a"}
+    arguments = ["sync", "--root", spec.root, "--dataset", "captions"]
+    for said in ("captions: 1 partition recorded\n", "captions: 0 partitions recorded\n"):
+        done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        assert (done.exit_code, done.stdout) == (0, said)
+    assert instance.get_materialized_partitions(published) == {"a", "b"}
+
+
+def test_a_database_that_is_away_stops_no_work(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events that the database refuses are recorded when it is back, in order and once."""
+    spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
+    register_dataset(instance, DatasetStore(spec))
+    refused = [0]
+    real = dg.OpExecutionContext.log_event
+
+    def log_event(self: dg.OpExecutionContext, event: Any) -> None:
+        refused[0] += 1
+        if 3 < refused[0] < 40:
+            raise ConnectionError("the database is restarting")
+        real(self, event)
+
+    monkeypatch.setattr(dg.OpExecutionContext, "log_event", log_event)
+    monkeypatch.setattr("mm_assets.orchestration.load._PAUSES", (0.0,) * 60)
+    runs = run_partitions([(spec, "a"), (spec, "b")])
+    assert [run.ok for run in runs] == [True, True]
+    assert instance.get_materialized_partitions(dg.AssetKey(["captions", "published"])) == {"a", "b"}
+    assert len(evaluations(instance, runs[0].run_id, "b")) == len(evaluations(instance, runs[0].run_id, "a")) >= 10
