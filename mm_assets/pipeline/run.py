@@ -253,7 +253,7 @@ class Run:
             record=record,
             seconds=seconds,
             check_seconds=time.perf_counter() - began,
-            preview=self.preview.drawn(),
+            preview=self.preview.drawn(self.work.sheets),
             schema=self.stage.tables[0].schema(self.schema) if self.stage.tables else None,
             urls={name: self.dataset.store.url_of(file.path) for name, file in self.published.items()},
         )

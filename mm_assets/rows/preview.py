@@ -6,6 +6,7 @@ error of the data.
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections import Counter
 from collections.abc import Mapping
@@ -98,14 +99,22 @@ class Preview:
                 if len(self._images) >= self._num_images:
                     break
 
-    def drawn(self) -> DrawnPreview:
-        """The preview of what was observed so far."""
+    def drawn(self, sheets: dict[bytes, bytes | None] | None = None) -> DrawnPreview:
+        """The preview of what was observed so far.
+
+        Args:
+            sheets: contact sheets that were drawn before, by the digest of their images, and get this one.
+        """
+        known = {} if sheets is None else sheets
+        digest = hashlib.sha256(b"".join(hashlib.sha256(image).digest() for image in self._images)).digest()
+        if digest not in known:
+            known[digest] = self.contact_sheet()
         return DrawnPreview(
             num_rows=self.num_rows,
             modalities=dict(self.modalities),
             table=self.table(),
             histogram=self.histogram(),
-            contact_sheet=self.contact_sheet(),
+            contact_sheet=known[digest],
         )
 
     def table(self) -> str:

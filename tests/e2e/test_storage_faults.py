@@ -12,7 +12,7 @@ import pytest
 
 import mm_assets
 from mm_assets.errors import ChangedError, SourceError
-from mm_assets.pipeline import publish, stages
+from mm_assets.pipeline import partition_run, publish, stages
 from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
@@ -103,6 +103,22 @@ def test_a_store_that_fails_at_times_loses_nothing(
     url = dataset.store.url_of("manifest.json")
     with mm_assets.open(url, storage_options=dict(dataset.spec.root_options)) as opened:
         assert opened.verify().ok
+
+
+@pytest.mark.fuzz
+def test_a_run_through_scratch_survives_faults(dataset: DatasetStore, server: tuple[str, Any], tmp_path: Path) -> None:
+    """A partition is fetched, made, uploaded and published byte for byte with a fault at every other request."""
+    quiet = DatasetStore(dataset.spec.replace(root=str(tmp_path / "quiet"), root_options={}))
+    for each in (quiet, dataset):
+        register(each)
+    partition, schema = dataset.partition(PARTITION), dataset.schema()
+    assert partition_run.run_partition(quiet.spec, partition, schema).ok
+    server[1].faults.every = 2
+    report = partition_run.run_partition(dataset.spec, partition, schema)
+    server[1].faults.every = 0
+    assert report.failure is None
+    assert report.marker == dataset.marker(PARTITION)
+    assert contents(dataset) == contents(quiet)
 
 
 def test_a_store_that_is_down_is_named(dataset: DatasetStore, server: tuple[str, Any]) -> None:

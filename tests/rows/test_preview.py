@@ -62,6 +62,19 @@ def test_images_of_every_mode_are_drawn(mode: str) -> None:
         assert drawn.size == (432, 144)
 
 
+def test_a_sheet_of_the_same_images_is_drawn_once() -> None:
+    """Two previews that saw the same images share one contact sheet; other images have their own."""
+    sheets: dict[bytes, bytes | None] = {}
+    drawn = []
+    for content in ([image()], [image()], [image()] * 2):
+        preview = Preview()
+        preview.observe(batch(content))
+        drawn.append(preview.drawn(sheets).contact_sheet)
+    assert drawn[0] is drawn[1]
+    assert len(sheets) == len(set(drawn)) == 2
+    assert None not in drawn
+
+
 @pytest.mark.parametrize("form", ["JPEG", "HEIF"])
 def test_images_are_drawn_upright(form: str) -> None:
     """The sheet shows an image turned by its EXIF orientation, also one of a plug-in."""
