@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,9 @@ from mm_assets.media.content_types import OWN_ZIPS, sniff_content_type
 from mm_assets.rows.parquet import open_table, read_batches
 from mm_assets.rows.schema import MODALITIES, MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
+from mm_assets.sources.base import index_members
 from mm_assets.sources.compressed import is_compressed
+from mm_assets.sources.member import MEMBER_INDEX_SCHEMA
 
 __all__ = [
     "DIGEST",
@@ -78,7 +79,7 @@ def schema_of(*names: str) -> pa.Schema:
     return pa.schema([(name, _TYPES.get(name, pa.string())) for name in names])
 
 
-_MEMBERS = schema_of(
+_MEMBERS = (
     *("shard", "ordinal", "member", "byte_offset", "byte_size", "member_type", "skip_reason"),
     *("sample_key", "role", "extension"),
 )
@@ -287,8 +288,8 @@ class TableRelations:
 
     def shard_members(self) -> pa.Table:
         """Every entry of the shards, from a new walk that continues after damage, as the index may have done."""
-        members = (member for shard in self.context.shards for member in shard.members(on_damaged_shard="salvage"))
-        return table_of(map(attrgetter(*_MEMBERS.names), members), _MEMBERS)
+        batches = [b for s in self.context.shards for b in index_members(s, on_damaged_shard="salvage")]
+        return pa.Table.from_batches(batches, MEMBER_INDEX_SCHEMA).select(_MEMBERS)
 
     # -- columns of text and content, by the suffix of the relation
 
