@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mm_assets.checks.alignment import Facts
 from mm_assets.checks.context import CheckContext
@@ -97,7 +98,7 @@ class PackedFiles:
     def __init__(self, context: CheckContext, forms: Sequence[str]) -> None:
         self._context = context
         self._forms = forms
-        self._scratch = tempfile.TemporaryDirectory(prefix="mm-assets-packed-")
+        self._scratch = ExitStack()  # a folder where a file is remote
         self._readers: dict[str, Reader | None] = {}
         self.damage: dict[str, list[tuple[str | None, str | None, str]]] = {form: [] for form in context.packed}
         self.ids: dict[str, list[str]] = {form: [] for form in context.packed}
@@ -109,7 +110,7 @@ class PackedFiles:
         for reader in self._readers.values():
             if reader is not None:
                 reader.close()
-        self._scratch.cleanup()
+        self._scratch.close()
 
     @cached_property
     def placer(self) -> Placer:
@@ -141,7 +142,8 @@ class PackedFiles:
             raise SourceError(store.url, f"there is no packed {form} file to check")
         if store.is_local:
             return RemoteFile(str(store.local_path(name)), store.storage_options)
-        copy = Path(self._scratch.name) / f"packed.{form}"
+        folder = self._scratch.enter_context(tempfile.TemporaryDirectory(prefix="mm-assets-packed-"))
+        copy = Path(folder) / f"packed.{form}"
         with SourceFile(store.url_of(name), store.storage_options) as source, copy.open("wb") as target:
             shutil.copyfileobj(source.stream(), target, 4 << 20)
         return RemoteFile(str(copy))
@@ -213,6 +215,11 @@ class PackedRelations:
         plan = self._files.placer.plan
         kinds = [_KINDS[modality.selector.take] for modality in plan.modalities]
         return _specs_table(plan.specs(), kinds)
+
+    def expected_listings(self) -> pa.Table:
+        """Those of the modalities of the plan that list the rows of a sample."""
+        modalities = self.expected_modalities()
+        return modalities.filter(pc.equal(modalities["kind"], "listing"))
 
     def packed_modalities(self) -> pa.Table:
         """The modalities that the file declares."""

@@ -1,4 +1,5 @@
 -- Where the plan lists the rows of a sample, the list names every content row as it is, in order, and where it is packed.
+-- Holds without rows in: expected_listings.
 with
 content as (
     select
@@ -25,7 +26,7 @@ from content as c
 full join packed_listing as l using (sample_id, place)
 left join packed_presence as p on p.sample_id = l.sample_id and p.modality = l.packed_in
 where
-    (select count(*) from expected_modalities where kind = 'listing') > 0
+    exists (from expected_listings)
     and (
         c.position is distinct from l.position
         or c.modality is distinct from l.modality
