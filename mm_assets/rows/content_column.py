@@ -222,15 +222,17 @@ class ContentColumn:
 
     def _content_types(self, declared: Any) -> Any:
         """The types that the bytes determine, else those before."""
-        types: list[str | None] | None = None
+        if not self._fresh:
+            return declared
+        types = declared.to_pylist()
+        changed = False
         position = 0
         for row, size in self._sizes.items():
             if row in self._fresh:
-                index = row - self._start
                 found = sniff_content_type(self._view[position : position + min(size, _SNIFFED)])
-                known = declared[index].as_py() if types is None else types[index]
+                known = types[row - self._start]
                 if found is not None and found != known and not (found == "application/zip" and known in OWN_ZIPS):
-                    types = declared.to_pylist() if types is None else types
-                    types[index] = found
+                    types[row - self._start] = found
+                    changed = True
             position += size
-        return declared if types is None else pa.array(types, pa.string())
+        return pa.array(types, pa.string()) if changed else declared

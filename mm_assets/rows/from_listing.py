@@ -14,7 +14,6 @@ import json
 import posixpath
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any, BinaryIO, ClassVar
 
@@ -417,4 +416,4 @@ class _ListingBuilder(RowBuilder):
         target = ref.path if is_reference(ref.path) else posixpath.join(self.folder, ref.path)
         if not is_allowed_reference(target, self.allowed):
             raise BadTextError("outside", f"{ref.path!a} is outside the list's folder and the allowed prefixes")
-        return replace(ref, path=target)
+        return ref._replace(path=target)

@@ -219,9 +219,9 @@ class MaterializeStream:
                 out.put(row, content)
             else:
                 out.reserve(row, *place, member=source.member)
-                if source.strategy == "direct_read" and place[0].is_local:
+                if source.byte_offset is None and source.strategy == "direct_read" and place[0].is_local:
                     out.fill()
-            if source.strategy == "direct_read" and is_local(source.path or ""):
+            if source.byte_offset is None and source.strategy == "direct_read" and is_local(source.path or ""):
                 batch.files.pop(source.path or "", None)  # in a folder of many files no two rows share one
         yield out.take(rows.num_rows)
         self.counts["materialized"] += out.num_filled
@@ -249,7 +249,7 @@ class MaterializeStream:
         """Announces to each shard without ranges the members that this batch needs."""
         needed: dict[str, set[str]] = {}
         for ref in refs:
-            if ref.strategy == "tar_extract" and ref.path is not None and ref.member is not None:
+            if ref.byte_offset is None and ref.member is not None and ref.path is not None:
                 needed.setdefault(ref.path, set()).add(ref.member)
         for path, names in needed.items():
             try:
@@ -323,10 +323,10 @@ class MaterializeStream:
         Raises:
             SourceError: the range is empty, too large, or leaves the file; or the file cannot be read.
         """
-        if ref.path is None or ref.strategy == "tar_extract":
+        whole = ref.byte_offset is None
+        if ref.path is None or (whole and ref.strategy == "tar_extract"):
             return None
         compressed = is_compressed(_name(ref))
-        whole = ref.byte_offset is None
         if whole and ref.path not in batch.files and not is_local(ref.path):
             self._open_ahead(batch, number)
         source = self._file(ref.path, batch)

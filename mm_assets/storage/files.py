@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +24,7 @@ from mm_assets.storage.urls import Options, filesystem, protocols, reason, stora
 
 __all__ = ["SourceFile"]
 
+MAX_PARTS = 512  # of one system call, which takes 1,024
 MAX_LOCAL_GAP = 4 << 10  # of a local file, where a system call costs no more than copying a page
 
 
@@ -205,12 +207,41 @@ class SourceFile:
             if position < 0 or position + size > len(buffer):
                 raise ValueError(f"{size} bytes at {position} do not fit a buffer of {len(buffer)}")
         if self._fd >= 0:
-            for (offset, size), position in zip(ranges, positions, strict=True):
+            for offset, size in ranges:
                 self.check(offset, size)
-                self._pread(offset, buffer[position : position + size])
+            self._read_near(ranges, buffer, positions)
             return
         for view, position in zip(self.read_ranges(ranges), positions, strict=True):
             buffer[position : position + len(view)] = view
+
+    def _read_near(self, ranges: Sequence[tuple[int, int]], buffer: memoryview, positions: Sequence[int]) -> None:
+        """Reads ranges of a local file to their positions, those with small gaps by one system call."""
+        gap = memoryview(bytearray(MAX_LOCAL_GAP))  # what is between two ranges goes there
+        parts: list[memoryview] = []
+        places: list[tuple[int, memoryview]] = []  # of the ranges of the call
+        start = end = 0
+        for (offset, size), position in zip(ranges, positions, strict=True):
+            target = buffer[position : position + size]
+            if not (places and 0 <= offset - end <= MAX_LOCAL_GAP and len(parts) < MAX_PARTS):
+                self._preadv(start, end, parts, places)
+                parts, places, start, end = [], [], offset, offset
+            if offset > end:
+                parts.append(gap[: offset - end])
+            parts.append(target)
+            places.append((offset, target))
+            end = offset + size
+        self._preadv(start, end, parts, places)
+
+    def _preadv(
+        self, start: int, end: int, parts: Sequence[memoryview], places: Sequence[tuple[int, memoryview]]
+    ) -> None:
+        """Fills `parts` with the bytes from `start` to `end`; if not all come, each place alone."""
+        if len(places) > 1:
+            with suppress(OSError):
+                if os.preadv(self._fd, parts, start) == end - start:
+                    return
+        for offset, target in places:
+            self._pread(offset, target)
 
     def open(self) -> io.RawIOBase:
         """The file as a seekable, unbuffered binary file, for libraries that need one; each read is a request."""
