@@ -171,6 +171,7 @@ class PackedFiles:
         parts: dict[tuple[str, str], frozenset[str]] = {}
         mismatches = {form: TableBuilder(_MISMATCHES) for form in self._forms}
         compare = {form: _Comparison(self.reader(form), self.ids[form], placer) for form in self._forms}
+        compare = {form: comparison for form, comparison in compare.items() if comparison.chooses}
         composites = [number for number, made in enumerate(placer.fields) if made.PARTS]
         listed = [] if placer.listing is None else [placer.listing]
         with closing(TableRelations(self._context)) as tables:
@@ -186,8 +187,8 @@ class PackedFiles:
                             parts[sample_id, placer.names[taker]] = filled
                         elif taker in placement.items:
                             parts[sample_id, placer.names[taker]] = frozenset({""})
-                    for form, found in mismatches.items():
-                        found.extend(compare[form].sample(rows, placement))
+                    for form, comparison in compare.items():
+                        mismatches[form].extend(comparison.sample(rows, placement))
         if self._context.judged:
             for form, found in mismatches.items():
                 found.extend(_undecoded(self.reader(form), self.ids[form], placer))
@@ -412,6 +413,11 @@ class _Comparison:
             places = np.linspace(0, len(present) - 1, min(MAX_COMPARED, len(present))).astype(int)
             self._chosen[taker] = {ids[present[k]]: present[k] for k in np.unique(places).tolist()}
             self._left[taker] = MAX_COMPARED
+
+    @property
+    def chooses(self) -> bool:
+        """Whether any payload is compared."""
+        return bool(self._chosen)
 
     def sample(self, rows: BlockRows, placement: Placement) -> Iterator[tuple[Any, ...]]:
         """The differences in one sample, if it is among the chosen."""
