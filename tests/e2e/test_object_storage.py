@@ -26,7 +26,6 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.files import SourceFile
-from mm_assets.storage.ranges import MAX_GAP
 
 from ..pipeline.chain import declare
 from .loads import make_manifest, run_partitions
@@ -82,8 +81,8 @@ def run_chain(instance: dg.DagsterInstance, spec: DatasetSpec) -> DatasetStore:
     return dataset
 
 
-@pytest.mark.parametrize("name", ["docs-00000.tar", "docs-00001.tar", "captions-00000.tar", "speech-00000.tar"])
-def test_the_chain_runs_on_s3_and_reads_each_payload_once(
+@pytest.mark.parametrize("name", ["docs-00000.tar", "captions-00000.tar", "speech-00000.tar"])
+def test_a_load_on_s3_reads_the_shard_once(
     instance: dg.DagsterInstance,
     demo_spec: Callable[..., DatasetSpec],
     demo_shards: Path,
@@ -92,49 +91,18 @@ def test_the_chain_runs_on_s3_and_reads_each_payload_once(
     bucket: str,
     name: str,
 ) -> None:
-    """Shard and outputs on s3://: a manifest opens from there, and no payload byte of the shard is fetched twice."""
-    import pyarrow.parquet as pq
-
+    """Shard and outputs on s3://: a manifest opens from there, and the shard is fetched once in few requests."""
     upload(options, demo_shards / name, bucket)
     recorder = server[1]
-    spec = demo_spec(
-        name.split("-", 1)[0],
-        shards=f"s3://{bucket}/shards/*.tar",
-        storage_options=options,
-    )
-
+    spec = demo_spec(name.split("-", 1)[0], shards=f"s3://{bucket}/shards/*.tar", storage_options=options)
     spec = spec.replace(root=f"s3://{bucket}/out", root_options=options)
     register_dataset(instance, DatasetStore(spec))  # looks at the first shard's JSON to decide the schema
     recorder.requests.clear()
     dataset = run_chain(instance, spec)
-    key = name.removesuffix(".tar")
-
-    size = (demo_shards / name).stat().st_size
     reads = recorder.reads_of(f"/{bucket}/shards/{name}")
-    assert reads
-    assert all(r.start is not None for r in reads), "the shard is read by ranges only"
-    index = pq.read_table(dataset.store.open(f"raw_shards/{key}.parquet"))
-    times = [0] * (size + 1)
-    for read in reads:
-        times[read.start] += 1
-        times[read.end] -= 1
-    covered, level = [], 0
-    for change in times[:size]:
-        level += change
-        covered.append(level)
-    twice = 0
-    for member in index.to_pylist():
-        if member["extension"] in ("json", "txt") and member["byte_size"] <= MAX_GAP:
-            continue  # lies in a gap between two media ranges that are near enough for one request
-        # A header's read may run ahead into its payload; what lies behind that is fetched by one stage only.
-        offset, end = member["byte_offset"], member["byte_offset"] + member["byte_size"]
-        twice += sum(1 for c in covered[offset + READ_AHEAD : end] if c > 1)
-    assert twice == 0
-    # Three walks over the headers (the index, and the two checks that recompute it), and each payload once.
-    text = sum(m["byte_size"] for m in index.to_pylist() if m["extension"] in ("json", "txt"))
-    assert sum(r.sent for r in reads) <= size + text + 3 * index.num_rows * READ_AHEAD
-    assert len(reads) <= 3 * (index.num_rows + END_OF_ARCHIVE) + index.num_rows
-
+    assert len(recorder.requests) <= 100, "of which 19 are the partition's"
+    assert sum(read.sent for read in reads) == (demo_shards / name).stat().st_size
+    assert len(reads) == 1
     with mm_assets.open(f"s3://{bucket}/out/{spec.name}/manifest.json", storage_options=options) as opened:
         assert len(opened) > 0
         assert opened[len(opened) - 1]["metadata"] is not None
@@ -292,10 +260,6 @@ def test_an_object_that_changes_before_it_is_fetched_is_refused(options: dict[st
         assert file.is_fetched
         assert file.read(0, 6) == b"before"
         assert list(Path(folder).iterdir()) == []
-
-
-END_OF_ARCHIVE = 6  # requests that find out that nothing but zeros follows the last member
-READ_AHEAD = 4 << 10  # most that one header read fetches
 
 
 @pytest.mark.parametrize(
