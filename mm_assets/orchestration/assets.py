@@ -15,6 +15,7 @@ from mm_assets.orchestration.report import (
     losses_table,
     manifest_result,
     published_result,
+    reserved_columns,
     stage_result,
 )
 from mm_assets.orchestration.resources import open_dataset, resource_key
@@ -76,8 +77,10 @@ def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
 
 def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
     """What the UI and Dagster's lineage need to know of a stage's asset."""
+    columns = reserved_columns(stage)
     return {
         "key": asset_key(spec, stage),
+        "metadata": {} if columns is None else {"dagster/column_schema": columns},
         "deps": [asset_key(spec, above) for above in stage.upstream],
         "group_name": spec.name,
         "owners": list(spec.owners),

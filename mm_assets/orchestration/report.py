@@ -11,7 +11,7 @@ from mm_assets.checks.catalog import Check
 from mm_assets.checks.context import Outcome
 from mm_assets.orchestration.checks import UNIQUE_IDS, rules_of
 from mm_assets.orchestration.partitions import asset_key
-from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, STAGE_OF_FILE
+from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage
 from mm_assets.pipeline.duplicate_ids import duplicates_said
 from mm_assets.pipeline.losses import KINDS, LossTotal, loss_totals
 from mm_assets.pipeline.publish import ManifestReport
@@ -19,7 +19,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.columns import Kept
-from mm_assets.rows.schema import COLUMN_DESCRIPTIONS
+from mm_assets.rows.schema import COLUMN_DESCRIPTIONS, DatasetSchema
 
 __all__ = [
     "MaterializeResult",
@@ -28,6 +28,7 @@ __all__ = [
     "manifest_result",
     "marker_version",
     "published_result",
+    "reserved_columns",
     "stage_metadata",
     "stage_result",
 ]
@@ -38,15 +39,21 @@ else:
     MaterializeResult = dg.MaterializeResult  # Dagster takes no other annotation
 
 _MAX_KEPT = 20  # faults in a table: the event log keeps it forever
+_MAX_COLUMNS = 40  # of a dataset's own, by name
+_STAGES = {stage.name: stage for stage in RECORDED_STAGES}
 
 
 def stage_metadata(result: StageResult) -> dict[str, Any]:
-    """Metadata of one materialization, small because the event log keeps it forever."""
-    record, preview = result.record, result.preview
+    """Metadata of one materialization, small because the event log keeps it forever.
+
+    What all partitions have in common is in the definition of the asset, such as `reserved_columns`. Numbers that the
+    summary of a run shows are entries of their own, of which Dagster draws curves; the others are in a table.
+    """
+    record, preview, stage = result.record, result.preview, _STAGES[result.record.stage]
     metadata: dict[str, Any] = {}
     if preview.contact_sheet is not None:
         encoded = base64.b64encode(preview.contact_sheet).decode()
-        metadata["contact_sheet"] = dg.MetadataValue.md(f"![contact sheet](data:image/jpeg;base64,{encoded})")
+        metadata["contact_sheet"] = dg.MetadataValue.md(f"![contact sheet](data:image/webp;base64,{encoded})")
     if preview.modalities:
         metadata["rows_by_modality"] = dg.MetadataValue.md(_counts_table(preview.modalities, "modality", "rows"))
     if record.notes:
@@ -56,16 +63,14 @@ def stage_metadata(result: StageResult) -> dict[str, Any]:
         metadata["by_reason"] = dg.MetadataValue.md(_counts_table(reasons, "reason", "rows"))
     if record.kept:
         metadata["kept"] = _kept_table(record.kept)
-    for name, count in record.counts.items():
-        if name not in reasons:
-            metadata[f"count/{name}"] = count
+    shown = [name for _, name in stage.numbers]
+    metadata |= {f"count/{name}": record.counts[name] for name in shown if name in record.counts}
+    others = {name: n for name, n in record.counts.items() if n and name not in reasons and name not in shown}
+    if others:
+        metadata["counts"] = dg.MetadataValue.md(_counts_table(others, "what", "number"))
     if result.schema is not None:
         metadata["dagster/row_count"] = preview.num_rows
-        metadata["dagster/column_schema"] = _column_schema(result.schema)
-    for name, file in record.files.items():
-        metadata[f"uri/{name}"] = dg.MetadataValue.path(result.urls[name])
-        metadata[f"bytes/{name}"] = file.size
-    metadata["digest"] = next(iter(record.files.values())).sha256
+    metadata |= _files(result)
     metadata["seconds"] = round(result.seconds, 3)
     metadata["check_seconds"] = round(result.check_seconds, 3)
     moved = record.counts.get("content_bytes") or record.counts.get("bytes") or record.counts.get("shard_bytes") or 0
@@ -74,7 +79,20 @@ def stage_metadata(result: StageResult) -> dict[str, Any]:
     if preview.histogram:
         metadata["content_sizes"] = dg.MetadataValue.md(preview.histogram)
     if preview.table:
+        own = "" if result.schema is None else _own_columns(stage, result.schema)
+        metadata |= {"own_columns": own} if own else {}
         metadata["preview"] = dg.MetadataValue.md(preview.table)
+    return metadata
+
+
+def _files(result: StageResult) -> dict[str, Any]:
+    """Where the main file is and how large, and the same of the others in a table."""
+    (name, main), *others = result.record.files.items()
+    metadata = {f"uri/{name}": dg.MetadataValue.path(result.urls[name]), f"bytes/{name}": main.size}
+    if others:
+        lines = ["| file | bytes |", "| --- | ---: |"]
+        lines += [_row((result.urls[other], f"{file.size:,}")) for other, file in others]
+        metadata["other_files"] = dg.MetadataValue.md("\n".join(lines))
     return metadata
 
 
@@ -91,7 +109,6 @@ def stage_result(spec: DatasetSpec, result: StageResult, checks: Sequence[dg.Ass
 
 def published_result(dataset: DatasetStore, key: str, marker: Mapping[str, Any]) -> MaterializeResult:
     """What Dagster stores of a partition's marker."""
-    packed = {form: marker["files"][form] for form in PACKED_STAGES}
     totals = loss_totals(dataset, [key])
     return dg.MaterializeResult(
         asset_key=asset_key(dataset.spec, PUBLISHED),
@@ -99,8 +116,6 @@ def published_result(dataset: DatasetStore, key: str, marker: Mapping[str, Any])
             "count/samples": marker["num_samples"],
             **{f"count/{kind}": sum(t.count for t in totals if t.example.kind == kind) for kind in KINDS},
             "losses": losses_table(totals),
-            **{f"uri/{form}": dg.MetadataValue.path(dataset.store.url_of(f["path"])) for form, f in packed.items()},
-            **{f"bytes/{form}": file["size"] for form, file in packed.items()},
         },
         data_version=marker_version(marker),
     )
@@ -166,7 +181,10 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-def _column_schema(schema: pa.Schema) -> dg.TableSchema:
+def reserved_columns(stage: Stage) -> dg.TableSchema | None:
+    """The columns that the main table of a stage has in every dataset; None of a stage without tables."""
+    if not stage.tables:
+        return None
     columns = [
         dg.TableColumn(
             name=field.name,
@@ -174,9 +192,17 @@ def _column_schema(schema: pa.Schema) -> dg.TableSchema:
             description=COLUMN_DESCRIPTIONS.get(field.name),
             constraints=dg.TableColumnConstraints(nullable=field.nullable),
         )
-        for field in schema
+        for field in stage.tables[0].schema(DatasetSchema())
     ]
     return dg.TableSchema(columns=columns)
+
+
+def _own_columns(stage: Stage, schema: pa.Schema) -> str:
+    """The user's and annotators' columns with their types."""
+    reserved = set(stage.tables[0].schema(DatasetSchema()).names)
+    own = [f"{field.name} ({field.type})" for field in schema if field.name not in reserved]
+    more = [f"and {len(own) - _MAX_COLUMNS:,} more"] if len(own) > _MAX_COLUMNS else []
+    return ", ".join(own[:_MAX_COLUMNS] + more)
 
 
 def _counts_table(counts: Mapping[str, int], what: str, of: str) -> str:
@@ -225,10 +251,11 @@ def _check_result(spec: DatasetSpec, asset: str, name: str, outcomes: Mapping[Ch
 
 
 def _rules_table(outcomes: Mapping[Check, Outcome]) -> dg.MarkdownMetadataValue:
-    lines = ["| rule | passed | violations | description |", "| --- | --- | ---: | --- |"]
+    """The outcome of each rule; what the rules say is in the description of the check."""
+    lines = ["|rule|passed|violations|", "|-|-|-:|"]
     for rule, outcome in outcomes.items():
         passed = "yes" if outcome.passed else "no" if outcome.blocking else "no, a warning"
-        lines.append(_row((rule.name, passed, f"{outcome.num_violations:,}", rule.description)))
+        lines.append(f"|{rule.name}|{passed}|{outcome.num_violations:,}|")
     return dg.MetadataValue.md("\n".join(lines))
 
 

@@ -70,6 +70,13 @@ class StageResult:
         return not any(outcome.stops for outcome in self.outcomes)
 
 
+def _preview(stage: Stage) -> Preview:
+    """What is collected of a stage's rows: Dagster keeps it forever, so of equal rows and images the last are shown."""
+    if stage is FILTERED_ROWS:
+        return Preview()
+    return Preview(num_rows=0, num_images=0) if stage is MATERIALIZED_ROWS else Preview(num_images=0)
+
+
 class Run:
     """One stage at work on one partition: its inputs and files, its clock.
 
@@ -98,7 +105,7 @@ class Run:
         self._started = time.perf_counter()
         self.inputs: dict[str, str] = {}
         self.published: dict[str, PublishedFile] = {}
-        self.preview = Preview()
+        self.preview = _preview(stage)
         self._opened = ExitStack()
         # Before the stage's work: a changed shard is refused before any table replaces a recorded one.
         content = FILTERED_ROWS if self.spec.materialize == "write" else MATERIALIZED_ROWS
@@ -253,7 +260,7 @@ class Run:
             record=record,
             seconds=seconds,
             check_seconds=time.perf_counter() - began,
-            preview=self.preview.drawn(self.work.sheets),
+            preview=self.preview.drawn(),
             schema=self.stage.tables[0].schema(self.schema) if self.stage.tables else None,
             urls={name: self.dataset.store.url_of(file.path) for name, file in self.published.items()},
         )

@@ -79,7 +79,6 @@ class PartitionWork:
         key: the partition key.
         plan: what the schema packs.
         measured: what the checks of several stages share.
-        sheets: contact sheets of previews, as `Preview.drawn` takes them: most stages see the same images.
         record_file: the file of `records`, once these were read or written; None where there is none.
 
     Raises:
@@ -103,7 +102,6 @@ class PartitionWork:
         self._files: dict[str, SourceFile] = {}
         self._records: Mapping[Stage, StageRecord] | None = None
         self.record_file: PublishedFile | None = None
-        self.sheets: dict[bytes, bytes | None] = {}
 
     @classmethod
     def registered(cls, dataset: DatasetStore, key: str) -> PartitionWork:

@@ -6,7 +6,6 @@ error of the data.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from mm_assets.fields import ImageField
 
 __all__ = ["DrawnPreview", "Preview"]
 
-MAX_CELL = 80  # characters of a value that a preview shows
+MAX_CELL = 40  # characters of a value that a preview shows
 MAX_IMAGE_BYTES = 4 << 20  # larger images are left out of the contact sheet
 MAX_HELD_BYTES = 8 << 20  # of the images that are held until it is drawn
 THUMBNAIL = 72  # pixels; the sheet stays in Dagster's event log, so it has to be tiny
@@ -58,7 +57,7 @@ class DrawnPreview:
 class Preview:
     """Watches the batches of one table, and holds a number of rows and images."""
 
-    def __init__(self, *, num_rows: int = 8, num_images: int = 12) -> None:
+    def __init__(self, *, num_rows: int = 3, num_images: int = 6) -> None:
         self._num_rows = num_rows
         self._num_images = num_images
         self.rows: list[dict[str, str]] = []
@@ -99,22 +98,16 @@ class Preview:
                 if len(self._images) >= self._num_images:
                     break
 
-    def drawn(self, sheets: dict[bytes, bytes | None] | None = None) -> DrawnPreview:
-        """The preview of what was observed so far.
-
-        Args:
-            sheets: contact sheets that were drawn before, by the digest of their images, and get this one.
-        """
-        known = {} if sheets is None else sheets
-        digest = hashlib.sha256(b"".join(hashlib.sha256(image).digest() for image in self._images)).digest()
-        if digest not in known:
-            known[digest] = self.contact_sheet()
+    def drawn(self) -> DrawnPreview:
+        """The preview of what was observed so far; one without rows has the number of rows of the table only."""
+        if not self._num_rows:
+            return DrawnPreview(num_rows=self.num_rows, modalities={}, table="", histogram="", contact_sheet=None)
         return DrawnPreview(
             num_rows=self.num_rows,
             modalities=dict(self.modalities),
             table=self.table(),
             histogram=self.histogram(),
-            contact_sheet=known[digest],
+            contact_sheet=self.contact_sheet(),
         )
 
     def table(self) -> str:
@@ -139,7 +132,7 @@ class Preview:
         return "\n".join(lines)
 
     def contact_sheet(self) -> bytes | None:
-        """The first images side by side as a JPEG of at most 432 x 144 pixels, or None where none could be drawn."""
+        """The first images side by side as a WebP of at most 432 x 72 pixels, or None where none could be drawn."""
         from PIL import Image
 
         drawn = [thumbnail for thumbnail in map(_thumbnail, self._images) if thumbnail is not None]
@@ -152,7 +145,7 @@ class Preview:
             top = number // COLUMNS * THUMBNAIL + (THUMBNAIL - thumbnail.height) // 2
             sheet.paste(thumbnail, (left, top))
         target = io.BytesIO()
-        sheet.save(target, "JPEG", quality=70)
+        sheet.save(target, "WEBP", quality=40)
         return target.getvalue()
 
 

@@ -15,7 +15,7 @@ from mm_assets.errors import SourceError
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline import publish, stages
-from mm_assets.pipeline.chain import PACKED_STAGES
+from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
 from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
@@ -92,21 +92,31 @@ def test_write_mode_keeps_the_same_rows_as_read_mode(
         assert tables[0].equals(tables[1])
 
 
-def test_materializations_carry_metadata_worth_looking_at(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
-    """The event log shows counts, digests, columns, a preview, a contact sheet and content sizes."""
-    run_all(instance, demo_spec("docs"))
+def test_materializations_carry_metadata_worth_looking_at(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Callable[..., Path]
+) -> None:
+    """The event log shows counts, digests, columns, a preview, a contact sheet and content sizes, and stays small."""
+    dataset = run_all(instance, demo_spec("docs", shards=str(inbox("docs-00000.tar"))))
     event = instance.get_latest_materialization_event(dg.AssetKey(["docs", "filtered_rows"]))
     assert event is not None
     assert event.asset_materialization is not None
     metadata = event.asset_materialization.metadata
-    assert {"dagster/column_schema", "dagster/row_count", "preview", "contact_sheet", "content_sizes"} <= set(metadata)
-    assert {"count/kept", "count/dropped", "digest", "throughput_mb_per_s", "uri/filtered_rows"} <= set(metadata)
+    assert {"own_columns", "dagster/row_count", "preview", "contact_sheet", "content_sizes"} <= set(metadata)
+    assert {"count/kept", "count/dropped", "counts", "uri/filtered_rows", "other_files"} <= set(metadata)
     sheet = metadata["contact_sheet"].value
     assert isinstance(sheet, str)
-    assert sheet.startswith("![contact sheet](data:image/jpeg;base64,")
-    assert len(sheet) < 60_000
+    assert sheet.startswith("![contact sheet](data:image/webp;base64,")
+    assert len(sheet) < 6_000
     tags = event.asset_materialization.tags or {}
-    assert tags["dagster/data_version"] == metadata["digest"].value
+    assert tags["dagster/data_version"] == dataset.records("docs-00000")[FILTERED_ROWS].files["filtered_rows"].sha256
+    graph = build_definitions(dataset.spec).resolve_asset_graph()
+    columns = graph.get(dg.AssetKey(["docs", "filtered_rows"])).metadata["dagster/column_schema"]
+    assert {"sample_id", "source_ref"} <= {column.name for column in columns.columns}
+    kinds = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
+    stored = (entry.to_json() for entry in instance.all_logs(event.run_id, of_type=kinds))
+    sizes = [len(entry) for entry in stored if '"partition": "docs-00000"' in entry]
+    assert len(sizes) == 25
+    assert sum(sizes) < 60_000
 
 
 @pytest.mark.parametrize(("setting", "number"), [("grouped", 18), ("per_rule", len(CATALOG)), ("rollup", 6)])

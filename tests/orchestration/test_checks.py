@@ -97,9 +97,9 @@ def test_a_group_is_as_bad_as_its_worst_rule(
     assert [(one.passed, one.severity.value) for one in found if not one.passed] == [(passed, severity)] * (not passed)
     *_, last = found  # `alignment`, or all rules
     table: Any = last.metadata["rules"].value
-    assert "\n| samples | yes | 0 |" in table
+    assert "\n|samples|yes|0|" in table
     for rule, stops in failed.items():
-        assert f"\n| {rule} | {'no' if stops else 'no, a warning'} | 3 |" in table
+        assert f"\n|{rule}|{'no' if stops else 'no, a warning'}|3|" in table
         assert f"{rule}: 3 violations of: " in (last.description or "")
         violations = last.metadata[f"violations/{rule}"]
         assert isinstance(violations, dg.TableMetadataValue)
