@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice, takewhile
+from operator import itemgetter
 from typing import ClassVar, Protocol, TypeVar
 
 import pyarrow as pa
@@ -181,5 +182,6 @@ def index_members(
     if until is not None:
         members = takewhile(lambda member: not until(member), members)
     while batch := list(islice(members, BATCH_MEMBERS)):
-        arrays = [pa.array([getattr(m, field.name) for m in batch], field.type) for field in MEMBER_INDEX_SCHEMA]
+        # The attributes of a member are in the order of the columns.
+        arrays = [pa.array(list(map(itemgetter(n), batch)), f.type) for n, f in enumerate(MEMBER_INDEX_SCHEMA)]
         yield pa.RecordBatch.from_arrays(arrays, schema=MEMBER_INDEX_SCHEMA)

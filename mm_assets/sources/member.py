@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -54,12 +54,12 @@ MEMBER_INDEX_SCHEMA: pa.Schema = pa.schema(
 _SKIPPED_TYPES = {"directory": "directory", "symlink": "symbolic link", "device": "device", "other": "unknown type"}
 _LOOKS_ESCAPED = re.compile(r"\\(?:\\|x[0-9a-f]{2})")
 _COMPRESSIONS = frozenset({"gz", "bz2", "xz", "zst"})
+_DOT = ord(".")
 _SYSTEM_FILES = {b".DS_Store", b"Thumbs.db", b"desktop.ini", b".directory"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One entry of a shard.
+class Member(NamedTuple):
+    """One entry of a shard: the columns of `MEMBER_INDEX_SCHEMA`, and `link_target`.
 
     Attributes:
         shard: path or URL of the shard.
@@ -122,15 +122,15 @@ def split_member_name(name: str) -> tuple[str, str, str]:
     has an empty base name in its key; the index skips such members as hidden.
     """
     name = plain_name(name)
-    compression = compression_of_name(name)
-    if compression is not None:
-        name = name[: -1 - len(compression)]
-    slash = name.rfind("/") + 1
-    dot = name.find(".", slash)
+    dot = name.find(".", name.rfind("/") + 1)
     if dot < 0:
         return name, "", ""
     role, _, extension = name[dot + 1 :].rpartition(".")
-    return name[:dot], role, extension.lower()
+    extension = extension.lower()
+    if extension in _COMPRESSIONS and compression_of_name(name) is not None:
+        role, _, extension = role.rpartition(".")
+        extension = extension.lower()
+    return name[:dot], role, extension
 
 
 def compression_of_name(name: str) -> str | None:
@@ -170,19 +170,10 @@ def named_member(
         name = name.rstrip(b"/") or name
     text = escape_name(name)
     key, role, extension = ("", "", "") if member_type == "directory" else split_member_name(text)
-    return Member(
-        shard=shard,
-        member=text,
-        byte_offset=byte_offset,
-        byte_size=byte_size,
-        member_type=member_type,
-        sample_key=key,
-        role=role,
-        extension=extension,
-        ordinal=ordinal,
-        skip_reason=_SKIPPED_TYPES.get(member_type) or _hidden_reason(name) or skip_reason,
-        link_target=None if link_target is None else escape_name(link_target),
-    )
+    skip_reason = _SKIPPED_TYPES.get(member_type) or _hidden_reason(name) or skip_reason
+    target = None if link_target is None else escape_name(link_target)
+    # By position: a shard may have a million members.
+    return Member(shard, text, byte_offset, byte_size, member_type, key, role, extension, ordinal, skip_reason, target)
 
 
 def skipped_bytes(shard: str, start: int, end: int, *, ordinal: int, reason: str, ranged: bool = True) -> Member:
@@ -212,14 +203,14 @@ def skipped_bytes(shard: str, start: int, end: int, *, ordinal: int, reason: str
 
 def _hidden_reason(name: bytes) -> str | None:
     """Why a name is not part of a sample, or None."""
-    base = name.rsplit(b"/", 1)[-1]
-    if base.startswith(b"._") or name.startswith(b"__MACOSX/") or b"/__MACOSX/" in name:
+    base = name[name.rfind(b"/") + 1 :]
+    if base.startswith(b"._") or (b"__MACOSX/" in name and b"/__MACOSX/" in b"/" + name):
         return "resource fork"
     if base in _SYSTEM_FILES:
         return "system file"
-    if base.startswith(b"."):
-        return "hidden file"
-    return None if base else "no name"
+    if not base:
+        return "no name"
+    return "hidden file" if base[0] == _DOT else None
 
 
 def escape_name(raw: bytes) -> str:
@@ -233,7 +224,7 @@ def escape_name(raw: bytes) -> str:
     except UnicodeDecodeError:
         text = raw.decode(errors="surrogateescape")
     else:
-        if "\0" not in text and ("\\" not in text or not _LOOKS_ESCAPED.search(text)):
+        if b"\0" not in raw and (b"\\" not in raw or not _LOOKS_ESCAPED.search(text)):
             return text
     parts = []
     for char in text:

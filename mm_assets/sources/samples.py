@@ -5,10 +5,10 @@ Grouping holds the member index of one shard, never a payload. Samples are in th
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -46,8 +46,7 @@ MODALITY_OF_EXTENSION: Mapping[str, str] = _table(
 """Row modality of each extension in lower case; any other is "binary"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """The members of one key.
 
     Attributes:
@@ -140,11 +139,9 @@ def split_by_shard(batches: Iterable[pa.RecordBatch], shards: Sequence[str]) -> 
     waiting = iter(shards)
     current: str | None = None
     held: list[Member] = []
-    names = [name for name in MEMBER_INDEX_SCHEMA.names if name != "shard"]
     for batch in batches:
-        shard_column = _shared(batch.column("shard"))
-        columns = [_shared(batch.column(name)) for name in names]
-        for shard, *values in zip(shard_column, *columns, strict=True):
+        members = map(Member, *(_shared(batch.column(name)) for name in MEMBER_INDEX_SCHEMA.names))
+        for shard, group in groupby(members, key=attrgetter("shard")):
             while shard != current:
                 if current is not None:
                     yield ShardMembers(current, held)
@@ -152,7 +149,7 @@ def split_by_shard(batches: Iterable[pa.RecordBatch], shards: Sequence[str]) -> 
                 current = next(waiting, None)
                 if current is None:
                     raise SourceError(shard, f"is in the member index, expected only {', '.join(shards)}, in order")
-            held.append(Member(shard=shard, **dict(zip(names, values, strict=True))))
+            held += group
     if current is not None:
         yield ShardMembers(current, held)
     for shard in waiting:
@@ -161,8 +158,12 @@ def split_by_shard(batches: Iterable[pa.RecordBatch], shards: Sequence[str]) -> 
 
 def _shared(column: pa.Array) -> list[Any]:
     """The values of a column of which equal texts are one object: a shard may have a million members."""
-    values: list[Any] = column.to_pylist()
-    return list(map(sys.intern, values)) if pa.types.is_string(column.type) and not column.null_count else values
+    if not pa.types.is_string(column.type):
+        values: list[Any] = column.to_pylist()
+        return values
+    encoded = column.dictionary_encode()
+    texts = [*encoded.dictionary.to_pylist(), None]
+    return [texts[code] for code in encoded.indices.fill_null(len(texts) - 1).to_pylist()]
 
 
 def shard_labels(shards: Sequence[str]) -> dict[str, str]:

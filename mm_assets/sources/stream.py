@@ -30,8 +30,8 @@ __all__ = [
     "open_cursor",
 ]
 
-READ_AHEAD = 64 << 10  # bytes of one read where headers are dense
-DENSE_STRIDE = 2 << 10  # members nearer than this: a quarter and more of what is read are headers
+READ_AHEAD = 256 << 10  # bytes of one read where headers are dense
+DENSE_STRIDE = 4 << 10  # members nearer than this: copying what is between costs less than a read for each
 SMALL_STRIDE = 16 << 10  # members nearer than this have small ones among them, whose next headers a short read covers
 MAX_LONE_READ = 4 << 10  # a header with its extended headers rarely takes more; payload bytes are fetched again later
 SKIP_CHUNK = 1 << 20

@@ -8,7 +8,9 @@ what was found, and the caller adds the place. Formats: V7, ustar, GNU (long nam
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass
+from zlib import adler32
 
 import numpy as np
 
@@ -23,6 +25,7 @@ __all__ = [
     "old_gnu_sparse_runs",
     "parse_header",
     "parse_pax",
+    "parse_plain",
     "pax_number",
     "pax_sparse_runs",
     "sparse_runs",
@@ -37,6 +40,8 @@ MAX_SIZE = 2**62  # sums of two sizes stay inside int64
 
 _ZEROS = bytes(BLOCK)
 _OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*", re.DOTALL)
+_PLAIN = struct.Struct("100s24x12s12x8sc100x6s82x1s166x")  # name, size, checksum, type, magic, start of the prefix
+_NUL, _PLAIN_TYPE, _POSIX = b"\0", b"0", b"ustar\0"
 _DECIMAL = re.compile(rb"[0-9]{1,19}")
 
 PaxRecords = dict[bytes, bytes]
@@ -105,7 +110,7 @@ def parse_header(block: bytes) -> Header | None:
     if block == _ZEROS:
         return None
     stated = _number(block[148:156], "checksum")
-    total = sum(block) - sum(block[148:156]) + 256
+    total = _sum(block) - sum(block[148:156]) + 256
     if stated != total:
         # Some old tools added the bytes up as signed numbers.
         signed = total - 256 * (sum(b > 127 for b in block) - sum(b > 127 for b in block[148:156]))
@@ -116,7 +121,7 @@ def parse_header(block: bytes) -> Header | None:
         raise HeaderError(f"its size is {size}, expected 0 to {MAX_SIZE}")
     name_field = block[:100]
     name = terminated(name_field)
-    posix = block[257:263] == b"ustar\0"
+    posix = block[257:263] == _POSIX
     kind = block[156:157]
     if posix:
         # star keeps access and change times in the last bytes of the prefix, and marks it.
@@ -133,6 +138,32 @@ def parse_header(block: bytes) -> Header | None:
         long_name_field=name_field[98:99] != b"\0",
         pax=posix,
     )
+
+
+def _sum(block: bytes) -> int:
+    """The sum of the bytes of a header block: of 256 bytes Adler-32 has it, as one more in its lower half."""
+    return (adler32(block[:256]) & 0xFFFF) + (adler32(block[256:]) & 0xFFFF) - 2
+
+
+def parse_plain(block: bytes) -> tuple[bytes, int] | None:
+    """Name and size of a header block of 512 bytes as nearly every one is: a file, in octal digits, without a prefix.
+
+    None for every other block, which `parse_header` reads; it gives the same of those that this function reads.
+    """
+    name, size_field, stated, kind, magic, prefix = _PLAIN.unpack(block)
+    digits = size_field[:11]
+    if kind != _PLAIN_TYPE or not digits.isdigit() or not stated[:6].isdigit() or (magic == _POSIX and prefix != _NUL):
+        return None
+    if size_field[11] not in b"\0 " or stated[6] not in b"\0 " or stated[7] not in b"\0 ":
+        return None
+    try:
+        if int(stated[:6], 8) != _sum(block) - sum(stated) + 256:
+            return None
+        size = int(digits, 8)
+    except ValueError:  # a digit that is not octal
+        return None
+    end = name.find(_NUL)
+    return name if end < 0 else name[:end], size
 
 
 def find_header(chunk: bytes) -> int | None:

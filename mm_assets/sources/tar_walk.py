@@ -25,6 +25,7 @@ from mm_assets.sources.tar_header import (
     old_gnu_sparse_runs,
     parse_header,
     parse_pax,
+    parse_plain,
     pax_number,
     pax_sparse_runs,
     sparse_runs,
@@ -51,6 +52,7 @@ _TYPES = {
 }
 _EXTENDED = b"LKxXg"  # headers that say something about the next one
 _WITHOUT_DATA = ("hardlink", "symlink", "device", "directory")  # whatever size their header states
+_UNUSED_RECORDS = frozenset({b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname"})  # nearly all there are
 _PAX_RECORD = re.compile(rb"[0-9]{1,7} [A-Za-z.]+[^=\n]*=")
 
 
@@ -199,6 +201,12 @@ class TarWalk:
                     raise _DamagedError(at, f"the shard ends inside a header: {len(block)} of {BLOCK} bytes are there")
                 self._note_end(len(block))
                 return None
+            if not self.globals and records.keys() <= _UNUSED_RECORDS:
+                plain = parse_plain(block)
+                if plain is not None and plain[0][-1:] != b"/":
+                    name, size = plain
+                    if not self.cursor.ranged or self.cursor.reach(at + BLOCK + size):
+                        return self._file(name, size, at, start)
             header = self._parse(block, at)
             if header is None:
                 if at > start:
@@ -345,6 +353,23 @@ class TarWalk:
             link_target=target,
         )
         self.at = payload + whole_blocks(stored)
+        self.cursor.note_stride(self.at - start, payload - start)
+        return Entry(member, place)
+
+    def _file(self, name: bytes, size: int, at: int, start: int) -> Entry:
+        """The entry of a file whose one header at `at` says all of it, as `_entry` makes it."""
+        payload = at + BLOCK
+        self.payload_end = payload + size
+        ordinal = self._count()
+        place = self.places[_plain(name)] = Place(payload, size, size, None, ordinal)
+        member = named_member(
+            self.shard,
+            name,
+            ordinal=ordinal,
+            byte_size=size,
+            byte_offset=payload if self.cursor.ranged else None,
+        )
+        self.at = payload + whole_blocks(size)
         self.cursor.note_stride(self.at - start, payload - start)
         return Entry(member, place)
 

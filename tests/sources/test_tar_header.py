@@ -5,8 +5,17 @@ import struct
 import tarfile
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mm_assets.sources.tar_header import HeaderError, old_gnu_sparse_runs, parse_header, pax_sparse_runs, sparse_runs
+from mm_assets.sources.tar_header import (
+    HeaderError,
+    old_gnu_sparse_runs,
+    parse_header,
+    parse_plain,
+    pax_sparse_runs,
+    sparse_runs,
+)
 
 
 def base_256(number: int, size: int = 12) -> bytes:
@@ -39,6 +48,37 @@ def test_a_long_name_continues_its_prefix() -> None:
     read = parse_header(header("c.txt", prefix=b"a/b"))
     assert read is not None
     assert read.name == b"a/b/c.txt"
+
+
+@given(
+    name=st.sampled_from(["a.jpg", "b/c.json", "d" * 100, "e" * 98, "é.png", "f/"]),
+    fmt=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT]),
+    changes=st.lists(
+        st.tuples(
+            st.one_of(st.integers(124, 135), st.integers(148, 157), st.integers(257, 264), st.integers(0, 511)),
+            st.one_of(st.sampled_from(b"\0 0789_+\x80\xff"), st.integers(0, 255)),
+        ),
+        max_size=4,
+    ),
+    checksum=st.sampled_from([b"%06o\0 ", b"%06o \0", b"%07o\0", b" %06o\0", None]),
+)
+def test_a_plain_header_is_read_the_same_by_itself(
+    name: str, fmt: int, changes: list[tuple[int, int]], checksum: bytes | None
+) -> None:
+    """What the reader of plain headers reads of damaged and odd ones, the full parser reads too."""
+    block = bytearray(tarfile.TarInfo(name).tobuf(fmt)[:512])
+    for place, byte in changes:
+        block[place] = byte
+    if checksum is not None:
+        block[148:156] = b" " * 8
+        block[148:156] = checksum % sum(block)
+    plain = parse_plain(bytes(block))
+    if plain is not None:
+        full = parse_header(bytes(block))
+        assert full is not None
+        assert (full.name, full.size, full.type) == (*plain, b"0")
+    else:
+        assert changes or checksum in (b" %06o\0", b"%07o\0"), "nearly every header is plain"
 
 
 @pytest.mark.parametrize("size", [-1, 2**63, 256**10])
