@@ -233,6 +233,7 @@ def _print_summary(
 
     from mm_assets.packing.plan import declared_imports
     from mm_assets.pipeline.chain import RECORDED_STAGES
+    from mm_assets.pipeline.pending import Present
 
     numbers = [(stage, heading, count) for stage in RECORDED_STAGES for heading, count in stage.numbers]
     title = f"{counted(len(ended), 'partition')} run in {seconds:.1f} s"
@@ -274,7 +275,7 @@ def _print_summary(
         preset = dataset.schema().pack.get("preset") if dataset.partitions() else None
         url = dataset.store.url_of("manifest.json")
         echo(f"{name}: {url}" + (f" (preset {preset})" if preset else ""))
-        if any(marker["num_samples"] for marker in dataset.markers().values()):
+        if any(m["num_samples"] for m in Present(dataset).markers().values()):
             inspect = inspect_command(url, declared_imports(dataset.spec.pack), "--sample", "0")
             commands.append(f"{inspect}, or mm_assets.open({url!r}) in Python")
     if commands:

@@ -34,11 +34,11 @@ from mm_assets.orchestration.report import (
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import rolled_up
 from mm_assets.orchestration.runs import partition_lock, tag_process, working_runs
-from mm_assets.pipeline.chain import CHAIN, PACKED_STAGES, PUBLISHED, STAGE_OF_FILE, Stage
+from mm_assets.pipeline.chain import CHAIN, PACKED_STAGES, PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage
 from mm_assets.pipeline.engines.processes import Processes, Task, num_processors
 from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.partition_run import PartitionReport
-from mm_assets.pipeline.pending import pending_partitions
+from mm_assets.pipeline.pending import Present, pending_partitions
 from mm_assets.pipeline.publish import build_manifest
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.run import StageResult
@@ -166,11 +166,20 @@ class Load:
         def guard(key: str) -> AbstractContextManager[None]:
             if key in elsewhere:
                 detail = f"run {elsewhere[key]} is working on this partition: run it again when that has ended"
-                raise SourceError(self.dataset.store.url_of(self.dataset.marker_name(key)), detail)
+                raise SourceError(self.dataset.store.url_of(PUBLISHED.name), f"{key}: {detail}")
             return partition_lock(home, spec.name, key)
 
-        partitions, schema = self.dataset.partitions(), self.dataset.schema()
-        tasks = [Task(partition=partitions[key]) for key in self.keys]
+        schema = self.dataset.schema()
+        present = Present(self.dataset, schema)
+        pending = set(present.pending())
+        tasks = [
+            Task(
+                partition=present.partitions[key],
+                first=None if key in pending else RAW_SHARDS,  # what is up to date was named, to be run all the same
+                markers=present.names.get(key, ()),
+            )
+            for key in self.keys
+        ]
         made = time.monotonic()
         try:
             for report in self.processes.run(spec, schema, tasks, guard=guard):
@@ -267,7 +276,7 @@ class _Mirror:
         known = self._context.instance.event_log_storage.get_latest_tags_by_partition(
             asset_key(self._spec, PUBLISHED), DagsterEventType.ASSET_MATERIALIZATION, [f"{_TAG}data_version"]
         )
-        for key, marker in self._dataset.markers().items():
+        for key, marker in Present(self._dataset).markers().items():
             version = marker_version(marker)
             if key in running or known.get(key, {}).get(f"{_TAG}data_version") == version.value:
                 continue

@@ -254,8 +254,8 @@ def partition_fingerprints(dataset: DatasetStore, partitions: Iterable[Partition
     listed: Sequence[Partition] = list(partitions)
     if not listed:
         return {}
-    made_with = f"{PUBLISHED.digest(dataset.spec)}|{dataset.schema().digest}"
-    return {p.key: hashlib.sha256(f"{p.fingerprint}|{made_with}".encode()).hexdigest()[:16] for p in listed}
+    made_with = PUBLISHED.digest(dataset.spec, dataset.schema())
+    return {p.key: p.fingerprint(made_with) for p in listed}
 
 
 def dataset_state(dataset: DatasetStore) -> str:

@@ -208,14 +208,6 @@ class PackPlan:
             left = {number: row for number, row in left.items() if number not in taken}
         return list(left)
 
-    def judged(self) -> list[dict[str, Any]]:
-        """What of the plan decides which rows can be packed, as `to_json` has it.
-
-        Left out are modalities without which no row would be kept or dropped: the listing, and values of columns that
-        may be absent.
-        """
-        return judged_part(self.to_json()["modalities"])
-
     def special(self, take: Take) -> int | None:
         """Number of the modality that is the plan's metadata, rest or listing, or None where it has none."""
         return next((n for n, m in enumerate(self.modalities) if m.selector.take == take), None)
@@ -279,7 +271,11 @@ def _field_names(fields: object) -> set[str]:
 
 
 def judged_part(fields: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The fields, of a declaration or a plan, that decide which rows can be packed; see `PackPlan.judged`."""
+    """The fields, of a declaration or of a plan's JSON, that decide which rows can be packed.
+
+    Left out are those without which no row would be kept or dropped: the listing, and values of columns that may be
+    absent.
+    """
     neutral = ("column", "absent"), ("listing", None)
     return [dict(field) for field in fields if (field.get("take"), field.get("on_refused")) not in neutral]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mm_assets.dataset.add_stream import Values, add_stream, encoded
 from mm_assets.dataset.manifest import packed_name
@@ -21,6 +21,7 @@ from mm_assets.fields import Field
 from mm_assets.formats import MstrReader, crc32c
 from mm_assets.formats.output import splice
 from mm_assets.pipeline.chain import PACKED_FOLDER, PUBLISHED
+from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.store import DatasetStore, canonical_json, size_fault
 from mm_assets.storage.store import PublishedFile
 
@@ -134,8 +135,8 @@ def add_to_dataset(
     if not dataset.store.is_local:
         detail = "streams can be added in a local file system only: put the column into the shards, or copy the dataset"
         raise SourceError(dataset.store.url, detail)
-    registered = dataset.partitions()
-    markers = {key: marker for key, marker in dataset.markers().items() if key in registered}
+    present = Present(dataset)
+    markers = present.markers(present.partitions)
     if not markers:
         raise SourceError(dataset.store.url_of(PUBLISHED.name), "no partition is published yet")
     absent = sorted(set(keys) - set(markers))
@@ -146,7 +147,7 @@ def add_to_dataset(
     for key, marker in sorted(markers.items()):
         if keys and key not in keys:
             continue
-        yield _add_to_partition(dataset, key, marker, name, field, values)
+        yield _add_to_partition(dataset, _Marker(key, str(present.name(key)), marker), name, field, values)
 
 
 def _sample_ids(dataset: DatasetStore, key: str, marker: Mapping[str, Any]) -> list[str]:
@@ -161,9 +162,18 @@ def _path(dataset: DatasetStore, key: str, file: Mapping[str, Any]) -> Path:
     return Path(dataset.store.path_of(file["path"]))
 
 
+class _Marker(NamedTuple):
+    """The marker of partition `key`: the name of its file, and its content."""
+
+    key: str
+    name: str
+    content: Mapping[str, Any]
+
+
 def _add_to_partition(
-    dataset: DatasetStore, key: str, marker: Mapping[str, Any], name: str, field: Field, values: Values
+    dataset: DatasetStore, published: _Marker, name: str, field: Field, values: Values
 ) -> PartitionAdded:
+    key, marker = published.key, published.content
     added = marker.get("added")
     if added and dataset.store.size(added["file"]["path"]) != added["file"]["size"]:
         added = None  # gone or truncated: begin with the file without added streams
@@ -179,24 +189,24 @@ def _add_to_partition(
             summary = add_stream(draft.path, name, field, values.of(reader.sample_ids), fsync=False)
             draft.name = f"{PACKED_FOLDER}/{packed_name(key, sha256=draft.digest(), form=FORMAT)}"
     stream = {"name": name, "field": type(field).__name__, "config": field.config}
-    _write_marker(dataset, key, marker, draft.result(), [*(added["streams"] if added else []), stream])
+    _write_marker(dataset, published, draft.result(), [*(added["streams"] if added else []), stream])
     return PartitionAdded(
         partition=key, num_samples=summary.num_samples, num_present=summary.num_present[name], added=True
     )
 
 
 def _write_marker(
-    dataset: DatasetStore, key: str, marker: Mapping[str, Any], file: PublishedFile, streams: list[dict[str, Any]]
+    dataset: DatasetStore, published: _Marker, file: PublishedFile, streams: list[dict[str, Any]]
 ) -> None:
-    published = dataset.store.snapshot(dataset.marker_name(key))
-    if dataset.marker(key, published) != marker:
-        detail = f"partition {key!r} was published again while a stream was added to it: add it again"
-        raise SourceError(dataset.store.url_of(dataset.marker_name(key)), detail)
-    changed = {**marker, "added": {"file": file.to_json(), "streams": streams}}
+    before = dataset.store.snapshot(published.name)
+    if dataset.marker_in(before) != published.content:
+        detail = f"partition {published.key!r} was published again while a stream was added to it: add it again"
+        raise SourceError(dataset.store.url_of(published.name), detail)
+    changed = {**published.content, "added": {"file": file.to_json(), "streams": streams}}
     lost = set(changed.pop("lost_streams", ())) - {stream["name"] for stream in streams}
     if lost:
         changed["lost_streams"] = sorted(lost)
-    dataset.store.replace(published, canonical_json(changed, indent=1))
+    dataset.store.replace(before, canonical_json(changed, indent=1))
 
 
 def _had_before(reader: MstrReader, key: str, name: str, field: Field, values: Values) -> PartitionAdded:

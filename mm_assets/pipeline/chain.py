@@ -86,6 +86,8 @@ class Stage:
             run again for every partition.
         settings: what changes its files by the names of the settings, in addition to its upstream's.
         code: the user's classes that make its files, by what the declaration calls them; likewise.
+        decided: what of the dataset's schema changes its files, by the names of `schema.json`; likewise.
+        opens_shards: whether it reads the shards.
         loss_limit: the setting that limits what its second table may list; part of `settings` where it is given.
         harmless: reasons in its second table that are not losses.
         numbers: heading in the summary of a run to a count of its record.
@@ -100,6 +102,8 @@ class Stage:
     version: int = 1
     settings: Callable[[DatasetSpec], Mapping[str, Any]] = lambda _: {}
     code: Callable[[DatasetSpec], Mapping[str, type]] = lambda _: {}
+    decided: Callable[[DatasetSpec, DatasetSchema], Mapping[str, Any]] = lambda *_: {}
+    opens_shards: Callable[[DatasetSpec], bool] = lambda _: False
     loss_limit: str | None = None
     harmless: frozenset[str] = frozenset()
     numbers: tuple[tuple[str, str], ...] = ()
@@ -115,18 +119,41 @@ class Stage:
         """The stages that lead to this one, in the order of the chain, and itself as the last."""
         return (*dict.fromkeys(stage for above in self.upstream for stage in above.lineage), self)
 
-    def made_with(self, spec: DatasetSpec) -> dict[str, str]:
-        """What changes its own files, its inputs aside: its version, and digests of settings and of users' code."""
-        settings = {name: _digest(value) for name, value in self.settings(spec).items()}
-        code = {f"{_CODE}{name}": code_digest(cls) for name, cls in self.code(spec).items()}
-        return {"version": str(self.version), **settings, **code}
+    def made_with(self, spec: DatasetSpec, schema: DatasetSchema | None = None) -> dict[str, str]:
+        """What changes its own files, its inputs aside, as digests by name; `changed` says what differs in words.
 
-    def digest(self, spec: DatasetSpec) -> str:
+        Args:
+            spec: the declaration.
+            schema: the dataset's; None leaves it out.
+        """
+        settings = {name: _digest(value)[:_DIGITS] for name, value in self.settings(spec).items()}
+        code = {f"{_CODE}{name}": code_digest(cls)[:_DIGITS] for name, cls in self.code(spec).items()}
+        decided = {} if schema is None else self.decided(spec, schema)
+        of_schema = {f"{_SCHEMA}{name}": _digest(value)[:_DIGITS] for name, value in decided.items()}
+        return {"version": str(self.version), **settings, **code, **of_schema}
+
+    def changed(self, before: Mapping[str, str], after: Mapping[str, str]) -> str:
+        """What differs between two of its `made_with`, as a sentence; empty where nothing does."""
+        names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        said = [
+            f"the version of {self.name}"
+            if name == "version"
+            else f"the {name}"
+            if name.startswith(_CODE)
+            else f"`{name.removeprefix(_SCHEMA)}` of the dataset's schema"
+            if name.startswith(_SCHEMA)
+            else f"`{name}`"
+            for name in names
+        ]
+        return f"{', '.join(said)} changed" if said else ""
+
+    def digest(self, spec: DatasetSpec, schema: DatasetSchema | None = None) -> str:
         """SHA-256 over `made_with` of this stage and of those that lead to it, hexadecimal."""
-        return _digest({stage.name: stage.made_with(spec) for stage in self.lineage})
+        return _digest({stage.name: stage.made_with(spec, schema) for stage in self.lineage})
 
 
-_CODE = "code of "
+_CODE, _SCHEMA = "code of ", "schema: "  # before the names in `Stage.made_with` that are not settings
+_DIGITS = 16
 
 
 def _digest(value: object) -> str:
@@ -142,6 +169,11 @@ def _judged(pack: Any) -> Mapping[str, Any]:
     """What of the declared ``pack`` decides which rows can be packed."""
     given = pack if isinstance(pack, Mapping) else {"preset": pack}
     return {"preset": given.get("preset"), "fields": judged_part(given.get("fields") or ())}
+
+
+def _judged_plan(spec: DatasetSpec, schema: DatasetSchema) -> Any:
+    # Where misaligned samples are dropped, every packed value may decide.
+    return schema.pack if spec.on_misaligned == "drop_sample" else judged_part(schema.pack.get("modalities", ()))
 
 
 def _user_fields(pack: Any) -> Mapping[str, type]:
@@ -178,6 +210,7 @@ RAW_SHARDS = Stage(
         "parquet.row_group_bytes": spec.parquet.row_group_bytes,
     },
     code=_user_source,
+    opens_shards=lambda _: True,
     numbers=(("members", "members"),),
 )
 ROWS = Stage(
@@ -193,6 +226,8 @@ ROWS = Stage(
         "partition_pattern": spec.partition_pattern is not None,
         "max_rejected": spec.max_rejected,
     },
+    decided=lambda _, schema: {"user_columns": [column.to_json() for column in schema.user_columns]},
+    opens_shards=lambda _: True,
     loss_limit="max_rejected",
     harmless=HARMLESS_REJECTS,
     numbers=(("rows", "rows"), ("rejects", "rejects")),
@@ -208,6 +243,7 @@ MATERIALIZED_ROWS = Stage(
         "on_materialize_error": spec.on_materialize_error == "fail",
         "max_content_bytes": spec.max_content_bytes,
     },
+    opens_shards=lambda spec: spec.materialize == "read",
 )
 FILTERED_ROWS = Stage(
     name="filtered_rows",
@@ -228,7 +264,6 @@ FILTERED_ROWS = Stage(
         "on_undecodable": spec.on_undecodable,
         "decodable": spec.decodable,
         "max_dropped": spec.max_dropped,
-        # Where misaligned samples are dropped, every packed value may decide.
         "pack": spec.declared["pack"] if spec.on_misaligned == "drop_sample" else _judged(spec.declared["pack"]),
     },
     code=lambda spec: {
@@ -236,6 +271,11 @@ FILTERED_ROWS = Stage(
         **_user_classes(Filter, *spec.filters),
         **_user_fields(spec.pack),
     },
+    decided=lambda spec, schema: {
+        "annotator_columns": [column.to_json() for column in schema.annotator_columns],
+        "pack": _judged_plan(spec, schema),
+    },
+    opens_shards=lambda spec: spec.materialize == "write",
     loss_limit="max_dropped",
     numbers=(("kept", "kept"), ("dropped", "dropped")),
 )
@@ -248,6 +288,7 @@ _PACKED = tuple(
         packed_format=form,
         settings=_packed_settings,
         code=lambda spec: _user_fields(spec.pack),
+        decided=lambda _, schema: {"pack": schema.pack},
         numbers=numbers,
     )
     for form, description, numbers in (

@@ -9,14 +9,15 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mm_assets.errors import MmAssetsError
-from mm_assets.pipeline.chain import CHAIN, PACKED_STAGES, PUBLISHED, RAW_SHARDS, Stage
+from mm_assets.errors import MmAssetsError, SchemaMismatchError
+from mm_assets.pipeline.chain import CHAIN, PACKED_STAGES, PUBLISHED, RAW_SHARDS, RECORDED_STAGES, Stage
+from mm_assets.pipeline.pending import first_stale
 from mm_assets.pipeline.publish import publish
 from mm_assets.pipeline.run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
@@ -60,7 +61,8 @@ def run_partition(
     partition: Partition,
     schema: DatasetSchema,
     *,
-    first: Stage = RAW_SHARDS,
+    first: Stage | None = None,
+    markers: Sequence[str] | None = None,
     scratch: Path | None = None,
     started: Callable[[Stage], object] = lambda _: None,
 ) -> PartitionReport:
@@ -75,8 +77,10 @@ def run_partition(
         spec: the declaration.
         partition: as registered.
         schema: the dataset's.
-        first: the stage to start at: records and files of the stages before it are used as they are. `PUBLISHED` only
-            writes the marker.
+        first: the stage to start at, or an earlier one whose files are not what they would be now; by default the
+            first of these. Records and files of the stages before it are used as they are. `PUBLISHED` only writes the
+            marker.
+        markers: names of its markers, as `DatasetStore.marker_names` gives them; None lists the markers of all.
         scratch: where a folder for remote shards and files is made, and removed at the end; by default the system's
             place for temporary files.
         started: called with each stage before its work; with the first of the packed ones for all of them.
@@ -84,7 +88,7 @@ def run_partition(
     began = time.perf_counter()
     marker: Mapping[str, Any] | None = None
     failure: StageFailure | None = None
-    run = _PartitionRun(DatasetStore(spec), partition, schema, first, started)
+    run = _PartitionRun(DatasetStore(spec), partition, schema, first, markers, started)
     try:
         with tempfile.TemporaryDirectory(prefix="mm-assets-", dir=scratch) as folder:
             marker = run.published(Path(folder))
@@ -110,16 +114,18 @@ class _PartitionRun:
         dataset: DatasetStore,
         partition: Partition,
         schema: DatasetSchema,
-        first: Stage,
+        first: Stage | None,
+        markers: Sequence[str] | None,
         started: Callable[[Stage], object],
     ) -> None:
         self.dataset = dataset
         self.partition = partition
         self.schema = schema
-        self.stage = first
+        self.stage = first or RAW_SHARDS
         self.results: dict[str, StageResult] = {}
         self._started = started
-        self._left = CHAIN[CHAIN.index(first) :]
+        self._first = first
+        self._markers = markers
 
     @property
     def passed(self) -> bool:
@@ -130,7 +136,8 @@ class _PartitionRun:
         store = self.dataset.store
         staged = None if store.is_local else StagedStore(store, folder / "files")
         dataset = self.dataset if staged is None else self.dataset.over(staged)
-        with PartitionWork(dataset, self.partition, self.schema, scratch=folder) as work:
+        with PartitionWork(dataset, self.partition, self.schema, markers=self._markers, scratch=folder) as work:
+            self.stage = _start(work, self._first)
             try:
                 self._make(work)
             except Exception:
@@ -148,11 +155,12 @@ class _PartitionRun:
         self._started(stage)
 
     def _make(self, work: PartitionWork) -> None:
-        for stage in (stage for stage in TABLE_STAGES if stage in self._left):
+        left = CHAIN[CHAIN.index(self.stage) :]
+        for stage in (stage for stage in TABLE_STAGES if stage in left):
             if self.passed:
                 self._begin(stage)
                 self.results[stage.name] = TABLE_STAGES[stage](work)
-        formats = [form for form, stage in PACKED_STAGES.items() if stage in self._left]
+        formats = [form for form, stage in PACKED_STAGES.items() if stage in left]
         if formats and self.passed:
             self._begin(PACKED_STAGES[formats[0]])
             made = packed(work, formats=formats)
@@ -168,6 +176,24 @@ def failed_report(failure: StageFailure) -> PartitionReport:
     return PartitionReport(
         partition=failure.partition, results={}, marker=None, failure=failure, seconds=0.0, peak_memory=0
     )
+
+
+def _start(work: PartitionWork, wanted: Stage | None) -> Stage:
+    """The stage to start at: as wanted, or an earlier one whose files are not what they would be now."""
+    if wanted is RAW_SHARDS:
+        return RAW_SHARDS
+    try:
+        records = work.records
+    except SchemaMismatchError:
+        return RAW_SHARDS
+    if not records:
+        return RAW_SHARDS
+    made_with = {stage: stage.made_with(work.spec, work.schema) for stage in RECORDED_STAGES}
+    failure, size = work.dataset.failure(work.key), work.dataset.store.size
+    found = first_stale(work.dataset, work.partition, records, made_with, size=size, failure=failure)
+    # Both packed files are made in one pass.
+    first = next(iter(PACKED_STAGES.values())) if found.first.packed_format is not None else found.first
+    return first if wanted is None else min(first, wanted, key=CHAIN.index)
 
 
 def _peak_memory() -> int:

@@ -32,7 +32,7 @@ from mm_assets.pipeline.chain import (
 )
 from mm_assets.pipeline.duplicate_ids import duplicate_ids
 from mm_assets.pipeline.losses import published_losses, sum_losses
-from mm_assets.pipeline.pending import Present
+from mm_assets.pipeline.pending import Present, stage_fault, write_index
 from mm_assets.pipeline.store import MARKER_VERSION, RECORDS, DatasetStore, StageRecord, canonical_json, size_fault
 from mm_assets.pipeline.work import PartitionWork
 from mm_assets.storage.store import Store
@@ -54,26 +54,12 @@ _PACKED_PATH = re.compile(f"{PACKED_FOLDER}/{PACKED_NAME.pattern}")
 
 def _chain_faults(work: PartitionWork, records: Mapping[Stage, StageRecord]) -> list[str]:
     """The reasons why the records of a partition do not belong together: empty when they do."""
-    faults = []
-    dataset, schema = work.dataset, work.schema.digest
-    if dict(records[RAW_SHARDS].inputs) != work.partition.fingerprints:
-        faults.append("its shards are not those that are registered")
-    for stage, record in records.items():
-        failed = [outcome.name for outcome in record.outcomes if outcome.stops]
-        if failed:
-            faults.append(f"{stage.name} failed its check {', '.join(failed)}")
-        if record.config_digest != stage.digest(dataset.spec):
-            faults.append(f"{stage.name} was made with another configuration")
-        if record.schema_digest != schema:
-            faults.append(f"{stage.name} was made with another dataset schema")
-        for file in record.files.values():
-            if fault := size_fault(file.size, dataset.store.size(file.path)):
-                faults.append(f"{file.path} {fault}")
-        for above in stage.upstream:
-            table = above.tables[0].name
-            if record.inputs.get(table) != records[above].files[table].sha256:
-                faults.append(f"{stage.name} was made from another {table}")
-    return faults
+    size = work.dataset.store.size
+    faults = (
+        stage_fault(stage, work.partition, records, stage.made_with(work.spec, work.schema), size=size)
+        for stage in records
+    )
+    return [fault for fault in faults if fault]
 
 
 def publish(work: PartitionWork) -> dict[str, Any]:
@@ -86,21 +72,24 @@ def publish(work: PartitionWork) -> dict[str, Any]:
     """
     dataset, key = work.dataset, work.key
     # Before the records: what another process publishes after this line is noticed.
-    published = dataset.store.snapshot(dataset.marker_name(key))
+    published, others = dataset.store.snapshot(work.marker_name), work.other_markers()
     records = {stage: work.record(stage) for stage in RECORDED_STAGES}
     assert work.record_file is not None  # the records were read from it
     faults = _chain_faults(work, records)
     if faults:
-        where = dataset.store.url_of(dataset.marker_name(key))
+        where = dataset.store.url_of(work.marker_name)
         raise SourceError(where, f"partition {key!r} is not fit to be published: {'; '.join(faults)}")
     packed = next(record for stage, record in records.items() if stage.packed_format is not None)
+    before = None
+    with suppress(SchemaMismatchError, SourceError):  # a damaged marker does not prevent a good one
+        before = dataset.marker_in(published)
+        if before is None and others:
+            (before,) = dataset.markers(others[:1])
     marker = {
         "version": MARKER_VERSION,
         "dataset": dataset.spec.name,
         "partition": key,
         "shards": dict(records[RAW_SHARDS].inputs),
-        "config_digest": PUBLISHED.digest(dataset.spec),
-        "schema_digest": packed.schema_digest,
         "num_samples": packed.counts["samples"],
         "counts": {
             "members": records[RAW_SHARDS].counts["members"],
@@ -115,13 +104,12 @@ def publish(work: PartitionWork) -> dict[str, Any]:
         "files": {name: file.to_json() for record in records.values() for name, file in sorted(record.files.items())},
         "record": work.record_file.to_json(),
     }
-    before = None
-    with suppress(SchemaMismatchError, SourceError):  # a damaged marker does not prevent a good one
-        before = dataset.marker(key, published)
     marker = carried_over(before, marker)
     dataset.store.sync([work.record_file.path, *(file.path for r in records.values() for file in r.files.values())])
     dataset.store.replace(published, canonical_json(marker, indent=1))
-    dataset.clear_failure(key)
+    for other in others:  # after the new one: there is a marker at any time
+        dataset.store.delete(other)
+    work.clear_failure()
     return marker
 
 
@@ -180,14 +168,15 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
     store = dataset.store
     newest = store.snapshot("manifest.json")  # before the markers: a manifest of newer ones is not replaced
     schema = dataset.schema()
-    present, markers = Present(dataset), dataset.markers()
+    present = Present(dataset, schema)
+    markers = present.markers(present.current)
     sizes = {name: size for folder in (*TABLES, RECORDS) for name, size in store.sizes(folder).items()} | dict(
         present.packed
     )
     listed: dict[str, Mapping[str, Any]] = {}
     left_out: dict[str, str] = {}
-    for key in sorted(set(present.partitions) | set(markers)):
-        fault = present.fault(key, markers.get(key)) or _made_again(markers[key], sizes)
+    for key in sorted({*present.partitions, *present.names}):
+        fault = present.fault(key) or present.lost_files(markers[key]) or _made_again(markers[key], sizes)
         if fault:
             left_out[key] = fault
         else:
@@ -214,6 +203,11 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
         store.write_bytes(f"manifests/{digest}.json", content)
     store.write_bytes("catalog.sql", _catalog(dataset).encode())
     store.replace(newest, content)
+    write_index(dataset, {present.current[key]: markers[key] for key in listed})
+    for key, name in present.current.items():  # left by a run that was killed right after it had published
+        for other in present.names[key]:
+            if other != name:
+                store.delete(other)
     return ManifestReport(
         digest=digest,
         manifest=manifest,
@@ -244,7 +238,8 @@ def missing_streams(dataset: DatasetStore) -> Mapping[str, tuple[str, ...]]:
     Raises:
         SourceError: the storage could not be read.
     """
-    return added_streams(dataset.markers(), dataset.store.sizes(PACKED_FOLDER)).missing
+    present = Present(dataset)
+    return added_streams(present.markers(), present.packed).missing
 
 
 def _made_again(marker: Mapping[str, Any], sizes: Mapping[str, int]) -> str | None:
@@ -266,8 +261,8 @@ def _views() -> dict[str, str]:
         for table in TABLES
     }
     selected[PUBLISHED.name] = (
-        f"select partition, num_samples from read_json(getvariable('root') || '/{PUBLISHED.name}/*.json', "
-        "columns = {partition: 'varchar', num_samples: 'bigint'})"
+        f"select distinct on (partition) partition, num_samples from read_json(getvariable('root') || "
+        f"'/{PUBLISHED.name}/*.json', columns = {{partition: 'varchar', num_samples: 'bigint'}})"
     )
     return {view: f"create or replace view {view} as {select};\n" for view, select in selected.items()}
 
@@ -315,13 +310,13 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
     newest = store.read_bytes("manifest.json") if store.exists("manifest.json") else b""
     current = f"manifests/{hashlib.sha256(newest).hexdigest()}.json"
     manifests = sorted(store.sizes("manifests"), key=lambda name: (name != current, -_modified(store, name), name))
-    registered = dataset.partitions()
+    present = Present(dataset)
+    registered = present.partitions
     needed = {path for name in manifests[:keep] for path in _packed_of(store, name)}
-    for key, marker in dataset.markers().items():
-        if key in registered:
-            needed |= {file["path"] for file in marker["files"].values()}
-            if marker.get("added"):
-                needed.add(marker["added"]["file"]["path"])
+    for marker in present.markers(registered).values():
+        needed |= {file["path"] for file in marker["files"].values()}
+        if marker.get("added"):
+            needed.add(marker["added"]["file"]["path"])
     sizes = {**store.sizes(PACKED_FOLDER), **store.sizes("manifests")}
     surplus = {name: packed for name in sizes if name not in needed and (packed := _PACKED_PATH.fullmatch(name))}
     for key in registered.keys() & {packed[1] for packed in surplus.values()}:
@@ -330,7 +325,12 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
         needed |= {file.path for stage, made in records.items() if stage.packed_format for file in made.files.values()}
     doomed = [name for name in surplus if name not in needed]
     doomed += manifests[keep:]
-    for folder in (*TABLES, RECORDS, PUBLISHED.name):
+    markers = store.sizes(PUBLISHED.name)
+    kept = {present.name(key) for key in registered}
+    for name in (name for names in present.names.values() for name in names if name not in kept):
+        doomed.append(name)
+        sizes[name] = markers[name]
+    for folder in (*TABLES, RECORDS):
         for name, size in store.sizes(folder).items():
             if name.rsplit("/", 1)[-1].rsplit(".", 1)[0] not in registered:
                 doomed.append(name)

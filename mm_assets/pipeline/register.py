@@ -190,7 +190,7 @@ def register(
     return Registration(
         partitions=everything,
         added=tuple(k for k in sorted(keys) if k not in before),
-        changed=tuple(p.key for p in everything if p.key in before and before[p.key].fingerprint != p.fingerprint),
+        changed=tuple(p.key for p in everything if p.key in before and before[p.key].fingerprints != p.fingerprints),
         removed=tuple(sorted(set(before) - keys)),
         unsettled=tuple(young),
         seen=young,

@@ -20,7 +20,7 @@ from mm_assets.checks.context import CheckContext, LossLimit, Outcome, TableFile
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.checks.runner import run_checks
 from mm_assets.errors import SourceError
-from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, ROWS, Stage, Table
+from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.losses import losses_command
 from mm_assets.pipeline.store import StageRecord, digest_fault, size_fault
 from mm_assets.pipeline.work import PartitionWork
@@ -108,9 +108,7 @@ class Run:
         self.preview = _preview(stage)
         self._opened = ExitStack()
         # Before the stage's work: a changed shard is refused before any table replaces a recorded one.
-        content = FILTERED_ROWS if self.spec.materialize == "write" else MATERIALIZED_ROWS
-        whole = stage in (RAW_SHARDS, ROWS, content)
-        self.files = work.shards(indexed=stage is not RAW_SHARDS, whole=whole)
+        self.files = work.shards(indexed=stage is not RAW_SHARDS) if stage.opens_shards(work.spec) else ()
 
     def __enter__(self) -> Run:
         return self
@@ -241,8 +239,7 @@ class Run:
         record = StageRecord(
             stage=self.stage.name,
             partition=self.key,
-            config_digest=self.stage.digest(self.spec),
-            schema_digest=self.schema.digest,
+            made_with=self.stage.made_with(self.spec, self.schema),
             inputs=self.inputs,
             files=self.published,
             counts=counts,
@@ -251,11 +248,10 @@ class Run:
             kept=tuple(kept),
         )
         self.work.write_record(self.stage, record)
-        if self.stage is RAW_SHARDS:
-            self.dataset.clear_failure(self.key)
+        self.work.clear_failure()
         if any(outcome.stops for outcome in outcomes):
             # A file that is damaged after its publication must not be listed again.
-            self.dataset.store.delete(self.dataset.marker_name(self.key))
+            self.dataset.store.delete(self.work.marker_name)
         return StageResult(
             record=record,
             seconds=seconds,

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import asdict, dataclass, field
@@ -37,7 +39,7 @@ __all__ = [
     "size_fault",
 ]
 
-MARKER_VERSION = 3  # of publication markers; the `losses` of 1 are numbers, 2 lists no record
+MARKER_VERSION = 4  # of publication markers; the `losses` of 1 are numbers, 2 lists no record, 3 has no fingerprint
 RECORDS_VERSION = 1  # of the file with the records of a partition
 RECORDS = "records"  # the folder of these files
 
@@ -65,13 +67,13 @@ class Partition:
         """The fingerprint of each shard by its URL."""
         return {shard.url: shard.fingerprint for shard in self.shards}
 
-    @property
-    def fingerprint(self) -> str:
-        """Changes whenever a shard of the partition does."""
-        return "+".join(f"{shard.url.rsplit('/', 1)[-1]}@{shard.fingerprint}" for shard in self.shards)
+    def fingerprint(self, made_with: str) -> str:
+        """16 hexadecimal digits that change when a shard of the partition does, or `made_with`.
 
-
-_DIGESTS = ("config_digest", "schema_digest")  # of a record
+        Args:
+            made_with: `Stage.digest` of `PUBLISHED`.
+        """
+        return hashlib.sha256(canonical_json([MARKER_VERSION, self.fingerprints, made_with])).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +83,7 @@ class StageRecord:
     Attributes:
         stage: the asset's name.
         partition: the partition key.
-        config_digest: `Stage.digest` at the time.
-        schema_digest: `DatasetSchema.digest` at the time.
+        made_with: `Stage.made_with` at the time.
         inputs: digest of each input by name; for shards their fingerprints.
         files: each file made, by name.
         counts: rows, bytes, rejects and the like.
@@ -93,8 +94,7 @@ class StageRecord:
 
     stage: str
     partition: str
-    config_digest: str
-    schema_digest: str
+    made_with: Mapping[str, str]
     inputs: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, PublishedFile] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class StageRecord:
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is stored below its stage in the partition's file."""
-        value = {name: getattr(self, name) for name in _DIGESTS}
+        value: dict[str, Any] = {"made_with": dict(self.made_with)}
         value["inputs"] = dict(self.inputs)
         value["counts"] = dict(self.counts)
         value["files"] = {name: file.to_json() for name, file in self.files.items()}
@@ -126,7 +126,7 @@ class StageRecord:
             return cls(
                 stage=stage,
                 partition=partition,
-                **{name: value[name] for name in _DIGESTS},
+                made_with=dict(value["made_with"]),
                 inputs=dict(value["inputs"]),
                 counts=dict(value["counts"]),
                 files={name: PublishedFile(**file) for name, file in value["files"].items()},
@@ -193,6 +193,9 @@ def digest_fault(expected: str, found: str) -> str | None:
     return None if found == expected else f"was damaged or replaced: its SHA-256 is {found}, expected {expected}"
 
 
+_READS = 8  # of small files at a time
+_MARKER = re.compile(r"(?P<key>.+?)(\.[0-9a-f]{16})?\.json")
+
 # Raised where a root is not a folder, may not be written to, or is in a bucket that does not exist.
 _OF_THE_ROOT = (NotADirectoryError, FileExistsError, PermissionError, FileNotFoundError)
 
@@ -225,9 +228,26 @@ class DatasetStore:
         return f"{RECORDS}/{partition}.json"
 
     @staticmethod
-    def marker_name(partition: str) -> str:
-        """Name of a partition's publication marker."""
-        return f"{PUBLISHED.name}/{partition}.json"
+    def failure_name(partition: str) -> str:
+        """Name of the file with the failure of a partition's last run."""
+        return f"failures/{partition}.json"
+
+    @staticmethod
+    def marker_name(partition: str, fingerprint: str) -> str:
+        """Name of a partition's publication marker; `fingerprint` is `Partition.fingerprint`."""
+        return f"{PUBLISHED.name}/{partition}.{fingerprint}.json"
+
+    def marker_names(self) -> dict[str, tuple[str, ...]]:
+        """The markers of each partition key, by one listing; those of earlier releases have no fingerprint.
+
+        A partition has two where a run was killed between writing one and removing the other. That with the present
+        fingerprint counts.
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        for name in self.store.sizes(PUBLISHED.name):
+            if match := _MARKER.fullmatch(name.rsplit("/", 1)[-1]):
+                found[match["key"]] = (*found.get(match["key"], ()), name)
+        return found
 
     # -- JSON files
 
@@ -351,15 +371,15 @@ class DatasetStore:
 
     def write_failure(self, failure: StageFailure) -> None:
         """Stores why the last run of a partition ended early."""
-        self.store.write_bytes(f"failures/{failure.partition}.json", canonical_json(asdict(failure), indent=1))
+        self.store.write_bytes(self.failure_name(failure.partition), canonical_json(asdict(failure), indent=1))
 
     def clear_failure(self, partition: str) -> None:
         """Removes what `write_failure` stored of an earlier run."""
-        self.store.delete(f"failures/{partition}.json")
+        self.store.delete(self.failure_name(partition))
 
     def failure(self, partition: str) -> StageFailure | None:
         """Why the last run of a partition ended early, or None."""
-        name = f"failures/{partition}.json"
+        name = self.failure_name(partition)
         found = self._found(name)
         try:
             return None if found is None else StageFailure(**found)
@@ -387,13 +407,15 @@ class DatasetStore:
         found.store = store
         return found
 
-    def markers(self) -> dict[str, dict[str, Any]]:
-        """Every publication marker by partition key."""
-        names = [name for name in self.store.sizes(PUBLISHED.name) if name.endswith(".json")]
-        return {
-            name.rsplit("/", 1)[-1].removesuffix(".json"): self._marker(name, self.store.read_bytes(name))
-            for name in names
-        }
+    def markers(self, names: Iterable[str]) -> list[dict[str, Any]]:
+        """Publication markers by their names, read several at a time.
+
+        Raises:
+            SourceError: one cannot be read.
+            SchemaMismatchError: one is damaged.
+        """
+        with ThreadPoolExecutor(_READS, thread_name_prefix="markers") as pool:
+            return list(pool.map(lambda name: self._marker(name, self.store.read_bytes(name)), names))
 
     def _marker(self, name: str, content: bytes) -> dict[str, Any]:
         value = self._parsed(name, content)
@@ -401,9 +423,8 @@ class DatasetStore:
             raise SchemaMismatchError(f"{self.store.url_of(name)}: not a publication marker")
         return value
 
-    def marker(self, partition: str, snapshot: Snapshot | None = None) -> dict[str, Any] | None:
-        """A partition's marker, or None; as it is now, or as a snapshot of its file has it."""
-        snapshot = snapshot or self.store.snapshot(self.marker_name(partition))
+    def marker_in(self, snapshot: Snapshot) -> dict[str, Any] | None:
+        """The marker that a snapshot of its file has, or None where there was none; errors as `markers`."""
         return None if snapshot.content is None else self._marker(snapshot.name, snapshot.content)
 
     # -- shards

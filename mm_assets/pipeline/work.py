@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from functools import cached_property
 from pathlib import Path
 
 from mm_assets.checks.relations import Measured
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.packing.plan import PackPlan
-from mm_assets.pipeline.chain import RAW_SHARDS, RECORDED_STAGES, Stage
+from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, RECORDED_STAGES, Stage
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, Partition, StageRecord
 from mm_assets.rows.base import RowSource, row_sources
@@ -72,12 +71,14 @@ class PartitionWork:
         dataset: the dataset's folder.
         partition: as registered.
         schema: the dataset's.
+        markers: names of the partition's markers, as `DatasetStore.marker_names` gives them; None lists them.
         scratch: a folder for copies of remote shards; without one these are read by ranges.
 
     Attributes:
         spec: the declaration.
         key: the partition key.
         plan: what the schema packs.
+        marker_name: name of the marker that its present shards, settings and schema give.
         measured: what the checks of several stages share.
         record_file: the file of `records`, once these were read or written; None where there is none.
 
@@ -86,7 +87,13 @@ class PartitionWork:
     """
 
     def __init__(
-        self, dataset: DatasetStore, partition: Partition, schema: DatasetSchema, *, scratch: Path | None = None
+        self,
+        dataset: DatasetStore,
+        partition: Partition,
+        schema: DatasetSchema,
+        *,
+        markers: Sequence[str] | None = None,
+        scratch: Path | None = None,
     ) -> None:
         self.dataset = dataset
         self._scratch = scratch
@@ -94,12 +101,17 @@ class PartitionWork:
         self.partition = partition
         self.key = partition.key
         self.schema = schema
+        fingerprint = partition.fingerprint(PUBLISHED.digest(dataset.spec, schema))
+        self.marker_name = dataset.marker_name(partition.key, fingerprint)
+        self._markers = markers
         where = dataset.store.url_of("schema.json")
         self.plan = PackPlan.from_json(schema.pack, where=where, declared=self.spec.pack)
         self.measured = Measured()
         self._opened = ExitStack()
         self._others = self._opened.enter_context(closing(_OtherFiles(self.spec)))
         self._files: dict[str, SourceFile] = {}
+        self._sources: Sequence[RowSource] | None = None
+        self._has_failure = True  # possibly, of an earlier run
         self._records: Mapping[Stage, StageRecord] | None = None
         self.record_file: PublishedFile | None = None
 
@@ -114,12 +126,11 @@ class PartitionWork:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def shards(self, *, indexed: bool, whole: bool) -> Sequence[SourceFile]:
-        """The shards, open, in the partition's order.
+    def shards(self, *, indexed: bool) -> Sequence[SourceFile]:
+        """The shards, open, in the partition's order; remote ones are copied to the scratch folder, if there is one.
 
         Args:
             indexed: they have to be as they were when they were indexed; else as they were registered.
-            whole: all of them will be read: remote ones are copied to the scratch folder.
 
         Raises:
             SourceError: a shard is gone, or has changed, also since an earlier stage opened it.
@@ -131,7 +142,7 @@ class PartitionWork:
         else:
             found = [file if file.is_fetched else file.now() for file in self._files.values()]
             self.dataset.check_shards(self.partition, found, fingerprints=expected)
-        if whole and self._scratch is not None:
+        if self._scratch is not None:
             for file in self._files.values():
                 file.fetch(self._scratch)
         return list(self._files.values())
@@ -166,10 +177,23 @@ class PartitionWork:
         self._records = {stage: records[stage] for stage in RECORDED_STAGES if stage in records}
         self.record_file = self.dataset.write_records(self.key, self._records)
 
-    @cached_property
+    def clear_failure(self) -> None:
+        """Removes what is stored of an earlier run's failure, when the first stage of this one has ended."""
+        if self._has_failure:
+            self.dataset.clear_failure(self.key)
+            self._has_failure = False
+
+    def other_markers(self) -> list[str]:
+        """Names of its markers beside `marker_name`: of other shards, settings or schemas, or earlier releases."""
+        names = self._markers if self._markers is not None else self.dataset.marker_names().get(self.key, ())
+        return [name for name in names if name != self.marker_name]
+
+    @property
     def row_sources(self) -> Sequence[RowSource]:
-        """What makes rows of the open shards."""
-        return row_sources(list(self._files.values()), self.spec.source, where=self.spec.where)
+        """What makes rows of the open shards; none where no stage has opened them."""
+        if self._sources is None and self._files:
+            self._sources = row_sources(list(self._files.values()), self.spec.source, where=self.spec.where)
+        return self._sources or ()
 
     @property
     def containers(self) -> list[Source]:

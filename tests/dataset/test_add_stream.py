@@ -23,12 +23,12 @@ from mm_assets.formats import open_reader
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.added_streams import add_to_dataset, carried_over
 from mm_assets.pipeline.chain import PACKED_STAGES
-from mm_assets.pipeline.pending import pending_partitions
+from mm_assets.pipeline.pending import Present, pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
-from ..pipeline.chain import at_work
+from ..pipeline.chain import at_work, marker_name, marker_of
 
 SCORE = ScalarField(dtype="float32")
 IDS = ("a", "b", "ü-3", "d")
@@ -270,7 +270,7 @@ def test_the_manifest_after_an_addition(dataset: DatasetStore) -> None:
 def test_what_was_packed_stays_checked(dataset: DatasetStore) -> None:
     """Records still name the files that were packed, and their checks still pass; the marker says what was added."""
     list(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers_of(dataset))))
-    marker = dataset.marker("docs-00000")
+    marker = marker_of(dataset, "docs-00000")
     assert marker["files"]["mstr"]["path"] != marker["added"]["file"]["path"]
     assert dataset.records("docs-00000")[PACKED_STAGES["mstr"]].files["mstr"].to_json() == marker["files"]["mstr"]
     assert at_work(stages.recheck_packed, dataset, "docs-00000", "mstr").passed
@@ -282,7 +282,7 @@ def test_two_streams_and_cleaning(dataset: DatasetStore) -> None:
     numbers = numbers_of(dataset)
     list(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers)))
     publish.build_manifest(dataset)
-    between = [dataset.marker(key)["added"]["file"]["path"] for key in ("docs-00000", "docs-00001")]
+    between = [marker_of(dataset, key)["added"]["file"]["path"] for key in ("docs-00000", "docs-00001")]
     list(add_to_dataset(dataset, "again", SCORE, values_of({})))
     report = publish.build_manifest(dataset)
     assert [stream["name"] for stream in report.manifest["added_streams"]] == ["again", "clip_score"]
@@ -337,7 +337,7 @@ def test_a_partition_that_is_made_again(dataset: DatasetStore, demo_shards: Path
         run_partition(dataset, "docs-00001")
     finally:
         shard.write_bytes(content)  # the other tests' too; only this one registers it again
-    assert dataset.marker("docs-00001")["lost_streams"] == ["clip_score"]
+    assert marker_of(dataset, "docs-00001")["lost_streams"] == ["clip_score"]
     report = publish.build_manifest(dataset)
     assert report.missing_streams == {"clip_score": ("docs-00001",)}
     assert "added_streams" not in report.manifest
@@ -346,7 +346,7 @@ def test_a_partition_that_is_made_again(dataset: DatasetStore, demo_shards: Path
         assert data.verify().ok
     again = list(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers_of(dataset)), keys=["docs-00001"]))
     assert [one.partition for one in again] == ["docs-00001"]
-    assert "lost_streams" not in dataset.marker("docs-00001")
+    assert "lost_streams" not in marker_of(dataset, "docs-00001")
     assert "added_streams" in publish.build_manifest(dataset).manifest
 
 
@@ -354,7 +354,7 @@ def test_a_copy_that_is_gone(dataset: DatasetStore) -> None:
     """Without its copy a partition is still listed, with the file that was packed; adding again makes a new copy."""
     numbers = numbers_of(dataset)
     list(add_to_dataset(dataset, "clip_score", SCORE, values_of(numbers)))
-    Path(dataset.store.path_of(dataset.marker("docs-00000")["added"]["file"]["path"])).unlink()
+    Path(dataset.store.path_of(marker_of(dataset, "docs-00000")["added"]["file"]["path"])).unlink()
     report = publish.build_manifest(dataset)
     assert report.left_out == {}
     assert report.missing_streams == {"clip_score": ("docs-00000",)}
@@ -366,7 +366,7 @@ def test_a_copy_that_is_gone(dataset: DatasetStore) -> None:
 def test_additions_that_are_refused(dataset: DatasetStore) -> None:
     """Unknown ids, a name of the pack plan and a value that does not fit change no marker and leave no file."""
     listed = dataset.store.sizes("packed")
-    markers = dataset.markers()
+    markers = Present(dataset).markers()
     for name, numbers, message in (
         ("clip_score", {"nobody": 1.0}, "1 sample ids are of no sample"),
         ("listing", {}, "two modalities are named"),
@@ -377,7 +377,7 @@ def test_additions_that_are_refused(dataset: DatasetStore) -> None:
         with pytest.raises(EncodeError, match=message):
             list(add_to_dataset(dataset, taken, SCORE, values_of(numbers)))
     assert dataset.store.sizes("packed") == listed
-    assert dataset.markers() == markers
+    assert Present(dataset).markers() == markers
 
 
 def test_a_partition_published_meanwhile(dataset: DatasetStore) -> None:
@@ -385,20 +385,20 @@ def test_a_partition_published_meanwhile(dataset: DatasetStore) -> None:
 
     class Late(Values):
         def of(self, sample_ids: Any) -> Any:
-            marker = dataset.marker("docs-00000")
-            dataset.store.write_bytes("published/docs-00000.json", json.dumps({**marker, "note": 1}).encode())
+            marker = marker_of(dataset, "docs-00000")
+            dataset.store.write_bytes(marker_name(dataset, "docs-00000"), json.dumps({**marker, "note": 1}).encode())
             return super().of(sample_ids)
 
     with pytest.raises(SourceError, match="was published again while a stream was added"):
         list(add_to_dataset(dataset, "clip_score", SCORE, Late("late", {}, [], None)))
-    assert dataset.marker("docs-00000")["note"] == 1
+    assert marker_of(dataset, "docs-00000")["note"] == 1
 
 
 def test_a_partition_that_is_not_published(dataset: DatasetStore) -> None:
     """Naming a partition that is not published is refused before anything is written."""
     with pytest.raises(SourceError, match="partition 'docs-7' is not published"):
         list(add_to_dataset(dataset, "clip_score", SCORE, values_of({}), keys=["docs-00000", "docs-7"]))
-    assert "added" not in dataset.marker("docs-00000")
+    assert "added" not in marker_of(dataset, "docs-00000")
 
 
 def test_partitions_whose_streams_differ_in_settings(dataset: DatasetStore) -> None:
@@ -412,16 +412,16 @@ def test_partitions_whose_streams_differ_in_settings(dataset: DatasetStore) -> N
 
 def test_a_packed_file_that_is_gone(dataset: DatasetStore) -> None:
     """Without the file that was packed nothing can be added: the partition has to be run again."""
-    Path(dataset.store.path_of(dataset.marker("docs-00001")["files"]["mstr"]["path"])).unlink()
+    Path(dataset.store.path_of(marker_of(dataset, "docs-00001")["files"]["mstr"]["path"])).unlink()
     with pytest.raises(SourceError, match=r"is gone, expected \d+ bytes: run partition 'docs-00001' again"):
         list(add_to_dataset(dataset, "score", SCORE, values_of({})))
-    assert "added" not in dataset.marker("docs-00000")
+    assert "added" not in marker_of(dataset, "docs-00000")
 
 
 def test_a_damaged_marker_is_replaced(dataset: DatasetStore) -> None:
     """A marker that cannot be read does not stop its partition from being published again."""
     for content in (b"{", b"[]"):
-        dataset.store.write_bytes("published/docs-00000.json", content)
+        dataset.store.write_bytes(marker_name(dataset, "docs-00000"), content)
         assert "added" not in at_work(publish.publish, dataset, "docs-00000")
     assert publish.build_manifest(dataset).left_out == {}
 
@@ -505,7 +505,7 @@ def test_the_command_on_a_dataset(dataset: DatasetStore, tmp_path: Path, run: Ca
         assert data.read_modality("clip_score", range(len(data))) == [None, *numbers.values()]
     again = run("--dataset", "docs", "--root", dataset.spec.root, *arguments)
     assert "docs/docs-00001: clip_score was there" in again.stdout
-    packed = dataset.store.path_of(dataset.marker("docs-00000")["files"]["mstr"]["path"])
+    packed = dataset.store.path_of(marker_of(dataset, "docs-00000")["files"]["mstr"]["path"])
     assert "belongs to a dataset" in run(packed, *arguments, code=2).stderr
     with open_reader(packed) as reader:
         assert "clip_score" not in reader.names

@@ -13,9 +13,11 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.orchestration.resources import StorageRoot
 from mm_assets.orchestration.runs import load_config
+from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
+from ..pipeline.chain import marker_name
 from .loads import make_manifest, run_partitions
 
 SpecOf = Callable[..., DatasetSpec]
@@ -384,7 +386,7 @@ def test_a_sensor_without_work_ends_a_dead_run(
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
     register_dataset(instance, DatasetStore(spec))
     if sensor == "docs_markers":
-        DatasetStore(spec).store.write_bytes("published/docs-00000.json", b"{}")
+        DatasetStore(spec).store.write_bytes(marker_name(DatasetStore(spec), "docs-00000"), b"{}")
     ticker = Ticker(instance, spec, sensor)
     assert len(ticker.tick().run_requests or []) == 1
     run = instance.create_run_for_job(
@@ -437,7 +439,7 @@ def test_a_dead_manifest_run_does_not_block_the_next(
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
     dataset = DatasetStore(spec)
     register_dataset(instance, dataset)
-    dataset.store.write_bytes("published/captions-00000.json", b"{}")
+    dataset.store.write_bytes(marker_name(dataset, "captions-00000"), b"{}")
     job = build_definitions(spec).resolve_job_def("captions_manifest")
     instance.create_run_for_job(job_def=job, status=dg.DagsterRunStatus.STARTED)
     ticker = Ticker(instance, spec, "captions_markers")
@@ -453,14 +455,15 @@ def test_whatever_changes_a_manifest_makes_one(instance: dg.DagsterInstance, dem
     spec = demo_spec("docs", shards=str(folder))
     dataset = DatasetStore(spec)
     register_dataset(instance, dataset)
-    dataset.store.write_bytes("published/docs-00000.json", b"{}")
+    marker = marker_name(dataset, "docs-00000")
+    dataset.store.write_bytes(marker, b"{}")
     ticker = Ticker(instance, spec, "docs_markers")
 
     def requests() -> list[int]:
         return [len(ticker.tick().run_requests or []) for _ in range(2)]
 
     assert requests() == [1, 0]
-    dataset.store.write_bytes("published/docs-00000.json", b"[]")
+    dataset.store.write_bytes(marker, b"[]")
     assert requests() == [1, 0], "a marker was replaced by one of the same size"
     (folder / "docs-00001.tar").unlink()
     register_dataset(instance, dataset)
@@ -472,7 +475,7 @@ def test_whatever_changes_a_manifest_makes_one(instance: dg.DagsterInstance, dem
     other = schema.__class__.from_json({**schema.to_json(), "user_columns": []}, where="test")
     dataset.write_schema(other, decided_by="test")
     assert requests() == [int(other.digest != schema.digest), 0]
-    dataset.store.delete("published/docs-00000.json")
+    dataset.store.delete(marker)
     assert requests() == [1, 0], "the last marker is gone"
 
 
@@ -485,7 +488,7 @@ def test_many_pending_partitions_are_one_run(instance: dg.DagsterInstance, demo_
     assert request.job_name == "docs_load"
     job = shards.definitions.resolve_job_def("docs_load")
     assert job.execute_in_process(instance=instance, run_config=request.run_config, raise_on_error=False).success
-    assert sorted(DatasetStore(spec).markers()) == ["docs-00000", "docs-00001"]
+    assert sorted(Present(DatasetStore(spec)).markers()) == ["docs-00000", "docs-00001"]
     assert not shards.tick().run_requests
 
 

@@ -16,6 +16,7 @@ from mm_assets.orchestration.checks import rules_of
 from mm_assets.orchestration.launch import declared_datasets, open_instance, register_dataset
 from mm_assets.pipeline.store import DatasetStore
 
+from ..pipeline.chain import marker_of
 from .test_daemon import WAIT, process_group, wait_for
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -90,4 +91,4 @@ def test_a_partition_is_materialized_from_the_ui(dagster_home: Path, tmp_path: P
             succeeded = page.get_by_text("Succeeded", exact=True).count()
             browser.close()
     assert succeeded >= len(rules_of(dataset.spec, "packed_mult"))
-    assert dataset.marker("captions-00000") is not None
+    assert marker_of(dataset, "captions-00000") is not None

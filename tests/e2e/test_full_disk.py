@@ -16,7 +16,7 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
-from ..pipeline.chain import at_work, run_partition
+from ..pipeline.chain import at_work, marker_of, run_partition
 
 PARTITION = "docs-00001"
 PLENTY = 64 << 20  # bytes
@@ -91,7 +91,7 @@ def test_full_scratch_is_named(demo_spec: Callable[..., DatasetSpec], tmp_path: 
     assert report.failure is not None
     assert str(report.failure.path).startswith(str(disk))
     assert "No space left on device" in report.failure.detail
-    assert dataset.marker(PARTITION) is None
+    assert marker_of(dataset, PARTITION) is None
     assert list(disk.iterdir()) == []
     mount("-o", f"remount,size={PLENTY}", str(disk))
     assert partition_run.run_partition(dataset.spec, partition, schema, scratch=disk).ok

@@ -16,7 +16,7 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
-from mm_assets.pipeline.pending import pending_partitions
+from mm_assets.pipeline.pending import Present, pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -66,7 +66,7 @@ def test_a_demo_dataset_becomes_packed_files(
             assert len(opened) == kept > 0
             assert opened[0]["metadata"] is not None
             assert opened.find(opened.sample_ids[len(opened) - 1]) == len(opened) - 1
-    assert len(dataset.markers()) == partitions
+    assert len(Present(dataset).markers()) == partitions
 
 
 def test_a_second_run_gives_identical_bytes(instance: dg.DagsterInstance, demo_spec: SpecOf, root: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_failed_check_blocks_and_is_named(
         (run,) = run_partitions([(spec, "captions-00000")])
     assert not run.ok
     assert any("check" in line and " violation" in line for line in run.failures)
-    assert dataset.markers() == {}
+    assert Present(dataset).markers() == {}
     with pytest.raises(SourceError, match=r"failed its check|has not been made"):
         at_work(publish.publish, dataset, "captions-00000")
     (again,) = run_partitions([(spec, "captions-00000")])
@@ -222,7 +222,7 @@ def test_a_rollup_remembers_the_partitions_that_failed(
     (other,) = run_partitions([(spec, "docs-00001")])
     assert other.ok
     assert latest() == (False, "WARN", "1 partition failed before: docs-00000")
-    assert set(dataset.markers()) == {"docs-00001"}
+    assert set(Present(dataset).markers()) == {"docs-00001"}
     assert all(run.ok for run in run_partitions([(spec, "docs-00000")]))
     assert latest() == (True, "ERROR", None)
 

@@ -10,13 +10,13 @@ import pytest
 import mm_assets
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import PACKED_STAGES, RAW_SHARDS, ROWS
-from mm_assets.pipeline.pending import pending_partitions
+from mm_assets.pipeline.pending import pending_partitions, pending_reasons
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.store import Store
 
-from ..pipeline.chain import at_work
+from ..pipeline.chain import at_work, marker_of
 
 SpecOf = Callable[..., DatasetSpec]
 
@@ -65,7 +65,7 @@ def test_the_same_partitions_give_the_same_manifest(dataset: DatasetStore) -> No
 
 def test_a_partition_whose_files_went_astray_is_left_out(dataset: DatasetStore) -> None:
     """A packed file that is gone or cut keeps its partition out of the manifest, with the reason."""
-    marker = dataset.marker("docs-00001")
+    marker = marker_of(dataset, "docs-00001")
     assert marker is not None
     Path(dataset.store.path_of(marker["files"]["mult"]["path"])).unlink()
     report = publish.build_manifest(dataset)
@@ -99,7 +99,8 @@ def test_a_changed_shard_is_pending_again(dataset: DatasetStore, demo_shards: Pa
     assert pending_partitions(dataset) == ["docs-00001"]
     report = publish.build_manifest(dataset)
     assert partitions_of(report) == ["docs-00000"]
-    assert report.left_out == {"docs-00001": "its shards changed"}
+    assert report.left_out == {"docs-00001": "its shards, settings, code or schema changed"}
+    assert pending_reasons(dataset) == {"docs-00001": "its shards changed"}
 
 
 def test_publishing_out_of_order_is_refused(dataset: DatasetStore) -> None:
@@ -108,7 +109,7 @@ def test_publishing_out_of_order_is_refused(dataset: DatasetStore) -> None:
 
     other = DatasetStore(dataset.spec.replace(filters=()))
     at_work(stages.filtered_rows, other, "docs-00000")
-    with pytest.raises(SourceError, match="made with another configuration"):
+    with pytest.raises(SourceError, match="`filters` changed"):
         at_work(publish.publish, dataset, "docs-00000")
 
 
@@ -177,7 +178,7 @@ def test_a_manifest_reads_no_records(dataset: DatasetStore, monkeypatch: pytest.
     publish.clean(dataset)
     assert "shards.json" in read
     assert not [name for name in read if name.startswith("records/")]
-    marker = dataset.marker("docs-00000")
+    marker = marker_of(dataset, "docs-00000")
     assert marker is not None
     assert marker["record"]["sha256"] == dataset.store.digest("records/docs-00000.json")
 
@@ -244,7 +245,7 @@ def test_a_lost_packed_file_is_made_again(dataset: DatasetStore) -> None:
     """A published partition whose packed file is gone is pending, and is not published without it."""
     from mm_assets.errors import SourceError
 
-    marker = dataset.marker("docs-00000")
+    marker = marker_of(dataset, "docs-00000")
     assert marker is not None
     Path(dataset.store.path_of(marker["files"]["mstr"]["path"])).unlink()
     assert pending_partitions(dataset) == ["docs-00000"]

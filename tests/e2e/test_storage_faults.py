@@ -19,7 +19,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.store import Store
 
-from ..pipeline.chain import at_work, run_partition
+from ..pipeline.chain import at_work, marker_name, marker_of, run_partition
 
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
@@ -117,7 +117,7 @@ def test_a_run_through_scratch_survives_faults(dataset: DatasetStore, server: tu
     report = partition_run.run_partition(dataset.spec, partition, schema)
     server[1].faults.every = 0
     assert report.failure is None
-    assert report.marker == dataset.marker(PARTITION)
+    assert report.marker == marker_of(dataset, PARTITION)
     assert contents(dataset) == contents(quiet)
 
 
@@ -172,7 +172,7 @@ def test_a_lost_reply_is_not_a_conflict(
 def test_two_hosts_publish_a_partition_once(dataset: DatasetStore) -> None:
     """Of two processes that publish one partition at a time one writes the marker, and both find it published."""
     make(dataset)
-    dataset.store.delete(dataset.marker_name(PARTITION))
+    dataset.store.delete(marker_name(dataset, PARTITION))
     together = threading.Barrier(2, timeout=200)
 
     def host(_: int) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def test_two_hosts_publish_a_partition_once(dataset: DatasetStore) -> None:
 
     with ThreadPoolExecutor(2) as hosts:
         first, second = hosts.map(host, range(2))
-    assert first == second == dataset.marker(PARTITION)
+    assert first == second == marker_of(dataset, PARTITION)
     assert pending_partitions(dataset) == []
 
 
@@ -196,11 +196,11 @@ def test_a_partition_that_another_host_published_with_other_settings_is_refused(
     faults = publish._chain_faults
 
     def meanwhile(*arguments: Any) -> list[str]:
-        dataset.store.write_bytes(dataset.marker_name(PARTITION), b'{"files": {}, "of": "another host"}\n')
+        dataset.store.write_bytes(marker_name(dataset, PARTITION), b'{"files": {}, "of": "another host"}\n')
         return faults(*arguments)
 
     monkeypatch.setattr(publish, "_chain_faults", meanwhile)
-    dataset.store.delete(dataset.marker_name(PARTITION))
-    with pytest.raises(ChangedError, match=f"{PARTITION}.json: another process published it meanwhile"):
+    dataset.store.delete(marker_name(dataset, PARTITION))
+    with pytest.raises(ChangedError, match=rf"{PARTITION}\.[0-9a-f]+\.json: another process published it meanwhile"):
         at_work(publish.publish, dataset, PARTITION)
-    assert b"another host" in dataset.store.read_bytes(dataset.marker_name(PARTITION))
+    assert b"another host" in dataset.store.read_bytes(marker_name(dataset, PARTITION))

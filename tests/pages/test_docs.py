@@ -207,8 +207,8 @@ def json_keys(value: object, name: str) -> Iterator[str]:
         for item in value:
             yield from json_keys(item, name)
     elif isinstance(value, dict):
-        data = name in ("partitions", "stages", "config", "losses", "reasons") or (
-            name in ("shards", "inputs") and any("/" in key for key in value)
+        data = name in ("partitions", "stages", "config", "losses", "reasons", "made_with", "markers") or (
+            (name in ("shards", "inputs") or name.startswith("published/")) and any("/" in key for key in value)
         )
         for key, inner in value.items():
             if not data and not key.startswith(("present_", "dropped.")):
@@ -220,7 +220,7 @@ def json_keys(value: object, name: str) -> Iterator[str]:
 def test_every_key_of_the_json_files_is_documented(captions: Path) -> None:
     """Each key in each JSON file of a dataset is in the section on that file."""
     common = codes(section(FILES, "## Files and shards")) | {"path", "sha256", "size"}
-    marker = "## published/&lt;partition&gt;.json"  # which also describes the losses
+    marker = "## published/&lt;partition&gt;.&lt;fingerprint&gt;.json"  # which also describes the losses
     manifest = ["## manifest.json and manifests/&lt;digest&gt;.json", "## schema.json", marker]
     sections = {
         "manifest.json": manifest,
@@ -229,6 +229,7 @@ def test_every_key_of_the_json_files_is_documented(captions: Path) -> None:
         "shards.json": ["## shards.json"],
         "records": ["## records/&lt;partition&gt;.json"],
         "published": [marker],
+        "markers.json": ["## markers.json"],
     }
     seen = set()
     for path in sorted(captions.rglob("*.json")):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mm_assets.pipeline import publish, stages
-from mm_assets.pipeline.pending import pending_partitions
+from mm_assets.pipeline.pending import Present, pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import StageResult
@@ -34,6 +34,17 @@ def at_work(
     """What one stage's function returns of a registered partition."""
     with PartitionWork.registered(dataset, key) as work:
         return make(work, *args, **options)
+
+
+def marker_of(dataset: DatasetStore, key: str) -> Any:
+    """The marker of a partition, or None."""
+    return Present(dataset).markers().get(key)
+
+
+def marker_name(dataset: DatasetStore, key: str) -> str:
+    """Name of the marker that a registered partition has now, or would have."""
+    with PartitionWork.registered(dataset, key) as work:
+        return work.marker_name
 
 
 def run_partition(dataset: DatasetStore, key: str) -> dict[str, StageResult]:

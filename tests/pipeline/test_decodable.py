@@ -20,7 +20,7 @@ from mm_assets.pipeline.losses import losses
 from mm_assets.pipeline.stages import StageResult, filtered_rows
 from mm_assets.pipeline.store import DatasetStore
 
-from .chain import at_work, declare, run_chain
+from .chain import at_work, declare, marker_of, run_chain
 
 PACK = {"preset": "generic", "fields": [{"name": "raw", "field": "BytesField", "modality": "image", "role": "raw"}]}
 KINDS = dict.fromkeys(("jpg", "png"), "image") | dict.fromkeys(("wav", "flac", "mp3"), "audio")
@@ -142,7 +142,7 @@ def test_undecodable_rows_are_dropped_with_their_reason(shard: Path, tmp_path: P
     said = {"mode": "full", "on_undecodable": "drop_row", "judged": counts["judged"], "undecodable": len(listed)}
     manifest = json.loads(Path(dataset.store.path_of("manifest.json")).read_text())
     assert manifest["shards"][0]["decodable"] == said
-    assert dataset.marker("s")["decodable"] == said
+    assert marker_of(dataset, "s")["decodable"] == said
 
 
 def test_undecodable_samples_are_dropped_whole(shard: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_undecodable_media_are_kept_and_said(shard: Path, tmp_path: Path) -> Non
     assert {row["sample_id"] for row in listed} == TRUNCATED | {"named"}
     assert {row["action"] for row in listed} == {"keep"}
     kept = list(losses(dataset, ["s"]))
-    ((stage, reasons),) = dataset.marker("s")["losses"].items()
+    ((stage, reasons),) = marker_of(dataset, "s")["losses"].items()
     ((reason, lost),) = reasons.items()
     assert (stage, reason, lost["count"]) == ("filtered_rows", "kept.undecodable", len(listed))
     assert (lost["example"]["sample_id"], lost["example"]["member"]) == (kept[0].sample_id, kept[0].member)
@@ -198,7 +198,7 @@ def test_headers_judge_only_what_a_field_refuses(shard: Path, tmp_path: Path) ->
     record = results[FILTERED_ROWS.name].record
     assert record.counts["judged"] == 0
     assert any("decodable: headers" in note for note in record.notes)
-    assert dataset.marker("s")["decodable"]["mode"] == "headers"
+    assert marker_of(dataset, "s")["decodable"]["mode"] == "headers"
 
 
 def test_a_missing_package_is_not_damage(shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

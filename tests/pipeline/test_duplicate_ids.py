@@ -14,7 +14,7 @@ from mm_assets.pipeline.duplicate_ids import duplicate_ids, duplicates_said
 from mm_assets.pipeline.store import DatasetStore
 
 from ..e2e.loads import make_manifest
-from .chain import declare, run_chain
+from .chain import declare, marker_name, run_chain
 
 
 def write_shard(path: Path, ids: list[str]) -> None:
@@ -70,6 +70,6 @@ def test_ids_in_several_partitions_are_counted_with_examples(dataset: DatasetSto
     monkeypatch.setattr(publish, "duplicate_ids", lambda _, keys: compared.append(keys) or {"count": 0, "examples": []})
     assert publish.build_manifest(dataset).digest == report.digest
     assert compared == []
-    dataset.store.delete(dataset.marker_name("b"))
+    dataset.store.delete(marker_name(dataset, "b"))
     assert publish.build_manifest(dataset).manifest["duplicate_ids"]["count"] == 0
     assert compared == [["a.0", "c"]]

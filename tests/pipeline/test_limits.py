@@ -16,7 +16,7 @@ from mm_assets.pipeline.losses import losses
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
-from .chain import at_work, declare, run_partition
+from .chain import at_work, declare, marker_name, run_partition
 
 MEMBERS = {f"{n}.txt": b"a text that stays" for n in range(8)} | {"8.txt": b"short", "9.json": b"{broken"}
 FILTERS = [{"type": "text_length", "min_chars": 10}]
@@ -44,7 +44,7 @@ def test_a_partition_within_its_limits_is_published(shard: Path, tmp_path: Path,
     dataset = DatasetStore(declare(tmp_path, shard, filters=FILTERS, **limits))
     register(dataset)
     run_partition(dataset, "s")
-    assert json.loads(dataset.store.read_bytes("published/s.json"))["num_samples"] == 8
+    assert json.loads(dataset.store.read_bytes(marker_name(dataset, "s")))["num_samples"] == 8
     kinds = [(loss.kind, loss.reason) for loss in losses(dataset, ["s"])]
     assert kinds.count(("harmless", "directory")) == kinds.count(("harmless", "system file")) == 1
     assert kinds.count(("lost", "bad_json")) == 1

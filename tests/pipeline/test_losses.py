@@ -28,7 +28,7 @@ from mm_assets.pipeline.register import register
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.pipeline.store import DatasetStore, StageFailure
 
-from .chain import at_work, declare, run_chain
+from .chain import at_work, declare, marker_name, marker_of, run_chain
 
 FILES = Path(__file__).parents[2] / "docs" / "files.md"
 
@@ -122,13 +122,13 @@ def test_every_place_has_the_same_numbers(faulty: Faulty) -> None:
         items[loss.stage, loss.reason] += loss.count
     totals = loss_totals(dataset, ["a", "b"])
     assert {(t.example.stage, t.example.reason): t.count for t in totals} == items
-    listed = dataset.marker("b")["losses"]
+    listed = marker_of(dataset, "b")["losses"]
     assert {stage: {r: item["count"] for r, item in reasons.items()} for stage, reasons in listed.items()} == COUNTS
     for total in totals:
         first = total.example
         shown = listed[first.stage][first.reason]["example"]
         assert {**asdict(first), "shard": "b.tar"} == {**dict.fromkeys(PLACE), **shown, **facts_of(first)}
-    assert dataset.marker("a")["losses"] == {}
+    assert marker_of(dataset, "a")["losses"] == {}
     assert json.loads(dataset.store.read_bytes("manifest.json"))["losses"] == listed
     assert {stage: {r: n for (s, r), n in items.items() if s == stage} for stage, _ in items} == COUNTS
     lines = losses_table(totals).md_str.splitlines()[2:]
@@ -149,7 +149,7 @@ def copied(faulty: Faulty, folder: Path) -> DatasetStore:
 def test_a_marker_does_not_list_the_failure_of_an_earlier_run(faulty: Faulty, tmp_path: Path) -> None:
     """A partition that failed before and is published now has the losses of the run that was published."""
     dataset = copied(faulty, tmp_path)
-    before = dataset.marker("b")
+    before = marker_of(dataset, "b")
     dataset.write_failure(StageFailure(partition="b", stage=RAW_SHARDS.name, detail="the storage failed"))
     assert [(t.example.reason, t.count) for t in loss_totals(dataset, ["b"])] == [("failed", 1)]
     assert at_work(publish.publish, dataset, "b") == before
@@ -202,14 +202,16 @@ def test_the_manifest_is_the_same_wherever_the_shards_are(tmp_path: Path) -> Non
 
 
 def test_a_marker_of_an_earlier_version_is_pending(faulty: Faulty, tmp_path: Path) -> None:
-    """A marker whose losses are plain numbers keeps its partition out of the manifest until it is published again."""
+    """A marker without a fingerprint keeps its partition out of the manifest until it is published again."""
     dataset = copied(faulty, tmp_path)
-    earlier = {**dataset.marker("b"), "version": 1, "losses": COUNTS}
-    dataset.store.write_bytes(dataset.marker_name("b"), json.dumps(earlier).encode())
-    assert pending_reasons(dataset) == {"b": "it was published by another version of mm-assets"}
+    earlier = {**marker_of(dataset, "b"), "version": 1, "losses": COUNTS}
+    dataset.store.delete(marker_name(dataset, "b"))
+    dataset.store.write_bytes("published/b.json", json.dumps(earlier).encode())
+    assert pending_reasons(dataset) == {"b": "it is not published"}
     assert publish.build_manifest(dataset).left_out.keys() == {"b"}
     at_work(publish.publish, dataset, "b")
     assert publish.build_manifest(dataset).left_out == {}
+    assert not dataset.store.exists("published/b.json")
 
 
 def test_a_damaged_table_is_named(faulty: Faulty, tmp_path: Path) -> None:

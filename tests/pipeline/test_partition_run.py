@@ -14,7 +14,7 @@ from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
-from .chain import declare
+from .chain import declare, marker_name, marker_of
 from .test_losses import jpeg, write_tar
 
 
@@ -27,7 +27,7 @@ def test_a_partition_is_published_and_reported(tmp_path: Path) -> None:
     assert len(sent) < 50_000
     report = pickle.loads(sent)
     assert report.ok
-    assert report.marker == dataset.marker("a")
+    assert report.marker == marker_of(dataset, "a")
     assert {name: result.record.to_json() for name, result in report.results.items()} == {
         stage.name: record.to_json() for stage, record in dataset.records("a").items()
     }
@@ -69,5 +69,6 @@ def test_each_file_and_folder_is_synced_once(tmp_path: Path, monkeypatch: pytest
     folders = [*TABLES, "packed", "records", "published"]
     files = [*(f"{table}/.a.parquet.tmp" for table in TABLES), "packed/.a.mult.tmp", "packed/.a.mstr.tmp"]
     records = ["records/.a.json.tmp"] * len(RECORDED_STAGES)  # a new version after each stage
-    assert sorted(map(str, synced)) == sorted([*folders, *files, *records, "published/.a.json.tmp"])
-    assert list(map(str, synced[-2:])) == ["published/.a.json.tmp", "published"]
+    marker = "published/." + marker_name(dataset, "a").removeprefix("published/") + ".tmp"
+    assert sorted(map(str, synced)) == sorted([*folders, *files, *records, marker])
+    assert list(map(str, synced[-2:])) == [marker, "published"]

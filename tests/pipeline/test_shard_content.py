@@ -18,7 +18,7 @@ from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
 
-from .chain import at_work, declare, run_chain, run_partition
+from .chain import at_work, declare, marker_of, run_chain, run_partition
 
 
 def tar_of(text: bytes) -> bytes:
@@ -80,7 +80,7 @@ HARMLESS: dict[str, Callable[[Path], None]] = {
 def test_equal_bytes_are_the_same_shard(published: tuple[DatasetStore, Path]) -> None:
     """A touch, a change of rights, a copy and a rename make nothing pending, and a run afterwards changes no file."""
     dataset, shard = published
-    marker = dataset.marker("s")
+    marker = marker_of(dataset, "s")
     for name, change in HARMLESS.items():
         before = shard.stat()
         change(shard)
@@ -88,13 +88,13 @@ def test_equal_bytes_are_the_same_shard(published: tuple[DatasetStore, Path]) ->
         assert not pending(dataset), name
         assert dataset.partition("s").shards[0].times == f"{shard.stat().st_mtime_ns}-{shard.stat().st_ctime_ns}"
     run_partition(dataset, "s")
-    assert dataset.marker("s") == marker
+    assert marker_of(dataset, "s") == marker
 
 
 def test_other_bytes_are_another_shard(published: tuple[DatasetStore, Path]) -> None:
     """Other bytes of the same size and time are noticed once, refused until they are indexed, and then published."""
     dataset, shard = published
-    first = dataset.marker("s")
+    first = marker_of(dataset, "s")
     overwrite(shard, OTHER)
     assert pending(dataset)
     with pytest.raises(SourceError, match=r"changed since it was indexed \(found .*, expected .*\): materialize raw_"):
@@ -102,13 +102,13 @@ def test_other_bytes_are_another_shard(published: tuple[DatasetStore, Path]) -> 
     assert register(dataset).changed == ()
     run_partition(dataset, "s")
     assert pending_partitions(dataset) == []
-    assert dataset.marker("s")["files"]["mult"] != first["files"]["mult"]
+    assert marker_of(dataset, "s")["files"]["mult"] != first["files"]["mult"]
     shard.chmod(0o600)
     assert not pending(dataset)
     overwrite(shard, FIRST)
     assert pending(dataset)
     run_partition(dataset, "s")
-    assert dataset.marker("s")["files"]["mult"] == first["files"]["mult"]
+    assert marker_of(dataset, "s")["files"]["mult"] == first["files"]["mult"]
 
 
 def test_other_bytes_before_a_run(published: tuple[DatasetStore, Path]) -> None:

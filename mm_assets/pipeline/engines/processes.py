@@ -42,11 +42,13 @@ class Task:
 
     Attributes:
         partition: as registered.
-        first: the stage to start at.
+        first: the stage to start at; None for the first that is stale.
+        markers: names of its markers; None lists them.
     """
 
     partition: Partition
-    first: Stage = RAW_SHARDS
+    first: Stage | None = None
+    markers: tuple[str, ...] | None = None
 
 
 def num_processors() -> int:
@@ -124,7 +126,7 @@ class Processes:
                 worker = _Worker() if is_new else self._free.pop()
                 flight = _Flight(worker=worker, spec=spec, task=task)
                 try:
-                    worker.connection.send((spec, task.partition, schema, task.first.name))
+                    worker.connection.send((spec, task.partition, schema, task.first and task.first.name, task.markers))
                 except OSError:
                     code = worker.end()
                     if is_new:
@@ -159,12 +161,12 @@ def _run_here(spec: DatasetSpec, schema: DatasetSchema, task: Task, guard: Guard
             held.enter_context(guard(task.partition.key))
         except MmAssetsError as error:
             return failed_report(_refusal(error, task))
-        return run_partition(spec, task.partition, schema, first=task.first)
+        return run_partition(spec, task.partition, schema, first=task.first, markers=task.markers)
 
 
 def _refusal(error: MmAssetsError, task: Task) -> StageFailure:
     """The failure of a partition that another process works on; it is not stored, since that process may succeed."""
-    return StageFailure.of(error, stage=task.first.name, partition=task.partition.key)
+    return StageFailure.of(error, stage=(task.first or RAW_SHARDS).name, partition=task.partition.key)
 
 
 class _Worker:
@@ -197,7 +199,7 @@ class _Flight:
         self.held = ExitStack()
         self._spec = spec
         self._key = task.partition.key
-        self.stage = task.first.name
+        self.stage = (task.first or RAW_SHARDS).name
 
     def died(self, code: int | None) -> PartitionReport:
         """The report of a partition whose worker died; it is stored as the partition's failure."""
@@ -222,9 +224,11 @@ def _work(theirs: connection.Connection) -> None:
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     with suppress(EOFError, BrokenPipeError):
         while True:
-            spec, partition, schema, name = theirs.recv()
-            first = next(stage for stage in CHAIN if stage.name == name)
-            report = run_partition(spec, partition, schema, first=first, started=lambda s: theirs.send(s.name))
+            spec, partition, schema, name, markers = theirs.recv()
+            first = next((stage for stage in CHAIN if stage.name == name), None)
+            report = run_partition(
+                spec, partition, schema, first=first, markers=markers, started=lambda stage: theirs.send(stage.name)
+            )
             theirs.send(report)
 
 

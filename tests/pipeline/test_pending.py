@@ -1,0 +1,241 @@
+"""What is pending, why, and from which stage on; and that a run does that, with the files of a run from the start."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_assets.pipeline import publish
+from mm_assets.pipeline.chain import FILTERED_ROWS, RECORDED_STAGES, ROWS
+from mm_assets.pipeline.partition_run import PartitionReport, run_partition
+from mm_assets.pipeline.pending import Present, pending_partitions, pending_reasons, stale_partitions
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
+from mm_assets.storage.files import SourceFile
+from mm_assets.storage.store import Store
+
+from .chain import declare, marker_name, run_chain
+from .shards import CAPTIONS, make_shard
+
+STAGES = [stage.name for stage in RECORDED_STAGES]
+SETTINGS: dict[str, Any] = {
+    "filters": [{"type": "text_length", "min_chars": 1}],
+    "annotators": [{"type": "image_size"}],
+}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> DatasetStore:
+    """A dataset of one partition in a manifest."""
+    folder = tmp_path_factory.mktemp("pending")
+    dataset, _ = run_chain(declare(folder / "root", make_shard(folder / "in" / "s.tar", CAPTIONS), **SETTINGS))
+    return dataset
+
+
+def changed(published: DatasetStore, tmp_path: Path, **settings: Any) -> DatasetStore:
+    """A copy of it, declared with other settings."""
+    shutil.copytree(published.spec.root, tmp_path / "root")
+    dataset = DatasetStore(published.spec.replace(root=str(tmp_path / "root"), **settings))
+    register(dataset, new_schema=True)
+    return dataset
+
+
+def run(dataset: DatasetStore, **options: Any) -> PartitionReport:
+    report = run_partition(dataset.spec, dataset.partition("s"), dataset.schema(), **options)
+    assert report.ok, report.failure
+    return report
+
+
+def digests(dataset: DatasetStore) -> dict[str, str]:
+    return {name: f.sha256 for record in dataset.records("s").values() for name, f in record.files.items()}
+
+
+def fresh(spec: DatasetSpec, tmp_path: Path) -> dict[str, str]:
+    """The files of a run from the start with the same settings."""
+    dataset, _ = run_chain(spec.replace(root=str(tmp_path / "fresh")))
+    return digests(dataset)
+
+
+class Opened:
+    """Counts the shards that are opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.urls: list[str] = []
+
+        def opened(url: str, *rest: Any) -> SourceFile:
+            self.urls.append(url)
+            return SourceFile(url, *rest)
+
+        monkeypatch.setattr("mm_assets.pipeline.store.SourceFile", opened)
+
+
+@pytest.mark.parametrize(
+    ("settings", "first", "reason", "num_opened"),
+    [
+        ({"samples": {"texts_field": "t"}}, "rows", "`samples.texts_field` changed", 1),
+        ({"filters": [{"type": "text_length", "min_chars": 9}]}, "filtered_rows", "`filters` changed", 0),
+        ({"pack": {"columns": ["n"]}}, "packed_mult", "`pack`, `pack` of the dataset's schema changed", 0),
+        ({"on_misaligned": "fail"}, "packed_mult", "`on_misaligned` changed", 0),
+    ],
+    ids=["rows", "filter", "columns", "checks of packing"],
+)
+def test_a_changed_setting_runs_what_it_changes(
+    published: DatasetStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    first: str,
+    reason: str,
+    num_opened: int,
+) -> None:
+    """The stages from the announced one on run, with as few opened shards, and give what a run from the start gives."""
+    dataset = changed(published, tmp_path, **settings)
+    (stale,) = stale_partitions(dataset, pending_partitions(dataset)).values()
+    assert (stale.first.name, stale.reason) == (first, reason)
+    opened = Opened(monkeypatch)
+    assert list(run(dataset).results) == STAGES[STAGES.index(first) :]
+    assert len(opened.urls) == num_opened
+    assert pending_partitions(dataset) == []
+    assert list(Present(dataset).names["s"]) == [marker_name(dataset, "s")]
+    assert digests(dataset) == fresh(dataset.spec, tmp_path)
+    assert publish.build_manifest(dataset).left_out == {}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_bytes": 1 << 16},
+        {"on_misaligned": "warn"},
+        {"storage_options": {"auto_mkdir": False}, "keep_manifests": 9},
+    ],
+    ids=["memory", "default", "place"],
+)
+def test_a_setting_that_changes_no_byte_runs_nothing(
+    published: DatasetStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """Nothing is pending, and to find that out no marker and no record is read."""
+    dataset = changed(published, tmp_path, **settings)
+    read: list[str] = []
+    for method in ("read_bytes", "found_bytes"):
+        real = getattr(Store, method)
+        monkeypatch.setattr(Store, method, lambda self, name, real=real: (read.append(name), real(self, name))[1])
+    assert pending_partitions(dataset) == []
+    assert set(read) == {"shards.json", "schema.json", "markers.json"}
+
+
+def test_a_raised_version_runs_its_stage_and_the_later_ones(
+    published: DatasetStore, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A release that changes what filtering writes makes the partitions start there."""
+    dataset = changed(published, tmp_path)
+    assert pending_partitions(dataset) == []
+    request.addfinalizer(lambda: object.__setattr__(FILTERED_ROWS, "version", 1))
+    object.__setattr__(FILTERED_ROWS, "version", 2)
+    assert pending_reasons(dataset) == {"s": "the version of filtered_rows changed"}
+    assert list(run(dataset).results) == STAGES[STAGES.index("filtered_rows") :]
+
+
+def test_changed_code_of_a_users_filter_runs_the_filters(
+    published: DatasetStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another threshold in the source of a filter is announced by the filter's name, and applied."""
+    source = (
+        "from mm_assets.filters import Drop, Filter\n\n\n"
+        "class Wide(Filter):\n    needs_content = True\n\n    def judge(self, block):\n"
+        "        return [Drop(int(row), 'any', None) for row in block.rows_of('image')[:LIMIT]]\n\n\nLIMIT = {}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "users_pending.py").write_text(source.format(0))
+    dataset = changed(published, tmp_path, filters=[{"type": "users_pending:Wide"}])
+    run(dataset)
+    before = digests(dataset)
+    assert pending_partitions(dataset) == []
+    (tmp_path / "users_pending.py").write_text(source.format(10))
+    monkeypatch.delitem(sys.modules, "users_pending")
+    importlib.invalidate_caches()
+    assert pending_reasons(dataset) == {"s": "the code of users_pending:Wide changed"}
+    assert list(run(dataset).results) == STAGES[STAGES.index("filtered_rows") :]
+    assert digests(dataset)["dropped"] != before["dropped"]
+    assert digests(dataset)["materialized_rows"] == before["materialized_rows"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "gone"])
+def test_a_lost_packed_file_is_packed_again(
+    published: DatasetStore, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A packed file that is gone or truncated makes its partition pending, and only packing runs."""
+    dataset = changed(published, tmp_path)
+    before = digests(dataset)
+    (packed,) = Path(dataset.store.path_of("packed")).glob("*.mstr")
+    if damage == "gone":
+        packed.unlink()
+    else:
+        packed.write_bytes(packed.read_bytes()[:-1])
+    ((key, reason),) = pending_reasons(dataset).items()
+    assert (key, reason.split(" ")[0]) == ("s", f"packed/{packed.name}")
+    assert list(run(dataset).results) == ["packed_mult", "packed_mstr"]
+    assert digests(dataset) == before
+
+
+def test_a_damaged_table_is_made_again_by_the_second_run(published: DatasetStore, tmp_path: Path) -> None:
+    """A bit that changed in a table fails the run that reads it; the next one starts at the stage of that table."""
+    dataset = changed(published, tmp_path, filters=[])
+    table = Path(dataset.store.path_of("materialized_rows/s.parquet"))
+    content = bytearray(table.read_bytes())
+    content[len(content) // 2] ^= 1
+    table.write_bytes(content)
+    report = run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
+    assert report.failure is not None
+    assert list(report.results) == []
+    (stale,) = stale_partitions(dataset, pending_partitions(dataset)).values()
+    assert stale.first.name == "materialized_rows"
+    assert "its last run failed at filtered_rows" in stale.said
+    assert list(run(dataset).results) == STAGES[STAGES.index("materialized_rows") :]
+    assert digests(dataset) == fresh(dataset.spec, tmp_path)
+
+
+def test_a_wanted_stage_runs_although_nothing_changed(published: DatasetStore, tmp_path: Path) -> None:
+    """A run can start at any stage, but not after one that is stale."""
+    dataset = changed(published, tmp_path)
+    assert list(run(dataset, first=ROWS).results) == STAGES[1:]
+    other = DatasetStore(dataset.spec.replace(samples={"texts_field": "t"}))
+    assert list(run(other, first=FILTERED_ROWS).results) == STAGES[1:]
+
+
+def test_of_two_markers_the_one_with_the_present_fingerprint_counts(published: DatasetStore, tmp_path: Path) -> None:
+    """A run that was killed between writing a marker and removing the last leaves two: the partition counts once."""
+    dataset = changed(published, tmp_path)
+    present = marker_name(dataset, "s")
+    for other in ("published/s.0000000000000000.json", "published/s.ffffffffffffffff.json", "published/s.json"):
+        dataset.store.write_bytes(
+            other, dataset.store.read_bytes(present).replace(b'"num_samples": ', b'"num_samples": 9')
+        )
+    assert len(Present(dataset).names["s"]) == 4
+    assert Present(dataset).name("s") == present
+    assert pending_partitions(dataset) == []
+    with publish.sql_connection(dataset) as connection:
+        assert connection.execute("select partition from published").fetchall() == [("s",)]
+    report = publish.build_manifest(dataset)
+    assert [shard["partition"] for shard in report.manifest["shards"]] == ["s"]
+    assert report.manifest["num_samples"] == 4
+    assert list(Present(dataset).names["s"]) == [present]
+
+
+def test_nothing_is_read_of_markers_that_the_last_manifest_saw(
+    published: DatasetStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the manifest's index each marker is read, and what is pending is the same."""
+    dataset = changed(published, tmp_path)
+    dataset.store.delete("markers.json")
+    read: list[str] = []
+    real = Store.read_bytes
+    monkeypatch.setattr(Store, "read_bytes", lambda self, name: (read.append(name), real(self, name))[1])
+    assert pending_partitions(dataset) == []
+    assert read == [marker_name(dataset, "s")]
