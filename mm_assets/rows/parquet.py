@@ -29,7 +29,7 @@ MAX_ROW_GROUP_ROWS = 1 << 20  # rows of text are small, but a reader needs to sk
 MAX_BATCH_ROWS = 1 << 16  # bounds the memory of repeated values that take a few bytes in the file
 MAX_VALUE = (1 << 31) - (1 << 16)  # a Parquet page states its size in an int32, and a value is within one page
 READ_BUFFER = 1 << 20  # bytes of a local column chunk that are read at a time; a chunk of media is a whole row group
-_MEDIA_BATCH = 64  # values between two checks of the page size: pages of media stay near their 1 MiB
+_MEDIA_BATCH = 1  # values between two checks of the page size: pages of media stay near their 1 MiB
 _TEXT_BATCH = 1024
 _LONG_TEXT = frozenset({"text_content", "metadata_json", "source_ref", "member", "detail"})  # values rarely repeat
 
@@ -192,9 +192,10 @@ class ParquetSink:
     def _flush(self) -> None:
         if not self._held_rows:
             return
-        # In one piece: where pages end must not depend on how the rows came in batches.
-        rows = pa.Table.from_batches(self._held, self._schema).combine_chunks()
-        self._writer.write_table(rows, row_group_size=self._held_rows)
+        rows = pa.Table.from_batches(self._held, self._schema)
+        # Where pages end must not depend on how the rows came in batches, each of which begins with a check of the
+        # page size. Media are checked value by value; other rows come in one piece, which copies them.
+        self._writer.write_table(rows if self._media else rows.combine_chunks(), row_group_size=self._held_rows)
         self._held, self._held_bytes, self._held_rows = [], 0, 0
 
 
