@@ -252,9 +252,8 @@ def _print_summary(
                 status = "done" if result.ok else "FAILED"
             else:
                 status = "pending" if key in pending[name] else "unchanged"
-            records = dataset.records(key) if result is None else result.records
-            if status == "FAILED":  # its tables do not hold all of the shard
-                records = {}
+            # The tables of a failed run do not hold all of the shard.
+            records = {} if status == "FAILED" else dataset.records(key)
             shown = (f"{records[s].counts.get(count, 0):,}" if s in records else "-" for s, _, count in numbers)
             table.add_row(name, key, status, *shown, f"{_faults(records):,}" if records else "-")
         if not is_short:
