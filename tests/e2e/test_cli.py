@@ -189,7 +189,7 @@ def test_partitions_that_a_run_leaves_out_are_named(cli: Cli, demo_shards: Path)
         shutil.copy(demo_shards / "captions-00000.tar", shards / name)
     cli("run", "--dataset", "d", "--shards", "shards", "-p", "a")
     told = cli("run", "--dataset", "d", "--shards", "shards", "-p", "b", "--set", "on_undecodable=keep")
-    assert "d: 1 partition not in the manifest (a): it was made with another configuration" in told.stderr
+    assert "d: 1 partition not in the manifest (a): `on_undecodable` changed" in told.stderr
     row = next(line for line in told.stdout.splitlines() if re.match(r"\W*d\W+a\W", line))
     assert "pending" in row
     assert json.loads(cli("losses", "-d", "d", "--json").stdout)["unpublished"] == ["a"]

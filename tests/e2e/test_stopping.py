@@ -104,7 +104,7 @@ class Work:
         return [path.read_text() for path in self.notes.glob("waits-*")]
 
     def published(self) -> list[str]:
-        return sorted(path.stem for path in (self.folder / "out/default/published").glob("*.json"))
+        return sorted(path.stem.rsplit(".", 1)[0] for path in (self.folder / "out/default/published").glob("*.json"))
 
     def packed(self) -> list[str]:
         """Every visible packed file, by its partition and format."""
