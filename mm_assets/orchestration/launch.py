@@ -204,7 +204,7 @@ def run_load(
             observed=observe,
         )
         run_id, failures = _execute(spec, load.run, load.keys)
-        failures = () if load.failed else failures
+        failures = () if load.is_complete else failures  # those of partitions are in their results
         rest = PartitionRun(
             dataset=spec.name, partition="", run_id=run_id, failures=failures, warnings=tuple(load.warnings)
         )

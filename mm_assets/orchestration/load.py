@@ -9,9 +9,10 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,13 @@ from mm_assets.orchestration.runs import partition_lock, tag_process, working_ru
 from mm_assets.pipeline.chain import CHAIN, PACKED_STAGES, PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage
 from mm_assets.pipeline.engines.processes import Processes, Task, num_processors
 from mm_assets.pipeline.losses import loss_totals
-from mm_assets.pipeline.partition_run import PartitionReport
+from mm_assets.pipeline.partition_run import PartitionReport, failed_report
 from mm_assets.pipeline.pending import Present, pending_partitions
 from mm_assets.pipeline.publish import build_manifest
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, StageRecord
+from mm_assets.pipeline.store import DatasetStore, StageFailure, StageRecord
 from mm_assets.summaries import counted
 
 __all__ = ["MOST_PARTITIONS", "Load", "LoadConfig", "PartitionRun", "build_load_job", "catch_up", "load_job"]
@@ -143,6 +144,7 @@ class Load:
         observed: called with each partition as it ends.
         failed: keys of the partitions that failed.
         warnings: what the manifest's check found, one line each.
+        is_complete: whether every partition ended, and the manifest was made.
     """
 
     dataset: DatasetStore
@@ -151,6 +153,7 @@ class Load:
     observed: Callable[[PartitionRun], object] = lambda _: None
     failed: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    is_complete: bool = False
 
     def run(self, context: dg.OpExecutionContext) -> None:
         """Runs the partitions and makes the manifest.
@@ -179,22 +182,30 @@ class Load:
                 markers=present.names.get(key, ()),
             )
             for key in self.keys
+            if key in present.partitions
+        ]
+        gone = [
+            failed_report(StageFailure(partition=key, stage=RAW_SHARDS.name, detail="it is not registered any more"))
+            for key in self.keys
+            if key not in present.partitions
         ]
         made = time.monotonic()
         try:
-            for report in self.processes.run(spec, schema, tasks, guard=guard):
-                mirror.record(report)
-                if not report.ok:
-                    self.failed.append(report.partition)
-                self.observed(_partition_run(spec.name, context.run_id, report))
-                if time.monotonic() - made > _MANIFEST_SECONDS:
-                    self._make_manifest(mirror)
-                    made = time.monotonic()
+            with closing(self.processes.run(spec, schema, tasks, guard=guard)) as reports:
+                for report in chain(gone, reports):
+                    mirror.record(report)
+                    if not report.ok:
+                        self.failed.append(report.partition)
+                    self.observed(_partition_run(spec.name, context.run_id, report))
+                    if time.monotonic() - made > _MANIFEST_SECONDS:
+                        self._make_manifest(mirror)
+                        made = time.monotonic()
             mirror.add_passed()
             self._make_manifest(mirror)
         except MmAssetsError as error:
             raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
         mirror.flush()
+        self.is_complete = True
         if self.failed:
             metadata = {"losses": losses_table(loss_totals(self.dataset, self.failed[:_NAMED]))}
             named = ", ".join(self.failed[:_NAMED]) + (", …" if len(self.failed) > _NAMED else "")
@@ -251,6 +262,7 @@ class _Mirror:
         self._dataset = dataset
         self._spec = dataset.spec
         self._waiting: deque[Callable[[], object]] = deque()
+        self._refusal = ""  # why the last attempt failed
         self._passed: dict[str, tuple[dg.AssetCheckResult, list[str]]] = {}  # by asset, with `checks: rollup`
 
     def record(self, report: PartitionReport) -> None:
@@ -258,13 +270,16 @@ class _Mirror:
         for result in report.results.values():
             self._add_stage(result, report.partition)
         if report.marker is not None:
-            made = published_result(self._dataset, report.partition, report.marker)
-            self.add(made, report.partition, _marker_inputs(report.marker))
+            try:
+                made = published_result(self._dataset, report.partition, report.marker)
+            except MmAssetsError as error:  # its losses cannot be read: the next load records it
+                self._later(partial(self._context.log.warning, f"{report.partition} is not recorded: {error}"))
+            else:
+                self.add(made, report.partition, _marker_inputs(report.marker))
         if report.failure is not None:
             failure = report.failure
             said = f"{report.partition}: {failure.stage}: {failure.said}"
-            self._waiting.append(partial(self._context.log.error, said))
-            self._try()
+            self._later(partial(self._context.log.error, said))
 
     def catch_up(self, running: set[str]) -> int:
         """Records what is published and Dagster does not know, without the partitions that run now anyway.
@@ -276,16 +291,27 @@ class _Mirror:
         known = self._context.instance.event_log_storage.get_latest_tags_by_partition(
             asset_key(self._spec, PUBLISHED), DagsterEventType.ASSET_MATERIALIZATION, [f"{_TAG}data_version"]
         )
-        for key, marker in Present(self._dataset).markers().items():
-            version = marker_version(marker)
-            if key in running or known.get(key, {}).get(f"{_TAG}data_version") == version.value:
+        present = Present(self._dataset)
+        for key in (key for key in present.names if key not in running):
+            try:
+                marker = present.markers([key])[key]
+                if known.get(key, {}).get(f"{_TAG}data_version") == marker_version(marker).value:
+                    continue
+                records = self._dataset.records(key)
+                published = published_result(self._dataset, key, marker)
+            except MmAssetsError as error:  # of one partition, which others do not wait for
+                self._later(partial(self._context.log.warning, f"{key} is not recorded: {error}"))
                 continue
-            for record in self._dataset.records(key).values():
+            for record in records.values():
                 urls = {name: self._dataset.store.url_of(file.path) for name, file in record.files.items()}
                 self._add_stage(StageResult.of_record(record, urls), key)
-            self.add(published_result(self._dataset, key, marker), key, _marker_inputs(marker))
+            self.add(published, key, _marker_inputs(marker))
             num_partitions += 1
         return num_partitions
+
+    def _later(self, call: Callable[[], object]) -> None:
+        self._waiting.append(call)
+        self._try()
 
     def add(self, made: MaterializeResult, key: str | None = None, inputs: Mapping[Stage, str] | None = None) -> None:
         """Records one materialization with its check results."""
@@ -324,13 +350,16 @@ class _Mirror:
             self._try()
         if self._waiting:
             number = counted(len(self._waiting), "event")
-            self._context.log.warning(f"{number} could not be recorded: `mm-assets sync` does it")
+            said = f"{number} could not be recorded: {self._refusal}: `mm-assets sync` does it later"
+            self._waiting.clear()
+            self._later(partial(self._context.log.warning, said))
 
     def _try(self) -> None:
         while self._waiting:
             try:
                 self._waiting[0]()
-            except Exception:  # noqa: BLE001 - SQLAlchemy's, which is not a requirement of ours
+            except Exception as error:  # noqa: BLE001 - SQLAlchemy's, which is not a requirement of ours
+                self._refusal = f"{type(error).__name__}: {error}"
                 return
             self._waiting.popleft()
 

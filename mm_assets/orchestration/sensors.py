@@ -62,6 +62,8 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
             waiting = [key for key in pending if key in fingerprints and key not in requested]
             due = [key for key in waiting if key not in busy]
             is_bulk = len(due) > spec.bulk_threshold
+            if is_bulk and is_running(context.instance, load_job_name(spec)):  # it would take the same processors
+                due = []
             due = due[: MOST_PARTITIONS if is_bulk else spec.runs_per_tick]
             requested |= {key: fingerprints[key] for key in due}
             settled = state if len(due) == len(waiting) else ""

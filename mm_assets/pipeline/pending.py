@@ -25,6 +25,7 @@ from mm_assets.pipeline.chain import (
     Stage,
 )
 from mm_assets.pipeline.store import (
+    RECORDS,
     DatasetStore,
     Partition,
     StageFailure,
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 INDEX = "markers.json"
-_INDEX_VERSION = 1
+_INDEX_VERSION = 2
 _FEW = 16  # partitions whose files are asked for one by one; of more the folders are listed
 _READS = 8  # files of records at a time
 
@@ -88,6 +89,7 @@ class Present:
         names: the markers of each key.
         current: by key, the marker that is up to date.
         packed: name and bytes of each packed file.
+        records: the same of each file of records.
 
     Raises:
         SourceError: the storage could not be read.
@@ -98,6 +100,7 @@ class Present:
         self.partitions = dataset.partitions()
         self.names = dataset.marker_names()
         self.packed = dataset.store.sizes(PACKED_FOLDER)
+        self.records = dataset.store.sizes(RECORDS)
         schema = schema or (dataset.schema() if self.partitions else DatasetSchema())
         made_with = PUBLISHED.digest(dataset.spec, schema)
         names = {key: dataset.marker_name(key, p.fingerprint(made_with)) for key, p in self.partitions.items()}
@@ -122,18 +125,23 @@ class Present:
         return "its shards, settings, code or schema changed" if key in self.names else "it is not published"
 
     def lost_files(self, marker: Mapping[str, Any]) -> str | None:
-        """Which packed file of a marker is gone or of another size, or None."""
+        """Which packed file of a marker is gone or of another size, or that its records are others now, or None.
+
+        A run that failed, with other settings for instance, has replaced tables and records of the marker.
+        """
         for form in PACKED_STAGES:
             file = marker["files"][form]
             if fault := size_fault(file["size"], self.packed.get(file["path"])):
                 return f"{file['path']} {fault}"
+        if size_fault(marker["record"]["size"], self.records.get(marker["record"]["path"])):
+            return "a stage has been made again since it was published"
         return None
 
     def pending(self) -> list[str]:
         """Registered partitions without an up-to-date marker and its packed files, sorted.
 
-        The sizes of packed files are those that the last manifest found in the markers. A marker that it did not see,
-        or whose files differ from that, is read.
+        The sizes of packed files and records are those that the last manifest found in the markers. A marker that it
+        did not see, or whose files differ from that, is read.
         """
         known = _index(self.dataset)
         unsure = [key for key, name in self.current.items() if not self._has(known.get(name))]
@@ -141,11 +149,12 @@ class Present:
         return sorted(key for key in self.partitions if key not in self.current or key in lost)
 
     def _has(self, files: Mapping[str, int] | None) -> bool:
-        return files is not None and all(self.packed.get(path) == size for path, size in files.items())
+        sizes = self.packed, self.records
+        return files is not None and all(any(s.get(path) == size for s in sizes) for path, size in files.items())
 
 
 def _index(dataset: DatasetStore) -> Mapping[str, Mapping[str, int]]:
-    """By the name of a marker, its packed files and their bytes; empty where there is no readable index."""
+    """By the name of a marker, its packed files and records and their bytes; empty where there is no readable index."""
     content = dataset.store.found_bytes(INDEX)
     with suppress(ValueError, KeyError, TypeError):
         value = {} if content is None else json.loads(content)
@@ -156,9 +165,9 @@ def _index(dataset: DatasetStore) -> Mapping[str, Mapping[str, int]]:
 
 
 def write_index(dataset: DatasetStore, markers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Stores the packed files of markers, by the markers' names: what is pending is then known without reading them."""
+    """Stores the packed files and records of markers, by their names: what is pending is known without reading them."""
     packed = {
-        name: {marker["files"][form]["path"]: marker["files"][form]["size"] for form in PACKED_STAGES}
+        name: {f["path"]: f["size"] for f in (*(marker["files"][form] for form in PACKED_STAGES), marker["record"])}
         for name, marker in markers.items()
     }
     content = canonical_json({"version": _INDEX_VERSION, "markers": packed})

@@ -142,7 +142,7 @@ class Processes:
             flight = self._busy[each]
             try:
                 message = each.recv()
-            except EOFError:
+            except (EOFError, OSError):  # reset, where it died before it read its task
                 report = flight.died(flight.worker.end())
             else:
                 if isinstance(message, str):
