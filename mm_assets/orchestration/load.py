@@ -8,7 +8,7 @@ them: what is published and not recorded, because a load was killed or the datab
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,9 @@ from typing import Any
 
 import dagster as dg
 from dagster import DagsterEventType
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData as _Target,
+)
 from pydantic import Field
 
 from mm_assets.errors import MmAssetsError, SourceError
@@ -264,6 +267,7 @@ class _Mirror:
         self._waiting: deque[Callable[[], object]] = deque()
         self._refusal = ""  # why the last attempt failed
         self._passed: dict[str, tuple[dg.AssetCheckResult, list[str]]] = {}  # by asset, with `checks: rollup`
+        self._targets: dict[dg.AssetKey, _Target | None] = {}  # of the check results that follow a materialization
 
     def record(self, report: PartitionReport) -> None:
         """Records the stages of a partition that ran, and its marker; why it failed goes into the run's log."""
@@ -315,8 +319,9 @@ class _Mirror:
 
     def add(self, made: MaterializeResult, key: str | None = None, inputs: Mapping[Stage, str] | None = None) -> None:
         """Records one materialization with its check results."""
-        events = _events(self._spec, made, key, inputs or {})
-        self._waiting.extend(partial(_log, self._context, event) for event in events)
+        self._waiting.append(partial(self._log, _materialization(self._spec, made, key, inputs or {})))
+        partition = None if self._spec.checks == "rollup" else key
+        self._waiting.extend(partial(self._log_check, found, partition) for found in made.check_results or ())
         self._try()
 
     def _add_stage(self, result: StageResult, key: str) -> None:
@@ -332,7 +337,7 @@ class _Mirror:
 
     def _roll_up(self, found: dg.AssetCheckResult, key: str, passed: Sequence[str]) -> None:
         rolled = rolled_up(self._context.instance, found, key, passed=passed)
-        _log(self._context, _evaluation(rolled, None))
+        self._log_check(rolled, None)
 
     def add_passed(self) -> None:
         """With ``checks: rollup``, records one result per asset for all partitions that passed."""
@@ -340,6 +345,31 @@ class _Mirror:
             self._waiting.append(partial(self._roll_up, found, key, passed))
         self._passed.clear()
         self._try()
+
+    def _log(self, event: _Event) -> None:
+        log: Callable[[Any], None] = self._context.log_event  # its annotation lacks check evaluations, which it takes
+        log(event)
+        if isinstance(event, dg.AssetMaterialization):
+            self._targets.clear()
+
+    def _log_check(self, found: dg.AssetCheckResult, partition: str | None) -> None:
+        """Stores a check result with the materialization that it is about: without it Dagster takes it for outdated."""
+        assert found.asset_key is not None
+        asset = dg.AssetKey.from_coercible(found.asset_key)
+        if asset not in self._targets:
+            self._targets[asset] = _latest(self._context.instance, asset, partition)
+        event = dg.AssetCheckEvaluation(
+            asset_key=asset,
+            check_name=found.check_name or "",
+            passed=found.passed,
+            metadata=found.metadata,
+            target_materialization_data=self._targets[asset],
+            severity=found.severity,
+            description=found.description,
+            blocking=found.check_name != UNIQUE_IDS,
+            partition=partition,
+        )
+        self._log(event)
 
     def flush(self) -> None:
         """Records what is left, in several attempts; the next load records what is left even then."""
@@ -373,15 +403,10 @@ def _marker_inputs(marker: Mapping[str, Any]) -> Mapping[Stage, str]:
     return {stage: marker["files"][form]["sha256"] for form, stage in PACKED_STAGES.items()}
 
 
-def _log(context: dg.OpExecutionContext, event: _Event) -> None:
-    log: Callable[[Any], None] = context.log_event  # its annotation lacks check evaluations, which it takes
-    log(event)
-
-
-def _events(
+def _materialization(
     spec: DatasetSpec, made: MaterializeResult, key: str | None, inputs: Mapping[Stage, str]
-) -> Iterator[_Event]:
-    """A result of an asset as the events that Dagster stores of one, with the tags that tell whether it is stale."""
+) -> dg.AssetMaterialization:
+    """A result of an asset as the event that Dagster stores of one, with the tags that tell whether it is stale."""
     assert made.asset_key is not None
     asset = dg.AssetKey.from_coercible(made.asset_key)
     version = "" if made.data_version is None else made.data_version.value
@@ -394,20 +419,13 @@ def _events(
         # Of an input with partitions Dagster stores the SHA-256 of the versions of those that were read.
         digest = hashlib.sha256(of_above.encode()).hexdigest()
         tags[f"{_TAG}input_data_version/{asset_key(spec, above).to_user_string()}"] = digest
-    yield dg.AssetMaterialization(asset, partition=key, metadata=made.metadata, tags=tags)
-    for result in made.check_results or ():
-        yield _evaluation(result, None if spec.checks == "rollup" else key)
+    return dg.AssetMaterialization(asset, partition=key, metadata=made.metadata, tags=tags)
 
 
-def _evaluation(result: dg.AssetCheckResult, key: str | None) -> dg.AssetCheckEvaluation:
-    assert result.asset_key is not None
-    return dg.AssetCheckEvaluation(
-        asset_key=dg.AssetKey.from_coercible(result.asset_key),
-        check_name=result.check_name or "",
-        passed=result.passed,
-        metadata=result.metadata,
-        severity=result.severity,
-        description=result.description,
-        blocking=result.check_name != UNIQUE_IDS,
-        partition=key,
-    )
+def _latest(instance: dg.DagsterInstance, asset: dg.AssetKey, partition: str | None) -> _Target | None:
+    """The latest materialization of an asset, or of a partition of it."""
+    partitions = None if partition is None else [partition]
+    found = instance.fetch_materializations(dg.AssetRecordsFilter(asset, asset_partitions=partitions), limit=1)
+    for record in found.records:
+        return _Target(storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp)
+    return None

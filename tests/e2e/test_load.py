@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from mm_assets.cli.main import main
+from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.partition_run import run_partition
@@ -61,6 +62,10 @@ def test_a_load_records_what_the_job_of_one_partition_records(
     assert packed.success
     assert facts(instance, spec, "a") == loaded
     assert evaluations(instance, packed.run_id, "a") == recorded
+    checks = list(build_definitions(spec).resolve_asset_graph().asset_check_keys)
+    known = instance.event_log_storage.get_asset_check_partition_info(checks)
+    assert [found for found in known if not found.is_current] == []
+    assert {found.partition_key for found in known} == {"a", "b", None}
     assert len(recorded) >= 10
 
 
