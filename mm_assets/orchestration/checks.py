@@ -67,6 +67,6 @@ def slow_pages(spec: DatasetSpec, num_partitions: int) -> str | None:
     if spec.checks == "rollup" or num_partitions <= _MOST_PARTITIONS:
         return None
     return (
-        f"{num_partitions:,} partitions make Dagster's pages slow: at each request it finds the state of every check "
-        f"of every partition, in time that grows with their square. Above {_MOST_PARTITIONS:,} set `checks: rollup`"
+        f"{num_partitions:,} partitions make Dagster's pages slow: each request works out the state of the checks of "
+        f"every partition, with a query of its database for each. Above {_MOST_PARTITIONS:,} set `checks: rollup`"
     )
