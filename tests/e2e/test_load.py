@@ -1,7 +1,11 @@
 """A load: one run for many partitions, recorded in Dagster as the job of one partition records it."""
 
+import multiprocessing
+import os
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from mm_assets.cli.main import main
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline.chain import CHAIN
+from mm_assets.pipeline.engines.processes import Processes, Task
 from mm_assets.pipeline.partition_run import run_partition
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -120,3 +125,42 @@ def test_a_database_that_is_away_stops_no_work(
     assert [run.ok for run in runs] == [True, True]
     assert instance.get_materialized_partitions(dg.AssetKey(["captions", "published"])) == {"a", "b"}
     assert len(evaluations(instance, runs[0].run_id, "b")) == len(evaluations(instance, runs[0].run_id, "a")) >= 10
+
+
+def test_a_partition_that_is_gone_stops_no_other(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """Of a key that is not registered any more, and of a damaged marker, the others know nothing."""
+    spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    assert run_partitions([(spec, "a")])[0].ok
+    (marker,) = dataset.marker_names()["a"]
+    dataset.store.write_bytes(marker, b"{")
+    runs = {run.partition: run for run in run_partitions([(spec, "gone"), (spec, "b")])}
+    assert runs["gone"].failures == ("raw_shards: it is not registered any more",)
+    assert runs["b"].ok
+
+
+def test_a_worker_that_dies_before_its_task_fails_one_partition(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
+) -> None:
+    """A worker that is killed when it was just started is another partition's loss of no work."""
+    spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    tasks = [Task(partition=partition) for partition in dataset.partitions().values()]
+    killed: list[int] = []
+
+    @contextmanager
+    def guard(key: str) -> Iterator[None]:
+        if key == "b":  # the first worker is importing
+            (worker,) = multiprocessing.active_children()
+            os.kill(worker.pid or 0, signal.SIGKILL)
+            killed.append(worker.pid or 0)
+        yield
+
+    with Processes(2) as processes:
+        reports = {r.partition: r for r in processes.run(spec, dataset.schema(), tasks, guard=guard)}
+    assert killed
+    assert reports["b"].ok
+    assert reports["a"].failure is not None
+    assert "was killed (signal 9" in reports["a"].failure.detail

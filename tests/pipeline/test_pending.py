@@ -239,3 +239,16 @@ def test_nothing_is_read_of_markers_that_the_last_manifest_saw(
     monkeypatch.setattr(Store, "read_bytes", lambda self, name: (read.append(name), real(self, name))[1])
     assert pending_partitions(dataset) == []
     assert read == [marker_name(dataset, "s")]
+
+
+def test_a_failed_run_with_other_settings_is_made_up(published: DatasetStore, tmp_path: Path) -> None:
+    """A run that a check stops has replaced tables of the marker: with the former settings the partition is pending."""
+    failing = changed(published, tmp_path, filters=[{"type": "text_length", "min_chars": 10_000}], max_dropped=0)
+    report = run_partition(failing.spec, failing.partition("s"), failing.schema())
+    assert not report.ok
+    former = DatasetStore(published.spec.replace(root=failing.spec.root))
+    register(former, new_schema=True)
+    assert pending_partitions(former) == ["s"]
+    run(former)
+    assert publish.build_manifest(former).left_out == {}
+    assert digests(former) == digests(published)
