@@ -319,7 +319,7 @@ class _Mirror:
 
     def add(self, made: MaterializeResult, key: str | None = None, inputs: Mapping[Stage, str] | None = None) -> None:
         """Records one materialization with its check results."""
-        self._waiting.append(partial(self._log, _materialization(self._spec, made, key, inputs or {})))
+        self._waiting.append(partial(self._log_made, made, key, inputs or {}))
         partition = None if self._spec.checks == "rollup" else key
         self._waiting.extend(partial(self._log_check, found, partition) for found in made.check_results or ())
         self._try()
@@ -351,6 +351,12 @@ class _Mirror:
         log(event)
         if isinstance(event, dg.AssetMaterialization):
             self._targets.clear()
+
+    def _log_made(self, made: MaterializeResult, key: str | None, inputs: Mapping[Stage, str]) -> None:
+        """Stores a materialization with those that it was made from: without them Dagster takes it for outdated."""
+        above = {stage: _latest(self._context.instance, asset_key(self._spec, stage), key) for stage in inputs}
+        pointers = {stage: "NULL" if found is None else str(found.storage_id) for stage, found in above.items()}
+        self._log(_materialization(self._spec, made, key, inputs, pointers))
 
     def _log_check(self, found: dg.AssetCheckResult, partition: str | None) -> None:
         """Stores a check result with the materialization that it is about: without it Dagster takes it for outdated."""
@@ -404,7 +410,11 @@ def _marker_inputs(marker: Mapping[str, Any]) -> Mapping[Stage, str]:
 
 
 def _materialization(
-    spec: DatasetSpec, made: MaterializeResult, key: str | None, inputs: Mapping[Stage, str]
+    spec: DatasetSpec,
+    made: MaterializeResult,
+    key: str | None,
+    inputs: Mapping[Stage, str],
+    pointers: Mapping[Stage, str],
 ) -> dg.AssetMaterialization:
     """A result of an asset as the event that Dagster stores of one, with the tags that tell whether it is stale."""
     assert made.asset_key is not None
@@ -418,7 +428,8 @@ def _materialization(
     for above, of_above in inputs.items():
         # Of an input with partitions Dagster stores the SHA-256 of the versions of those that were read.
         digest = hashlib.sha256(of_above.encode()).hexdigest()
-        tags[f"{_TAG}input_data_version/{asset_key(spec, above).to_user_string()}"] = digest
+        name = asset_key(spec, above).to_user_string()
+        tags |= {f"{_TAG}input_data_version/{name}": digest, f"{_TAG}input_event_pointer/{name}": pointers[above]}
     return dg.AssetMaterialization(asset, partition=key, metadata=made.metadata, tags=tags)
 
 

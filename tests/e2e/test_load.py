@@ -12,6 +12,8 @@ from typing import Any
 import dagster as dg
 import pytest
 from click.testing import CliRunner
+from dagster._core.definitions.data_version import CachingStaleStatusResolver
+from dagster._core.loader import LoadingContextForTest
 
 from mm_assets.cli.main import main
 from mm_assets.orchestration.build import build_definitions
@@ -72,6 +74,17 @@ def test_a_load_records_what_the_job_of_one_partition_records(
     assert [found for found in known if not found.is_current] == []
     assert {found.partition_key for found in known} == {"a", "b", None}
     assert len(recorded) >= 10
+
+
+def test_a_loaded_partition_is_fresh(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """Dagster takes no asset of a partition that a load has recorded for outdated."""
+    spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
+    register_dataset(instance, DatasetStore(spec))
+    assert all(run.ok for run in run_partitions([(spec, "a"), (spec, "b")]))
+    graph = build_definitions(spec).resolve_asset_graph()
+    resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
+    for stage in CHAIN[:-1]:
+        assert resolver.get_status(dg.AssetKey(["captions", stage.name]), "a").value == "FRESH", stage.name
 
 
 def evaluations(instance: dg.DagsterInstance, run_id: str, partition: str) -> dict[tuple[str, ...], Any]:
