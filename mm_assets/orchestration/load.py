@@ -165,8 +165,10 @@ class Load:
             dg.Failure: partitions failed, or the manifest could not be made.
         """
         spec, home = self.dataset.spec, Path(context.instance.root_directory)
+        schema = self.dataset.schema()
+        present = Present(self.dataset, schema)
         mirror = _Mirror(context, self.dataset)
-        mirror.catch_up(set(self.keys))
+        mirror.catch_up(present, set(self.keys))
         elsewhere = working_runs(context.instance, spec)
 
         def guard(key: str) -> AbstractContextManager[None]:
@@ -175,8 +177,6 @@ class Load:
                 raise SourceError(self.dataset.store.url_of(PUBLISHED.name), f"{key}: {detail}")
             return partition_lock(home, spec.name, key)
 
-        schema = self.dataset.schema()
-        present = Present(self.dataset, schema)
         pending = set(present.pending())
         tasks = [
             Task(
@@ -244,14 +244,11 @@ def _partition_run(dataset: str, run_id: str, report: PartitionReport) -> Partit
     )
 
 
-_Event = dg.AssetMaterialization | dg.AssetCheckEvaluation
-
-
 def catch_up(context: dg.OpExecutionContext, dataset: DatasetStore) -> int:
     """Records in Dagster what is published and was not recorded; the number of partitions."""
     add_partitions(context.instance, dataset.spec, dataset.partitions().values())
     mirror = _Mirror(context, dataset)
-    num_partitions = mirror.catch_up(set())
+    num_partitions = mirror.catch_up(Present(dataset), set())
     mirror.add_passed()
     mirror.flush()
     return num_partitions
@@ -285,7 +282,7 @@ class _Mirror:
             said = f"{report.partition}: {failure.stage}: {failure.said}"
             self._later(partial(self._context.log.error, said))
 
-    def catch_up(self, running: set[str]) -> int:
+    def catch_up(self, present: Present, running: set[str]) -> int:
         """Records what is published and Dagster does not know, without the partitions that run now anyway.
 
         Returns:
@@ -295,7 +292,6 @@ class _Mirror:
         known = self._context.instance.event_log_storage.get_latest_tags_by_partition(
             asset_key(self._spec, PUBLISHED), DagsterEventType.ASSET_MATERIALIZATION, [f"{_TAG}data_version"]
         )
-        present = Present(self._dataset)
         for key in (key for key in present.names if key not in running):
             try:
                 marker = present.markers([key])[key]
@@ -346,17 +342,12 @@ class _Mirror:
         self._passed.clear()
         self._try()
 
-    def _log(self, event: _Event) -> None:
-        log: Callable[[Any], None] = self._context.log_event  # its annotation lacks check evaluations, which it takes
-        log(event)
-        if isinstance(event, dg.AssetMaterialization):
-            self._targets.clear()
-
     def _log_made(self, made: MaterializeResult, key: str | None, inputs: Mapping[Stage, str]) -> None:
         """Stores a materialization with those that it was made from: without them Dagster takes it for outdated."""
         above = {stage: _latest(self._context.instance, asset_key(self._spec, stage), key) for stage in inputs}
         pointers = {stage: "NULL" if found is None else str(found.storage_id) for stage, found in above.items()}
-        self._log(_materialization(self._spec, made, key, inputs, pointers))
+        self._context.log_event(_materialization(self._spec, made, key, inputs, pointers))
+        self._targets.clear()
 
     def _log_check(self, found: dg.AssetCheckResult, partition: str | None) -> None:
         """Stores a check result with the materialization that it is about: without it Dagster takes it for outdated."""
@@ -364,7 +355,7 @@ class _Mirror:
         asset = dg.AssetKey.from_coercible(found.asset_key)
         if asset not in self._targets:
             self._targets[asset] = _latest(self._context.instance, asset, partition)
-        event = dg.AssetCheckEvaluation(
+        evaluation = dg.AssetCheckEvaluation(
             asset_key=asset,
             check_name=found.check_name or "",
             passed=found.passed,
@@ -375,7 +366,14 @@ class _Mirror:
             blocking=found.check_name != UNIQUE_IDS,
             partition=partition,
         )
-        self._log(event)
+        # `log_event` would store the step with each, which is half of its size.
+        event = dg.DagsterEvent(
+            event_type_value=DagsterEventType.ASSET_CHECK_EVALUATION.value,
+            job_name=self._context.job_name,
+            step_key=load_op_name(self._spec),
+            event_specific_data=evaluation,
+        )
+        self._context.instance.report_dagster_event(event, self._context.run_id)
 
     def flush(self) -> None:
         """Records what is left, in several attempts; the next load records what is left even then."""
@@ -384,10 +382,19 @@ class _Mirror:
                 return
             time.sleep(pause)
             self._try()
-        if self._waiting:
-            number = counted(len(self._waiting), "event")
-            said = f"{number} could not be recorded: {self._refusal}: `mm-assets sync` does it later"
-            self._waiting.clear()
+        num_lost = 0
+        while self._waiting:
+            self._waiting.popleft()
+            num_lost += 1
+            before = len(self._waiting)
+            self._try()
+            if len(self._waiting) == before:  # not this event alone: the database is away
+                num_lost += before
+                self._waiting.clear()
+        if num_lost:
+            said = (
+                f"{counted(num_lost, 'event')} could not be recorded: {self._refusal}: `mm-assets sync` does it later"
+            )
             self._later(partial(self._context.log.warning, said))
 
     def _try(self) -> None:

@@ -140,7 +140,7 @@ class _PartitionRun:
             self.stage = _start(work, self._first)
             try:
                 self._make(work)
-            except Exception:
+            except Exception:  # of any kind, a user's code among them; raised again below
                 with suppress(MmAssetsError, OSError):  # what was made is not needed, but says what was lost
                     self._upload(staged)
                 raise

@@ -100,7 +100,7 @@ def test_a_load_on_s3_reads_the_shard_once(
     recorder.requests.clear()
     dataset = run_chain(instance, spec)
     reads = recorder.reads_of(f"/{bucket}/shards/{name}")
-    assert len(recorder.requests) <= 120, "of which 19 are the partition's"
+    assert len(recorder.requests) <= 100, "of which 19 are the partition's"
     assert sum(read.sent for read in reads) == (demo_shards / name).stat().st_size
     assert len(reads) == 1
     with mm_assets.open(f"s3://{bucket}/out/{spec.name}/manifest.json", storage_options=options) as opened:

@@ -116,7 +116,7 @@ def test_materializations_carry_metadata_worth_looking_at(
     stored = (entry.to_json() for entry in instance.all_logs(event.run_id, of_type=kinds))
     sizes = [len(entry) for entry in stored if '"partition": "docs-00000"' in entry]
     assert len(sizes) == 25
-    assert sum(sizes) < 70_000
+    assert sum(sizes) < 60_000
 
 
 @pytest.mark.parametrize(("setting", "number"), [("grouped", 18), ("per_rule", len(CATALOG)), ("rollup", 6)])
