@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,10 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], as_json: bool) -> None
                 unpublished = [key for key in unpublished if key != loss.partition]
         if unpublished:
             shown = named_in_part(unpublished)
-            run = chosen.complete(f"`mm-assets run --dataset {name}`")
+            source = dataset.registered_source() or ""
+            is_declared = source == dataset.spec.shards  # of others the root stands for the shards
+            shards = "" if is_declared else f" --shards {shlex.quote(source)}"
+            run = chosen.complete(f"`mm-assets run --dataset {name}{shards}`")
             number = counted(len(unpublished), "partition")
             echo(f"{name}: {number} not in the manifest ({shown}): {run} publishes them, or says why not", err=True)
 

@@ -258,7 +258,8 @@ def dataset_options(*, undeclared: bool = False) -> Callable[[Callable[..., Any]
             "names",
             multiple=True,
             metavar="D",
-            help="Dataset name; may be given again. With --shards one, by default `default`.",
+            help="Dataset name; may be given again."
+            + (" With --shards one, by default `default`." if undeclared else ""),
         ),
         click.option("--module", "-m", help="Definitions module. Default: that of the Dagster project here or above."),
         click.option("--root", metavar="URL", help="Storage root, instead of the declaration's."),

@@ -34,7 +34,7 @@ def definitions_modules(start: Path) -> Sequence[str]:
         f"is not given, and there is no Dagster project in {start} or above it (pyproject.toml with "
         "[tool.dg.project], dg.toml or workspace.yaml): run the command in your project, name its definitions module "
         "with --module, or name shards that nothing declares: `mm-assets plan SHARDS`, `mm-assets run --shards SHARDS`."
-        " A dataset that was made from such shards is found by its --dataset and --root"
+        " The commands that need no shards find a dataset that was made from such by its --dataset and --root"
     )
     raise ConfigError("arguments", "--module", detail)
 

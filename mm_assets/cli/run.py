@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -177,13 +178,20 @@ class _Run:
             echo(f"failed: {self.chosen.complete(line)}", err=True)
 
     def _left_out(self, pending: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-        """For each dataset the partitions that did not run and are not in its manifest, and why the first is not."""
+        """For each dataset the partitions that did not run and are not in its manifest, by the reason."""
         for name, faults in pending.items():
             ran = {result.partition for result in self.ended if result.dataset == name}
-            if left := [key for key in faults if key not in ran]:
+            by_reason: dict[str, list[str]] = {}
+            for key, fault in faults.items():
+                if key not in ran:
+                    by_reason.setdefault(fault, []).append(key)
+            again = f"`mm-assets run --dataset {name}`"
+            for fault, left in islice(by_reason.items(), _SHOWN):
                 number = counted(len(left), "partition")
-                again = f"`mm-assets run --dataset {name}`"
-                yield f"{name}: {number} not in the manifest ({named_in_part(left)}): {faults[left[0]]}: {again}"
+                yield f"{name}: {number} not in the manifest ({named_in_part(left)}): {fault}: {again}"
+            more = sum(map(len, islice(by_reason.values(), _SHOWN, None)))
+            if more:
+                yield f"{name}: {more:,} more not in the manifest, for other reasons: {again}"
 
     def abandon(self, signum: int) -> NoReturn:
         """Prints what was done before a signal came, and how to continue, and ends the process at once.
@@ -258,16 +266,15 @@ def _print_summary(
             table.add_row(name, key, status, *shown, f"{_faults(records):,}" if records else "-")
         if not is_short:
             mine = [result for result in ended if result.dataset == name]
-            done = [result.records for result in mine if result.ok]
+            done = [dataset.records(result.partition) for result in mine if result.ok]
             sums = (sum(r[s].counts.get(count, 0) for r in done if s in r) for s, _, count in numbers)
             ran = {result.partition for result in mine}
             waiting = sum(key not in ran for key in pending[name])
             counts = {"done": len(done), "FAILED": len(mine) - len(done), "pending": waiting}
             counts["unchanged"] = len(keys[name]) - sum(counts.values())
             status = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
-            table.add_row(
-                name, f"{len(keys[name]):,} in all", status, *(f"{n:,}" for n in sums), f"{sum(map(_faults, done)):,}"
-            )
+            ran_of_all = f"{len(mine):,} of {len(keys[name]):,}"  # the figures are of those that ran
+            table.add_row(name, ran_of_all, status, *(f"{n:,}" for n in sums), f"{sum(map(_faults, done)):,}")
     table_console(110).print(table)
     commands = []
     for name, dataset in datasets.items():

@@ -38,6 +38,7 @@ __all__ = [
     "sync",
 ]
 
+_MAX_RETRIES = "dagster/max_retries"  # by the daemon
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}  # the event log has it all
 _DATABASES = ("history", "schedules")  # the folders of Dagster's databases, below the instance's
 _HOME_SETTINGS = """\
@@ -245,7 +246,7 @@ def _execute(
             instance=instance,
             raise_on_error=False,
             run_id=run_id,
-            tags=process_tags(run_id),
+            tags={**process_tags(run_id), _MAX_RETRIES: "0"},  # who gave the command decides whether to repeat it
             resources={resource_key(spec): StorageRoot(root=spec.root)},
         )
     return run_id, () if result.success else tuple(_failures(result.all_events))

@@ -36,11 +36,6 @@ from mm_assets.formats import ModalitySpec, MultWriter, Payload
 from .samples import FIELDS, assert_same, sample, write
 
 
-@pytest.fixture(params=["mult", "mstr"])
-def form(request) -> str:
-    return request.param
-
-
 @pytest.fixture
 def packed(tmp_path: Path, form: str) -> Path:
     return write(tmp_path / f"one.{form}", range(9))

@@ -24,11 +24,6 @@ from mm_assets.fields import (
 from .samples import FIELDS, assert_same, make_manifest, sample, write
 
 
-@pytest.fixture(params=["mult", "mstr"])
-def form(request) -> str:
-    return request.param
-
-
 @pytest.fixture
 def parts(tmp_path: Path, form: str) -> list[Path]:
     """Three files of 3, 0 and 4 samples, in a folder of their own."""

@@ -1,5 +1,6 @@
 """A load: one run for many partitions, recorded in Dagster as the job of one partition records it."""
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -177,3 +178,27 @@ def test_a_worker_that_dies_before_its_task_fails_one_partition(
     assert reports["b"].ok
     assert reports["a"].failure is not None
     assert "was killed (signal 9" in reports["a"].failure.detail
+
+
+def test_a_long_summary_has_totals(
+    instance: dg.DagsterInstance, inbox: Inbox, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many partitions `run` prints one row with the sums of those that ran; `losses` suggests a complete command."""
+    monkeypatch.setattr("mm_assets.cli.run._LISTED", 1)
+    shards = f"{copies(inbox, 'ab')}/*.tar"
+
+    def invoke(*arguments: str) -> Any:
+        done = CliRunner().invoke(main, [*arguments, "--root", str(root), "--dataset", "many"], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done
+
+    given = ("run", "--shards", shards, "--set", "settle_seconds=0")
+    (row,) = [line for line in invoke(*given).stdout.splitlines() if line.startswith("│ many")]
+    assert [cell.strip() for cell in row.split("│")[2:6]] == ["2 of 2", "2 done", "240", "240"]
+    (row,) = [line for line in invoke(*given).stdout.splitlines() if line.startswith("│ many")]
+    assert [cell.strip() for cell in row.split("│")[2:4]] == ["0 of 2", "2 unchanged"]
+    manifest = root / "many" / "manifest.json"
+    listed = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**listed, "shards": listed["shards"][:1]}))
+    told = invoke("losses").stderr
+    assert f"`mm-assets run --root {root} --dataset many --shards '{shards}'`" in told
