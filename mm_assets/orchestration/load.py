@@ -90,11 +90,13 @@ class LoadConfig(dg.Config):
 
     Attributes:
         partitions: keys of the partitions to run; none means those that are pending, as many as one run takes.
+        only_pending: leave out those that were published since they were named.
         processes: partitions that are in flight at a time; 1 runs them in the process of the load, 0 takes as many
             as it may use processors.
     """
 
     partitions: list[str] = Field(default_factory=list)
+    only_pending: bool = False
     processes: int = 0
 
 
@@ -106,7 +108,7 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
         found = register(dataset, allow_empty=True)
         add_partitions(context.instance, spec, found.partitions)
         keys = config.partitions
-        if not keys or context.run.parent_run_id:  # a run that repeats one: it may have done a part
+        if not keys or config.only_pending or context.run.parent_run_id:  # a run that is repeated may have done a part
             pending = pending_partitions(dataset)
             keys = [key for key in pending if key in config.partitions] if keys else pending
         if len(keys) > MOST_PARTITIONS:

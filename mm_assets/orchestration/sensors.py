@@ -63,7 +63,7 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
             due = [key for key in waiting if key not in busy]
             is_bulk = len(due) > spec.bulk_threshold
             if is_bulk and is_running(context.instance, load_job_name(spec)):  # it would take the same processors
-                due = []
+                due, is_bulk = [], False
             due = due[: MOST_PARTITIONS if is_bulk else spec.runs_per_tick]
             requested |= {key: fingerprints[key] for key in due}
             settled = state if len(due) == len(waiting) else ""
@@ -85,7 +85,7 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
             for key in due
         ]
         if is_bulk:
-            run_key, config = f"{spec.name}:load:{before.count}", load_config(spec, due)
+            run_key, config = f"{spec.name}:load:{before.count}", load_config(spec, due, only_pending=True)
             requests = [dg.RunRequest(run_key=run_key, job_name=load_job_name(spec), run_config=config)]
         after = _Cursor(
             seen=found.seen, requested=requested, settled=settled, count=before.count + (1 if requests else 0)

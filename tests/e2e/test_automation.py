@@ -501,3 +501,21 @@ def test_a_load_at_work_is_left_alone(instance: dg.DagsterInstance, demo_spec: S
         run = instance.create_run_for_job(job_def=job, run_config=config, status=dg.DagsterRunStatus.NOT_STARTED)
         assert _schedule_keys(instance, spec) == expected
         instance.report_run_failed(run, "made to fail")
+
+
+def test_one_load_runs_at_a_time(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """While a load is live the sensor requests no other; after its end it requests what is pending then."""
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar", "docs-00001.tar")), bulk_threshold=1)
+    shards = Ticker(instance, spec, "docs_shards")
+    job = shards.definitions.resolve_job_def("docs_load")
+    config = load_config(spec, ["another"])
+    live = instance.create_run_for_job(job_def=job, run_config=config, status=dg.DagsterRunStatus.NOT_STARTED)
+    assert not shards.tick().run_requests
+    instance.report_run_failed(live, "made to fail")
+    (request,) = shards.tick().run_requests
+    assert run_partitions([(spec, "docs-00000")])[0].ok
+    job.execute_in_process(instance=instance, run_config=request.run_config, raise_on_error=False)
+    key = dg.AssetKey(["docs", "raw_shards"])
+    found = instance.fetch_materializations(dg.AssetRecordsFilter(key, asset_partitions=["docs-00000"]), limit=9)
+    assert len(found.records) == 1, "what was published meanwhile is not run again"
+    assert sorted(DatasetStore(spec).marker_names()) == ["docs-00000", "docs-00001"]

@@ -180,8 +180,10 @@ class _Worker:
         theirs.close()
 
     def end(self) -> int | None:
-        """Waits for the process, whose pipe is closed, to end; its exit code."""
+        """Waits for the process, whose pipe is broken, to end, and kills it if it does not; its exit code."""
         self.connection.close()
+        self.process.join(WORKER_SECONDS)
+        self.process.kill()
         self.process.join()
         return self.process.exitcode
 
