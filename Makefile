@@ -11,7 +11,7 @@ export DAGSTER_HOME := $(CURDIR)/dagster_home
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run ui quick test nightly fuzz coverage check wheels test-wheels bench-loading bench-memory bench-decodable clean reset
+.PHONY: help run ui quick test nightly fuzz coverage check wheels test-wheels bench-loading bench-ingest bench-memory bench-decodable clean reset
 
 help:
 	@echo "make run         run the demo datasets, from tar shards to packed files and manifests"
@@ -25,6 +25,7 @@ help:
 	@echo "make wheels      build mm-assets and mm-assets-reader into dist/, and check what is in them"
 	@echo "make test-wheels install the built mm-assets in an environment of its own and run $(WHEEL_TESTS) of tests/e2e"
 	@echo "make bench-loading DATA=folder  reading and writing, side by side with other projects (an hour, 30 GB)"
+	@echo "make bench-ingest DATA=folder   from tar shards to Parquet and packed files, beside NeMo Curator (an hour, 12 GB)"
 	@echo "make bench-memory  resident memory and throughput of each stage on a 500 MB shard"
 	@echo "make bench-decodable  cost of decoding every media item before it is packed"
 	@echo "make clean       remove the virtual environment and built files"
@@ -108,6 +109,13 @@ bench-loading:
 	$(PYTHON) -m venv "$(DATA)/venv"
 	"$(DATA)/venv/bin/pip" install --quiet --editable . --requirement benchmarks/loading/requirements.txt
 	"$(DATA)/venv/bin/python" -m benchmarks.loading --data "$(DATA)"
+
+# The other project has an environment of its own: it wants versions of packages that this one cannot use.
+bench-ingest: $(VENV)/dev.done
+	@test -n "$(DATA)" || { echo "say where 12 GB may go: make bench-ingest DATA=/path/to/folder"; exit 2; }
+	$(PYTHON) -m venv "$(DATA)/curator"
+	"$(DATA)/curator/bin/pip" install --quiet --requirement benchmarks/ingest/requirements.txt
+	$(BIN)/python -m benchmarks.ingest --data "$(DATA)" --curator "$(DATA)/curator/bin/python"
 
 clean:
 	rm -rf $(VENV) dist
