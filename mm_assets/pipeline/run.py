@@ -128,7 +128,8 @@ class Run:
     def read(self, stage: Stage) -> pq.ParquetFile:
         """Opens the main table of an earlier stage and notes its digest as an input.
 
-        The whole file is hashed first: what is packed gets checksums of its own, which would hide earlier damage.
+        The whole file is hashed first: what is packed gets checksums of its own, which would hide earlier damage. Not
+        a file that this run of the partition has hashed already, when it wrote or read it, and that is as it was then.
 
         Raises:
             SourceError: the stage has not run, or the file is not the one that it recorded.
@@ -136,11 +137,13 @@ class Run:
         table = stage.tables[0].name
         recorded = self.work.record(stage).files[table]
         store, fault = self.dataset.store, size_fault(recorded.size, self.dataset.store.size(recorded.path))
-        if fault is None:
+        if fault is None and not self.work.is_verified(recorded.path):
             if not store.is_local:  # its bytes are fetched once, to be hashed and to be read
                 scratch = self._opened.enter_context(tempfile.TemporaryDirectory(prefix="mm-assets-table-"))
                 store = self.dataset.store.copy(recorded.path, Path(scratch))
             fault = digest_fault(recorded.sha256, store.digest(recorded.path))
+            if fault is None:
+                self.work.verified(recorded.path)
         if fault is not None:  # interrupted between its file and its record, or damaged since
             again = f"mm-assets run --dataset {self.spec.name} --partition {self.key}"
             detail = f"{fault} as recorded: materialize {stage.name} again, or run `{again}`"
@@ -162,16 +165,20 @@ class Run:
     def write(self, table: Table | None = None) -> Iterator[ParquetSink]:
         """Writes one table of this stage, the main one by default; it is published when the block succeeds."""
         table = table or self.stage.tables[0]
-        with self.dataset.store.draft(self.dataset.table(table.name, self.key), durable=False) as draft:
-            sink = ParquetSink(
+        with (
+            self.dataset.store.draft(self.dataset.table(table.name, self.key), durable=False) as draft,
+            draft.hashed() as file,
+            ParquetSink(
                 draft.path,
                 table.schema(self.schema),
+                file=file,
                 compression=self.spec.parquet.compression,
                 row_group_bytes=self.spec.parquet.row_group_bytes,
-            )
-            with sink:
-                yield sink
+            ) as sink,
+        ):
+            yield sink
         self.published[table.name] = draft.result()
+        self.work.verified(draft.name)
 
     def check_context(self, packed: Mapping[str, str]) -> CheckContext:
         """What the stage's checks judge.

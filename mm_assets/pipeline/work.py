@@ -111,6 +111,7 @@ class PartitionWork:
         self._others = self._opened.enter_context(closing(_OtherFiles(self.spec)))
         self._files: dict[str, SourceFile] = {}
         self._sources: Sequence[RowSource] | None = None
+        self._verified: dict[str, tuple[int, ...] | None] = {}
         self._has_failure = True  # possibly, of an earlier run
         self._records: Mapping[Stage, StageRecord] | None = None
         self.record_file: PublishedFile | None = None
@@ -176,6 +177,15 @@ class PartitionWork:
             records = {stage: record}
         self._records = {stage: records[stage] for stage in RECORDED_STAGES if stage in records}
         self.record_file = self.dataset.write_records(self.key, self._records)
+
+    def verified(self, path: str) -> None:
+        """Notes that a file of the dataset has just been written or read with the digest that its record has."""
+        self._verified[path] = self.dataset.store.state(path)
+
+    def is_verified(self, path: str) -> bool:
+        """Whether a local file is as it was when its digest was verified."""
+        state = self._verified.get(path)
+        return state is not None and state == self.dataset.store.state(path)
 
     def clear_failure(self) -> None:
         """Removes what is stored of an earlier run's failure, when the first stage of this one has ended."""

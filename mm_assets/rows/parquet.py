@@ -8,6 +8,7 @@ Columns that may not be null are `required` in the file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from io import RawIOBase
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -96,6 +97,7 @@ class ParquetSink:
     Args:
         path: the file; an existing one is replaced.
         schema: names, types and nullability of all batches.
+        file: the same file if it is open already; it belongs to the caller.
         compression: codec of all columns that hold no media: zstd, snappy, lz4, gzip or none.
         row_group_bytes: bytes of values of one row group.
 
@@ -108,6 +110,7 @@ class ParquetSink:
         path: Path,
         schema: pa.Schema,
         *,
+        file: RawIOBase | None = None,
         compression: str = "zstd",
         row_group_bytes: int = ROW_GROUP_BYTES,
     ) -> None:
@@ -125,7 +128,7 @@ class ParquetSink:
         self._required = [i for i, f in enumerate(schema) if not f.nullable]
         self._media = [i for i, f in enumerate(schema) if f.name in media]
         self._writer = pq.ParquetWriter(
-            path,
+            path if file is None else file,
             schema,
             compression={_leaf_path(f): "NONE" if f.name in media else compression.upper() for f in schema},
             use_dictionary=[_leaf_path(f) for f in plain if f.name not in _LONG_TEXT] or False,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.errors import ChangedError, SourceError, full_disk_named
+from mm_assets.storage.hashed_file import HashedFile, file_state
 from mm_assets.storage.urls import Options, filesystem, is_local, local_path, protocols, storage_errors
 
 __all__ = ["Draft", "PublishedFile", "Snapshot", "Store"]
@@ -74,12 +75,18 @@ class Draft:
         self.path = path
         self.name = name
         self.published: PublishedFile | None = None
-        self._digest: tuple[tuple[int, int, int], str] | None = None
+        self._digest: tuple[tuple[int, int, int, int], str] | None = None
+
+    @contextmanager
+    def hashed(self) -> Iterator[HashedFile]:
+        """A file at `path`, to be written from its first byte to its last; its digest is computed meanwhile."""
+        with HashedFile(self.path) as file:
+            yield file
+        self._digest = file_state(os.stat(self.path)), file.sha256
 
     def digest(self) -> str:
-        """SHA-256 of the file so far, hexadecimal; computed again only if the file changed."""
-        status = os.stat(self.path)
-        state = (status.st_ino, status.st_size, status.st_mtime_ns)
+        """SHA-256 of the file so far, hexadecimal; the file is read if it changed since the digest was computed."""
+        state = file_state(os.stat(self.path))
         if self._digest is None or self._digest[0] != state:
             with self.path.open("rb") as file:
                 self._digest = state, hashlib.file_digest(file, "sha256").hexdigest()
@@ -203,6 +210,12 @@ class Store:
         """SHA-256 of a file, hexadecimal; `SourceError` if there is no such file or it cannot be read."""
         with storage_errors(self.url_of(name), "cannot be read"), self.open(name) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def state(self, name: str) -> tuple[int, ...] | None:
+        """What changes when a file is written or replaced; None of a file that is missing or not on a local disk."""
+        with suppress(OSError):
+            return file_state(os.stat(self.path_of(name))) if self.is_local else None
+        return None
 
     def copy(self, name: str, folder: Path) -> Store:
         """A store in a local folder that holds a copy of a file under the same name; errors as `digest`."""

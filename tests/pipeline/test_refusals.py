@@ -9,8 +9,10 @@ import pytest
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.pipeline import stages
+from mm_assets.pipeline.chain import FILTERED_ROWS
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.work import PartitionWork
 
 from .chain import at_work, declare, run_chain
 from .shards import CAPTIONS, DOCUMENTS, make_shard
@@ -118,3 +120,17 @@ def test_a_flipped_bit_in_a_table_stops_the_next_stage(tmp_path: Path, remote: b
                 at_work(read, dataset, "s")
         dataset.store.write_bytes(record.path, whole)
     at_work(stages.packed, dataset, "s")
+
+
+def test_a_flipped_bit_between_two_stages_of_one_run_stops_the_second(tmp_path: Path) -> None:
+    """A table that the same run has written is hashed again if its file changed meanwhile, and only then."""
+    dataset, _ = run_chain(declare(tmp_path / "root", make_shard(tmp_path / "s.tar", CAPTIONS)))
+    with PartitionWork.registered(dataset, "s") as work:
+        for make in stages.TABLE_STAGES.values():
+            make(work)
+        path = Path(dataset.store.path_of(work.record(FILTERED_ROWS).files["filtered_rows"].path))
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(SourceError, match=r"its SHA-256 is \w{64}, expected \w{64} as recorded"):
+            stages.packed(work)

@@ -1,0 +1,80 @@
+"""A file that is hashed while it is written, so that its bytes are not read again for their digest."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import threading
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+__all__ = ["HashedFile", "file_state"]
+
+_BEHIND = 4  # blocks that are written and not hashed yet, at most
+_LARGE = 4 << 20  # bytes of a block after which the writer waits: blocks in the queue are held in memory
+
+
+def file_state(status: os.stat_result) -> tuple[int, int, int, int]:
+    """What changes when a file is written or replaced: inode, size, and both times in nanoseconds."""
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+class HashedFile(io.RawIOBase):
+    """A new file, written from its first byte to its last, with the SHA-256 of what was written.
+
+    The digest is computed in a thread, beside the writing.
+
+    Args:
+        path: the file; an existing one is replaced.
+
+    Raises:
+        OSError: the file cannot be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = path.open("wb", buffering=0)
+        self._digest = hashlib.sha256()
+        self._blocks: Queue[Any] = Queue(_BEHIND)
+        self._thread = threading.Thread(target=self._hash, name="sha256", daemon=True)
+        self._thread.start()
+
+    def _hash(self) -> None:
+        while (block := self._blocks.get()) is not None:
+            self._digest.update(block)
+            self._blocks.task_done()
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def write(self, block: Any, /) -> int:
+        """Writes all of a block: bytes, or a buffer that the caller does not change afterwards.
+
+        Raises:
+            OSError: the disk is full, or the file cannot be written.
+        """
+        view = memoryview(block).cast("B")
+        written = 0
+        while written < len(view):  # the system writes at most 2 GiB in one call
+            written += self._file.write(view[written:])
+        self._blocks.put(block)
+        if written > _LARGE:
+            self._blocks.join()
+        return written
+
+    def close(self) -> None:
+        """Closes the file when everything is hashed."""
+        if not self.closed:
+            self._blocks.put(None)
+            self._thread.join()
+            self._file.close()
+        super().close()
+
+    @property
+    def sha256(self) -> str:
+        """Digest of everything that was written, hexadecimal; of a closed file."""
+        assert self.closed
+        return self._digest.hexdigest()
