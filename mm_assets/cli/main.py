@@ -17,7 +17,20 @@ from mm_assets.errors import MmAssetsError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("plan", "register", "run", "sync", "losses", "inspect", "verify", "convert", "add-stream", "sql", "clean")
+COMMANDS = (
+    "plan",
+    "register",
+    "run",
+    "status",
+    "sync",
+    "losses",
+    "inspect",
+    "verify",
+    "convert",
+    "add-stream",
+    "sql",
+    "clean",
+)
 """Every command; it is the object `command` of the module of its name in this package."""
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DatasetChoice", "dataset_options", "field_option"]
 
-_SUGGESTED = re.compile(r"`mm-assets (plan|register|run|losses|add-stream|sql|clean)\b")
+_SUGGESTED = re.compile(r"`mm-assets (plan|register|run|status|losses|add-stream|sql|clean)\b")
+_TAKES_SHARDS = ("plan", "register", "run", "status")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,26 +58,29 @@ class DatasetChoice:
         if shards is not None and self.shards is not None:
             raise ConfigError("arguments", "--shards", "is given beside SHARDS: give one of them")
         if shards is None and self.shards is None:
-            return self.specs()
+            return self.specs(read_only=True)
         return [self._undeclared(shards or self.shards or "", needs_home=False)]
 
-    def specs(self) -> list[DatasetSpec]:
+    def specs(self, *, read_only: bool = False) -> list[DatasetSpec]:
         """The declarations of the chosen datasets, or of the one that only `shards` describes.
 
         Where no name was given, wrong declarations are reported and left out, unless all are wrong.
+
+        Args:
+            read_only: the folder of the Dagster instance is not made where it is missing.
 
         Raises:
             ConfigError: a dataset is not declared, its declaration is wrong, or the options contradict each other.
         """
         if self.shards is not None:
-            return [self._undeclared(self.shards)]
+            return [self._undeclared(self.shards, read_only=read_only)]
         if self.pack is not None:
             raise ConfigError("arguments", "--pack", "goes with --shards; a declared dataset names its preset itself")
         if self.settings:
             raise ConfigError(
                 "arguments", "--set", "goes with --shards; a declared dataset has its settings in its YAML"
             )
-        declared = self._declared()
+        declared = self._declared(read_only=read_only)
         unknown = [name for name in self.names if name not in declared]
         if unknown:
             detail = f"{unknown[0]!r} is not declared; declared are: {', '.join(sorted(declared)) or 'none'}"
@@ -133,39 +137,39 @@ class DatasetChoice:
 
         def completed(found: re.Match[str]) -> str:
             options = {"--module": self.module, "--root": self.root}
-            if found[1] in ("plan", "register", "run"):
+            if found[1] in _TAKES_SHARDS:
                 options |= {"--shards": self.shards, "--pack": self.pack}
             elif self.shards is not None:  # the other commands find an undeclared dataset by its root
                 options |= {"--root": self.root or default_root()}
             words = [word for name, value in options.items() if value is not None for word in (name, value)]
-            if found[1] in ("plan", "register", "run"):
+            if found[1] in _TAKES_SHARDS:
                 words += [word for setting in self.settings for word in ("--set", setting)]
             return f"{found[0]} {shlex.join(words)}" if words else found[0]
 
         return _SUGGESTED.sub(completed, message)
 
-    def _declared(self) -> dict[str, DatasetSpec | ConfigError]:
+    def _declared(self, *, read_only: bool = False) -> dict[str, DatasetSpec | ConfigError]:
         from mm_assets.cli.project import definitions_modules, make_importable
         from mm_assets.orchestration.launch import declared_datasets
 
         modules = (self.module,) if self.module is not None else definitions_modules(Path.cwd())
-        _find_dagster_home()  # declarations without a root are below it
+        _find_dagster_home(read_only=read_only)  # declarations without a root are below it
         make_importable(Path.cwd())  # a module here need not be installed, as with `dagster -m`
         return {name: spec for module in modules for name, spec in declared_datasets(module).items()}
 
-    def _undeclared(self, shards: str, *, needs_home: bool = True) -> DatasetSpec:
+    def _undeclared(self, shards: str, *, needs_home: bool = True, read_only: bool = False) -> DatasetSpec:
         from mm_assets.cli.project import make_importable
         from mm_assets.orchestration.component import default_root
         from mm_assets.pipeline.spec import DatasetSpec
 
         if len(self.names) > 1:
             raise ConfigError("arguments", "--dataset", "is given more than once; with --shards there is one dataset")
-        if self.module is not None and self.names and self.names[0] in self._declared():
+        if self.module is not None and self.names and self.names[0] in self._declared(read_only=read_only):
             detail = f"{self.names[0]!r} is declared with shards of its own; give --shards another dataset's name"
             raise ConfigError("arguments", "--dataset", detail)
         make_importable(Path.cwd())  # filters and fields of the user
         if needs_home:
-            _find_dagster_home()
+            _find_dagster_home(read_only=read_only)
         root = _absolute(self.root) if self.root else default_root()
         name = self.names[0] if self.names else "default"
         settings = _parsed(self.settings)
@@ -211,12 +215,13 @@ def _parsed(settings: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def _find_dagster_home() -> None:
+def _find_dagster_home(*, read_only: bool) -> None:
     from mm_assets.cli.project import project_folder
-    from mm_assets.orchestration.launch import ensure_dagster_home
+    from mm_assets.orchestration.launch import ensure_dagster_home, find_dagster_home
 
     given, here = os.environ.get("DAGSTER_HOME"), Path.cwd()
-    home = ensure_dagster_home(project_folder(here))
+    home = (find_dagster_home if read_only else ensure_dagster_home)(project_folder(here))
+    os.environ["DAGSTER_HOME"] = str(home)
     if not given and home.parent != here:
         echo(f"DAGSTER_HOME is not set: using {home}", err=True)
 

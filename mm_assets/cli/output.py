@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from mm_assets.cli.options import DatasetChoice
     from mm_assets.pipeline.losses import LossTotal
+    from mm_assets.pipeline.pending import Stale
     from mm_assets.pipeline.register import Registration
     from mm_assets.pipeline.spec import DatasetSpec
 
@@ -25,14 +26,17 @@ __all__ = [
     "named_in_part",
     "printable",
     "report_error",
+    "report_faults",
     "report_losses",
     "report_missing_streams",
+    "report_planned",
     "report_registration",
     "table_console",
     "wait_for_shards",
 ]
 
 _SHOWN = 5  # partitions named in one line
+_LISTED = 50  # partitions that have a line each on a terminal
 _UNBROKEN = 1 << 12  # columns, where no terminal shows a table
 
 
@@ -140,3 +144,28 @@ def report_missing_streams(chosen: DatasetChoice, dataset: str, missing: Mapping
         advice = chosen.complete(f"`mm-assets add-stream --dataset {dataset} --name {name}`")
         line = f"stream {name!r} is not in the manifest: it is missing in {named_in_part(keys)}"
         echo(f"{dataset}: {line}; add it with {advice} and its --field and --values", err=True)
+
+
+def report_planned(dataset: str, planned: Mapping[str, Stale]) -> None:
+    """Writes where a run starts each partition, and why; on a terminal those of many partitions as `report_faults`."""
+    if len(planned) > _LISTED and table_console().is_terminal:
+        report_faults(planned)
+        return
+    for key, stale in planned.items():
+        echo(f"{dataset}/{key}: from {stale.first.name}: {stale.said}")
+
+
+def report_faults(stale: Mapping[str, Stale]) -> None:
+    """Writes a table of the partitions that have to run, by the stage to start at and the reason."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from mm_assets.pipeline.pending import by_fault
+
+    table = Table()
+    for heading in ("starts at", "why", "partitions", "first of them"):
+        table.add_column(heading, justify="right" if heading == "partitions" else "left", overflow="fold")
+    for (first, reason), keys in by_fault(stale).items():
+        cells = (first.name, reason, f"{len(keys):,}", named_in_part(keys))
+        table.add_row(*(escape(printable(cell)) for cell in cells))
+    table_console().print(table)

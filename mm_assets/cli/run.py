@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
@@ -22,6 +23,7 @@ from mm_assets.cli.output import (
     named_in_part,
     report_losses,
     report_missing_streams,
+    report_planned,
     report_registration,
     table_console,
     wait_for_shards,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from mm_assets.orchestration.interrupts import Stop
     from mm_assets.orchestration.load import PartitionRun
     from mm_assets.pipeline.chain import Stage
+    from mm_assets.pipeline.pending import Present
     from mm_assets.pipeline.spec import DatasetSpec
     from mm_assets.pipeline.store import DatasetStore, StageRecord
 
@@ -44,11 +47,27 @@ _LISTED = 50  # partitions that have a row each in the summary
 @dataset_options(undeclared=True)
 @click.option("--partition", "-p", "keys", multiple=True, metavar="K", help="Run these partitions, pending or not.")
 @click.option("--jobs", "-j", "num_processes", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
-def command(chosen: DatasetChoice, keys: tuple[str, ...], num_processes: int) -> None:
-    """Register the shards, run every pending partition, make the manifests."""
+@click.option(
+    "--from",
+    "stage",
+    metavar="STAGE",
+    help="Start at this stage, or at an earlier one that is stale: every partition, or those of --partition.",
+)
+@click.option("--force", is_flag=True, help="Start at the first stage: every partition, or those of --partition.")
+@click.option("--dry-run", is_flag=True, help="Dry run: list what would run, from which stage and why.")
+def command(
+    chosen: DatasetChoice, keys: tuple[str, ...], num_processes: int, stage: str | None, force: bool, dry_run: bool
+) -> None:
+    """Register the shards, run every pending partition from its first stale stage on, make the manifests."""
     from mm_assets.orchestration.interrupts import Stopped, stoppable
 
-    run = _Run(chosen=chosen, keys=keys, num_processes=num_processes)
+    run = _Run(chosen=chosen, keys=keys, num_processes=num_processes, first=_first_stage(stage, force=force))
+    if dry_run:
+        run.register(dry_run=True)
+        run.announce()
+        if run.failed:
+            sys.exit(1)
+        return
     with stoppable(run.abandon) as stop:
         try:
             run.register()
@@ -61,15 +80,31 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], num_processes: int) ->
         sys.exit(1)
 
 
+def _first_stage(stage: str | None, *, force: bool) -> Stage | None:
+    """The stage that the options name.
+
+    Raises:
+        ConfigError: there is no such stage, or both options are given.
+    """
+    from mm_assets.pipeline.chain import RAW_SHARDS
+    from mm_assets.pipeline.pending import stage_named
+
+    if force and stage is not None:
+        raise ConfigError("arguments", "--force", "is the same as --from raw_shards: give one of them")
+    return RAW_SHARDS if force else None if stage is None else stage_named(stage, option="--from")
+
+
 @dataclass(kw_only=True)
 class _Run:
     """What one command does, as far as it has come.
 
     Attributes:
         chosen: the datasets that it was given.
-        keys: the partitions that it was given; none means those that are pending.
+        keys: the partitions that it was given; none means those that are pending, or with a `first` stage all.
         num_processes: as given.
+        first: the stage that it was given.
         datasets: by name, those that are registered.
+        present: of each, what there was before the first run.
         work: the partitions to run.
         ended: how runs ended.
         failed: what went wrong, one line each.
@@ -81,7 +116,9 @@ class _Run:
     chosen: DatasetChoice
     keys: tuple[str, ...]
     num_processes: int
+    first: Stage | None
     datasets: dict[str, DatasetStore] = field(default_factory=dict)
+    present: dict[str, Present] = field(default_factory=dict)
     work: list[tuple[DatasetSpec, str]] = field(default_factory=list)
     ended: list[PartitionRun] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -91,18 +128,23 @@ class _Run:
     _abandoned: threading.Lock = field(default_factory=threading.Lock)
     _stderr: int = field(default_factory=lambda: os.dup(2))  # while a step runs, Dagster redirects the standard one
 
-    def register(self) -> None:
+    def register(self, *, dry_run: bool = False) -> None:
         """Registers the shards and finds the partitions to run."""
         from mm_assets.orchestration.launch import open_instance, register_dataset
-        from mm_assets.pipeline.pending import pending_partitions
+        from mm_assets.pipeline.pending import Present, chosen_partitions
+        from mm_assets.pipeline.register import register
         from mm_assets.pipeline.store import DatasetStore
 
-        specs = self.chosen.specs()
-        with open_instance() as instance:
+        specs = self.chosen.specs(read_only=dry_run)
+        with nullcontext() if dry_run else open_instance() as instance:
             for spec in specs:
+                wait = wait_for_shards(spec)
                 try:
                     dataset = DatasetStore(spec)
-                    found = register_dataset(instance, dataset, sleep=wait_for_shards(spec))
+                    if instance is None:
+                        found = register(dataset, wait=True, dry_run=True, sleep=wait)
+                    else:
+                        found = register_dataset(instance, dataset, sleep=wait)
                 except MmAssetsError as error:
                     if len(specs) == 1:
                         raise
@@ -110,13 +152,30 @@ class _Run:
                     continue
                 self.datasets[spec.name] = dataset
                 report_registration(self.chosen, spec, found)
-                registered = {partition.key for partition in found.partitions}
-                wanted = [key for key in self.keys if key in registered] if self.keys else pending_partitions(dataset)
-                self.work += [(spec, key) for key in wanted]
+                schema = None if found.decision is None else found.decision.schema
+                present = Present(dataset, schema, partitions={p.key: p for p in found.partitions})
+                if dry_run:
+                    changes = (("new", found.added), ("changed", found.changed), ("gone", found.removed))
+                    said = ", ".join(f"{len(keys):,} {what}" for what, keys in changes if keys)
+                    echo(f"{spec.name}: would register {said or 'no change'}")
+                self.present[spec.name] = present
+                self.work += [(spec, key) for key in chosen_partitions(present, self.keys, self.first)]
         missing = [key for key in self.keys if key not in {key for _, key in self.work}]
         if missing:
             names = ", ".join(spec.name for spec in specs)
             raise ConfigError("arguments", "--partition", f"{missing[0]!r} is not a registered partition of {names}")
+
+    def announce(self) -> None:
+        """Prints what would be done."""
+        from mm_assets.pipeline.pending import planned_runs
+
+        for name, present in self.present.items():
+            planned = planned_runs(present, [key for spec, key in self.work if spec.name == name], self.first)
+            report_planned(name, planned)
+            number = f"{len(planned):,} of {counted(len(present.partitions), 'partition')}"
+            echo(f"{name}: would run {number} and make the manifest")
+        for line in self.failed:
+            echo(f"failed: {self.chosen.complete(line)}", err=True)
 
     def execute(self, stop: Stop) -> None:
         """Runs the partitions of each dataset and makes its manifest."""
@@ -146,7 +205,7 @@ class _Run:
 
             for name, dataset in self.datasets.items():
                 keys = [key for spec, key in self.work if spec.name == name]
-                *_, rest = run_load(dataset.spec, keys, processes=processes, observed=observe)
+                *_, rest = run_load(dataset.spec, keys, processes=processes, first=self.first, observed=observe)
                 stop.check()  # Dagster fails the run that a signal interrupts
                 self.manifests.append(name)
                 self.failed += [f"{name}: {line}" for line in rest.failures]
@@ -214,18 +273,24 @@ class _Run:
         for result in self.ended:
             for line in result.failures:
                 echo(f"failed: {result.dataset}/{result.partition}: {self.chosen.complete(line)}", err=True)
-        left = [(spec.name, key) for spec, key in self.work if key in pending[spec.name]]
+        done = {(result.dataset, result.partition) for result in self.ended if result.ok}
+        left = [
+            (spec.name, key)
+            for spec, key in self.work
+            if key in pending[spec.name] or (self.first is not None and (spec.name, key) not in done)
+        ]
         name = signal.Signals(signum).name
-        done = f"{len(self.work) - len(left)} of {counted(len(self.work), 'partition')} done"
+        said = f"{len(self.work) - len(left)} of {counted(len(self.work), 'partition')} done"
         kept = [dataset for dataset in self.datasets if dataset not in self.manifests]
         manifest = "the manifest is" if len(self.datasets) == 1 else f"the manifests of {', '.join(kept)} are"
-        echo(f"stopped by {name}: {done}" + (f", {manifest} as before" if kept else ""), err=True)
+        echo(f"stopped by {name}: {said}" + (f", {manifest} as before" if kept else ""), err=True)
         for dataset, key in left[:_SHOWN]:
             echo(f"  not done: {dataset}/{key}", err=True)
         if len(left) > _SHOWN:
             echo(f"  and {len(left) - _SHOWN} more", err=True)
         words = [word for given in self.chosen.names for word in ("--dataset", given)]
         words += [word for key in self.keys for word in ("--partition", key)]
+        words += [] if self.first is None else ["--from", self.first.name]
         words += ["--jobs", str(self.num_processes)] if self.num_processes > 1 else []
         again = shlex.join(["mm-assets", "run", *words])
         echo(f"to continue: {self.chosen.complete(f'`{again}`')}", err=True)

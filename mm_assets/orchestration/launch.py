@@ -23,6 +23,7 @@ from mm_assets.orchestration.load import MOST_PARTITIONS, Load, PartitionRun, ca
 from mm_assets.orchestration.partitions import add_partitions
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.runs import load_config, process_tags
+from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.engines.processes import Processes
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
@@ -178,6 +179,7 @@ def run_load(
     keys: Sequence[str],
     *,
     processes: Processes,
+    first: Stage | None = None,
     observed: Callable[[PartitionRun], object] = lambda _: None,
 ) -> list[PartitionRun]:
     """Runs registered partitions and makes the manifest, as runs of the job `<dataset>_load` in this process.
@@ -186,6 +188,7 @@ def run_load(
         spec: the declaration.
         keys: the partitions; none makes the manifest only.
         processes: where they run.
+        first: as `Load.first`.
         observed: called with each partition as it ends.
 
     Returns:
@@ -202,9 +205,10 @@ def run_load(
             dataset=DatasetStore(spec),
             keys=keys[number : number + MOST_PARTITIONS],
             processes=processes,
+            first=first,
             observed=observe,
         )
-        run_id, failures = _execute(spec, load.run, load.keys)
+        run_id, failures = _execute(spec, load.run, load.keys, first_stage="" if first is None else first.name)
         failures = () if load.is_complete else failures  # those of partitions are in their results
         rest = PartitionRun(
             dataset=spec.name, partition="", run_id=run_id, failures=failures, warnings=tuple(load.warnings)
@@ -236,13 +240,13 @@ def sync(dataset: DatasetStore) -> int:
 
 
 def _execute(
-    spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext], object], keys: Sequence[str]
+    spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext], object], keys: Sequence[str], **config: object
 ) -> tuple[str, tuple[str, ...]]:
     """Executes a load with its driver in this process: the run's id, and why it failed."""
     job, run_id = load_job(spec, lambda context, _: drive(context)), str(uuid.uuid4())
     with dg.DagsterInstance.get() as instance:
         result = job.execute_in_process(
-            run_config={**_QUIET, **load_config(spec, keys)},
+            run_config={**_QUIET, **load_config(spec, keys, **config)},
             instance=instance,
             raise_on_error=False,
             run_id=run_id,

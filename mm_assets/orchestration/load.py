@@ -23,7 +23,7 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 )
 from pydantic import Field
 
-from mm_assets.errors import MmAssetsError, SourceError
+from mm_assets.errors import ConfigError, MmAssetsError, SourceError
 from mm_assets.orchestration.checks import UNIQUE_IDS
 from mm_assets.orchestration.partitions import add_partitions, asset_key, code_version, load_job_name, load_op_name
 from mm_assets.orchestration.report import (
@@ -42,7 +42,7 @@ from mm_assets.pipeline.chain import CHAIN, PACKED_STAGES, PUBLISHED, RAW_SHARDS
 from mm_assets.pipeline.engines.processes import Processes, Task, num_processors
 from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report
-from mm_assets.pipeline.pending import Present, pending_partitions
+from mm_assets.pipeline.pending import Present, chosen_partitions, given_start, stage_named
 from mm_assets.pipeline.publish import build_manifest
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.run import StageResult
@@ -90,12 +90,15 @@ class LoadConfig(dg.Config):
 
     Attributes:
         partitions: keys of the partitions to run; none means those that are pending, as many as one run takes.
+        first_stage: run from this stage on, or from an earlier one that is stale, also what is up to date; without
+            `partitions` all that are registered. Empty starts each at its first stale stage.
         only_pending: leave out those that were published since they were named.
         processes: partitions that are in flight at a time; 1 runs them in the process of the load, 0 takes as many
             as it may use processors.
     """
 
     partitions: list[str] = Field(default_factory=list)
+    first_stage: str = ""
     only_pending: bool = False
     processes: int = 0
 
@@ -107,14 +110,23 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
         dataset = open_dataset(context, spec)
         found = register(dataset, allow_empty=True)
         add_partitions(context.instance, spec, found.partitions)
-        keys = config.partitions
-        if not keys or config.only_pending or context.run.parent_run_id:  # a run that is repeated may have done a part
-            pending = pending_partitions(dataset)
-            keys = [key for key in pending if key in config.partitions] if keys else pending
+        try:
+            first = stage_named(config.first_stage, option="first_stage") if config.first_stage else None
+        except ConfigError as error:
+            raise dg.Failure(description=str(error), allow_retries=False) from error
+        present = Present(dataset)
+        keys = config.partitions or chosen_partitions(present, first=first)
+        if config.only_pending or (
+            context.run.parent_run_id and first is None
+        ):  # its first attempt may have done a part
+            pending = set(present.pending())
+            keys = [key for key in keys if key in pending]
         if len(keys) > MOST_PARTITIONS:
-            context.log.warning(f"{len(keys):,} partitions are pending: this run takes the first {MOST_PARTITIONS:,}")
+            said = f"{len(keys):,} partitions are to run: this run takes the first {MOST_PARTITIONS:,}"
+            more = "" if first is None else f", up to {keys[MOST_PARTITIONS - 1]}: name the others in `partitions`"
+            context.log.warning(said + more)
         with Processes(config.processes or num_processors()) as processes:
-            Load(dataset=dataset, keys=keys[:MOST_PARTITIONS], processes=processes).run(context)
+            Load(dataset=dataset, keys=keys[:MOST_PARTITIONS], first=first, processes=processes).run(context)
 
     return load_job(spec, drive)
 
@@ -146,6 +158,7 @@ class Load:
         dataset: the dataset's folder.
         keys: the partitions to run.
         processes: where they run.
+        first: the stage to start at, or an earlier one that is stale; None for the first stale one of what is pending.
         observed: called with each partition as it ends.
         failed: keys of the partitions that failed.
         warnings: what the manifest's check found, one line each.
@@ -155,6 +168,7 @@ class Load:
     dataset: DatasetStore
     keys: Sequence[str]
     processes: Processes
+    first: Stage | None = None
     observed: Callable[[PartitionRun], object] = lambda _: None
     failed: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -183,7 +197,7 @@ class Load:
         tasks = [
             Task(
                 partition=present.partitions[key],
-                first=None if key in pending else RAW_SHARDS,  # what is up to date was named, to be run all the same
+                first=given_start(self.first, is_pending=key in pending),
                 markers=present.names.get(key, ()),
             )
             for key in self.keys

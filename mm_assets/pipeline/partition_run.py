@@ -191,9 +191,7 @@ def _start(work: PartitionWork, wanted: Stage | None) -> Stage:
     made_with = {stage: stage.made_with(work.spec, work.schema) for stage in RECORDED_STAGES}
     failure, size = work.dataset.failure(work.key), work.dataset.store.size
     found = first_stale(work.dataset, work.partition, records, made_with, size=size, failure=failure)
-    # Both packed files are made in one pass.
-    first = next(iter(PACKED_STAGES.values())) if found.first.packed_format is not None else found.first
-    return first if wanted is None else min(first, wanted, key=CHAIN.index)
+    return found.first if wanted is None else min(found.first, wanted, key=CHAIN.index)
 
 
 def _peak_memory() -> int:

@@ -8,14 +8,17 @@ the last manifest, and records only of partitions that are pending.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from mm_assets.errors import SchemaMismatchError
+from mm_assets.errors import ConfigError, SchemaMismatchError
 from mm_assets.pipeline.chain import (
+    CHAIN,
+    MANIFEST,
     PACKED_FOLDER,
     PACKED_STAGES,
     PUBLISHED,
@@ -36,12 +39,18 @@ from mm_assets.pipeline.store import (
 from mm_assets.rows.schema import DatasetSchema
 
 __all__ = [
+    "Fault",
     "Present",
     "Stale",
+    "by_fault",
+    "chosen_partitions",
     "first_stale",
+    "given_start",
     "pending_partitions",
     "pending_reasons",
+    "planned_runs",
     "stage_fault",
+    "stage_named",
     "stale_partitions",
     "write_index",
 ]
@@ -55,26 +64,45 @@ Records = Mapping[Stage, StageRecord]
 MadeWith = Mapping[Stage, Mapping[str, str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stale:
-    """Why a partition is not up to date.
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why files are not what they would be now.
 
     Attributes:
-        first: the stage to start at; `PUBLISHED` where only the marker is missing.
-        reason: why, a sentence.
+        reason: a sentence that is the same for every partition with the same fault.
+        detail: which file, or what a check found; empty where the reason says all.
+    """
+
+    reason: str
+    detail: str = ""
+
+    @property
+    def said(self) -> str:
+        """Both."""
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stale:
+    """Why a partition has to run.
+
+    Attributes:
+        first: the stage to start at, the first of the packed ones for all of them; `PUBLISHED` where only the marker
+            is missing.
+        fault: why.
         failure: the error that ended its last run, or None.
     """
 
     first: Stage
-    reason: str
+    fault: Fault
     failure: StageFailure | None = None
 
     @property
     def said(self) -> str:
-        """The reason, with that of the failure."""
+        """The fault, with the failure."""
         if self.failure is None:
-            return self.reason
-        return f"{self.reason}; its last run failed at {self.failure.stage}: {self.failure.detail}"
+            return self.fault.said
+        return f"{self.fault.said}; its last run failed at {self.failure.stage}: {self.failure.detail}"
 
 
 class Present:
@@ -83,9 +111,11 @@ class Present:
     Args:
         dataset: the dataset's folder.
         schema: the dataset's, if it is known.
+        partitions: the registered ones, if they are known; or those that would be.
 
     Attributes:
         partitions: by key, as registered.
+        schema: the dataset's; an empty one where no partition is registered.
         names: the markers of each key.
         current: by key, the marker that is up to date.
         packed: name and bytes of each packed file.
@@ -95,14 +125,20 @@ class Present:
         SourceError: the storage could not be read.
     """
 
-    def __init__(self, dataset: DatasetStore, schema: DatasetSchema | None = None) -> None:
+    def __init__(
+        self,
+        dataset: DatasetStore,
+        schema: DatasetSchema | None = None,
+        *,
+        partitions: Mapping[str, Partition] | None = None,
+    ) -> None:
         self.dataset = dataset
-        self.partitions = dataset.partitions()
+        self.partitions = dataset.partitions() if partitions is None else partitions
         self.names = dataset.marker_names()
         self.packed = dataset.store.sizes(PACKED_FOLDER)
         self.records = dataset.store.sizes(RECORDS)
-        schema = schema or (dataset.schema() if self.partitions else DatasetSchema())
-        made_with = PUBLISHED.digest(dataset.spec, schema)
+        self.schema = schema or (dataset.schema() if self.partitions else DatasetSchema())
+        made_with = PUBLISHED.digest(dataset.spec, self.schema)
         names = {key: dataset.marker_name(key, p.fingerprint(made_with)) for key, p in self.partitions.items()}
         self.current = {key: name for key, name in names.items() if name in self.names.get(key, ())}
 
@@ -143,10 +179,14 @@ class Present:
         The sizes of packed files and records are those that the last manifest found in the markers. A marker that it
         did not see, or whose files differ from that, is read.
         """
-        known = _index(self.dataset)
-        unsure = [key for key, name in self.current.items() if not self._has(known.get(name))]
+        unsure = [key for key, name in self.current.items() if not self._has(self.index.get(name))]
         lost = {key for key, marker in self.markers(unsure).items() if self.lost_files(marker)}
         return sorted(key for key in self.partitions if key not in self.current or key in lost)
+
+    @cached_property
+    def index(self) -> Mapping[str, Mapping[str, int]]:
+        """Of each marker that the last manifest saw, by its name, the packed files and records and their bytes."""
+        return _index(self.dataset)
 
     def _has(self, files: Mapping[str, int] | None) -> bool:
         sizes = self.packed, self.records
@@ -182,34 +222,90 @@ def pending_partitions(dataset: DatasetStore) -> list[str]:
 
 def pending_reasons(dataset: DatasetStore) -> dict[str, str]:
     """Why each of the `pending_partitions` is one."""
-    return {key: stale.said for key, stale in stale_partitions(dataset, pending_partitions(dataset)).items()}
+    present = Present(dataset)
+    return {key: stale.said for key, stale in stale_partitions(present, present.pending()).items()}
 
 
-def stale_partitions(dataset: DatasetStore, keys: Iterable[str]) -> dict[str, Stale]:
+def stage_named(name: str, *, option: str) -> Stage:
+    """The stage of a partition that has a name.
+
+    Raises:
+        ConfigError: there is none; it lists all of them and names the `option`.
+    """
+    stages = {stage.name: stage for stage in CHAIN if stage is not MANIFEST}
+    if name not in stages:
+        raise ConfigError("arguments", option, f"{name!r} is not a stage; the stages are: {', '.join(stages)}")
+    return stages[name]
+
+
+def chosen_partitions(present: Present, named: Sequence[str] = (), first: Stage | None = None) -> list[str]:
+    """The partitions that a run takes: those named, else with a `first` stage all registered ones, else the pending."""
+    if named:
+        return [key for key in named if key in present.partitions]
+    return present.pending() if first is None else sorted(present.partitions)
+
+
+def given_start(first: Stage | None, *, is_pending: bool) -> Stage | None:
+    """The stage that a run of a partition starts at, unless an earlier one is stale; None for the first stale one.
+
+    What is up to date and named runs from the start, unless the run has a `first` stage.
+    """
+    return first if first is not None or is_pending else RAW_SHARDS
+
+
+def planned_runs(present: Present, keys: Sequence[str], first: Stage | None = None) -> dict[str, Stale]:
+    """Where a run of `chosen_partitions` with a `first` stage starts each of them, and why; errors as `Present`."""
+    pending = set(present.pending())
+    given = {key: given_start(first, is_pending=key in pending) for key in keys}
+    as_given = {key for key, start in given.items() if start is RAW_SHARDS and key not in pending}
+    stale = stale_partitions(present, [key for key in given if key not in as_given])
+    wanted = Fault("it is up to date, and wanted again")
+
+    def planned(key: str, start: Stage | None) -> Stale:
+        if start is None:
+            return stale[key]
+        if key in as_given:
+            return Stale(first=start, fault=wanted)
+        found = stale[key]
+        fault = found.fault if key in pending or CHAIN.index(found.first) < CHAIN.index(start) else wanted
+        return Stale(first=min(found.first, start, key=CHAIN.index), fault=fault, failure=found.failure)
+
+    return {key: planned(key, start) for key, start in given.items()}
+
+
+def by_fault(stale: Mapping[str, Stale]) -> dict[tuple[Stage, str], list[str]]:
+    """The keys with the same stage to start at and the same reason, in the order of the chain, the most first."""
+    found: dict[tuple[Stage, str], list[str]] = {}
+    for key, each in stale.items():
+        found.setdefault((each.first, each.fault.reason), []).append(key)
+    return dict(sorted(found.items(), key=lambda group: (CHAIN.index(group[0][0]), -len(group[1]), group[0][1])))
+
+
+def stale_partitions(present: Present, keys: Iterable[str]) -> dict[str, Stale]:
     """What has to be done to registered partitions, by their records, which are read several at a time.
 
     Raises:
-        SourceError: the storage could not be read, or one is not registered.
+        SourceError: the storage could not be read.
     """
     keys = list(keys)
     if not keys:
         return {}
-    partitions, schema, store = dataset.partitions(), dataset.schema(), dataset.store
-    made_with = {stage: stage.made_with(dataset.spec, schema) for stage in RECORDED_STAGES}
+    dataset, store = present.dataset, present.dataset.store
+    made_with = {stage: stage.made_with(dataset.spec, present.schema) for stage in RECORDED_STAGES}
     failed = store.sizes("failures")
-    folders = (*TABLES, PACKED_FOLDER) if len(keys) > _FEW else ()
-    sizes = {name: size for folder in folders for name, size in store.sizes(folder).items()}
+    folders = TABLES if len(keys) > _FEW else ()
+    sizes = {**present.packed, **{name: size for folder in folders for name, size in store.sizes(folder).items()}}
 
     def size(name: str) -> int | None:
-        return sizes.get(name) if folders else store.size(name)
+        return sizes.get(name) if folders or name in sizes else store.size(name)
 
     def found(key: str) -> Stale:
         failure = dataset.failure(key) if dataset.failure_name(key) in failed else None
         try:
             records = dataset.records(key)
         except SchemaMismatchError:
-            return Stale(first=RAW_SHARDS, reason="its records cannot be read", failure=failure)
-        return first_stale(dataset, partitions[key], records, made_with, size=size, failure=failure)
+            return Stale(first=RAW_SHARDS, fault=Fault("its records cannot be read"), failure=failure)
+        return first_stale(dataset, present.partitions[key], records, made_with, size=size, failure=failure)
 
     with ThreadPoolExecutor(_READS, thread_name_prefix="records") as pool:
         return dict(zip(keys, pool.map(found, keys), strict=True))
@@ -235,15 +331,17 @@ def first_stale(
         failure: of its last run. If a table was damaged then, the stage that makes it is stale.
     """
     if not records:
-        return Stale(first=RAW_SHARDS, reason="it has never run", failure=failure)
+        reason = "it has never run" if failure is None else "no stage of it has ended"
+        return Stale(first=RAW_SHARDS, fault=Fault(reason), failure=failure)
     for stage in RECORDED_STAGES:
-        reason = stage_fault(stage, partition, records, made_with[stage], size=size)
+        fault = stage_fault(stage, partition, records, made_with[stage], size=size)
         tables = [dataset.store.url_of(dataset.table(table.name, partition.key)) for table in stage.tables]
-        if reason is None and failure is not None and failure.path in tables:
-            reason = f"a table of {stage.name} is damaged"
-        if reason is not None:
-            return Stale(first=stage, reason=reason, failure=failure)
-    return Stale(first=PUBLISHED, reason="it is not published", failure=failure)
+        if fault is None and failure is not None and failure.path in tables:
+            fault = Fault(f"a table of {stage.name} is damaged")
+        if fault is not None:  # all packed files are made in one pass
+            first = stage if stage.packed_format is None else next(iter(PACKED_STAGES.values()))
+            return Stale(first=first, fault=fault, failure=failure)
+    return Stale(first=PUBLISHED, fault=Fault("it is not published"), failure=failure)
 
 
 def stage_fault(
@@ -253,23 +351,24 @@ def stage_fault(
     made_with: Mapping[str, str],
     *,
     size: Callable[[str], int | None],
-) -> str | None:
+) -> Fault | None:
     """Why the files of a stage are not what they would be now, its upstream aside, or None; as `first_stale`."""
     record = records.get(stage)
     if stage is RAW_SHARDS and record is not None and dict(record.inputs) != partition.fingerprints:
-        return "its shards changed"
+        return Fault("its shards changed")
     if record is None:
-        return f"{stage.name} has not been made"
+        return Fault(f"{stage.name} has not been made")
     if reason := stage.changed(record.made_with, made_with):
-        return reason
-    failed = [outcome.name for outcome in record.outcomes if outcome.stops]
+        return Fault(reason)
+    failed = [outcome for outcome in record.outcomes if outcome.stops]
     if failed:
-        return f"{stage.name} failed its check {', '.join(failed)}"
+        names = ", ".join(outcome.name for outcome in failed)
+        return Fault(f"{stage.name} failed its check {names}", "; ".join(outcome.said for outcome in failed))
     for above in stage.upstream:
         table = above.tables[0].name
         if above not in records or record.inputs.get(table) != records[above].files[table].sha256:
-            return f"{stage.name} was made from another {table}"
+            return Fault(f"{stage.name} was made from another {table}")
     for file in record.files.values():
         if fault := size_fault(file.size, size(file.path)):
-            return f"{file.path} {fault}"
+            return Fault(f"a file of {stage.name} is gone or of another size", f"{file.path} {fault}")
     return None

@@ -59,7 +59,7 @@ def _chain_faults(work: PartitionWork, records: Mapping[Stage, StageRecord]) -> 
         stage_fault(stage, work.partition, records, stage.made_with(work.spec, work.schema), size=size)
         for stage in records
     )
-    return [fault for fault in faults if fault]
+    return [fault.said for fault in faults if fault]
 
 
 def publish(work: PartitionWork) -> dict[str, Any]:

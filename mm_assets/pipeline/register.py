@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from mm_assets.errors import ConfigError, SourceError
@@ -22,7 +22,7 @@ from mm_assets.storage.listing import ShardFile, expand_shards
 from mm_assets.storage.urls import is_local
 from mm_assets.summaries import counted
 
-__all__ = ["Registration", "group_shards", "list_partitions", "no_shards", "register"]
+__all__ = ["Registration", "group_shards", "list_partitions", "no_shards", "refusal", "register"]
 
 MAX_KEY = 200  # a file name has 255 bytes at most, and ours add a digest, an extension and dots
 
@@ -90,8 +90,9 @@ def group_shards(spec: DatasetSpec, shards: Iterable[ShardFile]) -> list[Partiti
     return [Partition(key=key, shards=tuple(group)) for key, group in sorted(groups.items())]
 
 
-def no_shards(spec: DatasetSpec, more: str = "") -> SourceError:
-    """The error of a place without shards; `more` says what was expected there."""
+def no_shards(spec: DatasetSpec, *, registered: int = 0) -> SourceError:
+    """The error of a place without shards, which had those of so many partitions."""
+    more = f", though it held {counted(registered, 'partition')} before" if registered else ""
     if is_local(spec.shards) and not any(c in spec.shards for c in "*?[") and not os.path.lexists(spec.shards):
         return SourceError(spec.shards, f"no shard was found there{more}: there is no such file or folder")
     suffixes = " ".join(shard_suffixes(spec.source, where=spec.where))
@@ -143,6 +144,7 @@ def register(
     new_schema: bool = False,
     wait: bool = False,
     allow_empty: bool = False,
+    dry_run: bool = False,
     seen: Mapping[str, tuple[str, float]] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Registration:
@@ -153,6 +155,7 @@ def register(
         new_schema: decide the schema again although there is one.
         wait: wait until young shards have settled and list again, instead of leaving them for next time.
         allow_empty: a place without any shard is not an error: shards may follow.
+        dry_run: store nothing.
         seen: `Registration.seen` of the last time.
         sleep: waits some seconds.
 
@@ -168,15 +171,11 @@ def register(
         partitions, unsettled, young = list_partitions(spec, seen=young)
     if not partitions and not young and (before or not allow_empty):
         # An unmounted folder looks like this; accepting it would empty the next manifest.
-        known = f", though it held {counted(len(before), 'partition')} before" if before else ""
-        raise no_shards(spec, known)
-    source = dataset.registered_source()
-    if source is not None and source != spec.shards and not new_schema:
-        detail = (
-            f"is {spec.shards}, but the dataset at {dataset.store.url} was made from {source}: use another dataset "
-            f"name or root, or, if it moved, `mm-assets register --dataset {spec.name} --new-schema`"
-        )
-        raise ConfigError(spec.where, "shards", detail)
+        raise no_shards(spec, registered=len(before))
+    source, declared = dataset.registered_source(), _decided_with(dataset)
+    fault = None if new_schema else _refusal(dataset, source, declared)
+    if fault is not None:
+        raise fault
     partitions = [recognized(dataset, before.get(p.key), p) for p in partitions]
     present = {p.key: p for p in partitions}
     waiting = {partition.key for partition in unsettled}
@@ -184,8 +183,12 @@ def register(
     kept = [p for key, p in before.items() if key not in present and key in waiting]
     everything = tuple(sorted([*partitions, *kept], key=lambda p: p.key))
     keys = {p.key for p in everything}
-    decision = _settle_schema(dataset, everything, new_schema=new_schema) if everything else None
-    if {p.key: p for p in everything} != before or source != spec.shards:
+    decision = None
+    if everything and (new_schema or declared is None):
+        decision = decide_layout(spec, sorted({shard.url for p in everything for shard in p.shards}))
+        if not dry_run:
+            _store(dataset, decision, new_schema=new_schema)
+    if not dry_run and ({p.key: p for p in everything} != before or source != spec.shards):
         dataset.write_partitions(everything)
     return Registration(
         partitions=everything,
@@ -198,20 +201,36 @@ def register(
     )
 
 
-def _settle_schema(dataset: DatasetStore, partitions: Sequence[Partition], *, new_schema: bool) -> Decision | None:
-    """Decides the schema if there is none yet, or if it is to be decided again; None where it stays."""
-    declared = dataset.declared()
+def refusal(dataset: DatasetStore) -> ConfigError | None:
+    """Why a registration without `new_schema` is refused, as far as the declaration tells, or None."""
+    return _refusal(dataset, dataset.registered_source(), _decided_with(dataset))
+
+
+def _refusal(dataset: DatasetStore, source: str | None, declared: Mapping[str, object] | None) -> ConfigError | None:
     spec = dataset.spec
-    if declared is not None and not new_schema and not dataset.schema_is_provisional():
-        for key, value in spec.declared.items():
-            if declared.get(key) != value:
-                detail = (
-                    "changed since the dataset's schema was decided. Partitions must share one schema: go back, or "
-                    f"decide it again for all of them with `mm-assets register --dataset {spec.name} --new-schema`"
-                )
-                raise ConfigError(spec.where, key, detail)
-        return None
-    decision = decide_layout(spec, sorted({shard.url for partition in partitions for shard in partition.shards}))
-    if new_schema or decision.decided_by is not None or declared != spec.declared:
+    if source is not None and source != spec.shards:
+        detail = (
+            f"is {spec.shards}, but the dataset at {dataset.store.url} was made from {source}: use another dataset "
+            f"name or root, or, if it moved, `mm-assets register --dataset {spec.name} --new-schema`"
+        )
+        return ConfigError(spec.where, "shards", detail)
+    for key, value in spec.declared.items():
+        if declared is not None and declared.get(key) != value:
+            detail = (
+                "changed since the dataset's schema was decided. Partitions must share one schema: go back, or "
+                f"decide it again for all of them with `mm-assets register --dataset {spec.name} --new-schema`"
+            )
+            return ConfigError(spec.where, key, detail)
+    return None
+
+
+def _decided_with(dataset: DatasetStore) -> Mapping[str, object] | None:
+    """The settings that decided the stored schema; None where there is none, or one that no sample decided."""
+    found: Mapping[str, object] | None = None if dataset.schema_is_provisional() else dataset.declared()
+    return found
+
+
+def _store(dataset: DatasetStore, decision: Decision, *, new_schema: bool) -> None:
+    """Stores a decision, that without any sample once for the same settings."""
+    if new_schema or decision.decided_by is not None or dataset.declared() != dataset.spec.declared:
         dataset.write_schema(replace(decision.schema, evidence=decision.evidence()), decided_by=decision.decided_by)
-    return decision

@@ -1,0 +1,125 @@
+"""`mm-assets status`: what is published, what a run would do and why, what failed last, and what the manifest lists."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mm_assets.cli.options import DatasetChoice, dataset_options
+from mm_assets.cli.output import echo, named_in_part, report_error, report_faults
+from mm_assets.errors import MmAssetsError
+from mm_assets.summaries import counted
+
+if TYPE_CHECKING:
+    from mm_assets.pipeline.status import DatasetStatus, ShardChanges
+
+_SHOWN = 10  # failures
+
+
+@click.command()
+@dataset_options(undeclared=True)
+@click.option("--json", "as_json", is_flag=True, help="As JSON, by dataset: every partition with the reason.")
+def command(chosen: DatasetChoice, as_json: bool) -> None:
+    """Show what is published, what is pending and why, what failed last, and what the manifest lists.
+
+    Nothing is registered or written. Exit code 0 also where something is pending or failed; 1 where a part of the
+    state cannot be read.
+    """
+    from mm_assets.pipeline.status import dataset_status
+    from mm_assets.pipeline.store import DatasetStore
+
+    found: dict[str, Any] = {}
+    code = 0
+    for spec in chosen.specs(read_only=True):
+        try:
+            status = dataset_status(DatasetStore(spec))
+        except MmAssetsError as error:  # one dataset's trouble is not the others'
+            code = report_error(error, chosen)
+            continue
+        found[spec.name] = _as_json(status)
+        if not as_json:
+            _print(chosen, status)
+        for line in status.unknown:
+            echo(f"error: {spec.name}: {chosen.complete(line)}", err=True)
+            code = 1
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+    if code:
+        sys.exit(code)
+
+
+def _print(chosen: DatasetChoice, status: DatasetStatus) -> None:
+    name, pending = status.dataset, len(status.pending)
+    number = counted(len(status.registered), "partition")
+    said = f"{number}: {status.num_published:,} published, {pending:,} pending" if status.registered else "no partition"
+    echo(f"{name}: {said}" + (f", {len(status.failures):,} failed in their last run" if status.failures else ""))
+    if status.shards is not None:
+        _print_shards(name, status.shards)
+    if status.pending:
+        report_faults(status.pending)
+    for key, failure in islice(status.failures.items(), _SHOWN):
+        echo(f"{name}/{key}: failed at {failure.stage}: {chosen.complete(failure.said)}")
+    if len(status.failures) > _SHOWN:
+        echo(f"{name}: and {len(status.failures) - _SHOWN:,} more failed: --json has all")
+    _print_manifest(status)
+    if status.refused is not None:
+        echo(f"{name}: a run is refused: {chosen.complete(str(status.refused))}")
+    elif status.pending or (status.shards is not None and (status.shards.new or status.shards.changed)):
+        echo(f"{name}: {chosen.complete(f'`mm-assets run --dataset {name}`')} runs what is pending")
+
+
+def _print_shards(dataset: str, shards: ShardChanges) -> None:
+    changes = (
+        ("new", shards.new),
+        ("changed", shards.changed),
+        ("touched, to be compared by their bytes", shards.touched),
+        ("gone", shards.gone),
+        ("still changing or too young", shards.unsettled),
+    )
+    for what, keys in changes:
+        if keys:
+            echo(f"{dataset}: shards since the registration: {len(keys):,} {what} ({named_in_part(keys)})")
+
+
+def _print_manifest(status: DatasetStatus) -> None:
+    dataset, manifest = status.dataset, status.manifest
+    if manifest is None:
+        echo(f"{dataset}: no manifest")
+        return
+    echo(f"{dataset}: manifest of {counted(manifest.num_partitions, 'partition')}: {manifest.url}")
+    for what, reasons in (("not in it", manifest.left_out), ("in it and outdated", manifest.outdated)):
+        by_reason: dict[str, list[str]] = {}
+        for key, reason in reasons.items():  # what is pending was listed with its reason
+            by_reason.setdefault("pending" if key in status.pending else reason, []).append(key)
+        for reason, keys in by_reason.items():
+            echo(f"{dataset}: {what}: {counted(len(keys), 'partition')}, {reason} ({named_in_part(keys)})")
+
+
+def _as_json(status: DatasetStatus) -> Mapping[str, Any]:
+    from mm_assets.pipeline.pending import by_fault
+
+    return {
+        "url": status.url,
+        "registered": len(status.registered),
+        "published": status.num_published,
+        "pending": [
+            {"first": first.name, "reason": reason, "partitions": _said(keys, status)}
+            for (first, reason), keys in by_fault(status.pending).items()
+        ],
+        "failures": {key: {**asdict(failure), "said": failure.said} for key, failure in status.failures.items()},
+        "shards": None if status.shards is None else asdict(status.shards),
+        "manifest": None if status.manifest is None else asdict(status.manifest),
+        "refused": None if status.refused is None else str(status.refused),
+        "unknown": list(status.unknown),
+    }
+
+
+def _said(keys: Sequence[str], status: DatasetStatus) -> Mapping[str, str]:
+    """Each partition with what is special about its reason; empty where nothing is."""
+    return {key: status.pending[key].fault.detail for key in keys}
