@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("file")
 @click.option("--sample", "-s", type=int, metavar="N", help="Also show sample N, counted from 0.")
-@click.option("--format", "form", type=click.Choice(FORMATS), help="Which files of a manifest; MULT by default.")
+@click.option(
+    "--format", "form", type=click.Choice(FORMATS), help="Which files of a manifest; MULT by default, if it has them."
+)
 @field_option
 def command(file: str, sample: int | None, form: str | None) -> None:
     """Show what a packed file or manifest holds."""

@@ -305,15 +305,16 @@ def _print_summary(
     from rich.table import Table
 
     from mm_assets.packing.plan import declared_imports
-    from mm_assets.pipeline.chain import RECORDED_STAGES
+    from mm_assets.pipeline.chain import summary_numbers
     from mm_assets.pipeline.pending import Present
 
-    numbers = [(stage, heading, count) for stage in RECORDED_STAGES for heading, count in stage.numbers]
+    numbers = {name: summary_numbers(dataset.spec) for name, dataset in datasets.items()}
+    headings = list(dict.fromkeys(heading for found in numbers.values() for heading in found))
     title = f"{counted(len(ended), 'partition')} run in {seconds:.1f} s"
     table = Table(title=title, title_justify="left")
     for heading in ("dataset", "partition", "status"):
         table.add_column(heading, overflow="fold")
-    for heading in (*(heading for _, heading, _ in numbers), "faults"):
+    for heading in (*headings, "faults"):
         table.add_column(heading, justify="right", no_wrap=True)
     results = {(result.dataset, result.partition): result for result in ended}
     keys = {name: list(dataset.partitions()) for name, dataset in datasets.items()}
@@ -327,19 +328,19 @@ def _print_summary(
                 status = "pending" if key in pending[name] else "unchanged"
             # The tables of a failed run do not hold all of the shard.
             records = {} if status == "FAILED" else dataset.records(key)
-            shown = (f"{records[s].counts.get(count, 0):,}" if s in records else "-" for s, _, count in numbers)
+            shown = (_number([records], numbers[name].get(heading)) for heading in headings)
             table.add_row(name, key, status, *shown, f"{_faults(records):,}" if records else "-")
         if not is_short:
             mine = [result for result in ended if result.dataset == name]
             done = [dataset.records(result.partition) for result in mine if result.ok]
-            sums = (sum(r[s].counts.get(count, 0) for r in done if s in r) for s, _, count in numbers)
+            sums = (_number(done, numbers[name].get(heading)) for heading in headings)
             ran = {result.partition for result in mine}
             waiting = sum(key not in ran for key in pending[name])
             counts = {"done": len(done), "FAILED": len(mine) - len(done), "pending": waiting}
             counts["unchanged"] = len(keys[name]) - sum(counts.values())
             status = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
             ran_of_all = f"{len(mine):,} of {len(keys[name]):,}"  # the figures are of those that ran
-            table.add_row(name, ran_of_all, status, *(f"{n:,}" for n in sums), f"{sum(map(_faults, done)):,}")
+            table.add_row(name, ran_of_all, status, *sums, f"{sum(map(_faults, done)):,}")
     table_console(110).print(table)
     commands = []
     for name, dataset in datasets.items():
@@ -351,6 +352,12 @@ def _print_summary(
             commands.append(f"{inspect}, or mm_assets.open({url!r}) in Python")
     if commands:
         echo(f"next: {commands[0]}")
+
+
+def _number(records: Sequence[Mapping[Stage, StageRecord]], found: tuple[Stage, str] | None) -> str:
+    """A count of a stage, summed over partitions that have run it; "-" where there are none."""
+    counts = [] if found is None else [r[found[0]].counts.get(found[1], 0) for r in records if found[0] in r]
+    return f"{sum(counts):,}" if counts else "-"
 
 
 def _faults(records: Mapping[Stage, StageRecord]) -> int:

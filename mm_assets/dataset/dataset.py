@@ -56,8 +56,8 @@ def open(
             its modalities.
         verify: check the checksum of each payload that is read, and that an absent one was not lost. By default for all
             reads that decode, and for Arrow tables; True: also for raw reads; False: never.
-        format: which file of each shard of a manifest to read, ``mult`` (the default) or ``mstr``; which files of a
-            folder, needed where it holds both; what a file, or each of a list, must be.
+        format: which file of each shard of a manifest to read, ``mult`` or ``mstr``, by default ``mult`` where there
+            are both; which files of a folder, needed where it holds both; what a file, or each of a list, must be.
         cache_dir: a local folder that caches what is read of remote files for further epochs and runs, also of
             several datasets and processes; see ``docs/reading.md``. Local files are not copied into it.
         cache_size: bytes that the folder may take, at least 16 MiB; rounded down to segments of 16 MiB.
@@ -68,7 +68,8 @@ def open(
         SourceError: a remote file or a shard of the manifest cannot be read or cached, a folder holds no packed files,
             or `cache_dir` cannot be used.
         OSError: a local file cannot be read.
-        ConfigError: an unknown `format`, none for a folder of both, an empty list, or a `cache_size` that is too small.
+        ConfigError: an unknown `format`, or one that a manifest does not have; none for a folder of both; an empty
+            list; or a `cache_size` that is too small.
     """
     given = dict(fields or {})
     cache = None

@@ -160,7 +160,7 @@ class PackedFiles:
         finally:
             source.close()
         name = location.replace(os.sep, "/")
-        self.manifest = parse_manifest(content, name=name, form=self._format or FORMATS[0])
+        self.manifest = parse_manifest(content, name=name, form=self._format)
         return self.manifest.files
 
     def _open_all(self, locations: Sequence[str]) -> tuple[PackedFile, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mm_assets.errors import CorruptError, UnsupportedVersionError
+from mm_assets.errors import ConfigError, CorruptError, UnsupportedVersionError
 from mm_assets.formats.convert import WRITERS
 
 __all__ = ["FORMATS", "PACKED_NAME", "Manifest", "PackedFile", "make_manifest", "packed_name", "parse_manifest"]
@@ -55,12 +55,14 @@ class Manifest:
         dataset: the dataset's name.
         schema: the dataset's schema, as the pipeline decided it.
         files: one packed file per shard, in order.
+        formats: the packed formats that each shard has.
     """
 
     name: str
     dataset: str
     schema: Mapping[str, Any]
     files: tuple[PackedFile, ...]
+    formats: tuple[str, ...] = FORMATS
 
 
 def packed_name(partition: str, *, sha256: str, form: str) -> str:
@@ -83,7 +85,7 @@ def make_manifest(
         dataset: the dataset's name.
         schema: the dataset's schema as JSON.
         shards: of each partition its key, its number of samples, how its media were judged, and its packed files by
-            format.
+            format, of all partitions in the same formats.
         added: name, field and config of each stream that was added after packing.
         losses: by stage and reason, how many items of these partitions were lost, and the first of them.
         duplicate_ids: how many sample ids several partitions have, with examples.
@@ -100,16 +102,17 @@ def make_manifest(
     return {**manifest, "added_streams": list(added)} if added else manifest
 
 
-def parse_manifest(content: bytes, *, name: str, form: str) -> Manifest:
+def parse_manifest(content: bytes, *, name: str, form: str | None = None) -> Manifest:
     """Read a manifest.
 
     Args:
         content: its bytes.
         name: its path or URL with forward slashes; paths in it are relative to its folder, or to that folder's parent
             where it lies in ``manifests/``.
-        form: ``mult`` or ``mstr``, which of a shard's files to take.
+        form: ``mult`` or ``mstr``, which of a shard's files to take; None takes the first of them that there is.
 
     Raises:
+        ConfigError: the dataset is not packed in that format.
         CorruptError: it is not a manifest, or contradicts itself.
         UnsupportedVersionError: it is of another version.
     """
@@ -125,6 +128,11 @@ def parse_manifest(content: bytes, *, name: str, form: str) -> Manifest:
     base = name.rpartition("/")[0]
     if base == _FOLDER or base.endswith("/" + _FOLDER):
         base = base[: -len(_FOLDER)].rstrip("/")
+    formats = _formats(shards, name)
+    if form is not None and form not in formats:
+        detail = f"found {form!r}, but {name} lists only {' and '.join(formats)} files"
+        raise ConfigError("arguments", "format", detail)
+    form = form or formats[0]
     files = tuple(_file(shard, index, base, name, form) for index, shard in enumerate(shards))
     total = sum(file.num_samples for file in files)
     if document.get("num_samples") != total:
@@ -136,7 +144,22 @@ def parse_manifest(content: bytes, *, name: str, form: str) -> Manifest:
         dataset=_typed(document, "dataset", str, name, "manifest"),
         schema=_typed(document, "schema", dict, name, "manifest"),
         files=files,
+        formats=formats,
     )
+
+
+def _formats(shards: Sequence[object], name: str) -> tuple[str, ...]:
+    """The packed formats, of which every shard has a file; all where there are no shards."""
+    formats = FORMATS
+    for index, shard in enumerate(shards):
+        files = shard.get("files") if isinstance(shard, dict) else None
+        found = tuple(form for form in FORMATS if isinstance(files, dict) and form in files)
+        formats = formats if index else found
+        if not found or found != formats:
+            said = ", ".join(map(str, files)) if isinstance(files, dict) else type(files).__name__
+            expected = " and ".join(formats) or " or ".join(FORMATS)
+            raise CorruptError(name, f"shards[{index}]: files", found=said or "nothing", expected=expected)
+    return formats
 
 
 def _typed(mapping: Mapping[str, Any], key: str, kind: type, name: str, where: str) -> Any:

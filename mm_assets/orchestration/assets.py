@@ -22,7 +22,7 @@ from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import rolled_up, rollup_of_records
 from mm_assets.orchestration.runs import exclusive_step, tag_process
 from mm_assets.pipeline import publish, stages
-from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage
+from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage, packed_stages
 from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, StageFailure
@@ -81,7 +81,7 @@ def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
     return {
         "key": asset_key(spec, stage),
         "metadata": {} if columns is None else {"dagster/column_schema": columns},
-        "deps": [asset_key(spec, above) for above in stage.upstream],
+        "deps": [asset_key(spec, above) for above in stage.upstream if above.is_made(spec)],
         "group_name": spec.name,
         "owners": list(spec.owners),
         "description": "\n\n".join(filter(None, (stage.description, spec.description))),
@@ -147,12 +147,13 @@ def _checked(
 
 
 def _packed_assets(spec: DatasetSpec) -> dg.AssetsDefinition:
-    keys = {form: asset_key(spec, stage) for form, stage in PACKED_STAGES.items()}
+    made = packed_stages(spec)
+    keys = {form: asset_key(spec, stage) for form, stage in made.items()}
 
     @dg.multi_asset(
         name=f"{spec.name}__packed",
-        specs=[dg.AssetSpec(**_described(spec, stage), skippable=True) for stage in PACKED_STAGES.values()],
-        check_specs=[check for stage in PACKED_STAGES.values() for check in check_specs(spec, stage)],
+        specs=[dg.AssetSpec(**_described(spec, stage), skippable=True) for stage in made.values()],
+        check_specs=[check for stage in made.values() for check in check_specs(spec, stage)],
         partitions_def=shard_partitions(spec),
         can_subset=True,
         required_resource_keys={resource_key(spec)},

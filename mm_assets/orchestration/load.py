@@ -38,7 +38,7 @@ from mm_assets.orchestration.report import (
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import rolled_up
 from mm_assets.orchestration.runs import partition_lock, tag_process, working_runs
-from mm_assets.pipeline.chain import CHAIN, PACKED_STAGES, PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage
+from mm_assets.pipeline.chain import CHAIN, PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage, packed_files
 from mm_assets.pipeline.engines.processes import Processes, Task, num_processors
 from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report
@@ -429,7 +429,7 @@ def _inputs(record: StageRecord) -> Mapping[Stage, str]:
 
 
 def _marker_inputs(marker: Mapping[str, Any]) -> Mapping[Stage, str]:
-    return {stage: marker["files"][form]["sha256"] for form, stage in PACKED_STAGES.items()}
+    return {STAGE_OF_FILE[form]: file["sha256"] for form, file in packed_files(marker).items()}
 
 
 def _materialization(

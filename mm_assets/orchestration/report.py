@@ -11,7 +11,7 @@ from mm_assets.checks.catalog import Check
 from mm_assets.checks.context import Outcome
 from mm_assets.orchestration.checks import UNIQUE_IDS, rules_of
 from mm_assets.orchestration.partitions import asset_key
-from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage
+from mm_assets.pipeline.chain import MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage, packed_files
 from mm_assets.pipeline.duplicate_ids import duplicates_said
 from mm_assets.pipeline.losses import KINDS, LossTotal, loss_totals
 from mm_assets.pipeline.publish import ManifestReport
@@ -123,7 +123,7 @@ def published_result(dataset: DatasetStore, key: str, marker: Mapping[str, Any])
 
 def marker_version(marker: Mapping[str, Any]) -> dg.DataVersion:
     """The data version of a published partition."""
-    return dg.DataVersion("+".join(marker["files"][form]["sha256"] for form in PACKED_STAGES))
+    return dg.DataVersion("+".join(file["sha256"] for file in packed_files(marker).values()))
 
 
 def manifest_result(spec: DatasetSpec, report: ManifestReport) -> MaterializeResult:

@@ -70,7 +70,9 @@ def added_streams(markers: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, 
     for key, marker in markers.items():
         added = marker.get("added")
         streams: list[Mapping[str, Any]] = added["streams"] if added else []
-        known |= {stream["name"] for stream in streams} | set(marker.get("lost_streams", ()))
+        known |= {stream["name"] for stream in streams}
+        if FORMAT in marker["files"]:  # else they are not missing
+            known |= set(marker.get("lost_streams", ()))
         if added and sizes.get(added["file"]["path"]) != added["file"]["size"]:
             streams = []  # the file is gone or truncated: the one without them is still there
         found[key] = {stream["name"]: stream for stream in streams}
@@ -90,12 +92,12 @@ def added_streams(markers: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, 
 def carried_over(old: Mapping[str, Any] | None, marker: Mapping[str, Any]) -> dict[str, Any]:
     """A new marker with the added streams of the one before it.
 
-    Where the same MSTR file was made again, byte for byte, they are retained. Where another was, they are lost, and
-    the new marker lists them.
+    Where the same MSTR file was made again, byte for byte, they are retained. Where another was, or none, they are
+    lost, and the new marker lists them.
     """
     kept, old = dict(marker), old or {}
     added, lost = old.get("added"), set(old.get("lost_streams", ()))
-    if added and old["files"].get(FORMAT) == marker["files"][FORMAT]:
+    if added and old["files"].get(FORMAT) == marker["files"].get(FORMAT):
         kept["added"] = added
     elif added:
         lost |= {stream["name"] for stream in added["streams"]}
@@ -128,8 +130,8 @@ def add_to_dataset(
         What was done, as each partition is done.
 
     Raises:
-        SourceError: the dataset is in an object store, no partition or not such a partition is published, or a file is
-            not as its marker says.
+        SourceError: the dataset is in an object store, no partition or not such a partition is published, one is not
+            packed as MSTR, or a file is not as its marker says.
         EncodeError: an id belongs to no sample, a value does not fit, or a modality has that name already.
     """
     if not dataset.store.is_local:
@@ -139,6 +141,10 @@ def add_to_dataset(
     markers = present.markers(present.partitions)
     if not markers:
         raise SourceError(dataset.store.url_of(PUBLISHED.name), "no partition is published yet")
+    for key, marker in sorted(markers.items()):
+        if FORMAT not in marker["files"]:
+            detail = f"partition {key!r} has no MSTR file: add `{FORMAT}` to `formats`, and run it"
+            raise SourceError(dataset.store.url_of(PUBLISHED.name), detail)
     absent = sorted(set(keys) - set(markers))
     if absent:
         raise SourceError(dataset.store.url_of(PUBLISHED.name), f"partition {absent[0]!r} is not published")

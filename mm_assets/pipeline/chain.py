@@ -52,6 +52,10 @@ __all__ = [
     "UNDECODABLE",
     "Stage",
     "Table",
+    "packed_files",
+    "packed_stages",
+    "recorded_stages",
+    "summary_numbers",
 ]
 
 MISSING_END, KEPT_UNDECODABLE = f"{KEPT}.missing_end", f"{KEPT}.undecodable"  # as `rows.columns.NO_COLUMN`
@@ -119,6 +123,10 @@ class Stage:
         """The stages that lead to this one, in the order of the chain, and itself as the last."""
         return (*dict.fromkeys(stage for above in self.upstream for stage in above.lineage), self)
 
+    def is_made(self, spec: DatasetSpec) -> bool:
+        """Whether the dataset has it: `formats` says what is packed."""
+        return self.packed_format is None or self.packed_format in spec.formats
+
     def made_with(self, spec: DatasetSpec, schema: DatasetSchema | None = None) -> dict[str, str]:
         """What changes its own files, its inputs aside, as digests by name; `changed` says what differs in words.
 
@@ -148,8 +156,8 @@ class Stage:
         return f"{', '.join(said)} changed" if said else ""
 
     def digest(self, spec: DatasetSpec, schema: DatasetSchema | None = None) -> str:
-        """SHA-256 over `made_with` of this stage and of those that lead to it, hexadecimal."""
-        return _digest({stage.name: stage.made_with(spec, schema) for stage in self.lineage})
+        """SHA-256 over `made_with` of this stage and of those of the dataset that lead to it, hexadecimal."""
+        return _digest({stage.name: stage.made_with(spec, schema) for stage in self.lineage if stage.is_made(spec)})
 
 
 _CODE, _SCHEMA = "code of ", "schema: "  # before the names in `Stage.made_with` that are not settings
@@ -297,7 +305,11 @@ _PACKED = tuple(
             "MULT: one record per sample, all its modalities together.",
             (("samples", "samples"), ("MULT bytes", "bytes")),
         ),
-        ("mstr", "MSTR: one stream per modality, each read without touching the others.", ()),
+        (
+            "mstr",
+            "MSTR: one stream per modality, each read without touching the others.",
+            (("samples", "samples"), ("MSTR bytes", "bytes")),
+        ),
     )
 )
 PUBLISHED = Stage(
@@ -327,3 +339,28 @@ PACKED_STAGES: Mapping[str, Stage] = {stage.packed_format: stage for stage in CH
 
 STAGE_OF_FILE: Mapping[str, Stage] = {name: stage for stage in RECORDED_STAGES for name in stage.files}
 """The stage that makes a file of a partition: a table or a packed format, as in a record or a marker."""
+
+
+def recorded_stages(spec: DatasetSpec) -> tuple[Stage, ...]:
+    """Those of `RECORDED_STAGES` that the dataset has."""
+    return tuple(stage for stage in RECORDED_STAGES if stage.is_made(spec))
+
+
+def packed_stages(spec: DatasetSpec) -> Mapping[str, Stage]:
+    """Those of `PACKED_STAGES` that the dataset has."""
+    return {form: stage for form, stage in PACKED_STAGES.items() if stage.is_made(spec)}
+
+
+def summary_numbers(spec: DatasetSpec) -> Mapping[str, tuple[Stage, str]]:
+    """What the summary of a run shows of a partition: heading to a stage and a count of its record.
+
+    Of several packed formats these are the numbers of the first.
+    """
+    _, *others = packed_stages(spec).values()
+    stages = (stage for stage in recorded_stages(spec) if stage not in others)
+    return {heading: (stage, count) for stage in stages for heading, count in stage.numbers}
+
+
+def packed_files(marker: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The packed files that a marker lists, by their format."""
+    return {form: marker["files"][form] for form in PACKED_STAGES if form in marker["files"]}

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.errors import MmAssetsError, SchemaMismatchError
-from mm_assets.pipeline.chain import CHAIN, PACKED_STAGES, PUBLISHED, RAW_SHARDS, RECORDED_STAGES, Stage
-from mm_assets.pipeline.pending import first_stale
+from mm_assets.pipeline.chain import CHAIN, PUBLISHED, RAW_SHARDS, Stage, packed_stages, recorded_stages
+from mm_assets.pipeline.pending import first_stale, stage_fault
 from mm_assets.pipeline.publish import publish
 from mm_assets.pipeline.run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
@@ -160,11 +160,14 @@ class _PartitionRun:
             if self.passed:
                 self._begin(stage)
                 self.results[stage.name] = TABLE_STAGES[stage](work)
-        formats = [form for form, stage in PACKED_STAGES.items() if stage in left]
+        stages = packed_stages(work.spec)
+        formats = [form for form, stage in stages.items() if stage in left]
+        if self._first is None and self.stage.packed_format is not None:  # a format may have been added alone
+            formats = [form for form in formats if not _is_present(work, stages[form])]
         if formats and self.passed:
-            self._begin(PACKED_STAGES[formats[0]])
+            self._begin(stages[formats[0]])
             made = packed(work, formats=formats)
-            self.results |= {PACKED_STAGES[form].name: result for form, result in made.items()}
+            self.results |= {stages[form].name: result for form, result in made.items()}
 
     def _upload(self, staged: StagedStore | None) -> None:
         if staged is not None:
@@ -188,10 +191,16 @@ def _start(work: PartitionWork, wanted: Stage | None) -> Stage:
         return RAW_SHARDS
     if not records:
         return RAW_SHARDS
-    made_with = {stage: stage.made_with(work.spec, work.schema) for stage in RECORDED_STAGES}
+    made_with = {stage: stage.made_with(work.spec, work.schema) for stage in recorded_stages(work.spec)}
     failure, size = work.dataset.failure(work.key), work.dataset.store.size
     found = first_stale(work.dataset, work.partition, records, made_with, size=size, failure=failure)
     return found.first if wanted is None else min(found.first, wanted, key=CHAIN.index)
+
+
+def _is_present(work: PartitionWork, stage: Stage) -> bool:
+    """Whether the files of a stage are what they would be now, its upstream aside."""
+    made_with, size = stage.made_with(work.spec, work.schema), work.dataset.store.size
+    return stage_fault(stage, work.partition, work.records, made_with, size=size) is None
 
 
 def _peak_memory() -> int:

@@ -20,12 +20,12 @@ from mm_assets.pipeline.chain import (
     CHAIN,
     MANIFEST,
     PACKED_FOLDER,
-    PACKED_STAGES,
     PUBLISHED,
     RAW_SHARDS,
-    RECORDED_STAGES,
     TABLES,
     Stage,
+    packed_files,
+    recorded_stages,
 )
 from mm_assets.pipeline.store import (
     RECORDS,
@@ -87,8 +87,8 @@ class Stale:
     """Why a partition has to run.
 
     Attributes:
-        first: the stage to start at, the first of the packed ones for all of them; `PUBLISHED` where only the marker
-            is missing.
+        first: the stage to start at; the first of the packed ones that are stale, which alone are made again; or
+            `PUBLISHED` where only the marker is missing.
         fault: why.
         failure: the error that ended its last run, or None.
     """
@@ -165,8 +165,7 @@ class Present:
 
         A run that failed, with other settings for instance, has replaced tables and records of the marker.
         """
-        for form in PACKED_STAGES:
-            file = marker["files"][form]
+        for file in packed_files(marker).values():
             if fault := size_fault(file["size"], self.packed.get(file["path"])):
                 return f"{file['path']} {fault}"
         if size_fault(marker["record"]["size"], self.records.get(marker["record"]["path"])):
@@ -207,7 +206,7 @@ def _index(dataset: DatasetStore) -> Mapping[str, Mapping[str, int]]:
 def write_index(dataset: DatasetStore, markers: Mapping[str, Mapping[str, Any]]) -> None:
     """Stores the packed files and records of markers, by their names: what is pending is known without reading them."""
     packed = {
-        name: {f["path"]: f["size"] for f in (*(marker["files"][form] for form in PACKED_STAGES), marker["record"])}
+        name: {f["path"]: f["size"] for f in (*packed_files(marker).values(), marker["record"])}
         for name, marker in markers.items()
     }
     content = canonical_json({"version": _INDEX_VERSION, "markers": packed})
@@ -291,7 +290,7 @@ def stale_partitions(present: Present, keys: Iterable[str]) -> dict[str, Stale]:
     if not keys:
         return {}
     dataset, store = present.dataset, present.dataset.store
-    made_with = {stage: stage.made_with(dataset.spec, present.schema) for stage in RECORDED_STAGES}
+    made_with = {stage: stage.made_with(dataset.spec, present.schema) for stage in recorded_stages(dataset.spec)}
     failed = store.sizes("failures")
     folders = TABLES if len(keys) > _FEW else ()
     sizes = {**present.packed, **{name: size for folder in folders for name, size in store.sizes(folder).items()}}
@@ -333,14 +332,13 @@ def first_stale(
     if not records:
         reason = "it has never run" if failure is None else "no stage of it has ended"
         return Stale(first=RAW_SHARDS, fault=Fault(reason), failure=failure)
-    for stage in RECORDED_STAGES:
+    for stage in recorded_stages(dataset.spec):
         fault = stage_fault(stage, partition, records, made_with[stage], size=size)
         tables = [dataset.store.url_of(dataset.table(table.name, partition.key)) for table in stage.tables]
         if fault is None and failure is not None and failure.path in tables:
             fault = Fault(f"a table of {stage.name} is damaged")
-        if fault is not None:  # all packed files are made in one pass
-            first = stage if stage.packed_format is None else next(iter(PACKED_STAGES.values()))
-            return Stale(first=first, fault=fault, failure=failure)
+        if fault is not None:
+            return Stale(first=stage, fault=fault, failure=failure)
     return Stale(first=PUBLISHED, fault=Fault("it is not published"), failure=failure)
 
 

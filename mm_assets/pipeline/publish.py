@@ -23,12 +23,12 @@ from mm_assets.pipeline.chain import (
     FILTERED_ROWS,
     MATERIALIZED_ROWS,
     PACKED_FOLDER,
-    PACKED_STAGES,
     PUBLISHED,
     RAW_SHARDS,
-    RECORDED_STAGES,
     TABLES,
     Stage,
+    packed_files,
+    recorded_stages,
 )
 from mm_assets.pipeline.duplicate_ids import duplicate_ids
 from mm_assets.pipeline.losses import published_losses, sum_losses
@@ -73,7 +73,7 @@ def publish(work: PartitionWork) -> dict[str, Any]:
     dataset, key = work.dataset, work.key
     # Before the records: what another process publishes after this line is noticed.
     published, others = dataset.store.snapshot(work.marker_name), work.other_markers()
-    records = {stage: work.record(stage) for stage in RECORDED_STAGES}
+    records = {stage: work.record(stage) for stage in recorded_stages(work.spec)}
     assert work.record_file is not None  # the records were read from it
     faults = _chain_faults(work, records)
     if faults:
@@ -184,7 +184,7 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
     added = added_streams(listed, present.packed)
     shards: list[dict[str, Any]] = []
     for key, published in listed.items():
-        files = {form: published["files"][form] for form in PACKED_STAGES}
+        files = dict(packed_files(published))
         if added.files:
             files[GROWING_FORMAT] = added.files[key]
         facts = {name: published[name] for name in ("num_samples", "decodable")}
@@ -221,7 +221,8 @@ def _duplicate_ids(dataset: DatasetStore, shards: Sequence[Mapping[str, Any]]) -
     """The ids that several partitions have; those of the newest manifest, if it lists the same files."""
 
     def files(listed: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-        return {shard["partition"]: shard["files"]["mult"]["sha256"] for shard in listed}
+        # The ids of a file do not depend on the streams that were added to the other.
+        return {shard["partition"]: next(iter(packed_files(shard).values()))["sha256"] for shard in listed}
 
     with suppress(ValueError, KeyError, TypeError):  # there is no newest manifest, or it is damaged or an earlier one's
         if dataset.store.exists("manifest.json"):

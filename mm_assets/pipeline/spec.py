@@ -84,6 +84,12 @@ def _check_url(url: str) -> str:
     return url
 
 
+def _check_formats(formats: tuple[str, ...]) -> tuple[str, ...]:
+    if not formats or len(set(formats)) < len(formats):
+        raise ValueError(f"is {list(formats)}, expected mult, mstr or both")
+    return tuple(sorted(formats, reverse=True))  # one order: what is made does not depend on it
+
+
 def _check_limit(limit: object) -> object:
     if isinstance(limit, str):
         allowed = re.fullmatch(_PERCENTAGE, limit) is not None and float(limit.removesuffix("%")) <= 100
@@ -312,6 +318,14 @@ class DatasetSpec(Settings):
         "(docs/packing.md). Default: the preset that loses nothing of a sample of the shards.",
         examples=["interleaved"],
     )
+    formats: Annotated[tuple[Literal["mult", "mstr"], ...], Field(strict=False), AfterValidator(_check_formats)] = (
+        Field(
+            default=("mult", "mstr"),
+            description="What each partition is packed as: `mult`, whole samples in any order; `mstr`, one modality at "
+            "a time. With a longer list only what is missing is made.",
+            examples=[["mstr"]],
+        )
+    )
     on_misaligned: Literal["warn", "drop_sample", "fail"] = Field(
         default="warn",
         description="For samples whose parts contradict each other in time or place, such as notes after the end of "
@@ -463,8 +477,9 @@ def expected(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(schema["enum"])
     said = _KINDS[schema["type"]]
-    if schema.get("items", {}).get("type") == "string":
-        said += " of texts"
+    items = schema.get("items", {})
+    if items.get("type") == "string":
+        said += f" of {' and '.join(items['enum'])}" if "enum" in items else " of texts"
     return said + (f" of at least {schema['minimum']}" if "minimum" in schema else "")
 
 

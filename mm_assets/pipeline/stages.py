@@ -35,6 +35,7 @@ from mm_assets.pipeline.chain import (
     ROWS,
     UNDECODABLE,
     Stage,
+    packed_stages,
 )
 from mm_assets.pipeline.run import Run, StageResult
 from mm_assets.pipeline.shard_content import content_digest
@@ -246,13 +247,16 @@ TABLE_STAGES: Mapping[Stage, Callable[[PartitionWork], StageResult]] = {
 """The stages that make tables, in order, with their functions."""
 
 
-def packed(work: PartitionWork, *, formats: Sequence[str] = tuple(PACKED_STAGES)) -> dict[str, StageResult]:
-    """Packs the filtered rows, one pass for all `formats`; files carry eight digits of their digest.
+def packed(work: PartitionWork, *, formats: Sequence[str] = ()) -> dict[str, StageResult]:
+    """Packs the filtered rows, one pass for all `formats`, by default the dataset's.
+
+    Names of files carry eight digits of their digest.
 
     Raises:
         EncodeError: a value does not fit its field.
     """
     dataset, key = work.dataset, work.key
+    formats = formats or work.spec.formats
     with ExitStack() as stack:
         runs = {form: stack.enter_context(Run(work, PACKED_STAGES[form])) for form in formats}
         run = runs[formats[0]]
@@ -403,7 +407,7 @@ def _missing_notes(summary: PackSummary, run: Run) -> Iterator[str]:
 def _packed_names(work: PartitionWork, files: Mapping[str, PublishedFile], inputs: Mapping[str, str]) -> dict[str, str]:
     """The packed files made from the same rows: those just made, and the other format's if it was."""
     names = {form: file.path for form, file in files.items()}
-    for form, stage in PACKED_STAGES.items():
+    for form, stage in packed_stages(work.spec).items():
         if form in names:
             continue
         record = work.records.get(stage)

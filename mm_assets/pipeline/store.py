@@ -19,7 +19,7 @@ from typing import Any
 
 from mm_assets.checks.context import Outcome
 from mm_assets.errors import ConfigError, MmAssetsError, SchemaMismatchError, SourceError
-from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, RECORDED_STAGES, Stage
+from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, Stage, recorded_stages
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.rows.columns import Kept, Origin
 from mm_assets.rows.schema import DatasetSchema
@@ -333,7 +333,7 @@ class DatasetStore:
         return known[key]
 
     def recorded(self, partition: str) -> tuple[dict[Stage, StageRecord], PublishedFile | None]:
-        """The records of the stages that have run on a partition, in the order of the chain, and the file they are in.
+        """The records of the dataset's stages that have run on a partition, in their order, and the file they are in.
 
         Raises:
             SourceError: the file cannot be read.
@@ -354,7 +354,7 @@ class DatasetStore:
             )
         found = {
             stage: StageRecord.from_json(made, stage=stage.name, partition=partition, where=where)
-            for stage in RECORDED_STAGES
+            for stage in recorded_stages(self.spec)
             if (made := value["stages"].get(stage.name)) is not None
         }
         return found, PublishedFile(path=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())

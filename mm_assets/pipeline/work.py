@@ -10,7 +10,7 @@ from pathlib import Path
 from mm_assets.checks.relations import Measured
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.packing.plan import PackPlan
-from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, RECORDED_STAGES, Stage
+from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, Stage, recorded_stages
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, Partition, StageRecord
 from mm_assets.rows.base import RowSource, row_sources
@@ -175,7 +175,7 @@ class PartitionWork:
             if stage.upstream:
                 raise
             records = {stage: record}
-        self._records = {stage: records[stage] for stage in RECORDED_STAGES if stage in records}
+        self._records = {stage: records[stage] for stage in recorded_stages(self.spec) if stage in records}
         self.record_file = self.dataset.write_records(self.key, self._records)
 
     def verified(self, path: str) -> None:

@@ -213,7 +213,9 @@ FILE = ("shards", 0, "files", "mult")
         (("shards", 0, "num_samples"), "2"),
         (("shards", 0, "partition"), None),
         (("shards", 0, "files"), []),
-        (FILE, KeyError),
+        (("shards", 0, "files"), {}),
+        (("shards", 0, "files"), {"tar": {}}),
+        (FILE, "packed/x.mult"),
         ((*FILE, "size"), -1),
         ((*FILE, "size"), KeyError),
         ((*FILE, "sha256"), 5),
@@ -233,6 +235,17 @@ def test_a_manifest_is_not_trusted(tmp_path, path, value):
     manifest.write_text(json.dumps(document))
     with pytest.raises(CorruptError, match=r"manifest\.json"):
         mm_assets.open(manifest)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_shards_of_different_formats_are_refused(tmp_path, place):
+    """A manifest of which one shard lacks a format that another has is damaged; the message names the second shard."""
+    manifest = make_manifest(tmp_path, [2, 1])
+    document = json.loads(manifest.read_text())
+    del document["shards"][place]["files"]["mult"]
+    manifest.write_text(json.dumps(document))
+    with pytest.raises(CorruptError, match=r"shards\[1\]: files"):
+        mm_assets.open(manifest, format="mstr")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "5", '"x"', "[" * 100_000, "\xff"])
