@@ -8,7 +8,7 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,9 +18,10 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.errors import SourceError
-from mm_assets.orchestration.partitions import job_name, load_job_name, load_op_name
+from mm_assets.orchestration.partitions import asset_key, job_name, load_job_name, load_op_name
 from mm_assets.orchestration.processes import PROCESS_TAG, process_is_gone, process_tag
-from mm_assets.pipeline.chain import PUBLISHED
+from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED
+from mm_assets.pipeline.pending import Present, Stale, planned_runs
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, Partition
 
@@ -35,6 +36,7 @@ __all__ = [
     "failed_attempts",
     "is_running",
     "load_config",
+    "pack_requests",
     "partition_fingerprints",
     "partition_lock",
     "process_tags",
@@ -45,6 +47,7 @@ __all__ = [
 PARTITION_TAG = "dagster/partition"
 FINGERPRINT_TAG = "mm_assets/fingerprint"
 ATTEMPT_TAG = "mm_assets/attempt"
+REASON_TAG = "mm_assets/reason"
 _WORKING = [
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
@@ -147,6 +150,26 @@ def busy_partitions(instance: dg.DagsterInstance, spec: DatasetSpec, registered:
     for run in _live_runs(instance, dg.RunsFilter(job_name=load_job_name(spec), statuses=_UNFINISHED)):
         busy |= set(loaded_partitions(run, spec) or registered)
     return busy
+
+
+def pack_requests(
+    dataset: DatasetStore, keys: Sequence[str], request: Callable[[str], dg.RunRequest]
+) -> list[dg.RunRequest]:
+    """Requests of runs of single partitions, of the assets from the first stale one on, and tagged with the reason.
+
+    Args:
+        dataset: the dataset's folder.
+        keys: registered partitions.
+        request: the request of a run of a partition.
+    """
+    present = Present(dataset)
+    return [_from_first_stale(dataset.spec, request(key), stale) for key, stale in planned_runs(present, keys).items()]
+
+
+def _from_first_stale(spec: DatasetSpec, request: dg.RunRequest, stale: Stale) -> dg.RunRequest:
+    stages = [stage for stage in CHAIN[CHAIN.index(stale.first) :] if stage is not MANIFEST]
+    tags = {**request.tags, REASON_TAG: stale.fault.reason}
+    return request.with_replaced_attrs(asset_selection=[asset_key(spec, stage) for stage in stages], tags=tags)
 
 
 def load_config(spec: DatasetSpec, partitions: Sequence[str], **config: object) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from mm_assets.orchestration.runs import (
     FINGERPRINT_TAG,
     busy_partitions,
     failed_attempts,
+    pack_requests,
     partition_fingerprints,
 )
 from mm_assets.pipeline.pending import pending_partitions
@@ -60,14 +61,15 @@ def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
             return dg.SkipReason(f"all {len(pending)} pending partitions failed recently and wait for their next try")
         due.sort(key=lambda key: (failed[key].when if key in failed else 0.0, key))
         tick = context.scheduled_execution_time.isoformat()
-        return [
-            dg.RunRequest(
+
+        def request(key: str) -> dg.RunRequest:
+            return dg.RunRequest(
                 run_key=f"{spec.name}:{key}:{tick}",
                 partition_key=key,
                 tags={FINGERPRINT_TAG: fingerprints.get(key, ""), ATTEMPT_TAG: str(again.get(key, 0) + 1)},
             )
-            for key in due[: spec.runs_per_tick]
-        ]
+
+        return pack_requests(dataset, due[: spec.runs_per_tick], request)
 
     return schedule
 

@@ -18,6 +18,7 @@ from mm_assets.orchestration.runs import (
     dataset_state,
     is_running,
     load_config,
+    pack_requests,
     partition_fingerprints,
 )
 from mm_assets.pipeline.chain import PUBLISHED
@@ -74,19 +75,21 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
             context.log.warning(slow)
         if found.removed:
             context.log.warning(f"shards of {len(found.removed)} partitions are gone: {', '.join(found.removed[:10])}")
+
         # Dagster never starts a run with a used key again, but a fingerprint may return with former shards or settings.
-        requests = [
-            dg.RunRequest(
+        def request(key: str) -> dg.RunRequest:
+            return dg.RunRequest(
                 run_key=f"{spec.name}:{key}:{fingerprints[key]}:{before.count}",
                 job_name=job_name(spec),
                 partition_key=key,
                 tags={FINGERPRINT_TAG: fingerprints[key]},
             )
-            for key in due
-        ]
+
         if is_bulk:
             run_key, config = f"{spec.name}:load:{before.count}", load_config(spec, due, only_pending=True)
             requests = [dg.RunRequest(run_key=run_key, job_name=load_job_name(spec), run_config=config)]
+        else:
+            requests = pack_requests(dataset, due, request)
         after = _Cursor(
             seen=found.seen, requested=requested, settled=settled, count=before.count + (1 if requests else 0)
         )

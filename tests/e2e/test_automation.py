@@ -13,6 +13,7 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.orchestration.resources import StorageRoot
 from mm_assets.orchestration.runs import load_config
+from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -519,3 +520,41 @@ def test_one_load_runs_at_a_time(instance: dg.DagsterInstance, demo_spec: SpecOf
     found = instance.fetch_materializations(dg.AssetRecordsFilter(key, asset_partitions=["docs-00000"]), limit=9)
     assert len(found.records) == 1, "what was published meanwhile is not run again"
     assert sorted(DatasetStore(spec).marker_names()) == ["docs-00000", "docs-00001"]
+
+
+@pytest.mark.parametrize("by", ["sensor", "schedule"])
+def test_a_requested_run_starts_at_the_first_stale_stage(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, by: str
+) -> None:
+    """Sensor and schedule request the assets from there on, with their checks and the reason; the run publishes."""
+    shards = str(inbox("captions-00000.tar"))
+    stages = [stage.name for stage in CHAIN[:-1]]
+
+    def requested(spec: DatasetSpec) -> list[dg.RunRequest]:
+        if by == "schedule":
+            return _schedule_requests(instance, spec)
+        return list(Ticker(instance, spec, "captions_shards").tick().run_requests or [])
+
+    def check(spec: DatasetSpec, *, first: str, reason: str) -> None:
+        (request,) = requested(spec)
+        expected = stages[stages.index(first) :]
+        assert [key.path[-1] for key in request.asset_selection or ()] == expected
+        assert request.tags["mm_assets/reason"] == reason
+        result = (
+            build_definitions(spec)
+            .resolve_job_def("captions_pack")
+            .execute_in_process(
+                instance=instance,
+                partition_key=request.partition_key,
+                asset_selection=list(request.asset_selection or ()),
+                tags=dict(request.tags),
+            )
+        )
+        made = {event.asset_key.path[-1] for event in result.get_asset_materialization_events() if event.asset_key}
+        assert made == set(expected)
+        assert {found.asset_key.path[-1] for found in result.get_asset_check_evaluations()} == made - {"published"}
+        assert requested(spec) == []
+
+    check(demo_spec("captions", shards=shards), first="raw_shards", reason="it has never run")
+    spec = demo_spec("captions", shards=shards, filters=[{"type": "text_length", "min_chars": 2}])
+    check(spec, first="filtered_rows", reason="`filters` changed")
