@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from dagster._core.errors import DagsterExecutionInterruptedError
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
 from mm_assets.orchestration.load import MOST_PARTITIONS, Load, PartitionRun, catch_up, load_job
 from mm_assets.orchestration.partitions import add_partitions
+from mm_assets.orchestration.patience import patient
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.runs import load_config, process_tags
 from mm_assets.pipeline.chain import Stage
@@ -96,7 +98,7 @@ def open_instance() -> dg.DagsterInstance:
     home = ensure_dagster_home()
     with _unusable_named(home):
         _create_databases(home)
-        return dg.DagsterInstance.get()
+        return patient(dg.DagsterInstance.get())
 
 
 def _create_databases(home: Path) -> None:
@@ -243,9 +245,17 @@ def _execute(
     spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext], object], keys: Sequence[str], **config: object
 ) -> tuple[str, tuple[str, ...]]:
     """Executes a load with its driver in this process: the run's id, and why it failed."""
-    job, run_id = load_job(spec, lambda context, _: drive(context)), str(uuid.uuid4())
-    with dg.DagsterInstance.get() as instance:
-        result = job.execute_in_process(
+
+    def stoppable(context: dg.OpExecutionContext, _: object) -> None:
+        try:
+            drive(context)
+        except (KeyboardInterrupt, DagsterExecutionInterruptedError):
+            context.instance.report_run_canceling(context.run)  # else Dagster says that the run failed, and is repeated
+            raise
+
+    run_id = str(uuid.uuid4())
+    with patient(dg.DagsterInstance.get()) as instance:
+        result = load_job(spec, stoppable).execute_in_process(
             run_config={**_QUIET, **load_config(spec, keys, **config)},
             instance=instance,
             raise_on_error=False,

@@ -6,6 +6,7 @@ them: what is published and not recorded, because a load was killed or the datab
 """
 
 import hashlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +19,13 @@ from typing import Any
 
 import dagster as dg
 from dagster import DagsterEventType
-from dagster._core.definitions.asset_checks.asset_check_evaluation import (
-    AssetCheckEvaluationTargetMaterializationData as _Target,
-)
 from pydantic import Field
 
 from mm_assets.errors import ConfigError, MmAssetsError, SourceError
 from mm_assets.orchestration.checks import UNIQUE_IDS
+from mm_assets.orchestration.events import Batch, RunEvents
 from mm_assets.orchestration.partitions import add_partitions, asset_key, code_version, load_job_name, load_op_name
+from mm_assets.orchestration.patience import PAUSES, patient
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
@@ -37,7 +37,7 @@ from mm_assets.orchestration.report import (
 )
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import rolled_up
-from mm_assets.orchestration.runs import partition_lock, tag_process, working_runs
+from mm_assets.orchestration.runs import attempt_tags, partition_lock, tag_process, working_runs
 from mm_assets.pipeline.chain import CHAIN, PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage, packed_files
 from mm_assets.pipeline.engines.processes import Processes, Task, num_processors
 from mm_assets.pipeline.losses import loss_totals
@@ -52,9 +52,8 @@ from mm_assets.summaries import counted
 
 __all__ = ["MOST_PARTITIONS", "Load", "LoadConfig", "PartitionRun", "build_load_job", "catch_up", "load_job"]
 
-MOST_PARTITIONS = 1000  # of one run: its events are held in memory until it ends, 20 kB each
+MOST_PARTITIONS = 1000  # of one run: its page reads all events, 25 of each
 _MANIFEST_SECONDS = 900.0  # a long load makes what it has published available meanwhile
-_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds between attempts to record what the database did not take
 _NAMED = 10  # failed partitions in the message of a run
 _TAG = "dagster/"
 
@@ -107,6 +106,7 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
     """The job `<dataset>_load`, which registers the shards first."""
 
     def drive(context: dg.OpExecutionContext, config: LoadConfig) -> None:
+        patient(context.instance)
         dataset = open_dataset(context, spec)
         found = register(dataset, allow_empty=True)
         add_partitions(context.instance, spec, found.partitions)
@@ -274,29 +274,33 @@ class _Mirror:
     """Records what was published in Dagster, as events of the load's run; what the database refuses it tries again."""
 
     def __init__(self, context: dg.OpExecutionContext, dataset: DatasetStore) -> None:
-        self._context = context
+        self._instance = context.instance
         self._dataset = dataset
         self._spec = dataset.spec
-        self._waiting: deque[Callable[[], object]] = deque()
+        self._events = RunEvents(
+            context.instance, run_id=context.run_id, job_name=context.job_name, step_key=load_op_name(dataset.spec)
+        )
+        self._batch = Batch()  # of events that are prepared
+        self._waiting: deque[Batch] = deque()
         self._refusal = ""  # why the last attempt failed
         self._passed: dict[str, tuple[dg.AssetCheckResult, list[str]]] = {}  # by asset, with `checks: rollup`
-        self._targets: dict[dg.AssetKey, _Target | None] = {}  # of the check results that follow a materialization
 
     def record(self, report: PartitionReport) -> None:
-        """Records the stages of a partition that ran, and its marker; why it failed goes into the run's log."""
+        """Records the stages of a partition that ran, and its marker, or that and why it failed."""
         for result in report.results.values():
             self._add_stage(result, report.partition)
         if report.marker is not None:
             try:
                 made = published_result(self._dataset, report.partition, report.marker)
             except MmAssetsError as error:  # its losses cannot be read: the next load records it
-                self._later(partial(self._context.log.warning, f"{report.partition} is not recorded: {error}"))
+                self._say(logging.WARNING, f"{report.partition} is not recorded: {error}")
             else:
-                self.add(made, report.partition, _marker_inputs(report.marker))
+                self._add(made, report.partition, _marker_inputs(report.marker))
+        else:
+            self._batch.calls.append(partial(self._log_failed, report))
         if report.failure is not None:
-            failure = report.failure
-            said = f"{report.partition}: {failure.stage}: {failure.said}"
-            self._later(partial(self._context.log.error, said))
+            self._say(logging.ERROR, f"{report.partition}: {report.failure.stage}: {report.failure.said}")
+        self._end()
 
     def catch_up(self, present: Present, running: set[str]) -> int:
         """Records what is published and Dagster does not know, without the partitions that run now anyway.
@@ -305,7 +309,7 @@ class _Mirror:
             How many partitions that were.
         """
         num_partitions = 0
-        known = self._context.instance.event_log_storage.get_latest_tags_by_partition(
+        known = self._instance.event_log_storage.get_latest_tags_by_partition(
             asset_key(self._spec, PUBLISHED), DagsterEventType.ASSET_MATERIALIZATION, [f"{_TAG}data_version"]
         )
         for key in (key for key in present.names if key not in running):
@@ -316,25 +320,40 @@ class _Mirror:
                 records = self._dataset.records(key)
                 published = published_result(self._dataset, key, marker)
             except MmAssetsError as error:  # of one partition, which others do not wait for
-                self._later(partial(self._context.log.warning, f"{key} is not recorded: {error}"))
+                self._say(logging.WARNING, f"{key} is not recorded: {error}")
+                self._end()
                 continue
             for record in records.values():
                 urls = {name: self._dataset.store.url_of(file.path) for name, file in record.files.items()}
                 self._add_stage(StageResult.of_record(record, urls), key)
-            self.add(published, key, _marker_inputs(marker))
+            self._add(published, key, _marker_inputs(marker))
+            self._end()
             num_partitions += 1
         return num_partitions
 
-    def _later(self, call: Callable[[], object]) -> None:
-        self._waiting.append(call)
+    def _say(self, level: int, line: str) -> None:
+        """Writes a line into the run's log."""
+        self._batch.calls.append(partial(self._events.said, level, line))
+
+    def _end(self) -> None:
+        """Ends what is stored at once."""
+        if self._batch.calls:
+            self._waiting.append(self._batch)
+        self._batch = Batch()
         self._try()
 
-    def add(self, made: MaterializeResult, key: str | None = None, inputs: Mapping[Stage, str] | None = None) -> None:
-        """Records one materialization with its check results."""
-        self._waiting.append(partial(self._log_made, made, key, inputs or {}))
+    def add(self, made: MaterializeResult) -> None:
+        """Records one materialization without a partition, with its check results."""
+        self._add(made)
+        self._end()
+
+    def _add(self, made: MaterializeResult, key: str | None = None, inputs: Mapping[Stage, str] | None = None) -> None:
+        assert made.asset_key is not None
+        if key is not None and self._batch.first is None:
+            self._batch.first = dg.AssetKey.from_coercible(made.asset_key), key
+        self._batch.calls.append(partial(self._log_made, made, key, inputs or {}))
         partition = None if self._spec.checks == "rollup" else key
-        self._waiting.extend(partial(self._log_check, found, partition) for found in made.check_results or ())
-        self._try()
+        self._batch.calls.extend(partial(self._log_check, found, partition) for found in made.check_results or ())
 
     def _add_stage(self, result: StageResult, key: str) -> None:
         checks = check_results(self._spec, result)
@@ -343,81 +362,81 @@ class _Mirror:
                 if found.passed:
                     self._passed.setdefault(result.record.stage, (found, []))[1].append(key)
                 else:
-                    self._waiting.append(partial(self._roll_up, found, key, ()))
+                    self._batch.calls.append(partial(self._roll_up, found, key, ()))
             checks = []
-        self.add(stage_result(self._spec, result, checks), key, _inputs(result.record))
+        self._add(stage_result(self._spec, result, checks), key, _inputs(result.record))
 
     def _roll_up(self, found: dg.AssetCheckResult, key: str, passed: Sequence[str]) -> None:
-        rolled = rolled_up(self._context.instance, found, key, passed=passed)
+        rolled = rolled_up(self._instance, found, key, passed=passed)
         self._log_check(rolled, None)
 
     def add_passed(self) -> None:
         """With ``checks: rollup``, records one result per asset for all partitions that passed."""
         for found, (key, *passed) in self._passed.values():
-            self._waiting.append(partial(self._roll_up, found, key, passed))
+            self._batch.calls.append(partial(self._roll_up, found, key, passed))
         self._passed.clear()
-        self._try()
+        self._end()
 
     def _log_made(self, made: MaterializeResult, key: str | None, inputs: Mapping[Stage, str]) -> None:
         """Stores a materialization with those that it was made from: without them Dagster takes it for outdated."""
-        above = {stage: _latest(self._context.instance, asset_key(self._spec, stage), key) for stage in inputs}
+        above = {stage: self._events.latest(asset_key(self._spec, stage), key) for stage in inputs}
         pointers = {stage: "NULL" if found is None else str(found.storage_id) for stage, found in above.items()}
-        self._context.log_event(_materialization(self._spec, made, key, inputs, pointers))
-        self._targets.clear()
+        self._events.made(_materialization(self._spec, made, key, inputs, pointers))
 
     def _log_check(self, found: dg.AssetCheckResult, partition: str | None) -> None:
         """Stores a check result with the materialization that it is about: without it Dagster takes it for outdated."""
         assert found.asset_key is not None
         asset = dg.AssetKey.from_coercible(found.asset_key)
-        if asset not in self._targets:
-            self._targets[asset] = _latest(self._context.instance, asset, partition)
         evaluation = dg.AssetCheckEvaluation(
             asset_key=asset,
             check_name=found.check_name or "",
             passed=found.passed,
             metadata=found.metadata,
-            target_materialization_data=self._targets[asset],
+            target_materialization_data=self._events.latest(asset, partition),
             severity=found.severity,
             description=found.description,
             blocking=found.check_name != UNIQUE_IDS,
             partition=partition,
         )
-        # `log_event` would store the step with each, which is half of its size.
-        event = dg.DagsterEvent(
-            event_type_value=DagsterEventType.ASSET_CHECK_EVALUATION.value,
-            job_name=self._context.job_name,
-            step_key=load_op_name(self._spec),
-            event_specific_data=evaluation,
-        )
-        self._context.instance.report_dagster_event(event, self._context.run_id)
+        self._events.checked(evaluation)
+
+    def _log_failed(self, report: PartitionReport) -> None:
+        """Stores that the rest of a partition was to be made: of a run that failed, Dagster shows that as failed."""
+        key, partition = report.partition, self._dataset.partitions().get(report.partition)
+        if partition is None:
+            return
+        tags = attempt_tags(self._instance, self._dataset, partition)
+        reached = report.failure.stage if report.failure is not None else [*report.results][-1]
+        names = [stage.name for stage in CHAIN]
+        for stage in CHAIN[names.index(reached) : CHAIN.index(PUBLISHED) + 1]:
+            if stage.is_made(self._spec) and stage.name not in report.results:
+                self._events.planned(asset_key(self._spec, stage), key, tags)
 
     def flush(self) -> None:
         """Records what is left, in several attempts; the next load records what is left even then."""
-        for pause in _PAUSES:
+        for pause in PAUSES:
             if not self._waiting:
                 return
             time.sleep(pause)
             self._try()
         num_lost = 0
         while self._waiting:
-            self._waiting.popleft()
-            num_lost += 1
+            num_lost += len(self._waiting.popleft().calls)
             before = len(self._waiting)
             self._try()
-            if len(self._waiting) == before:  # not this event alone: the database is away
-                num_lost += before
+            if len(self._waiting) == before:  # not this partition alone: the database is away
+                num_lost += sum(len(batch.calls) for batch in self._waiting)
                 self._waiting.clear()
         if num_lost:
-            said = (
-                f"{counted(num_lost, 'event')} could not be recorded: {self._refusal}: `mm-assets sync` does it later"
-            )
-            self._later(partial(self._context.log.warning, said))
+            lost = counted(num_lost, "event")
+            self._say(logging.WARNING, f"{lost} could not be recorded: {self._refusal}: `mm-assets sync` does it later")
+            self._end()
 
     def _try(self) -> None:
         while self._waiting:
             try:
-                self._waiting[0]()
-            except Exception as error:  # noqa: BLE001 - SQLAlchemy's, which is not a requirement of ours
+                self._events.store(self._waiting[0])
+            except Exception as error:  # noqa: BLE001 - SQLAlchemy's, and whatever a storage raises
                 self._refusal = f"{type(error).__name__}: {error}"
                 return
             self._waiting.popleft()
@@ -454,12 +473,3 @@ def _materialization(
         name = asset_key(spec, above).to_user_string()
         tags |= {f"{_TAG}input_data_version/{name}": digest, f"{_TAG}input_event_pointer/{name}": pointers[above]}
     return dg.AssetMaterialization(asset, partition=key, metadata=made.metadata, tags=tags)
-
-
-def _latest(instance: dg.DagsterInstance, asset: dg.AssetKey, partition: str | None) -> _Target | None:
-    """The latest materialization of an asset, or of a partition of it."""
-    partitions = None if partition is None else [partition]
-    found = instance.fetch_materializations(dg.AssetRecordsFilter(asset, asset_partitions=partitions), limit=1)
-    for record in found.records:
-        return _Target(storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp)
-    return None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from dagster import DagsterEventType
 
 from mm_assets.errors import SourceError
 from mm_assets.orchestration.partitions import asset_key, job_name, load_job_name, load_op_name
@@ -30,6 +31,7 @@ __all__ = [
     "FINGERPRINT_TAG",
     "PARTITION_TAG",
     "Attempt",
+    "attempt_tags",
     "busy_partitions",
     "dataset_state",
     "exclusive_step",
@@ -61,6 +63,7 @@ _MAX_START = 300.0  # between the start of a run and that of its first step, whi
 _FIRST_PAUSE = 600.0  # shorter than the default period of the schedule: the first retry is its next tick
 _ONE_PROCESS = {dg.in_process_executor.name, "execute_in_process_executor"}  # the latter is not public
 _MAX_FAILED_RUNS = 10_000  # that are read; older ones are ignored
+_MAX_FAILED_LOADS = 300  # of these the events of partitions that failed are read; two days have so many ticks
 
 
 # -- locks
@@ -238,7 +241,7 @@ class Attempt:
     """The last run of a partition that failed.
 
     Attributes:
-        fingerprint: the partition's at the time; empty where neither a tick nor `mm-assets run` started the run.
+        fingerprint: the partition's at the time; empty where the run was requested by hand.
         when: seconds since 1970 at which it ended.
         number: how many runs with that fingerprint had been requested by then.
     """
@@ -247,26 +250,51 @@ class Attempt:
     when: float
     number: int
 
+    @classmethod
+    def of(cls, tags: Mapping[str, str], when: float) -> "Attempt":
+        """That with the tags of a run, or of a planned event of a load."""
+        number = tags.get(ATTEMPT_TAG, "")
+        return cls(
+            fingerprint=tags.get(FINGERPRINT_TAG, ""),
+            when=when,
+            number=int(number) if number.isdecimal() and int(number) else 1,
+        )
+
     def due(self) -> float:
         """Seconds since 1970 before which the same fingerprint is not tried again: the pause doubles, to a day."""
         return self.when + min(_FIRST_PAUSE * 2.0 ** min(self.number - 1, 16), _DAY)
 
 
 def failed_attempts(instance: dg.DagsterInstance, spec: DatasetSpec) -> dict[str, Attempt]:
-    """The last failed run of each partition key, of those that ended recently enough to matter."""
-    since = datetime.fromtimestamp(time.time() - 2 * _DAY, tz=UTC)
-    wanted = dg.RunsFilter(job_name=job_name(spec), statuses=_FAILED, updated_after=since)
+    """The last failure of each partition key, alone or in a load, of those recent enough to matter."""
     attempts: dict[str, Attempt] = {}
-    for record in instance.get_run_records(wanted, limit=_MAX_FAILED_RUNS):  # newest first
+    for record in _failed_runs(instance, job_name(spec), limit=_MAX_FAILED_RUNS):
         tags = record.dagster_run.tags
-        number = tags.get(ATTEMPT_TAG, "")
-        attempt = Attempt(
-            fingerprint=tags.get(FINGERPRINT_TAG, ""),
-            when=record.end_time or record.update_timestamp.timestamp(),
-            number=int(number) if number.isdecimal() and int(number) else 1,
-        )
-        attempts.setdefault(tags.get(PARTITION_TAG, ""), attempt)
+        attempt = Attempt.of(tags, record.end_time or record.update_timestamp.timestamp())
+        attempts.setdefault(tags.get(PARTITION_TAG, ""), attempt)  # the newest is the first
+    published = asset_key(spec, PUBLISHED)
+    for record in _failed_runs(instance, load_job_name(spec), limit=_MAX_FAILED_LOADS):
+        planned = instance.all_logs(record.dagster_run.run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
+        for entry in planned:
+            event = entry.get_dagster_event()
+            if event.asset_key == published and event.partition is not None:
+                attempt = Attempt.of(event.logging_tags or {}, entry.timestamp)
+                if event.partition not in attempts or attempts[event.partition].when < attempt.when:
+                    attempts[event.partition] = attempt
     return attempts
+
+
+def _failed_runs(instance: dg.DagsterInstance, job: str, *, limit: int) -> Sequence[dg.RunRecord]:
+    since = datetime.fromtimestamp(time.time() - 2 * _DAY, tz=UTC)
+    return instance.get_run_records(dg.RunsFilter(job_name=job, statuses=_FAILED, updated_after=since), limit=limit)
+
+
+def attempt_tags(instance: dg.DagsterInstance, dataset: DatasetStore, partition: Partition) -> dict[str, str]:
+    """The facts of a load's attempt at a partition that failed, for the next one's `failed_attempts`."""
+    fingerprint = partition_fingerprints(dataset, [partition])[partition.key]
+    before = failed_attempts(instance, dataset.spec).get(partition.key)
+    number = 1 if before is None or before.fingerprint != fingerprint else before.number + 1
+    return {FINGERPRINT_TAG: fingerprint, ATTEMPT_TAG: str(number)}
 
 
 # -- fingerprints

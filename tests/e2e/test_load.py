@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
+from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from mm_assets.cli.main import main
 from mm_assets.orchestration.build import build_definitions
@@ -125,16 +126,17 @@ def test_a_database_that_is_away_stops_no_work(
     spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
     register_dataset(instance, DatasetStore(spec))
     refused = [0]
-    real = dg.OpExecutionContext.log_event
+    real = SqliteEventLogStorage.store_event
 
-    def log_event(self: dg.OpExecutionContext, event: Any) -> None:
+    def store_event(self: SqliteEventLogStorage, event: dg.EventLogEntry) -> None:
         refused[0] += 1
-        if 3 < refused[0] < 40:
+        if 12 < refused[0] < 40:
             raise ConnectionError("the database is restarting")
         real(self, event)
 
-    monkeypatch.setattr(dg.OpExecutionContext, "log_event", log_event)
-    monkeypatch.setattr("mm_assets.orchestration.load._PAUSES", (0.0,) * 60)
+    monkeypatch.setattr(SqliteEventLogStorage, "store_event", store_event)
+    monkeypatch.setattr("mm_assets.orchestration.patience.PAUSES", (0.0,) * 60)
+    monkeypatch.setattr("mm_assets.orchestration.load.PAUSES", (0.0,) * 60)
     runs = run_partitions([(spec, "a"), (spec, "b")])
     assert [run.ok for run in runs] == [True, True]
     assert instance.get_materialized_partitions(dg.AssetKey(["captions", "published"])) == {"a", "b"}

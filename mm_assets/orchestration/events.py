@@ -1,0 +1,253 @@
+"""The event log of a run, to which a load adds the events of a partition in one transaction.
+
+Dagster's storages open connections for each event, with SQLite an engine too, and commit an event in several
+transactions. Here a copy of the instance's storage does all with one connection to each database, so that the events of
+a partition are stored together or not at all, also when the process is killed. Storages other than Dagster's for SQLite
+and Postgres store events one by one.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+import sqlalchemy
+from dagster import DagsterEventType
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData as Target,
+)
+from dagster._core.events import AssetMaterializationPlannedData, StepMaterializationData
+from dagster._core.storage.event_log import EventLogStorage, SqlEventLogStorage, SqliteEventLogStorage
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
+from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
+
+from mm_assets.orchestration.patience import Patient
+
+__all__ = ["Batch", "RunEvents", "Target"]
+
+_Entry: Any = dg.EventLogEntry  # its constructor has no annotations
+_POSTGRES = "PostgresEventLogStorage"  # of dagster-postgres, which is not a requirement of ours
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """Events that are stored at once.
+
+    Attributes:
+        calls: what stores them, by methods of `RunEvents`.
+        first: asset and partition of a materialization among them, which the run stores in no other batch, if any.
+        was_tried: whether they may have been stored.
+    """
+
+    calls: deque[Callable[[], object]] = field(default_factory=deque)
+    first: tuple[dg.AssetKey, str] | None = None
+    was_tried: bool = False
+
+
+class RunEvents:
+    """Events of one step of a run.
+
+    Args:
+        instance: of the run.
+        run_id: the run's.
+        job_name: the run's job.
+        step_key: the step.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, *, run_id: str, job_name: str, step_key: str) -> None:
+        self._instance = instance
+        self._run_id = run_id
+        self._job_name = job_name
+        self._step_key = step_key
+        self._at_once = _Transactions.of(instance.event_log_storage, run_id)
+        self._made: dict[tuple[dg.AssetKey, str | None], Target | None] = {}  # of the partition at hand
+
+    def store(self, batch: Batch) -> None:
+        """Stores events: all or none where the storage has transactions, else one by one; `calls` are those left.
+
+        Whatever the storage raises is raised.
+        """
+        self._made.clear()
+        if self._at_once is None:
+            while batch.calls:
+                batch.calls[0]()
+                batch.calls.popleft()
+        elif not (batch.was_tried and self._has(batch)):
+            batch.was_tried = True
+            with self._at_once.transaction():
+                for call in batch.calls:
+                    call()
+
+    def _has(self, batch: Batch) -> bool:
+        """Whether a batch was stored, and only the answer of the database did not arrive."""
+        latest = None if batch.first is None else _latest(self._instance, *batch.first)
+        return latest is not None and latest.run_id == self._run_id
+
+    def made(self, materialization: dg.AssetMaterialization) -> None:
+        """Stores that an asset was materialized."""
+        name = materialization.asset_key.to_user_string()
+        entry = self._entry(
+            DagsterEventType.ASSET_MATERIALIZATION,
+            StepMaterializationData(materialization, []),
+            message=f"Materialized value {name}.",
+        )
+        storage_id = self._store(entry)
+        for partition in (materialization.partition, None):  # it is the asset's latest one too
+            at = (materialization.asset_key, partition)
+            self._made.pop(at, None)
+            if storage_id is not None:
+                self._made[at] = Target(storage_id=storage_id, run_id=self._run_id, timestamp=entry.timestamp)
+
+    def checked(self, evaluation: dg.AssetCheckEvaluation) -> None:
+        """Stores the result of a check."""
+        self._store(self._entry(DagsterEventType.ASSET_CHECK_EVALUATION, evaluation))
+
+    def planned(self, asset: dg.AssetKey, partition: str, tags: Mapping[str, str]) -> None:
+        """Stores that the run was to materialize a partition: if it never does, and fails, the partition has failed.
+
+        Args:
+            asset: the asset.
+            partition: partition key.
+            tags: facts of the attempt, which the event carries.
+        """
+        data = AssetMaterializationPlannedData(asset, partition=partition)
+        self._store(self._entry(DagsterEventType.ASSET_MATERIALIZATION_PLANNED, data, tags=tags))
+
+    def said(self, level: int, message: str) -> None:
+        """Stores a line of the run's log.
+
+        Args:
+            level: as in `logging`.
+            message: the line.
+        """
+        self._store(
+            _Entry(
+                error_info=None,
+                level=level,
+                user_message=message,
+                run_id=self._run_id,
+                timestamp=time.time(),
+                step_key=self._step_key,
+                job_name=self._job_name,
+            )
+        )
+
+    def latest(self, asset: dg.AssetKey, partition: str | None) -> Target | None:
+        """The latest materialization of an asset, or of a partition of it."""
+        at = (asset, partition)
+        if at not in self._made:
+            self._made[at] = _latest(self._instance, asset, partition)
+        return self._made[at]
+
+    def _entry(
+        self, kind: DagsterEventType, data: Any, *, message: str | None = None, tags: Mapping[str, str] | None = None
+    ) -> dg.EventLogEntry:
+        # Dagster's own events hold the step's handles too, half of their size, and nothing that its pages show.
+        event = dg.DagsterEvent(
+            event_type_value=kind.value,
+            job_name=self._job_name,
+            step_key=self._step_key,
+            event_specific_data=data,
+            message=message,
+            logging_tags=tags,
+        )
+        entry: dg.EventLogEntry = _Entry(
+            error_info=None,
+            level=20,
+            user_message="",
+            run_id=self._run_id,
+            timestamp=time.time(),
+            step_key=self._step_key,
+            job_name=self._job_name,
+            dagster_event=event,
+        )
+        return entry
+
+    def _store(self, entry: dg.EventLogEntry) -> int | None:
+        """Stores an event: its id, if it is a materialization and the storage tells."""
+        if self._at_once is not None:
+            return self._at_once.stored(entry)
+        self._instance.event_log_storage.store_event(entry)
+        return None
+
+
+class _Transactions(SqlEventLogStorage):
+    """Mixed into a class of Dagster's: all statements are executed in one transaction for each database.
+
+    It is left to the instance's own storage to create tables, and to be used by other threads.
+    """
+
+    _databases: Mapping[tuple[str, ...], sqlalchemy.Engine]
+    _connections: dict[tuple[str, ...], sqlalchemy.Connection]
+    _has_table: dict[str, bool]
+    _stored: int | None
+
+    @classmethod
+    def of(cls, storage: EventLogStorage, run_id: str) -> "_Transactions | None":
+        """One for the events of a run, over the databases of a storage; None if it is of another kind."""
+        given = {"timeout": SQLITE_BUSY_TIMEOUT_SECONDS}
+        databases: dict[tuple[str, ...], sqlalchemy.Engine] = {}
+        if type(storage) is SqliteEventLogStorage:
+            # Committed in reverse: what a kill keeps out of the index is not recorded, and no asset's page shows it.
+            for name in (INDEX_SHARD_NAME, run_id):
+                url = storage.conn_string_for_shard(name)
+                databases[name,] = sqlalchemy.create_engine(url, connect_args=given)
+        elif type(storage).__name__ == _POSTGRES:
+            engine: sqlalchemy.Engine = vars(storage)["_engine"]
+            databases[()] = engine.execution_options(isolation_level="READ COMMITTED")
+        else:
+            return None
+        kind = type(cls.__name__, (cls, type(storage)), {})
+        made: _Transactions = object.__new__(kind)
+        own = {name: value for name, value in vars(storage).items() if not isinstance(value, Patient)}
+        vars(made).update(own, _databases=databases, _connections={}, _has_table={}, _stored=None)
+        return made
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commits at the end what is stored meanwhile, or nothing if something is raised."""
+        with ExitStack() as held:
+            for name, engine in self._databases.items():
+                self._connections[name] = held.enter_context(engine.begin())
+            try:
+                yield
+            finally:
+                self._connections.clear()
+
+    def stored(self, event: dg.EventLogEntry) -> int | None:
+        """Stores an event: its id if it is one of an asset, else None."""
+        self._stored = None
+        self.store_event(event)
+        return self._stored
+
+    @contextmanager
+    def _connect(self, *name: str) -> Iterator[sqlalchemy.Connection]:
+        yield self._connections[name]
+
+    def has_table(self, table_name: str) -> bool:
+        if table_name not in self._has_table:
+            dagsters: Any = super()  # abstract to mypy
+            self._has_table[table_name] = dagsters.has_table(table_name)
+        return self._has_table[table_name]
+
+    def _store_asset_event(self, conn: sqlalchemy.Connection, event: dg.EventLogEntry, event_id: int) -> None:
+        self._stored = event_id
+        super()._store_asset_event(conn, event, event_id)
+
+    def _update_asset_check_evaluation(self, event: dg.EventLogEntry, event_id: int | None) -> None:
+        # A run of ours has no planned check, whose row Dagster looks for, and one result of each partition.
+        if event.get_dagster_event().asset_check_evaluation_data.partition is None:
+            super()._update_asset_check_evaluation(event, event_id)
+        else:
+            self._store_runless_asset_check_evaluation(event, event_id)
+
+
+def _latest(instance: dg.DagsterInstance, asset: dg.AssetKey, partition: str | None) -> Target | None:
+    partitions = None if partition is None else [partition]
+    found = instance.fetch_materializations(dg.AssetRecordsFilter(asset, asset_partitions=partitions), limit=1)
+    for record in found.records:
+        return Target(storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp)
+    return None

@@ -1,0 +1,81 @@
+"""Patience with a database that is away: restarting, or out of reach for a minute.
+
+Dagster's storages raise what the database's driver does, or give up after seconds. Those of a patient instance try
+again, with growing pauses. What a database carried out and could not confirm may be carried out twice: a line in the
+log of a run, for instance. What must not be is left to `events`, which looks first.
+"""
+
+import functools
+import inspect
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+import sqlalchemy.exc
+from dagster._core.errors import DagsterRunAlreadyExists
+
+__all__ = ["PAUSES", "is_away", "patient"]
+
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds between attempts: a restart takes seconds, a failover a minute
+_AWAY = (ConnectionError, sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError, sqlalchemy.exc.TimeoutError)
+_GAVE_UP = "DagsterPostgresException"  # of dagster-postgres, which is not a requirement of ours
+_log = logging.getLogger(__name__)
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether an error says that a database server is not there, as opposed to a file that cannot be used."""
+    if isinstance(error, sqlalchemy.exc.DBAPIError) and isinstance(error.orig, sqlite3.Error):
+        return False
+    return isinstance(error, _AWAY) or type(error).__name__ == _GAVE_UP
+
+
+def patient(instance: dg.DagsterInstance) -> dg.DagsterInstance:
+    """The same instance, whose storages of runs and events have patience from now on."""
+    for storage in (instance.run_storage, instance.event_log_storage):
+        for name in dir(type(storage)):
+            is_operation = inspect.isfunction(inspect.getattr_static(storage, name, None))
+            if is_operation and not name.startswith("_"):  # once: afterwards it is an attribute of the storage
+                vars(storage)[name] = Patient(getattr(storage, name))
+    return instance
+
+
+class Patient:
+    """A method that is called again when the database is away.
+
+    Args:
+        method: the method.
+    """
+
+    _inside = threading.local()  # methods call each other: only the outermost one is repeated
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, method)
+        self._method = method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self._inside, "call", False):
+            return self._method(*args, **kwargs)
+        self._inside.call = True
+        try:
+            return self._repeated(*args, **kwargs)
+        finally:
+            self._inside.call = False
+
+    def _repeated(self, *args: Any, **kwargs: Any) -> Any:
+        for number, pause in enumerate((*PAUSES, None)):
+            try:
+                return self._method(*args, **kwargs)
+            except DagsterRunAlreadyExists:
+                if not number:
+                    raise
+                return args[0]  # it was created, and only the answer did not arrive
+            except Exception as error:
+                if pause is None or not is_away(error):
+                    raise
+                _log.warning("Dagster's database is away, next attempt in %g s: %s", pause, str(error).split("\n")[0])
+            time.sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
