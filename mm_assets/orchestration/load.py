@@ -36,7 +36,7 @@ from mm_assets.orchestration.report import (
     stage_result,
 )
 from mm_assets.orchestration.resources import open_dataset, resource_key
-from mm_assets.orchestration.rollup import rolled_up
+from mm_assets.orchestration.rollup import failed_before, rolled_up
 from mm_assets.orchestration.runs import attempt_tags, partition_lock, tag_process, working_runs
 from mm_assets.pipeline.chain import CHAIN, PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage, packed_files
 from mm_assets.pipeline.engines.processes import Processes, Task, num_processors
@@ -284,6 +284,7 @@ class _Mirror:
         self._waiting: deque[Batch] = deque()
         self._refusal = ""  # why the last attempt failed
         self._passed: dict[str, tuple[dg.AssetCheckResult, list[str]]] = {}  # by asset, with `checks: rollup`
+        self._failed: dict[dg.AssetKey, Mapping[str, str]] = {}  # by asset, those that its latest result names
 
     def record(self, report: PartitionReport) -> None:
         """Records the stages of a partition that ran, and its marker, or that and why it failed."""
@@ -361,14 +362,24 @@ class _Mirror:
             for found in checks:
                 if found.passed:
                     self._passed.setdefault(result.record.stage, (found, []))[1].append(key)
+                    self._batch.calls.append(partial(self._take_back, found, key))
                 else:
                     self._batch.calls.append(partial(self._roll_up, found, key, ()))
             checks = []
         self._add(stage_result(self._spec, result, checks), key, _inputs(result.record))
 
     def _roll_up(self, found: dg.AssetCheckResult, key: str, passed: Sequence[str]) -> None:
-        rolled = rolled_up(self._instance, found, key, passed=passed)
-        self._log_check(rolled, None)
+        assert found.asset_key is not None
+        self._failed.pop(found.asset_key, None)
+        self._log_check(rolled_up(self._instance, found, key, passed=passed, is_gate=False), None)
+
+    def _take_back(self, found: dg.AssetCheckResult, key: str) -> None:
+        """Rolls up a result at once that takes a partition from those that failed: the load may not reach its end."""
+        assert found.asset_key is not None
+        if found.asset_key not in self._failed:
+            self._failed[found.asset_key] = failed_before(self._instance, found.asset_key)
+        if key in self._failed[found.asset_key]:
+            self._roll_up(found, key, ())
 
     def add_passed(self) -> None:
         """With ``checks: rollup``, records one result per asset for all partitions that passed."""

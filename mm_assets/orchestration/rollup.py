@@ -10,7 +10,7 @@ from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.summaries import counted
 
-__all__ = ["rolled_up", "rollup_of_records"]
+__all__ = ["failed_before", "rolled_up", "rollup_of_records"]
 
 _FAILED = "failed"  # metadata: the partitions that failed, each with what was found
 _MAX_FAILED = 100  # of them: the event log keeps it forever
@@ -19,22 +19,28 @@ _NAMED = 5  # in a description
 
 
 def rolled_up(
-    instance: dg.DagsterInstance, result: dg.AssetCheckResult, partition: str, *, passed: Iterable[str] = ()
+    instance: dg.DagsterInstance,
+    result: dg.AssetCheckResult,
+    partition: str,
+    *,
+    passed: Iterable[str] = (),
+    is_gate: bool = True,
 ) -> dg.AssetCheckResult:
     """What a check found in one partition, with the others that failed before and have not `passed` since.
 
-    Those make it a warning, which stops nothing, since this partition has passed.
+    Those make it an error, but a warning where it is a gate: an error would stop this partition, which has passed.
     """
     assert result.asset_key is not None
     stops = not result.passed and result.severity == dg.AssetCheckSeverity.ERROR
-    failed = _failed_before(instance, dg.AssetCheckKey(result.asset_key, ROLLUP))
+    failed = failed_before(instance, result.asset_key)
     for key in (partition, *passed):
         failed.pop(key, None)
     said = [] if result.passed else [f"{partition}: {result.description}"]
     if failed:
         named = ", ".join(list(failed)[:_NAMED]) + (", …" if len(failed) > _NAMED else "")
         said.append(f"{counted(len(failed), 'partition')} failed before: {named}")
-    severity = dg.AssetCheckSeverity.ERROR if stops or not said else dg.AssetCheckSeverity.WARN
+    is_error = stops or not said or (failed and not is_gate)
+    severity = dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN
     if stops:
         failed[partition] = result.description or ""
     return dg.AssetCheckResult(
@@ -68,8 +74,9 @@ def rollup_of_records(dataset: DatasetStore, stage: Stage) -> dg.AssetCheckResul
     )
 
 
-def _failed_before(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> dict[str, str]:
-    """The partitions that the latest result names, each with what its rules said."""
+def failed_before(instance: dg.DagsterInstance, asset: dg.AssetKey) -> dict[str, str]:
+    """The partitions that the latest result of an asset names, each with what its rules said."""
+    key = dg.AssetCheckKey(asset, ROLLUP)
     summary = instance.event_log_storage.get_asset_check_summary_records([key])[key]
     record = summary.last_completed_check_execution_record
     event = None if record is None or record.event is None else record.event.dagster_event
