@@ -56,6 +56,7 @@ MOST_PARTITIONS = 1000  # of one run: its page reads all events, 25 of each
 _MANIFEST_SECONDS = 900.0  # a long load makes what it has published available meanwhile
 _NAMED = 10  # failed partitions in the message of a run
 _TAG = "dagster/"
+_VERSION = f"{_TAG}data_version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,14 +289,17 @@ class _Mirror:
 
     def record(self, report: PartitionReport) -> None:
         """Records the stages of a partition that ran, and its marker, or that and why it failed."""
-        for result in report.results.values():
-            self._add_stage(result, report.partition)
         if report.marker is not None:
             try:
+                self._add_missing(report.partition, self._dataset.records(report.partition), report.results)
                 made = published_result(self._dataset, report.partition, report.marker)
             except MmAssetsError as error:  # its losses cannot be read: the next load records it
                 self._say(logging.WARNING, f"{report.partition} is not recorded: {error}")
-            else:
+                made = None
+        for result in report.results.values():
+            self._add_stage(result, report.partition)
+        if report.marker is not None:
+            if made is not None:
                 self._add(made, report.partition, _marker_inputs(report.marker))
         else:
             self._batch.calls.append(partial(self._log_failed, report))
@@ -311,12 +315,12 @@ class _Mirror:
         """
         num_partitions = 0
         known = self._instance.event_log_storage.get_latest_tags_by_partition(
-            asset_key(self._spec, PUBLISHED), DagsterEventType.ASSET_MATERIALIZATION, [f"{_TAG}data_version"]
+            asset_key(self._spec, PUBLISHED), DagsterEventType.ASSET_MATERIALIZATION, [_VERSION]
         )
         for key in (key for key in present.names if key not in running):
             try:
                 marker = present.markers([key])[key]
-                if known.get(key, {}).get(f"{_TAG}data_version") == marker_version(marker).value:
+                if known.get(key, {}).get(_VERSION) == marker_version(marker).value:
                     continue
                 records = self._dataset.records(key)
                 published = published_result(self._dataset, key, marker)
@@ -324,9 +328,7 @@ class _Mirror:
                 self._say(logging.WARNING, f"{key} is not recorded: {error}")
                 self._end()
                 continue
-            for record in records.values():
-                urls = {name: self._dataset.store.url_of(file.path) for name, file in record.files.items()}
-                self._add_stage(StageResult.of_record(record, urls), key)
+            self._add_missing(key, records)
             self._add(published, key, _marker_inputs(marker))
             self._end()
             num_partitions += 1
@@ -367,6 +369,28 @@ class _Mirror:
                     self._batch.calls.append(partial(self._roll_up, found, key, ()))
             checks = []
         self._add(stage_result(self._spec, result, checks), key, _inputs(result.record))
+
+    def _add_missing(
+        self, key: str, records: Mapping[Stage, StageRecord], made: Mapping[str, StageResult] | None = None
+    ) -> None:
+        """Records stages that earlier runs made, but for those `made` now: a run that was killed recorded none."""
+        for record in records.values():
+            if record.stage not in (made or {}):
+                urls = {name: self._dataset.store.url_of(file.path) for name, file in record.files.items()}
+                self._batch.calls.append(partial(self._log_missing, StageResult.of_record(record, urls), key))
+
+    def _log_missing(self, result: StageResult, key: str) -> None:
+        """Stores a stage of a partition with its check results, unless Dagster has this version of it."""
+        asset = asset_key(self._spec, STAGE_OF_FILE[next(iter(result.record.files))])
+        known = self._instance.event_log_storage.get_latest_tags_by_partition(
+            asset, DagsterEventType.ASSET_MATERIALIZATION, [_VERSION], [key]
+        )
+        if known.get(key, {}).get(_VERSION) != next(iter(result.record.files.values())).sha256:
+            outer, self._batch = self._batch, Batch()
+            self._add_stage(result, key)
+            added, self._batch = self._batch, outer
+            for call in added.calls:
+                call()
 
     def _roll_up(self, found: dg.AssetCheckResult, key: str, passed: Sequence[str]) -> None:
         assert found.asset_key is not None
@@ -473,7 +497,7 @@ def _materialization(
     assert made.asset_key is not None
     asset = dg.AssetKey.from_coercible(made.asset_key)
     version = "" if made.data_version is None else made.data_version.value
-    tags = {f"{_TAG}data_version": version, f"{_TAG}data_version_is_user_provided": "true"}
+    tags = {_VERSION: version, f"{_TAG}data_version_is_user_provided": "true"}
     stage = next(stage for stage in CHAIN if stage.name == asset.path[-1])
     code = code_version(spec, stage)
     if code is not None:
