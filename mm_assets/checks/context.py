@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -67,6 +67,8 @@ class CheckContext:
         asset: the asset whose files are judged.
         store: the dataset's folder.
         tables: by name, every table that the asset's checks read: its own and those of the assets before it.
+        with_media: by name, for the tables with references in place of media, what adds these to rows with the columns
+            `rows.references.FETCHED_BY`, and removes the references.
         own_tables: names of the tables that the asset itself makes.
         shards: the partition's containers, open.
         packed: "mult" and "mstr" to the packed file below `store`, for those made from the present rows.
@@ -92,6 +94,9 @@ class CheckContext:
     tables: Mapping[str, TableFile]
     own_tables: tuple[str, ...]
     shards: Sequence[Source]
+    with_media: Mapping[str, Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]] = field(
+        default_factory=dict
+    )
     packed: Mapping[str, str] = field(default_factory=dict)
     packed_format: str | None = None
     packed_from: str = ""

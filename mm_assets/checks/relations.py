@@ -27,6 +27,7 @@ from mm_assets.errors import SchemaMismatchError, SourceError, first_line
 from mm_assets.formats import crc32c
 from mm_assets.media.content_types import OWN_ZIPS, sniff_content_type
 from mm_assets.rows.parquet import open_table, read_batches
+from mm_assets.rows.references import FETCHED_BY
 from mm_assets.rows.schema import MODALITIES, MULTIMODAL_SCHEMA
 from mm_assets.rows.source_ref import parse_source_ref, with_parsed_source_ref_columns
 from mm_assets.sources.base import index_members
@@ -261,12 +262,19 @@ class TableRelations:
     def batches(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """A row table in bounded batches, content included; `columns` are those to read, all by default.
 
+        Media that are not in the table are read from the shards.
+
         Raises:
             SchemaMismatchError: a column is missing.
+            SourceError: while iterating, media in the shards are not what the table says.
         """
         self._check_columns(table)
-        file, size = self.parquet(table), self.context.batch_bytes
-        return read_batches(file, batch_bytes=size, columns=columns, name=self.url(table))
+        file, size, fetch = self.parquet(table), self.context.batch_bytes, self.context.with_media.get(table)
+        if fetch is None or (columns is not None and MEDIA not in columns):
+            return read_batches(file, batch_bytes=size, columns=columns, name=self.url(table))
+        names = None if columns is None else list(dict.fromkeys((*columns, *FETCHED_BY)))
+        batches = fetch(read_batches(file, batch_bytes=size, columns=names, name=self.url(table)))
+        return batches if columns is None else (batch.select(list(columns)) for batch in batches)
 
     # -- columns
 

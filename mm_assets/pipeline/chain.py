@@ -22,6 +22,7 @@ from mm_assets.filters.base import Annotator, Filter
 from mm_assets.packing.plan import declared_fields, judged_part
 from mm_assets.pipeline.spec import DatasetSpec, plain
 from mm_assets.rows.base import source_formats
+from mm_assets.rows.references import reference_schema
 from mm_assets.rows.schema import (
     DROPPED_SCHEMA,
     HARMLESS_REJECTS,
@@ -69,10 +70,17 @@ class Table:
     Attributes:
         name: its folder, its name in a record, and the view over all partitions.
         schema: its columns, by the dataset's schema.
+        has_references: whether its media stay in the shards, as `rows.references` says.
     """
 
     name: str
     schema: Callable[[DatasetSchema], pa.Schema]
+    has_references: Callable[[DatasetSpec], bool] = lambda _: False
+
+    def columns(self, spec: DatasetSpec, schema: DatasetSchema) -> pa.Schema:
+        """Its columns in a dataset; errors as `reference_schema`."""
+        made = self.schema(schema)
+        return reference_schema(made) if self.has_references(spec) else made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,7 +99,7 @@ class Stage:
         settings: what changes its files by the names of the settings, in addition to its upstream's.
         code: the user's classes that make its files, by what the declaration calls them; likewise.
         decided: what of the dataset's schema changes its files, by the names of `schema.json`; likewise.
-        opens_shards: whether it reads the shards.
+        opens_shards: whether it reads the shards, in whatever form its tables are.
         loss_limit: the setting that limits what its second table may list; part of `settings` where it is given.
         harmless: reasons in its second table that are not losses.
         numbers: heading in the summary of a run to a count of its record.
@@ -123,6 +131,14 @@ class Stage:
         """The stages that lead to this one, in the order of the chain, and itself as the last."""
         return (*dict.fromkeys(stage for above in self.upstream for stage in above.lineage), self)
 
+    def fetches_again(self, spec: DatasetSpec) -> bool:
+        """Whether it reads media from the shards because the table that it reads has references to them."""
+        return any(table.has_references(spec) for above in self.upstream for table in above.tables)
+
+    def reads_shards(self, spec: DatasetSpec) -> bool:
+        """Whether it reads the shards, for the first time or again."""
+        return self.opens_shards(spec) or self.fetches_again(spec)
+
     def is_made(self, spec: DatasetSpec) -> bool:
         """Whether the dataset has it: `formats` says what is packed."""
         return self.packed_format is None or self.packed_format in spec.formats
@@ -134,7 +150,10 @@ class Stage:
             spec: the declaration.
             schema: the dataset's; None leaves it out.
         """
-        settings = {name: _digest(value)[:_DIGITS] for name, value in self.settings(spec).items()}
+        given = {**self.settings(spec)}
+        if any(table.has_references(spec) for table in self.tables):
+            given["retain"] = "references"
+        settings = {name: _digest(value)[:_DIGITS] for name, value in given.items()}
         code = {f"{_CODE}{name}": code_digest(cls)[:_DIGITS] for name, cls in self.code(spec).items()}
         decided = {} if schema is None else self.decided(spec, schema)
         of_schema = {f"{_SCHEMA}{name}": _digest(value)[:_DIGITS] for name, value in decided.items()}
@@ -245,7 +264,13 @@ MATERIALIZED_ROWS = Stage(
     description="The same rows with the media bytes in `binary_content`, or the reason in `materialize_error`.",
     kinds=frozenset({"parquet"}),
     upstream=(ROWS,),
-    tables=(Table(name="materialized_rows", schema=DatasetSchema.row_schema),),
+    tables=(
+        Table(
+            name="materialized_rows",
+            schema=DatasetSchema.row_schema,
+            has_references=lambda spec: spec.retain != "all" and spec.materialize == "read",
+        ),
+    ),
     settings=lambda spec: {
         "materialize": spec.materialize,
         "on_materialize_error": spec.on_materialize_error == "fail",
@@ -261,7 +286,15 @@ FILTERED_ROWS = Stage(
     ),
     kinds=frozenset({"parquet"}),
     upstream=(MATERIALIZED_ROWS,),
-    tables=(Table(name="filtered_rows", schema=DatasetSchema.filtered_schema), DROPPED, UNDECODABLE),
+    tables=(
+        Table(
+            name="filtered_rows",
+            schema=DatasetSchema.filtered_schema,
+            has_references=lambda spec: spec.retain == "none",
+        ),
+        DROPPED,
+        UNDECODABLE,
+    ),
     settings=lambda spec: {
         "on_materialize_error": "keep" if spec.on_materialize_error == "fail" else spec.on_materialize_error,
         "annotators": [dict(config) for config in spec.annotators],

@@ -16,12 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.errors import MmAssetsError, SchemaMismatchError
-from mm_assets.pipeline.chain import CHAIN, PUBLISHED, RAW_SHARDS, Stage, packed_stages, recorded_stages
+from mm_assets.pipeline.chain import (
+    CHAIN,
+    MATERIALIZED_ROWS,
+    PUBLISHED,
+    RAW_SHARDS,
+    Stage,
+    packed_stages,
+    recorded_stages,
+)
 from mm_assets.pipeline.pending import first_stale, stage_fault
 from mm_assets.pipeline.publish import publish
 from mm_assets.pipeline.run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.stages import TABLE_STAGES, packed
+from mm_assets.pipeline.stages import TABLE_STAGES, packed, streamed_rows
 from mm_assets.pipeline.store import DatasetStore, Partition, StageFailure
 from mm_assets.pipeline.work import PartitionWork
 from mm_assets.rows.schema import DatasetSchema
@@ -150,15 +158,23 @@ class _PartitionRun:
             self._begin(PUBLISHED)
             return publish(work)
 
-    def _begin(self, stage: Stage) -> None:
+    def _at(self, stage: Stage) -> None:
         self.stage = stage
+
+    def _begin(self, stage: Stage) -> None:
+        self._at(stage)
         self._started(stage)
 
     def _make(self, work: PartitionWork) -> None:
         left = CHAIN[CHAIN.index(self.stage) :]
         for stage in (stage for stage in TABLE_STAGES if stage in left):
-            if self.passed:
-                self._begin(stage)
+            if not self.passed or stage.name in self.results:
+                continue
+            self._begin(stage)
+            if stage is MATERIALIZED_ROWS and stage.tables[0].has_references(work.spec):
+                made = streamed_rows(work, self._at)
+                self.results |= {done.name: result for done, result in made.items()}
+            else:
                 self.results[stage.name] = TABLE_STAGES[stage](work)
         stages = packed_stages(work.spec)
         formats = [form for form, stage in stages.items() if stage in left]
@@ -166,8 +182,8 @@ class _PartitionRun:
             formats = [form for form in formats if not _is_present(work, stages[form])]
         if formats and self.passed:
             self._begin(stages[formats[0]])
-            made = packed(work, formats=formats)
-            self.results |= {stages[form].name: result for form, result in made.items()}
+            results = packed(work, formats=formats)
+            self.results |= {stages[form].name: result for form, result in results.items()}
 
     def _upload(self, staged: StagedStore | None) -> None:
         if staged is not None:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -338,6 +338,8 @@ def first_stale(
         if fault is None and failure is not None and failure.path in tables:
             fault = Fault(f"a table of {stage.name} is damaged")
         if fault is not None:
+            if stage.fetches_again(dataset.spec):
+                fault = replace(fault, reason=f"{fault.reason}, and its media are read from the shard again (`retain`)")
             return Stale(first=stage, fault=fault, failure=failure)
     return Stale(first=PUBLISHED, fault=Fault("it is not published"), failure=failure)
 

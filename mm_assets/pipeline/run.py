@@ -26,8 +26,11 @@ from mm_assets.pipeline.store import StageRecord, digest_fault, size_fault
 from mm_assets.pipeline.work import PartitionWork
 from mm_assets.rows.base import RowSource
 from mm_assets.rows.columns import Kept
+from mm_assets.rows.materialize import MaterializeStream
 from mm_assets.rows.parquet import ParquetSink, open_table, read_batches, sample_groups
 from mm_assets.rows.preview import DrawnPreview, Preview
+from mm_assets.rows.references import ReferenceSink, with_media
+from mm_assets.rows.source_ref import is_allowed_reference
 from mm_assets.storage.store import PublishedFile
 
 __all__ = ["Run", "StageResult"]
@@ -108,7 +111,7 @@ class Run:
         self.preview = _preview(stage)
         self._opened = ExitStack()
         # Before the stage's work: a changed shard is refused before any table replaces a recorded one.
-        self.files = work.shards(indexed=stage is not RAW_SHARDS) if stage.opens_shards(work.spec) else ()
+        self.files = work.shards(indexed=stage is not RAW_SHARDS) if stage.reads_shards(work.spec) else ()
 
     def __enter__(self) -> Run:
         return self
@@ -154,8 +157,31 @@ class Run:
         return opened
 
     def batches(self, stage: Stage) -> Iterator[pa.RecordBatch]:
-        """The rows of the main table of an earlier stage, in bounded batches; errors as `read`."""
-        return read_batches(self.read(stage), batch_bytes=self.spec.batch_bytes)
+        """The rows of the main table of an earlier stage, in bounded batches; errors as `read`.
+
+        Media that are not in the table are read from the shards, which raises `SourceError` where they are not as they
+        were.
+        """
+        batches = read_batches(self.read(stage), batch_bytes=self.spec.batch_bytes)
+        return self._with_media(batches) if stage.tables[0].has_references(self.spec) else batches
+
+    def _with_media(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return with_media(batches, lambda rows: self.materialized(rows, fail_on_error=False))
+
+    def materialized(self, batches: Iterable[pa.RecordBatch], *, fail_on_error: bool) -> MaterializeStream:
+        """Rows with their media out of the open shards, and files beside them that the declaration allows."""
+        shards = {file.url for file in self.files}
+        folders = (folder for source in self.row_sources for folder in source.folders)
+        allowed = (*self.spec.samples.prefixes, *folders)
+        return MaterializeStream(
+            batches,
+            open_file=self.work.open_file,
+            open_container=self.work.open_container,
+            allowed=lambda url: url in shards or is_allowed_reference(url, allowed),
+            fail_on_error=fail_on_error,
+            batch_bytes=self.spec.batch_bytes,
+            max_content_bytes=self.spec.max_content_bytes,
+        )
 
     def samples(self, stage: Stage) -> Iterator[pa.Table]:
         """The same rows in blocks of whole samples."""
@@ -168,9 +194,9 @@ class Run:
         with (
             self.dataset.store.draft(self.dataset.table(table.name, self.key), durable=False) as draft,
             draft.hashed() as file,
-            ParquetSink(
+            (ReferenceSink if table.has_references(self.spec) else ParquetSink)(
                 draft.path,
-                table.schema(self.schema),
+                table.columns(self.spec, self.schema),
                 file=file,
                 compression=self.spec.parquet.compression,
                 row_group_bytes=self.spec.parquet.row_group_bytes,
@@ -186,14 +212,17 @@ class Run:
         Args:
             packed: format to the packed file made from the present rows.
         """
+        tables = [table for stage in self.stage.lineage for table in stage.tables]
         return CheckContext(
             asset=self.stage.name,
             store=self.dataset.store,
             tables={
-                table.name: TableFile(path=self.dataset.table(table.name, self.key), schema=table.schema(self.schema))
-                for stage in self.stage.lineage
-                for table in stage.tables
+                table.name: TableFile(
+                    path=self.dataset.table(table.name, self.key), schema=table.columns(self.spec, self.schema)
+                )
+                for table in tables
             },
+            with_media={table.name: self._with_media for table in tables if table.has_references(self.spec)},
             own_tables=tuple(table.name for table in self.stage.tables),
             shards=tuple(self.work.containers),
             listings=tuple(source for source in self.row_sources if not source.sources),
@@ -211,6 +240,10 @@ class Run:
             judged=self.spec.decodable == "full" and self.spec.on_undecodable != "keep",
             loss_limit=self._loss_limit(),
         )
+
+    def _own_notes(self) -> Iterator[str]:
+        if any(table.has_references(self.spec) for table in self.stage.tables):
+            yield "the media stay in the shards: in their place the table has the size and CRC-32C of each (`retain`)"
 
     def _loss_limit(self) -> LossLimit | None:
         setting = self.stage.loss_limit
@@ -251,7 +284,7 @@ class Run:
             files=self.published,
             counts=counts,
             outcomes=outcomes,
-            notes=tuple(notes),
+            notes=(*notes, *self._own_notes()),
             kept=tuple(kept),
         )
         self.work.write_record(self.stage, record)
@@ -264,6 +297,6 @@ class Run:
             seconds=seconds,
             check_seconds=time.perf_counter() - began,
             preview=self.preview.drawn(),
-            schema=self.stage.tables[0].schema(self.schema) if self.stage.tables else None,
+            schema=self.stage.tables[0].columns(self.spec, self.schema) if self.stage.tables else None,
             urls={name: self.dataset.store.url_of(file.path) for name, file in self.published.items()},
         )

@@ -326,6 +326,13 @@ class DatasetSpec(Settings):
             examples=[["mstr"]],
         )
     )
+    retain: Literal["all", "filtered", "none"] = Field(
+        default="all",
+        description="The tables that hold media. `all`: `materialized_rows` and `filtered_rows`; `filtered`: only "
+        "`filtered_rows`; `none`: neither. The others have the size and CRC-32C of each item, and stages that need it "
+        "read it from the shard again (docs/files.md).",
+        examples=["none"],
+    )
     on_misaligned: Literal["warn", "drop_sample", "fail"] = Field(
         default="warn",
         description="For samples whose parts contradict each other in time or place, such as notes after the end of "

@@ -7,7 +7,7 @@ comes last, and the same input and configuration give the same bytes. No stage h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -43,8 +43,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.work import PartitionWork
 from mm_assets.rows.columns import Kept, Origin
 from mm_assets.rows.materialize import MaterializeStream
-from mm_assets.rows.parquet import read_batches
-from mm_assets.rows.source_ref import is_allowed_reference
+from mm_assets.rows.parquet import read_batches, sample_groups
 from mm_assets.rows.user_columns import is_rare
 from mm_assets.sources.base import index_members, missing_end
 from mm_assets.sources.member import ShardDamage
@@ -61,6 +60,7 @@ __all__ = [
     "raw_shards",
     "recheck_packed",
     "rows",
+    "streamed_rows",
 ]
 
 MAX_SAID = 5  # kinds of content that a message names
@@ -156,25 +156,18 @@ def materialized_rows(work: PartitionWork) -> StageResult:
         with run.write() as sink:
             for batch in batches if stream is None else stream:
                 sink.write(run.preview.observe(batch))
-        if stream is not None:  # what has just been read is in the page cache
-            run.inputs.update((file.url, content_digest(file)) for file in run.files if is_local(file.url))
-        counts = {"rows": run.preview.num_rows, "content_bytes": run.preview.content_bytes}
-        return run.finish(counts=counts if stream is None else {**counts, **stream.counts})
+        return _finish_materialized(run, stream)
 
 
-def _materialize(run: Run, batches: Iterator[pa.RecordBatch]) -> MaterializeStream:
-    spec = run.spec
-    shards = {file.url for file in run.files}
-    allowed = (*spec.samples.prefixes, *(folder for source in run.row_sources for folder in source.folders))
-    return MaterializeStream(
-        batches,
-        open_file=run.work.open_file,
-        open_container=run.work.open_container,
-        allowed=lambda url: url in shards or is_allowed_reference(url, allowed),
-        fail_on_error=spec.on_materialize_error == "fail",
-        batch_bytes=spec.batch_bytes,
-        max_content_bytes=spec.max_content_bytes,
-    )
+def _materialize(run: Run, batches: Iterable[pa.RecordBatch]) -> MaterializeStream:
+    return run.materialized(batches, fail_on_error=run.spec.on_materialize_error == "fail")
+
+
+def _finish_materialized(run: Run, stream: MaterializeStream | None) -> StageResult:
+    if stream is not None:  # what has just been read is in the page cache
+        run.inputs.update((file.url, content_digest(file)) for file in run.files if is_local(file.url))
+    counts = {"rows": run.preview.num_rows, "content_bytes": run.preview.content_bytes}
+    return run.finish(counts=counts if stream is None else {**counts, **stream.counts})
 
 
 def filtered_rows(work: PartitionWork) -> StageResult:
@@ -184,13 +177,49 @@ def filtered_rows(work: PartitionWork) -> StageResult:
         SourceError: a shard changed since it was indexed, or the policy is "fail" and an item could not be read.
         SchemaMismatchError: nothing of the partition has a place in the dataset's schema.
     """
-    spec = work.spec
-    with (
-        Run(work, FILTERED_ROWS) as run,
-        Judge(run.plan, policy=spec.on_undecodable, mode=spec.decodable) as judge,
-    ):
+    with Run(work, FILTERED_ROWS) as run:
+        counts, notes = _filter(run, run.samples(MATERIALIZED_ROWS))
+        return run.finish(counts=counts, notes=notes)
+
+
+def streamed_rows(work: PartitionWork, at: Callable[[Stage], object] = lambda _: None) -> dict[Stage, StageResult]:
+    """Both of `materialized_rows` and `filtered_rows` in one step, which reads media from the shards once.
+
+    For a dataset whose `materialized_rows` have references in place of media. The files and records are those of the
+    two stages one after the other; that of the second is missing where a check of the first failed. Errors likewise.
+
+    Args:
+        work: the partition.
+        at: called with the stage that is at work.
+    """
+    with Run(work, MATERIALIZED_ROWS) as above, Run(work, FILTERED_ROWS) as run:
+        stream = _materialize(above, above.batches(ROWS))
+        with above.write() as sink:
+
+            def passing() -> Iterator[pa.RecordBatch]:
+                for batch in stream:
+                    sink.write(above.preview.observe(batch))
+                    at(FILTERED_ROWS)
+                    yield batch
+                    at(MATERIALIZED_ROWS)
+
+            counts, notes = _filter(run, sample_groups(passing(), batch_bytes=work.spec.batch_bytes))
+        at(MATERIALIZED_ROWS)
+        results = {MATERIALIZED_ROWS: _finish_materialized(above, stream)}
+        if results[MATERIALIZED_ROWS].passed:
+            at(FILTERED_ROWS)
+            table = MATERIALIZED_ROWS.tables[0].name
+            run.inputs[table] = above.published[table].sha256
+            results[FILTERED_ROWS] = run.finish(counts=counts, notes=notes)
+        return results
+
+
+def _filter(run: Run, samples: Iterable[pa.Table]) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Writes the tables of `filtered_rows`; the counts and notes of its record."""
+    spec = run.spec
+    with Judge(run.plan, policy=spec.on_undecodable, mode=spec.decodable) as judge:
         stream = FilterStream(
-            run.samples(MATERIALIZED_ROWS),
+            samples,
             annotators=spec.build_annotators(),
             filters=spec.build_filters(),
             schema=run.schema,
@@ -230,7 +259,7 @@ def filtered_rows(work: PartitionWork) -> StageResult:
             **({KEPT_UNDECODABLE: len(faulty - gone)} if faulty - gone else {}),
         }
         notes = (*stream.notes, *_media_notes(judge, spec), *_unplaced_notes(judge, stream.counts, run))
-        return run.finish(counts=counts, notes=notes)
+        return counts, notes
 
 
 def _identities(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

@@ -1,0 +1,132 @@
+"""`retain`: tables without media are those with media otherwise, and what reads them gets the media from the shard."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_assets.errors import SchemaMismatchError
+from mm_assets.formats import crc32c
+from mm_assets.pipeline import publish
+from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, Table
+from mm_assets.pipeline.partition_run import PartitionReport, run_partition
+from mm_assets.pipeline.pending import Present, pending_partitions, stale_partitions
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.store import DatasetStore
+from mm_assets.rows.schema import DatasetSchema, UserColumn
+
+from .chain import declare, run_chain
+from .shards import CAPTIONS, DOCUMENTS, Members, make_shard, table
+
+SETTINGS: dict[str, Any] = {"filters": [{"type": "text_length", "min_chars": 4}]}
+REFERENCES = ("binary_content_size", "binary_content_crc32c")
+
+
+def loaded(root: Path, shard: Path, **settings: Any) -> tuple[DatasetStore, PartitionReport]:
+    """A dataset of one partition, run as a load runs it."""
+    dataset = DatasetStore(declare(root, shard, **{**SETTINGS, **settings}))
+    register(dataset, new_schema=True)
+    return dataset, run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
+
+
+def files(dataset: DatasetStore, *folders: str) -> dict[str, bytes]:
+    root = Path(dataset.store.path_of(""))
+    return {str(p.relative_to(root)): p.read_bytes() for name in folders for p in sorted(root.glob(f"{name}/*"))}
+
+
+def referenced(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What rows with media are with references in their place."""
+    found = []
+    for row in rows:
+        media = row["binary_content"]
+        numbers = (None, None) if media is None else (len(media), crc32c(media))
+        found.append({**row, "binary_content": None, **dict(zip(REFERENCES, numbers, strict=True))})
+    return found
+
+
+@pytest.mark.parametrize("materialize", ["read", "write"])
+@pytest.mark.parametrize("retain", ["filtered", "none"])
+@pytest.mark.parametrize(("name", "members"), [("s.tar", DOCUMENTS), ("s.tar", CAPTIONS), ("s.tar.gz", DOCUMENTS)])
+def test_only_the_media_are_missing(tmp_path: Path, name: str, members: Members, retain: str, materialize: str) -> None:
+    """Packed files are the same bytes, and tables the same rows, as with all media; stage by stage or in one load."""
+    shard = make_shard(tmp_path / "in" / name, members)
+    whole, report = loaded(tmp_path / "whole", shard, materialize=materialize)
+    assert report.ok, report.failure
+    dataset, report = loaded(tmp_path / "lean", shard, materialize=materialize, retain=retain)
+    assert report.ok, report.failure
+    assert files(dataset, "packed", "dropped", "rows") == files(whole, "packed", "dropped", "rows")
+    for stage in (MATERIALIZED_ROWS, FILTERED_ROWS):
+        (main, *_), rows = stage.tables, table(whole, stage.tables[0].name)
+        lean = main.has_references(dataset.spec)
+        assert table(dataset, main.name) == (referenced(rows) if lean else rows)
+        assert any("`retain`" in note for note in dataset.records("s")[stage].notes) == lean
+    assert pending_partitions(dataset) == []
+    stages, _ = run_chain(dataset.spec.replace(root=str(tmp_path / "stages")))
+    for folder in ("materialized_rows", "filtered_rows", "undecodable", "packed", "records"):
+        assert files(stages, folder) == files(dataset, folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "first"),
+    [({"filters": []}, "filtered_rows"), ({"pack": {"columns": "all"}}, "packed_mult"), ({"formats": ["mult"]}, "")],
+)
+def test_a_change_reads_media_from_the_shard(tmp_path: Path, settings: dict[str, Any], first: str) -> None:
+    """A changed filter or packing starts where it does with media, says that it reads the shard, and gives the same."""
+    shard = make_shard(tmp_path / "in" / "s.tar", DOCUMENTS)
+    loaded(tmp_path / "lean", shard, retain="none")
+    dataset = DatasetStore(declare(tmp_path / "lean", shard, **{**SETTINGS, "retain": "none", **settings}))
+    register(dataset, new_schema=True)
+    (stale,) = stale_partitions(Present(dataset), pending_partitions(dataset)).values()
+    assert stale.first.name == (first or "published")
+    assert stale.said.endswith("changed, and its media are read from the shard again (`retain`)") == bool(first)
+    report = run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
+    assert report.ok, report.failure
+    assert next(iter(report.results), "") == first
+    fresh, _ = loaded(tmp_path / "fresh", shard, **{"retain": "none", **settings})
+    assert publish.build_manifest(dataset).manifest["shards"] == publish.build_manifest(fresh).manifest["shards"]
+    assert files(dataset, "filtered_rows") == files(fresh, "filtered_rows")
+
+
+def test_media_that_changed_are_not_packed(tmp_path: Path) -> None:
+    """Bytes that changed in a shard whose size and times are the same fail the stage that reads them, by the sample."""
+    shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
+    loaded(tmp_path / "lean", shard, retain="none")
+    dataset = DatasetStore(declare(tmp_path / "lean", shard, **SETTINGS, retain="none", pack={"columns": "all"}))
+    register(dataset, new_schema=True)
+    content, times = bytearray(shard.read_bytes()), shard.stat()
+    content[content.index(b"IDAT") + 20] ^= 1
+    shard.write_bytes(content)
+    os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+    report = run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
+    assert report.failure is not None
+    assert (report.failure.stage, report.failure.path) == ("packed_mult", "sample '0', position 0")
+    assert "its media are not what they were" in report.failure.detail
+
+
+def test_few_bytes_are_written(tmp_path: Path) -> None:
+    """With one format and no media in tables, all files of a dataset are less than twice the shard."""
+    noise = {f"{n}.bin": os.urandom(1 << 18) for n in range(8)}
+    shard = make_shard(tmp_path / "in" / "s.tar", noise)
+    dataset, report = loaded(tmp_path / "lean", shard, retain="none", formats=["mstr"], pack="generic", filters=[])
+    assert report.ok, report.failure
+    written = sum(p.stat().st_size for p in Path(dataset.store.path_of("")).rglob("*") if p.is_file())
+    assert written < 1.1 * shard.stat().st_size
+
+
+def test_tables_without_media_are_queried(tmp_path: Path) -> None:
+    """The catalog's views show null media with their size and checksum."""
+    dataset, _ = loaded(tmp_path / "lean", make_shard(tmp_path / "in" / "s.tar", CAPTIONS), retain="none")
+    sql = "select count(binary_content), count(binary_content_size), count(binary_content_crc32c) from filtered_rows"
+    with publish.sql_connection(dataset) as connection:
+        assert connection.execute(sql).fetchall() == [(0, 4, 4)]
+
+
+def test_a_column_of_that_name_is_refused(tmp_path: Path) -> None:
+    """A user column that is called as a reference is an error that says what to do."""
+    schema = DatasetSchema(user_columns=(UserColumn(name=REFERENCES[0], source="n", type="int64"),))
+    made: Table = MATERIALIZED_ROWS.tables[0]
+    with pytest.raises(SchemaMismatchError, match=r"binary_content_size.*samples.user_columns"):
+        made.columns(declare(tmp_path, "in", retain="none"), schema)
