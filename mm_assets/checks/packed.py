@@ -34,7 +34,7 @@ from mm_assets.rows.parquet import sample_groups
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.remote import RemoteFile
 
-__all__ = ["PackedFiles", "PackedRelations"]
+__all__ = ["ExpectedRows", "PackedFiles", "PackedRelations"]
 
 MAX_COMPARED = 32  # items of a re-encoding field that are decoded and compared, spread over the partition
 MAX_DECODED_BYTES = 1 << 20  # of a payload that is decoded although its media were before it was packed
@@ -59,6 +59,38 @@ _KINDS = {
 }
 
 Reader = MultReader | MstrReader
+
+
+class ExpectedRows:
+    """What rows give, collected sample by sample: by packing, of the rows that it packs, or by a pass over their table.
+
+    Args:
+        placer: places rows by the plan that the files are made by.
+
+    Attributes:
+        items: the relation `expected_items`, under construction.
+        presence: the relation `expected_presence`, likewise.
+        parts: by sample and composite modality, the parts that its rows fill.
+    """
+
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        self.items, self.presence = TableBuilder(_ITEMS), TableBuilder(_PRESENCE)
+        self.parts: dict[tuple[str, str], frozenset[str]] = {}
+        self._composites = [number for number, made in enumerate(placer.fields) if made.PARTS]
+        self._listed = [] if placer.listing is None else [placer.listing]
+
+    def add(self, rows: BlockRows, placement: Placement) -> None:
+        """Adds a sample."""
+        names, sample_id = self._placer.names, rows.sample_id[placement.start]
+        self.items.extend(_expected_of(rows, placement, self._placer))
+        self.presence.extend((sample_id, names[taker]) for taker in (*placement.present, *self._listed))
+        for taker in self._composites:
+            if taker in placement.values:
+                filled = frozenset(item.part for item in placement.items.get(taker, ()))
+                self.parts[sample_id, names[taker]] = filled
+            elif taker in placement.items:
+                self.parts[sample_id, names[taker]] = frozenset({""})
 
 
 class Expected(NamedTuple):
@@ -86,18 +118,20 @@ class _Contents(NamedTuple):
 
 
 class PackedFiles:
-    """The packed files of one partition, opened once, and the rows they were made of, read once.
+    """The packed files of one partition, opened once, and the rows they were made of, read at most once.
 
     The checks of both formats share it.
 
     Args:
         context: the partition.
         forms: the formats that are checked.
+        collected: what the rows give, where packing has collected it; by default their table is read.
     """
 
-    def __init__(self, context: CheckContext, forms: Sequence[str]) -> None:
+    def __init__(self, context: CheckContext, forms: Sequence[str], collected: ExpectedRows | None = None) -> None:
         self._context = context
         self._forms = forms
+        self._collected = collected
         self._scratch = ExitStack()  # a folder where a file is remote
         self._readers: dict[str, Reader | None] = {}
         self.damage: dict[str, list[tuple[str | None, str | None, str]]] = {form: [] for form in context.packed}
@@ -165,35 +199,29 @@ class PackedFiles:
 
     @cached_property
     def expected(self) -> Expected:
-        """What the filtered rows give, by one pass over them for all formats that are checked."""
+        """What the filtered rows give, by at most one pass over them for all formats that are checked.
+
+        None is needed where packing has collected it and no field encodes what its rows hold in another way.
+        """
         placer, size = self.placer, self._context.batch_bytes
-        items, presence = TableBuilder(_ITEMS), TableBuilder(_PRESENCE)
-        parts: dict[tuple[str, str], frozenset[str]] = {}
+        collected = self._collected or ExpectedRows(placer)
         mismatches = {form: TableBuilder(_MISMATCHES) for form in self._forms}
         compare = {form: _Comparison(self.reader(form), self.ids[form], placer) for form in self._forms}
         compare = {form: comparison for form, comparison in compare.items() if comparison.chooses}
-        composites = [number for number, made in enumerate(placer.fields) if made.PARTS]
-        listed = [] if placer.listing is None else [placer.listing]
-        with closing(TableRelations(self._context)) as tables:
-            for block in sample_groups(tables.batches(self._context.packed_from), batch_bytes=size):
-                rows = BlockRows(block)
-                for placement in placer.place(rows):
-                    items.extend(_expected_of(rows, placement, placer))
-                    sample_id = rows.sample_id[placement.start]
-                    presence.extend((sample_id, placer.names[taker]) for taker in (*placement.present, *listed))
-                    for taker in composites:
-                        if taker in placement.values:
-                            filled = frozenset(item.part for item in placement.items.get(taker, ()))
-                            parts[sample_id, placer.names[taker]] = filled
-                        elif taker in placement.items:
-                            parts[sample_id, placer.names[taker]] = frozenset({""})
-                    for form, comparison in compare.items():
-                        mismatches[form].extend(comparison.sample(rows, placement))
+        if compare or self._collected is None:
+            with closing(TableRelations(self._context)) as tables:
+                for block in sample_groups(tables.batches(self._context.packed_from), batch_bytes=size):
+                    rows = BlockRows(block)
+                    for placement in placer.place(rows):
+                        if self._collected is None:
+                            collected.add(rows, placement)
+                        for form, comparison in compare.items():
+                            mismatches[form].extend(comparison.sample(rows, placement))
         if self._context.judged:
             for form, found in mismatches.items():
                 found.extend(_undecoded(self.reader(form), self.ids[form], placer))
         tables_of = {form: found.table() for form, found in mismatches.items()}
-        return Expected(items.table(), presence.table(), parts, tables_of)
+        return Expected(collected.items.table(), collected.presence.table(), collected.parts, tables_of)
 
 
 class PackedRelations:

@@ -15,12 +15,13 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.checks.alignment import misaligned
-from mm_assets.checks.packed import PackedFiles
+from mm_assets.checks.packed import ExpectedRows, PackedFiles
 from mm_assets.dataset.manifest import packed_name
 from mm_assets.errors import SchemaMismatchError, ShardError
 from mm_assets.filters.apply import FilterStream
 from mm_assets.packing.judge import Judge
 from mm_assets.packing.pack import PackSummary, pack_rows
+from mm_assets.packing.placement import Placer
 from mm_assets.packing.presets import chooses_preset
 from mm_assets.pipeline.chain import (
     DROPPED,
@@ -290,6 +291,7 @@ def packed(work: PartitionWork, *, formats: Sequence[str] = ()) -> dict[str, Sta
         runs = {form: stack.enter_context(Run(work, PACKED_STAGES[form])) for form in formats}
         run = runs[formats[0]]
         drafts: dict[str, Draft] = {}
+        expected = ExpectedRows(Placer(run.plan))
         with ExitStack() as building:
             for form in formats:
                 drafts[form] = building.enter_context(
@@ -303,6 +305,7 @@ def packed(work: PartitionWork, *, formats: Sequence[str] = ()) -> dict[str, Sta
                 provenance={"dataset": work.spec.name, "partition": key},
                 num_samples=work.record(FILTERED_ROWS).counts["kept_samples"],
                 fsync=False,  # publishing the drafts does
+                packed=expected.add,
             )
             with ThreadPoolExecutor(len(drafts)) as pool:
                 digests = pool.map(Draft.digest, drafts.values())
@@ -311,7 +314,7 @@ def packed(work: PartitionWork, *, formats: Sequence[str] = ()) -> dict[str, Sta
         files = {form: draft.result() for form, draft in drafts.items()}
         seconds = run.seconds()  # of the one pass that made all of them
         names = _packed_names(work, files, run.inputs)
-        checked = stack.enter_context(PackedFiles(run.check_context(names), formats))
+        checked = stack.enter_context(PackedFiles(run.check_context(names), formats, expected))
         results = {}
         for form, file in files.items():
             runs[form].inputs, runs[form].published = run.inputs, {form: file}

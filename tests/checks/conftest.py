@@ -17,10 +17,12 @@ import pytest
 from PIL import Image
 
 from mm_assets.checks.context import CheckContext, Outcome, TableFile
+from mm_assets.checks.packed import ExpectedRows, PackedFiles
 from mm_assets.checks.runner import run_checks
 from mm_assets.filters.apply import FilterStream
 from mm_assets.packing.judge import packable
 from mm_assets.packing.pack import pack_rows
+from mm_assets.packing.placement import Placer
 from mm_assets.packing.plan import PackPlan
 from mm_assets.packing.presets import choose_plan
 from mm_assets.pipeline.chain import CHAIN
@@ -105,7 +107,7 @@ MEMBERS: tuple[tuple[str, bytes], ...] = (
 """Samples of every kind: captioned, numbered images, sound, arrays, unknown files, interleaved, a broken image."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Partition:
     """A partition's files and what made them."""
 
@@ -116,6 +118,8 @@ class Partition:
     store: Store
     mode: str = "read"
     packed: tuple[str, ...] = ("mult", "mstr")
+    collected: ExpectedRows | None = None  # by the last packing
+    packed_rows: bytes = b""  # the table that it packed
 
     def path(self, table: str) -> Path:
         """The file of a table."""
@@ -161,10 +165,20 @@ class Partition:
         return replace(made, **changes)
 
     def outcomes(self, asset: str, **changes: Any) -> dict[str, Outcome]:
-        """Runs the checks of an asset; by name."""
+        """Runs the checks of an asset; by name.
+
+        Those of packed files also with what packing collected of the rows, if these are as they were packed: the
+        outcomes have to be the same.
+        """
         context = self.context(asset, **changes)
         try:
-            return {outcome.name: outcome for outcome in run_checks(context)}
+            found = {outcome.name: outcome for outcome in run_checks(context)}
+            rows = self.path("filtered_rows")
+            is_as_packed = rows.exists() and rows.read_bytes() == self.packed_rows
+            if context.packed_format and self.collected and context.plan is self.plan and is_as_packed:
+                with PackedFiles(context, [context.packed_format], self.collected) as files:
+                    assert {outcome.name: outcome for outcome in run_checks(context, files)} == found
+            return found
         finally:
             for shard in context.shards:
                 shard.file.close()
@@ -182,7 +196,16 @@ class Partition:
         folder = self.root / "packed"
         folder.mkdir(exist_ok=True)
         target = {form: folder / f"p.{form}" if form in forms else None for form in ("mult", "mstr")}
-        pack_rows(self.blocks(table), self.plan, **target, provenance={"dataset": "d", "partition": "p"})
+        collected = ExpectedRows(Placer(self.plan))
+        pack_rows(
+            self.blocks(table),
+            self.plan,
+            **target,
+            provenance={"dataset": "d", "partition": "p"},
+            packed=collected.add,
+        )
+        if table == "filtered_rows":
+            self.collected, self.packed_rows = collected, self.path(table).read_bytes()
 
 
 def _publish(store: Store, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
