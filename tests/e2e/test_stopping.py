@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import dagster as dg
 import pytest
 from click.testing import CliRunner
 
@@ -106,6 +107,11 @@ class Work:
     def published(self) -> list[str]:
         return sorted(path.stem.rsplit(".", 1)[0] for path in (self.folder / "out/default/published").glob("*.json"))
 
+    def runs(self) -> list[tuple[str, str | None]]:
+        """The status of each run in Dagster, and whether Dagster repeats it."""
+        with dg.DagsterInstance.from_config(str(self.folder / "home")) as instance:
+            return [(run.status.value, run.tags.get("dagster/will_retry")) for run in instance.get_runs()]
+
     def packed(self) -> list[str]:
         """Every visible packed file, by its partition and format."""
         files = (self.folder / "out/default/packed").glob("[!.]*")
@@ -145,6 +151,7 @@ def test_ctrl_c_stops_the_run_and_says_how_to_continue(
         reached(lambda: all(process_is_gone("x", tag) for tag in tags))
         again = re.search(r"to continue: `mm-assets (.*)`", said)
         assert again, said
+        assert here.runs() == [("CANCELED", None)]
     if jobs == 1:
         monkeypatch.chdir(here.folder)
         monkeypatch.syspath_prepend(str(here.folder))
