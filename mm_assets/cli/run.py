@@ -90,7 +90,7 @@ def _first_stage(stage: str | None, *, force: bool) -> Stage | None:
     from mm_assets.pipeline.pending import stage_named
 
     if force and stage is not None:
-        raise ConfigError("arguments", "--force", "is the same as --from raw_shards: give one of them")
+        raise ConfigError("arguments", "--force", f"is the same as --from {RAW_SHARDS.name}: give one of them")
     return RAW_SHARDS if force else None if stage is None else stage_named(stage, option="--from")
 
 

@@ -34,6 +34,7 @@ from mm_assets.orchestration.report import (
     marker_version,
     published_result,
     stage_result,
+    stage_version,
 )
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import failed_before, rolled_up
@@ -385,7 +386,7 @@ class _Mirror:
         known = self._instance.event_log_storage.get_latest_tags_by_partition(
             asset, DagsterEventType.ASSET_MATERIALIZATION, [_VERSION], [key]
         )
-        if known.get(key, {}).get(_VERSION) != next(iter(result.record.files.values())).sha256:
+        if known.get(key, {}).get(_VERSION) != stage_version(result.record):
             outer, self._batch = self._batch, Batch()
             self._add_stage(result, key)
             added, self._batch = self._batch, outer

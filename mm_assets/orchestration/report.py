@@ -17,7 +17,7 @@ from mm_assets.pipeline.losses import KINDS, LossTotal, loss_totals
 from mm_assets.pipeline.publish import ManifestReport
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import StageResult
-from mm_assets.pipeline.store import DatasetStore
+from mm_assets.pipeline.store import DatasetStore, StageRecord
 from mm_assets.rows.columns import Kept
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS, DatasetSchema
 
@@ -31,6 +31,7 @@ __all__ = [
     "reserved_columns",
     "stage_metadata",
     "stage_result",
+    "stage_version",
 ]
 
 if TYPE_CHECKING:
@@ -103,8 +104,14 @@ def stage_result(spec: DatasetSpec, result: StageResult, checks: Sequence[dg.Ass
         asset_key=key,
         metadata=stage_metadata(result),
         check_results=checks,
-        data_version=dg.DataVersion(next(iter(result.record.files.values())).sha256),
+        data_version=dg.DataVersion(stage_version(result.record)),
     )
+
+
+def stage_version(record: StageRecord) -> str:
+    """The data version of a stage of a partition: the digest of its main table, or of its packed file."""
+    stage = STAGE_OF_FILE[next(iter(record.files))]
+    return record.files[stage.files[0]].sha256
 
 
 def published_result(dataset: DatasetStore, key: str, marker: Mapping[str, Any]) -> MaterializeResult:

@@ -103,7 +103,7 @@ def evaluations(instance: dg.DagsterInstance, run_id: str, partition: str) -> di
 def test_what_was_published_without_dagster_is_recorded(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
 ) -> None:
-    """`sync`, and the start of the next load, record a partition that was published and not recorded, and it once."""
+    """`sync`, and the start of the next load, record what was published and not recorded, once and as it is."""
     spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
     dataset = DatasetStore(spec)
     register_dataset(instance, dataset)
@@ -117,6 +117,12 @@ def test_what_was_published_without_dagster_is_recorded(
         done = CliRunner().invoke(main, arguments, catch_exceptions=False)
         assert (done.exit_code, done.stdout) == (0, said)
     assert instance.get_materialized_partitions(published) == {"a", "b"}
+    for stage, record in dataset.records("b").items():
+        asset = dg.AssetKey(["captions", stage.name])
+        events = instance.fetch_materializations(dg.AssetRecordsFilter(asset, asset_partitions=["b"]), limit=1)
+        made = events.records[0].asset_materialization
+        assert made is not None
+        assert (made.tags or {})["dagster/data_version"] == record.files[stage.files[0]].sha256
 
 
 def test_a_database_that_is_away_stops_no_work(
