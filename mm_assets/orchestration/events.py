@@ -86,6 +86,11 @@ class RunEvents:
         latest = None if batch.first is None else _latest(self._instance, *batch.first)
         return latest is not None and latest.run_id == self._run_id
 
+    def release(self) -> None:
+        """Closes idle connections: SQLite moves its log into the database file when the last one is closed."""
+        if self._at_once is not None:
+            self._at_once.release()
+
     def made(self, materialization: dg.AssetMaterialization) -> None:
         """Stores that an asset was materialized."""
         name = materialization.asset_key.to_user_string()
@@ -216,6 +221,12 @@ class _Transactions(SqlEventLogStorage):
                 yield
             finally:
                 self._connections.clear()
+
+    def release(self) -> None:
+        """Closes the connections of engines that were made here; each is opened again when it is needed."""
+        for name, engine in self._databases.items():
+            if name:  # the other one is the instance's own
+                engine.dispose()
 
     def stored(self, event: dg.EventLogEntry) -> int | None:
         """Stores an event: its id if it is one of an asset, else None."""

@@ -450,6 +450,12 @@ class _Mirror:
 
     def flush(self) -> None:
         """Records what is left, in several attempts; the next load records what is left even then."""
+        try:
+            self._record_waiting()
+        finally:
+            self._events.release()
+
+    def _record_waiting(self) -> None:
         for pause in PAUSES:
             if not self._waiting:
                 return
