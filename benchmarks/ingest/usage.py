@@ -36,7 +36,7 @@ class Usage:
 
 
 class _Tree(threading.Thread):
-    """Samples a process and its descendants; of each the last sample counts, which may miss its last milliseconds."""
+    """Samples a process and its descendants."""
 
     def __init__(self, root: int) -> None:
         super().__init__(daemon=True)
@@ -57,10 +57,11 @@ class _Tree(threading.Thread):
         """Looks at all processes once."""
         total = 0
         for process in self._processes():
+            folder = Path("/proc") / str(process)
             with suppress(OSError, ValueError):  # it has just ended
-                folder = Path("/proc") / str(process)
                 counts = dict(line.split(": ") for line in (folder / "io").read_text().splitlines())
                 self.read[process], self.written[process] = int(counts["rchar"]), int(counts["wchar"])
+            with suppress(OSError, ValueError):
                 times = (folder / "stat").read_text().rpartition(")")[2].split()
                 self.processor[process] = (int(times[11]) + int(times[12])) / _TICKS
                 found = re.search(r"^Pss:\s+(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE)
@@ -80,6 +81,11 @@ class _Tree(threading.Thread):
             grew = not found <= self._known
             self._known |= found
         yield from self._known & parents.keys()
+
+    def transferred(self) -> tuple[int, int]:
+        """Bytes read and written by the processes that are still there, one that was not waited for among them."""
+        there = [process for process in self.read if Path(f"/proc/{process}").exists()]
+        return sum(self.read[process] for process in there), sum(self.written[process] for process in there)
 
     def end(self) -> None:
         """Stops sampling."""
@@ -107,17 +113,21 @@ def measure(command: Sequence[str], *, log: Path, environment: dict[str, str] | 
         tree.start()
         assert process.stdout is not None
         output = process.stdout.read()
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         seconds = time.perf_counter() - began
         tree.end()
+        # A process that has ended counts what the processes that it waited for have read and written; those that
+        # outlive it do so themselves.
+        tree.sample()
+        read, written = tree.transferred()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
         process.stdout.close()
     usage = Usage(
         seconds=seconds,
-        # Of processes that it waited for, the system knows all; of those that outlive it, the samples do.
         processor_seconds=max(used.ru_utime + used.ru_stime, sum(tree.processor.values())),
-        bytes_read=sum(tree.read.values()),
-        bytes_written=sum(tree.written.values()),
+        bytes_read=read,
+        bytes_written=written,
         peak_bytes=tree.peak,
     )
     return usage, process.returncode, output
