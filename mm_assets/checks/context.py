@@ -85,7 +85,8 @@ class CheckContext:
         judged: whether no media were packed that do not decode.
         loss_limit: what the asset may lose; None where nothing limits it.
         materialize_mode: "read" where the materialized rows hold bytes, "write" where the filtered rows do.
-        memory_limit: bytes that DuckDB may use, or more for very many rows; beyond that it spills to a scratch folder.
+        memory_limit: bytes that DuckDB may use, up to 16 times as many for very many rows; beyond that it spills to a
+            scratch folder.
         batch_bytes: content that is held at a time while files are read.
     """
 

@@ -27,7 +27,8 @@ __all__ = ["CheckContext", "Outcome", "run_checks"]
 MAX_LISTED = 20  # violations in an outcome
 MAX_TEXT = 200  # characters of a value in it
 _FETCH = 4096
-_ROW_MEMORY = 768  # bytes that DuckDB needs for a row of the widest check, which cannot all be spilled
+_ROW_MEMORY = 768  # bytes that DuckDB mostly needs for a row of the widest check, which cannot all be spilled
+_MOST_MEMORY = 16  # times as much, where a statement does not fit
 
 
 def run_checks(
@@ -77,8 +78,9 @@ class _Session:
         import duckdb
 
         self._error: type[Exception] = duckdb.Error
+        self._does_not_fit: type[Exception] = duckdb.OutOfMemoryException
         self._context = context
-        self._memory = context.memory_limit
+        self._memory = self._least_memory = context.memory_limit
         self._tables = TableRelations(context, measured)
         self._origins = OriginRelations(context, self._tables)
         self._packed = PackedRelations(context, files)
@@ -108,9 +110,14 @@ class _Session:
                 self._num_rows[name] = made.num_rows
             needed = _ROW_MEMORY * self._num_rows[name]
             if known_as in self._context.tables and needed > self._memory:
-                self._memory = needed
-                limit_memory(self._connection, needed)
+                self._least_memory = max(self._least_memory, needed)
+                self._allow(needed)
         return self._num_rows[name]
+
+    def _allow(self, memory: int) -> None:
+        """Lets DuckDB use so many bytes."""
+        self._memory = memory
+        limit_memory(self._connection, memory)
 
     def _relation(self, name: str) -> str | pa.Table:
         if name in FACT_RELATIONS:
@@ -143,7 +150,17 @@ class _Session:
             return [], [], 0
         if not sum([self._provide(name) for name in check.relations]):
             return [], [], 0
-        result = self._connection.execute(check.sql)
+        # Whether DuckDB can spill a join depends on its plan: what a statement needs is found out by running it.
+        while True:
+            try:
+                return self._executed(check.sql)
+            except self._does_not_fit:
+                if self._memory >= _MOST_MEMORY * self._least_memory:
+                    raise
+                self._allow(2 * self._memory)
+
+    def _executed(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]], int]:
+        result = self._connection.execute(sql)
         names = [column[0] for column in result.description]
         first = result.fetchmany(MAX_LISTED)
         count = len(first)

@@ -393,6 +393,22 @@ def test_texts_larger_than_the_memory_of_the_database_pass(make_partition, tmp_p
     assert made.failed("filtered_rows", **limit) == {"same_rows"}
 
 
+def test_as_many_samples_pass_as_the_tables_hold(make_partition, tmp_path: Path) -> None:
+    """A check whose statement does not fit into the memory of the database gets more, and still judges all rows."""
+    dot = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(dot, "PNG")
+    document = json.dumps({"texts": ["a text of the document", None], "images": [None, "p0"]}).encode()
+    members = [
+        (f"{n:06d}{name}", content)
+        for n in range(8000)
+        for name, content in ((".json", document), (".png", dot.getvalue()))
+    ]
+    made = make_partition(tmp_path, members)
+    assert made.failed("rows", memory_limit=16 << 20) == set()
+    made.spoil("rows", setting("text_content", "another text", sample_id="007999", modality="text"))
+    assert made.failed("rows", memory_limit=16 << 20) == {"entries"}
+
+
 # --- limits on losses -------------------------------------------------------------------------------------------------
 
 
