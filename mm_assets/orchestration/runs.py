@@ -170,7 +170,8 @@ def pack_requests(
 
 
 def _from_first_stale(spec: DatasetSpec, request: dg.RunRequest, stale: Stale) -> dg.RunRequest:
-    stages = [stage for stage in CHAIN[CHAIN.index(stale.first) :] if stage is not MANIFEST]
+    left = CHAIN[CHAIN.index(stale.first) :]
+    stages = [stage for stage in left if stage is not MANIFEST and stage.is_made(spec)]
     tags = {**request.tags, REASON_TAG: stale.fault.reason}
     return request.with_replaced_attrs(asset_selection=[asset_key(spec, stage) for stage in stages], tags=tags)
 

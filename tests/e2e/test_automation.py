@@ -13,7 +13,6 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.orchestration.resources import StorageRoot
 from mm_assets.orchestration.runs import load_config
-from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -522,13 +521,21 @@ def test_one_load_runs_at_a_time(instance: dg.DagsterInstance, demo_spec: SpecOf
     assert sorted(DatasetStore(spec).marker_names()) == ["docs-00000", "docs-00001"]
 
 
+@pytest.mark.parametrize("formats", [["mult"], ["mstr"], ["mult", "mstr"]])
 @pytest.mark.parametrize("by", ["sensor", "schedule"])
 def test_a_requested_run_starts_at_the_first_stale_stage(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, by: str
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, by: str, formats: list[str]
 ) -> None:
     """Sensor and schedule request the assets from there on, with their checks and the reason; the run publishes."""
     shards = str(inbox("captions-00000.tar"))
-    stages = [stage.name for stage in CHAIN[:-1]]
+    stages = [
+        "raw_shards",
+        "rows",
+        "materialized_rows",
+        "filtered_rows",
+        *(f"packed_{f}" for f in formats),
+        "published",
+    ]
 
     def requested(spec: DatasetSpec) -> list[dg.RunRequest]:
         if by == "schedule":
@@ -555,6 +562,7 @@ def test_a_requested_run_starts_at_the_first_stale_stage(
         assert {found.asset_key.path[-1] for found in result.get_asset_check_evaluations()} == made - {"published"}
         assert requested(spec) == []
 
-    check(demo_spec("captions", shards=shards), first="raw_shards", reason="it has never run")
-    spec = demo_spec("captions", shards=shards, filters=[{"type": "text_length", "min_chars": 2}])
+    check(demo_spec("captions", shards=shards, formats=formats), first="raw_shards", reason="it has never run")
+    filters = [{"type": "text_length", "min_chars": 2}]
+    spec = demo_spec("captions", shards=shards, formats=formats, filters=filters)
     check(spec, first="filtered_rows", reason="`filters` changed")
