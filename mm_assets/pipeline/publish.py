@@ -251,11 +251,17 @@ def _made_again(marker: Mapping[str, Any], sizes: Mapping[str, int]) -> str | No
     return None
 
 
+# A view's statement is bound when the view is made, which would read the columns of every file.
+_ONE_SHAPE = "set variable union_by_name = false;\n"
+_ANY_SHAPE = "set variable union_by_name = true;\n"
+
+
 def _views() -> dict[str, str]:
     """The statement that makes each view over all partitions of a dataset, by the view's name."""
     selected = {
         table: "select *, parse_filename(filename, true) as partition "
-        f"from read_parquet(getvariable('root') || '/{table}/*.parquet', filename = true)"
+        f"from read_parquet(getvariable('root') || '/{table}/*.parquet', filename = true, "
+        "union_by_name = coalesce(getvariable('union_by_name'), true))"
         for table in TABLES
     }
     selected[PUBLISHED.name] = (
@@ -269,16 +275,23 @@ def _catalog(dataset: DatasetStore) -> str:
     return (
         "-- Views over every partition of this dataset. Set first the folder of this file, without a final slash:\n"
         f"-- set variable root = '{dataset.spec.name}';\n"
-    ) + "".join(_views().values())
+        f"{_ONE_SHAPE}"
+        f"{''.join(_views().values())}"
+        "-- Partitions made before and after a change of columns are queried together, for which DuckDB reads the\n"
+        "-- columns of every file. Where all have the same, `false` makes queries over few of many partitions faster.\n"
+        f"{_ANY_SHAPE}"
+    )
 
 
 def sql_connection(dataset: DatasetStore) -> Any:
     """A DuckDB connection with the catalog's views, those of tables that no run has made yet left out."""
     connection = dataset.duckdb()
     connection.execute("set variable root = ?", [dataset.duckdb_path("")])
+    connection.execute(_ONE_SHAPE)
     for view, statement in _views().items():
         if dataset.store.sizes(view):
             connection.execute(statement)
+    connection.execute(_ANY_SHAPE)
     return connection
 
 

@@ -219,6 +219,26 @@ def test_a_run_that_starts_later_reads_the_one_table_that_it_needs(
     assert files_of(case.remote) == before
 
 
+@pytest.mark.parametrize("retain", ["filtered", "none"])
+@pytest.mark.parametrize("first", [FILTERED_ROWS, PACKED_STAGES["mult"]])
+def test_media_that_stay_in_a_remote_shard_are_read_once(
+    dataset_of: Callable[..., Remote], bucket: str, first: Stage, retain: str
+) -> None:
+    """With `retain` the files are those of a local folder, and a later stage reads the shard once where it needs it."""
+    case = dataset_of(30, retain=retain)
+    assert case.run(case.remote).ok
+    before = files_of(case.remote)
+    assert case.run(case.local).ok
+    assert before == files_of(case.local)
+    report = case.run(case.remote, first=first)
+    assert report.failure is None
+    read = first is FILTERED_ROWS or retain == "none"
+    shard = case.recorder.reads_of(f"/{bucket}/shards/{case.shard.name}")
+    assert sum(request.sent for request in shard) == read * case.shard.stat().st_size
+    assert len(case.recorder.requests) <= 30
+    assert files_of(case.remote) == before
+
+
 def test_a_failed_upload_publishes_nothing(dataset_of: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch) -> None:
     """When the store takes no file, the failure names the URL and its words, and neither records nor marker appear."""
     case = dataset_of(3)

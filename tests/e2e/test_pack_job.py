@@ -15,7 +15,7 @@ from mm_assets.errors import SourceError
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.pipeline import publish, stages
-from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
+from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES, TABLES
 from mm_assets.pipeline.pending import Present, pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
@@ -40,6 +40,12 @@ def run_all(instance: dg.DagsterInstance, spec: DatasetSpec) -> DatasetStore:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def files_of(dataset: DatasetStore) -> list[str]:
+    """The files that the partitions' stages made."""
+    made = ("packed", "published", "records", *TABLES)
+    return [name for folder in made for name in sorted(dataset.store.sizes(folder))]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +83,24 @@ def test_a_second_run_gives_identical_bytes(instance: dg.DagsterInstance, demo_s
     for run in run_partitions([(spec, "docs-00000"), (spec, "docs-00001")]):
         assert run.ok
     assert contents(root) == before
+
+
+@pytest.mark.parametrize("materialize", ["read", "write"])
+@pytest.mark.parametrize("retain", ["filtered", "none"])
+def test_the_job_leaves_media_in_the_shard_as_a_load_does(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, root: Path, tmp_path: Path, retain: str, materialize: str
+) -> None:
+    """With `retain` the job of one partition gives the files of a load, and again where they are there already."""
+    spec = demo_spec("captions", retain=retain, materialize=materialize)
+    dataset = run_all(instance, spec)
+    loaded = {name: dataset.store.read_bytes(name) for name in files_of(dataset)}
+    shutil.rmtree(root / spec.name)
+    register_dataset(instance, dataset)
+    (key,) = dataset.partitions()
+    for _ in range(2):
+        assert pack(instance, spec, key).success
+        assert {name: dataset.store.read_bytes(name) for name in files_of(dataset)} == loaded
+    assert pending_partitions(dataset) == []
 
 
 def test_write_mode_keeps_the_same_rows_as_read_mode(

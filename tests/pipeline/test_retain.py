@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from mm_assets.errors import SchemaMismatchError
@@ -122,6 +123,31 @@ def test_tables_without_media_are_queried(tmp_path: Path) -> None:
     sql = "select count(binary_content), count(binary_content_size), count(binary_content_crc32c) from filtered_rows"
     with publish.sql_connection(dataset) as connection:
         assert connection.execute(sql).fetchall() == [(0, 4, 4)]
+
+
+@pytest.mark.parametrize("changed", ["a", "b"])
+def test_tables_of_two_shapes_are_queried_together(tmp_path: Path, changed: str) -> None:
+    """After `retain` changed, the views have all columns of the partitions of before and after it, in either order."""
+    for name in "ab":
+        make_shard(tmp_path / "in" / f"{name}.tar", CAPTIONS)
+    dataset, _ = run_chain(declare(tmp_path / "root", tmp_path / "in", **SETTINGS))
+    lean = DatasetStore(dataset.spec.replace(retain="none"))
+    report = run_partition(lean.spec, lean.partition(changed), lean.schema())
+    assert report.ok, report.failure
+    sql = """
+        select partition, count(binary_content) > 0, count(binary_content_size) > 0, count(sample_id) from filtered_rows
+        group by all order by all
+    """
+    expected = [(name, name != changed, name == changed) for name in "ab"]
+    with publish.sql_connection(lean) as connection:
+        found = connection.execute(sql).fetchall()
+    assert [row[:3] for row in found] == expected
+    assert found[0][3] == found[1][3] > 0
+    root = Path(lean.store.path_of(""))
+    with duckdb.connect() as connection:
+        connection.execute("set variable root = ?", [str(root)])
+        connection.execute((root / "catalog.sql").read_text())
+        assert connection.execute(sql).fetchall() == found
 
 
 def test_a_column_of_that_name_is_refused(tmp_path: Path) -> None:
