@@ -37,11 +37,13 @@ class Batch:
     """Events that are stored at once.
 
     Attributes:
+        reads: what reads that which `calls` need to know, before each attempt: a transaction keeps others waiting.
         calls: what stores them, by methods of `RunEvents`.
         first: asset and partition of a materialization among them, which the run stores in no other batch, if any.
         was_tried: whether they may have been stored.
     """
 
+    reads: list[Callable[[], object]] = field(default_factory=list)
     calls: deque[Callable[[], object]] = field(default_factory=deque)
     first: tuple[dg.AssetKey, str] | None = None
     was_tried: bool = False
@@ -71,6 +73,8 @@ class RunEvents:
         Whatever the storage raises is raised.
         """
         self._made.clear()
+        for read in batch.reads:
+            read()
         if self._at_once is None:
             while batch.calls:
                 batch.calls[0]()

@@ -1,52 +1,33 @@
 """The load: one run of Dagster that takes many partitions from shards to markers, and makes the manifest.
 
 Its driver hands partitions to processes that know nothing of Dagster, and records each as it ends: the same
-materializations and check results as those of the job of one partition. Markers are the truth, and Dagster mirrors
-them: what is published and not recorded, because a load was killed or the database was away, is recorded by the next.
+materializations and check results as those of the job of one partition.
 """
 
-import hashlib
-import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
-from dagster import DagsterEventType
 from pydantic import Field
 
 from mm_assets.errors import ConfigError, MmAssetsError, SourceError
-from mm_assets.orchestration.checks import UNIQUE_IDS
-from mm_assets.orchestration.events import Batch, RunEvents
-from mm_assets.orchestration.partitions import add_partitions, asset_key, code_version, load_job_name, load_op_name
-from mm_assets.orchestration.patience import PAUSES, patient
-from mm_assets.orchestration.report import (
-    MaterializeResult,
-    check_results,
-    losses_table,
-    manifest_result,
-    marker_version,
-    published_result,
-    stage_result,
-    stage_version,
-)
+from mm_assets.orchestration.mirror import Mirror
+from mm_assets.orchestration.partitions import add_partitions, load_job_name, load_op_name
+from mm_assets.orchestration.patience import patient
+from mm_assets.orchestration.report import losses_table, manifest_result
 from mm_assets.orchestration.resources import open_dataset, resource_key
-from mm_assets.orchestration.rollup import failed_before, rolled_up
-from mm_assets.orchestration.runs import attempt_tags, partition_lock, tag_process, working_runs
-from mm_assets.pipeline.chain import CHAIN, PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage, packed_files
+from mm_assets.orchestration.runs import partition_lock, tag_process, working_runs
+from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage
 from mm_assets.pipeline.engines.processes import Processes, Task, num_processors
 from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report
 from mm_assets.pipeline.pending import Present, chosen_partitions, given_start, stage_named
 from mm_assets.pipeline.publish import build_manifest
 from mm_assets.pipeline.register import register
-from mm_assets.pipeline.run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, StageFailure, StageRecord
 from mm_assets.summaries import counted
@@ -56,8 +37,6 @@ __all__ = ["MOST_PARTITIONS", "Load", "LoadConfig", "PartitionRun", "build_load_
 MOST_PARTITIONS = 1000  # of one run: its page reads all events, 25 of each
 _MANIFEST_SECONDS = 900.0  # a long load makes what it has published available meanwhile
 _NAMED = 10  # failed partitions in the message of a run
-_TAG = "dagster/"
-_VERSION = f"{_TAG}data_version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +164,8 @@ class Load:
         spec, home = self.dataset.spec, Path(context.instance.root_directory)
         schema = self.dataset.schema()
         present = Present(self.dataset, schema)
-        mirror = _Mirror(context, self.dataset)
-        mirror.catch_up(present, set(self.keys))
+        mirror = Mirror(context, present)
+        mirror.catch_up(set(self.keys))
         elsewhere = working_runs(context.instance, spec)
 
         def guard(key: str) -> AbstractContextManager[None]:
@@ -205,8 +184,9 @@ class Load:
             for key in self.keys
             if key in present.partitions
         ]
+        detail = "it is not registered any more"
         gone = [
-            failed_report(StageFailure(partition=key, stage=RAW_SHARDS.name, detail="it is not registered any more"))
+            failed_report(StageFailure(partition=key, stage=RAW_SHARDS.name, detail=detail), is_refused=True)
             for key in self.keys
             if key not in present.partitions
         ]
@@ -233,7 +213,7 @@ class Load:
             said = f"{len(self.failed):,} of {counted(len(self.keys), 'partition')} failed: {named}"
             raise dg.Failure(description=said, metadata=metadata, allow_retries=False)
 
-    def _make_manifest(self, mirror: "_Mirror") -> None:
+    def _make_manifest(self, mirror: Mirror) -> None:
         made = manifest_result(self.dataset.spec, build_manifest(self.dataset))
         checks = made.check_results or ()
         self.warnings = [f"manifest: check {c.check_name}: {c.description}" for c in checks if not c.passed]
@@ -265,253 +245,8 @@ def _partition_run(dataset: str, run_id: str, report: PartitionReport) -> Partit
 def catch_up(context: dg.OpExecutionContext, dataset: DatasetStore) -> int:
     """Records in Dagster what is published and was not recorded; the number of partitions."""
     add_partitions(context.instance, dataset.spec, dataset.partitions().values())
-    mirror = _Mirror(context, dataset)
-    num_partitions = mirror.catch_up(Present(dataset), set())
+    mirror = Mirror(context, Present(dataset))
+    num_partitions = mirror.catch_up()
     mirror.add_passed()
     mirror.flush()
     return num_partitions
-
-
-class _Mirror:
-    """Records what was published in Dagster, as events of the load's run; what the database refuses it tries again."""
-
-    def __init__(self, context: dg.OpExecutionContext, dataset: DatasetStore) -> None:
-        self._instance = context.instance
-        self._dataset = dataset
-        self._spec = dataset.spec
-        self._events = RunEvents(
-            context.instance, run_id=context.run_id, job_name=context.job_name, step_key=load_op_name(dataset.spec)
-        )
-        self._batch = Batch()  # of events that are prepared
-        self._waiting: deque[Batch] = deque()
-        self._refusal = ""  # why the last attempt failed
-        self._passed: dict[str, tuple[dg.AssetCheckResult, list[str]]] = {}  # by asset, with `checks: rollup`
-        self._failed: dict[dg.AssetKey, Mapping[str, str]] = {}  # by asset, those that its latest result names
-
-    def record(self, report: PartitionReport) -> None:
-        """Records the stages of a partition that ran, and its marker, or that and why it failed."""
-        if report.marker is not None:
-            try:
-                self._add_missing(report.partition, self._dataset.records(report.partition), report.results)
-                made = published_result(self._dataset, report.partition, report.marker)
-            except MmAssetsError as error:  # its losses cannot be read: the next load records it
-                self._say(logging.WARNING, f"{report.partition} is not recorded: {error}")
-                made = None
-        for result in report.results.values():
-            self._add_stage(result, report.partition)
-        if report.marker is not None:
-            if made is not None:
-                self._add(made, report.partition, _marker_inputs(report.marker))
-        else:
-            self._batch.calls.append(partial(self._log_failed, report))
-        if report.failure is not None:
-            self._say(logging.ERROR, f"{report.partition}: {report.failure.stage}: {report.failure.said}")
-        self._end()
-
-    def catch_up(self, present: Present, running: set[str]) -> int:
-        """Records what is published and Dagster does not know, without the partitions that run now anyway.
-
-        Returns:
-            How many partitions that were.
-        """
-        num_partitions = 0
-        known = self._instance.event_log_storage.get_latest_tags_by_partition(
-            asset_key(self._spec, PUBLISHED), DagsterEventType.ASSET_MATERIALIZATION, [_VERSION]
-        )
-        for key in (key for key in present.names if key not in running):
-            try:
-                marker = present.markers([key])[key]
-                if known.get(key, {}).get(_VERSION) == marker_version(marker).value:
-                    continue
-                records = self._dataset.records(key)
-                published = published_result(self._dataset, key, marker)
-            except MmAssetsError as error:  # of one partition, which others do not wait for
-                self._say(logging.WARNING, f"{key} is not recorded: {error}")
-                self._end()
-                continue
-            self._add_missing(key, records)
-            self._add(published, key, _marker_inputs(marker))
-            self._end()
-            num_partitions += 1
-        return num_partitions
-
-    def _say(self, level: int, line: str) -> None:
-        """Writes a line into the run's log."""
-        self._batch.calls.append(partial(self._events.said, level, line))
-
-    def _end(self) -> None:
-        """Ends what is stored at once."""
-        if self._batch.calls:
-            self._waiting.append(self._batch)
-        self._batch = Batch()
-        self._try()
-
-    def add(self, made: MaterializeResult) -> None:
-        """Records one materialization without a partition, with its check results."""
-        self._add(made)
-        self._end()
-
-    def _add(self, made: MaterializeResult, key: str | None = None, inputs: Mapping[Stage, str] | None = None) -> None:
-        assert made.asset_key is not None
-        if key is not None and self._batch.first is None:
-            self._batch.first = dg.AssetKey.from_coercible(made.asset_key), key
-        self._batch.calls.append(partial(self._log_made, made, key, inputs or {}))
-        partition = None if self._spec.checks == "rollup" else key
-        self._batch.calls.extend(partial(self._log_check, found, partition) for found in made.check_results or ())
-
-    def _add_stage(self, result: StageResult, key: str) -> None:
-        checks = check_results(self._spec, result)
-        if self._spec.checks == "rollup":
-            for found in checks:
-                if found.passed:
-                    self._passed.setdefault(result.record.stage, (found, []))[1].append(key)
-                    self._batch.calls.append(partial(self._take_back, found, key))
-                else:
-                    self._batch.calls.append(partial(self._roll_up, found, key, ()))
-            checks = []
-        self._add(stage_result(self._spec, result, checks), key, _inputs(result.record))
-
-    def _add_missing(
-        self, key: str, records: Mapping[Stage, StageRecord], made: Mapping[str, StageResult] | None = None
-    ) -> None:
-        """Records stages that earlier runs made, but for those `made` now: a run that was killed recorded none."""
-        for record in records.values():
-            if record.stage not in (made or {}):
-                urls = {name: self._dataset.store.url_of(file.path) for name, file in record.files.items()}
-                self._batch.calls.append(partial(self._log_missing, StageResult.of_record(record, urls), key))
-
-    def _log_missing(self, result: StageResult, key: str) -> None:
-        """Stores a stage of a partition with its check results, unless Dagster has this version of it."""
-        asset = asset_key(self._spec, STAGE_OF_FILE[next(iter(result.record.files))])
-        known = self._instance.event_log_storage.get_latest_tags_by_partition(
-            asset, DagsterEventType.ASSET_MATERIALIZATION, [_VERSION], [key]
-        )
-        if known.get(key, {}).get(_VERSION) != stage_version(result.record):
-            outer, self._batch = self._batch, Batch()
-            self._add_stage(result, key)
-            added, self._batch = self._batch, outer
-            for call in added.calls:
-                call()
-
-    def _roll_up(self, found: dg.AssetCheckResult, key: str, passed: Sequence[str]) -> None:
-        assert found.asset_key is not None
-        self._failed.pop(found.asset_key, None)
-        self._log_check(rolled_up(self._instance, found, key, passed=passed, is_gate=False), None)
-
-    def _take_back(self, found: dg.AssetCheckResult, key: str) -> None:
-        """Rolls up a result at once that takes a partition from those that failed: the load may not reach its end."""
-        assert found.asset_key is not None
-        if found.asset_key not in self._failed:
-            self._failed[found.asset_key] = failed_before(self._instance, found.asset_key)
-        if key in self._failed[found.asset_key]:
-            self._roll_up(found, key, ())
-
-    def add_passed(self) -> None:
-        """With ``checks: rollup``, records one result per asset for all partitions that passed."""
-        for found, (key, *passed) in self._passed.values():
-            self._batch.calls.append(partial(self._roll_up, found, key, passed))
-        self._passed.clear()
-        self._end()
-
-    def _log_made(self, made: MaterializeResult, key: str | None, inputs: Mapping[Stage, str]) -> None:
-        """Stores a materialization with those that it was made from: without them Dagster takes it for outdated."""
-        above = {stage: self._events.latest(asset_key(self._spec, stage), key) for stage in inputs}
-        pointers = {stage: "NULL" if found is None else str(found.storage_id) for stage, found in above.items()}
-        self._events.made(_materialization(self._spec, made, key, inputs, pointers))
-
-    def _log_check(self, found: dg.AssetCheckResult, partition: str | None) -> None:
-        """Stores a check result with the materialization that it is about: without it Dagster takes it for outdated."""
-        assert found.asset_key is not None
-        asset = dg.AssetKey.from_coercible(found.asset_key)
-        evaluation = dg.AssetCheckEvaluation(
-            asset_key=asset,
-            check_name=found.check_name or "",
-            passed=found.passed,
-            metadata=found.metadata,
-            target_materialization_data=self._events.latest(asset, partition),
-            severity=found.severity,
-            description=found.description,
-            blocking=found.check_name != UNIQUE_IDS,
-            partition=partition,
-        )
-        self._events.checked(evaluation)
-
-    def _log_failed(self, report: PartitionReport) -> None:
-        """Stores that the rest of a partition was to be made: of a run that failed, Dagster shows that as failed."""
-        key, partition = report.partition, self._dataset.partitions().get(report.partition)
-        if partition is None:
-            return
-        tags = attempt_tags(self._instance, self._dataset, partition)
-        reached = report.failure.stage if report.failure is not None else [*report.results][-1]
-        names = [stage.name for stage in CHAIN]
-        for stage in CHAIN[names.index(reached) : CHAIN.index(PUBLISHED) + 1]:
-            if stage.is_made(self._spec) and stage.name not in report.results:
-                self._events.planned(asset_key(self._spec, stage), key, tags)
-
-    def flush(self) -> None:
-        """Records what is left, in several attempts; the next load records what is left even then."""
-        try:
-            self._record_waiting()
-        finally:
-            self._events.release()
-
-    def _record_waiting(self) -> None:
-        for pause in PAUSES:
-            if not self._waiting:
-                return
-            time.sleep(pause)
-            self._try()
-        num_lost = 0
-        while self._waiting:
-            num_lost += len(self._waiting.popleft().calls)
-            before = len(self._waiting)
-            self._try()
-            if len(self._waiting) == before:  # not this partition alone: the database is away
-                num_lost += sum(len(batch.calls) for batch in self._waiting)
-                self._waiting.clear()
-        if num_lost:
-            lost = counted(num_lost, "event")
-            self._say(logging.WARNING, f"{lost} could not be recorded: {self._refusal}: `mm-assets sync` does it later")
-            self._end()
-
-    def _try(self) -> None:
-        while self._waiting:
-            try:
-                self._events.store(self._waiting[0])
-            except Exception as error:  # noqa: BLE001 - SQLAlchemy's, and whatever a storage raises
-                self._refusal = f"{type(error).__name__}: {error}"
-                return
-            self._waiting.popleft()
-
-
-def _inputs(record: StageRecord) -> Mapping[Stage, str]:
-    """The data version of each stage that a stage read."""
-    return {STAGE_OF_FILE[name]: version for name, version in record.inputs.items() if name in STAGE_OF_FILE}
-
-
-def _marker_inputs(marker: Mapping[str, Any]) -> Mapping[Stage, str]:
-    return {STAGE_OF_FILE[form]: file["sha256"] for form, file in packed_files(marker).items()}
-
-
-def _materialization(
-    spec: DatasetSpec,
-    made: MaterializeResult,
-    key: str | None,
-    inputs: Mapping[Stage, str],
-    pointers: Mapping[Stage, str],
-) -> dg.AssetMaterialization:
-    """A result of an asset as the event that Dagster stores of one, with the tags that tell whether it is stale."""
-    assert made.asset_key is not None
-    asset = dg.AssetKey.from_coercible(made.asset_key)
-    version = "" if made.data_version is None else made.data_version.value
-    tags = {_VERSION: version, f"{_TAG}data_version_is_user_provided": "true"}
-    stage = next(stage for stage in CHAIN if stage.name == asset.path[-1])
-    code = code_version(spec, stage)
-    if code is not None:
-        tags[f"{_TAG}code_version"] = code
-    for above, of_above in inputs.items():
-        # Of an input with partitions Dagster stores the SHA-256 of the versions of those that were read.
-        digest = hashlib.sha256(of_above.encode()).hexdigest()
-        name = asset_key(spec, above).to_user_string()
-        tags |= {f"{_TAG}input_data_version/{name}": digest, f"{_TAG}input_event_pointer/{name}": pointers[above]}
-    return dg.AssetMaterialization(asset, partition=key, metadata=made.metadata, tags=tags)

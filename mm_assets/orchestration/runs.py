@@ -290,10 +290,13 @@ def _failed_runs(instance: dg.DagsterInstance, job: str, *, limit: int) -> Seque
     return instance.get_run_records(dg.RunsFilter(job_name=job, statuses=_FAILED, updated_after=since), limit=limit)
 
 
-def attempt_tags(instance: dg.DagsterInstance, dataset: DatasetStore, partition: Partition) -> dict[str, str]:
-    """The facts of a load's attempt at a partition that failed, for the next one's `failed_attempts`."""
-    fingerprint = partition_fingerprints(dataset, [partition])[partition.key]
-    before = failed_attempts(instance, dataset.spec).get(partition.key)
+def attempt_tags(fingerprint: str, before: Attempt | None) -> dict[str, str]:
+    """The facts of an attempt at a partition that failed in a load, for the next one's `failed_attempts`.
+
+    Args:
+        fingerprint: the partition's.
+        before: the last failure before it, if there was one.
+    """
     number = 1 if before is None or before.fingerprint != fingerprint else before.number + 1
     return {FINGERPRINT_TAG: fingerprint, ATTEMPT_TAG: str(number)}
 

@@ -47,6 +47,8 @@ class PartitionReport:
         results: by the name of its stage, what each stage did that ran to its end.
         marker: as published, or None.
         failure: the error that ended the run, or None; a failed check is not one.
+        is_refused: whether it was not run: another process works on it, or it is not registered any more. `failure`
+            says why, and nothing of the partition's own state.
         seconds: wall clock.
         peak_memory: largest resident memory of this process so far, in bytes.
     """
@@ -57,6 +59,7 @@ class PartitionReport:
     failure: StageFailure | None
     seconds: float
     peak_memory: int
+    is_refused: bool = False
 
     @property
     def ok(self) -> bool:
@@ -190,10 +193,16 @@ class _PartitionRun:
             staged.upload(last=[self.dataset.records_name(self.partition.key)])
 
 
-def failed_report(failure: StageFailure) -> PartitionReport:
+def failed_report(failure: StageFailure, *, is_refused: bool = False) -> PartitionReport:
     """The report of a partition that failed without one: its process died, or it could not be started."""
     return PartitionReport(
-        partition=failure.partition, results={}, marker=None, failure=failure, seconds=0.0, peak_memory=0
+        partition=failure.partition,
+        results={},
+        marker=None,
+        failure=failure,
+        seconds=0.0,
+        peak_memory=0,
+        is_refused=is_refused,
     )
 
 

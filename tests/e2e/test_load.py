@@ -142,7 +142,7 @@ def test_a_database_that_is_away_stops_no_work(
 
     monkeypatch.setattr(SqliteEventLogStorage, "store_event", store_event)
     monkeypatch.setattr("mm_assets.orchestration.patience.PAUSES", (0.0,) * 60)
-    monkeypatch.setattr("mm_assets.orchestration.load.PAUSES", (0.0,) * 60)
+    monkeypatch.setattr("mm_assets.orchestration.mirror.PAUSES", (0.0,) * 60)
     runs = run_partitions([(spec, "a"), (spec, "b")])
     assert [run.ok for run in runs] == [True, True]
     assert instance.get_materialized_partitions(dg.AssetKey(["captions", "published"])) == {"a", "b"}

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from dagster._core.storage.runs import SqliteRunStorage
 
+from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.orchestration.partitions import shard_partitions
-from mm_assets.orchestration.runs import failed_attempts, partition_fingerprints
+from mm_assets.orchestration.runs import failed_attempts, partition_fingerprints, partition_lock
 from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -91,6 +93,69 @@ def test_failures_of_loads_are_counted(instance: dg.DagsterInstance, demo_spec: 
     assert failed_attempts(instance, spec)["b"].fingerprint != fingerprint
 
 
+def test_many_failures_read_the_earlier_ones_once(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load reads the events of earlier loads as often for four partitions that fail as for one."""
+    folder = copies(inbox, "abcde")
+    for name in "abcd":
+        (folder / f"{name}.tar").write_bytes((folder / "e.tar").read_bytes()[:20_000])
+    spec = demo_spec("captions", shards=str(folder))
+    register_dataset(instance, DatasetStore(spec))
+    real, read = SqliteEventLogStorage.get_records_for_run, list[str]()
+
+    def get_records_for_run(self: SqliteEventLogStorage, run_id: str, *args: Any, **kwargs: Any) -> Any:
+        read.append(run_id)
+        return real(self, run_id, *args, **kwargs)
+
+    monkeypatch.setattr(SqliteEventLogStorage, "get_records_for_run", get_records_for_run)
+    earlier = run_partitions([(spec, "a")])[0].run_id
+    counts = []
+    for keys in ("b", "abcd"):
+        read.clear()
+        assert not any(run.ok for run in run_partitions([(spec, key) for key in keys]))
+        counts.append(read.count(earlier))
+    assert counts == [1, 1]
+    assert {key: attempt.number for key, attempt in failed_attempts(instance, spec).items()} == {
+        "a": 2,
+        "b": 2,
+        "c": 1,
+        "d": 1,
+    }
+
+
+@pytest.mark.parametrize("why", ["locked", "elsewhere", "gone"])
+def test_a_partition_that_was_refused_is_as_before(
+    instance: dg.DagsterInstance, dagster_home: Path, demo_spec: SpecOf, inbox: Inbox, why: str
+) -> None:
+    """Of what another run works on, or is not registered, a load says that it did not run, and records no failure."""
+    folder = copies(inbox, "ab")
+    spec = demo_spec("captions", shards=str(folder))
+    register_dataset(instance, DatasetStore(spec))
+    assert run_partitions([(spec, "a")])[0].ok
+    done = statuses(instance, spec, "a")
+    assert set(done.values()) == {AssetPartitionStatus.MATERIALIZED.value}
+    with ExitStack() as held:
+        if why == "locked":
+            held.enter_context(partition_lock(dagster_home, "captions", "a"))
+        elif why == "elsewhere":
+            job = build_definitions(spec).resolve_job_def("captions_pack")
+            tags = {"dagster/partition": "a"}
+            instance.create_run_for_job(job_def=job, tags=tags, status=dg.DagsterRunStatus.STARTED)
+        else:
+            (folder / "a.tar").unlink()
+            register_dataset(instance, DatasetStore(spec))
+        runs = {run.partition: run for run in run_partitions([(spec, "a"), (spec, "b")])}
+    assert [runs["a"].ok, runs["b"].ok] == [False, True]
+    found = instance.get_run_by_id(runs["a"].run_id)
+    assert found is not None
+    assert found.status == dg.DagsterRunStatus.FAILURE
+    assert not instance.all_logs(found.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
+    assert failed_attempts(instance, spec) == {}
+    if why != "elsewhere":  # where the other run's own state is shown
+        assert statuses(instance, spec, "a") == done
+
+
 class Away:
     """A database that refuses calls of Dagster's storages, those whose numbers are given; it counts all of them."""
 
@@ -99,7 +164,7 @@ class Away:
         self.calls: list[str] = []
         for storage in (SqliteRunStorage, SqliteEventLogStorage):
             self._patch(monkeypatch, storage)
-        for module in ("patience", "load"):
+        for module in ("patience", "mirror"):
             monkeypatch.setattr(f"mm_assets.orchestration.{module}.PAUSES", (0.0,) * 8)
 
     def _patch(self, monkeypatch: pytest.MonkeyPatch, storage: type) -> None:

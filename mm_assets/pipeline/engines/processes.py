@@ -95,7 +95,7 @@ class Processes:
             spec: the declaration.
             schema: the dataset's, as registered.
             tasks: the partitions.
-            guard: entered before a partition is worked on and left after it; a partition that it refuses fails.
+            guard: entered before a partition is worked on and left after it; a partition that it refuses is not run.
         """
         if self.num_processes <= 1:
             for task in tasks:
@@ -120,7 +120,7 @@ class Processes:
             try:
                 held.enter_context(guard(task.partition.key))
             except MmAssetsError as error:
-                return failed_report(_refusal(error, task))
+                return _refused(error, task)
             while True:
                 is_new = not self._free
                 worker = _Worker() if is_new else self._free.pop()
@@ -160,13 +160,14 @@ def _run_here(spec: DatasetSpec, schema: DatasetSchema, task: Task, guard: Guard
         try:
             held.enter_context(guard(task.partition.key))
         except MmAssetsError as error:
-            return failed_report(_refusal(error, task))
+            return _refused(error, task)
         return run_partition(spec, task.partition, schema, first=task.first, markers=task.markers)
 
 
-def _refusal(error: MmAssetsError, task: Task) -> StageFailure:
-    """The failure of a partition that another process works on; it is not stored, since that process may succeed."""
-    return StageFailure.of(error, stage=(task.first or RAW_SHARDS).name, partition=task.partition.key)
+def _refused(error: MmAssetsError, task: Task) -> PartitionReport:
+    """The report of a partition that another process works on; it is not stored, since that process may succeed."""
+    failure = StageFailure.of(error, stage=(task.first or RAW_SHARDS).name, partition=task.partition.key)
+    return failed_report(failure, is_refused=True)
 
 
 class _Worker:

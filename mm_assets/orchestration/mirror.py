@@ -1,0 +1,318 @@
+"""Recording: what a load did to partitions becomes events of its run, which Dagster shows as those of any other run.
+
+Markers are the truth, and Dagster mirrors them: what is published and not recorded, because a load was killed or the
+database was away, is recorded by the next. Nothing here stops the work of a load.
+"""
+
+import hashlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import dagster as dg
+from dagster import DagsterEventType
+
+from mm_assets.errors import MmAssetsError
+from mm_assets.orchestration.checks import UNIQUE_IDS
+from mm_assets.orchestration.events import Batch, RunEvents
+from mm_assets.orchestration.partitions import asset_key, code_version, load_op_name
+from mm_assets.orchestration.patience import PAUSES
+from mm_assets.orchestration.report import (
+    MaterializeResult,
+    check_results,
+    marker_version,
+    published_result,
+    stage_result,
+    stage_version,
+)
+from mm_assets.orchestration.rollup import failed_before, rolled_up
+from mm_assets.orchestration.runs import Attempt, attempt_tags, failed_attempts
+from mm_assets.pipeline.chain import CHAIN, PUBLISHED, STAGE_OF_FILE, Stage, packed_files
+from mm_assets.pipeline.partition_run import PartitionReport
+from mm_assets.pipeline.pending import Present
+from mm_assets.pipeline.run import StageResult
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import StageRecord
+from mm_assets.summaries import counted
+
+__all__ = ["Mirror"]
+
+_TAG = "dagster/"
+_VERSION = f"{_TAG}data_version"
+
+
+class Mirror:
+    """Records what was published in Dagster, as events of the load's run; what the database refuses it tries again.
+
+    Args:
+        context: of the step that works.
+        present: the dataset, as it was when the load began.
+    """
+
+    def __init__(self, context: dg.OpExecutionContext, present: Present) -> None:
+        self._instance = context.instance
+        self._present = present
+        self._dataset = present.dataset
+        self._spec = present.dataset.spec
+        self._events = RunEvents(
+            context.instance, run_id=context.run_id, job_name=context.job_name, step_key=load_op_name(self._spec)
+        )
+        self._batch = Batch()  # of events that are prepared
+        self._waiting: deque[Batch] = deque()
+        self._refusal = ""  # why the last attempt failed
+        self._passed: dict[str, tuple[dg.AssetCheckResult, list[str]]] = {}  # by asset, with `checks: rollup`
+        self._failed: dict[dg.AssetKey, Mapping[str, str]] = {}  # by asset, those that its latest result names
+        self._attempts: Mapping[str, Attempt] | None = None  # by partition, its last failure before this load
+
+    def record(self, report: PartitionReport) -> None:
+        """Records the stages of a partition that ran, and its marker, or that and why it failed.
+
+        What became of one that was refused is not known here: only the log says so.
+        """
+        if report.marker is not None:
+            try:
+                self._add_missing(report.partition, self._dataset.records(report.partition), report.results)
+                made = published_result(self._dataset, report.partition, report.marker)
+            except MmAssetsError as error:  # its losses cannot be read: the next load records it
+                self._say(logging.WARNING, f"{report.partition} is not recorded: {error}")
+                made = None
+        for result in report.results.values():
+            self._add_stage(result, report.partition)
+        if report.marker is not None:
+            if made is not None:
+                self._add(made, report.partition, _marker_inputs(report.marker))
+        elif not report.is_refused:
+            self._batch.reads.append(self._read_attempts)
+            self._batch.calls.append(partial(self._log_failed, report))
+        if report.failure is not None:
+            level = logging.WARNING if report.is_refused else logging.ERROR
+            self._say(level, f"{report.partition}: {report.failure.stage}: {report.failure.said}")
+        self._end()
+
+    def catch_up(self, running: Collection[str] = ()) -> int:
+        """Records what is published and Dagster does not know, without the partitions that run now anyway.
+
+        Returns:
+            How many partitions that were.
+        """
+        num_partitions, present = 0, self._present
+        known = self._instance.event_log_storage.get_latest_tags_by_partition(
+            asset_key(self._spec, PUBLISHED), DagsterEventType.ASSET_MATERIALIZATION, [_VERSION]
+        )
+        for key in (key for key in present.names if key not in running):
+            try:
+                marker = present.markers([key])[key]
+                if known.get(key, {}).get(_VERSION) == marker_version(marker).value:
+                    continue
+                records = self._dataset.records(key)
+                published = published_result(self._dataset, key, marker)
+            except MmAssetsError as error:  # of one partition, which others do not wait for
+                self._say(logging.WARNING, f"{key} is not recorded: {error}")
+                self._end()
+                continue
+            self._add_missing(key, records)
+            self._add(published, key, _marker_inputs(marker))
+            self._end()
+            num_partitions += 1
+        return num_partitions
+
+    def _say(self, level: int, line: str) -> None:
+        """Writes a line into the run's log."""
+        self._batch.calls.append(partial(self._events.said, level, line))
+
+    def _end(self) -> None:
+        """Ends what is stored at once."""
+        if self._batch.calls:
+            self._waiting.append(self._batch)
+        self._batch = Batch()
+        self._try()
+
+    def add(self, made: MaterializeResult) -> None:
+        """Records one materialization without a partition, with its check results."""
+        self._add(made)
+        self._end()
+
+    def _add(self, made: MaterializeResult, key: str | None = None, inputs: Mapping[Stage, str] | None = None) -> None:
+        assert made.asset_key is not None
+        if key is not None and self._batch.first is None:
+            self._batch.first = dg.AssetKey.from_coercible(made.asset_key), key
+        self._batch.calls.append(partial(self._log_made, made, key, inputs or {}))
+        partition = None if self._spec.checks == "rollup" else key
+        self._batch.calls.extend(partial(self._log_check, found, partition) for found in made.check_results or ())
+
+    def _add_stage(self, result: StageResult, key: str) -> None:
+        checks = check_results(self._spec, result)
+        if self._spec.checks == "rollup":
+            for found in checks:
+                if found.passed:
+                    self._passed.setdefault(result.record.stage, (found, []))[1].append(key)
+                    self._batch.reads.append(partial(self._read_failed, found))
+                    self._batch.calls.append(partial(self._take_back, found, key))
+                else:
+                    self._batch.calls.append(partial(self._roll_up, found, key, ()))
+            checks = []
+        self._add(stage_result(self._spec, result, checks), key, _inputs(result.record))
+
+    def _add_missing(
+        self, key: str, records: Mapping[Stage, StageRecord], made: Mapping[str, StageResult] | None = None
+    ) -> None:
+        """Records stages that earlier runs made, but for those `made` now: a run that was killed recorded none."""
+        if earlier := [record for record in records.values() if record.stage not in (made or {})]:
+            missing: list[Callable[[], object]] = []
+            self._batch.reads.append(partial(self._read_missing, earlier, key, missing))
+            self._batch.calls.append(lambda: [call() for call in missing])
+
+    def _read_missing(self, records: Iterable[StageRecord], key: str, missing: list[Callable[[], object]]) -> None:
+        """Prepares the events of those stages of a partition of which Dagster does not have this version."""
+        unknown = [record for record in records if not self._is_known(record, key)]
+        outer, self._batch = self._batch, Batch()
+        for record in unknown:
+            urls = {name: self._dataset.store.url_of(file.path) for name, file in record.files.items()}
+            self._add_stage(StageResult.of_record(record, urls), key)
+        prepared, self._batch = self._batch, outer
+        for read in prepared.reads:
+            read()
+        missing[:] = prepared.calls
+
+    def _is_known(self, record: StageRecord, key: str) -> bool:
+        asset = asset_key(self._spec, STAGE_OF_FILE[next(iter(record.files))])
+        known = self._instance.event_log_storage.get_latest_tags_by_partition(
+            asset, DagsterEventType.ASSET_MATERIALIZATION, [_VERSION], [key]
+        )
+        return known.get(key, {}).get(_VERSION) == stage_version(record)
+
+    def _roll_up(self, found: dg.AssetCheckResult, key: str, passed: Sequence[str]) -> None:
+        assert found.asset_key is not None
+        self._failed.pop(found.asset_key, None)
+        self._log_check(rolled_up(self._instance, found, key, passed=passed, is_gate=False), None)
+
+    def _read_failed(self, found: dg.AssetCheckResult) -> None:
+        assert found.asset_key is not None
+        if found.asset_key not in self._failed:
+            self._failed[found.asset_key] = failed_before(self._instance, found.asset_key)
+
+    def _take_back(self, found: dg.AssetCheckResult, key: str) -> None:
+        """Rolls up a result at once that takes a partition from those that failed: the load may not reach its end."""
+        assert found.asset_key is not None
+        if key in self._failed.get(found.asset_key, {}):
+            self._roll_up(found, key, ())
+
+    def add_passed(self) -> None:
+        """With ``checks: rollup``, records one result per asset for all partitions that passed."""
+        for found, (key, *passed) in self._passed.values():
+            self._batch.calls.append(partial(self._roll_up, found, key, passed))
+        self._passed.clear()
+        self._end()
+
+    def _log_made(self, made: MaterializeResult, key: str | None, inputs: Mapping[Stage, str]) -> None:
+        """Stores a materialization with those that it was made from: without them Dagster takes it for outdated."""
+        above = {stage: self._events.latest(asset_key(self._spec, stage), key) for stage in inputs}
+        pointers = {stage: "NULL" if found is None else str(found.storage_id) for stage, found in above.items()}
+        self._events.made(_materialization(self._spec, made, key, inputs, pointers))
+
+    def _log_check(self, found: dg.AssetCheckResult, partition: str | None) -> None:
+        """Stores a check result with the materialization that it is about: without it Dagster takes it for outdated."""
+        assert found.asset_key is not None
+        asset = dg.AssetKey.from_coercible(found.asset_key)
+        evaluation = dg.AssetCheckEvaluation(
+            asset_key=asset,
+            check_name=found.check_name or "",
+            passed=found.passed,
+            metadata=found.metadata,
+            target_materialization_data=self._events.latest(asset, partition),
+            severity=found.severity,
+            description=found.description,
+            blocking=found.check_name != UNIQUE_IDS,
+            partition=partition,
+        )
+        self._events.checked(evaluation)
+
+    def _read_attempts(self) -> None:
+        if self._attempts is None:  # once: it reads the events of earlier loads that failed
+            self._attempts = failed_attempts(self._instance, self._spec)
+
+    @cached_property
+    def _made_with(self) -> str:
+        return PUBLISHED.digest(self._spec, self._present.schema)
+
+    def _log_failed(self, report: PartitionReport) -> None:
+        """Stores that the rest of a partition was to be made: of a run that failed, Dagster shows that as failed."""
+        key = report.partition
+        fingerprint = self._present.partitions[key].fingerprint(self._made_with)
+        tags = attempt_tags(fingerprint, (self._attempts or {}).get(key))
+        reached = report.failure.stage if report.failure is not None else [*report.results][-1]
+        names = [stage.name for stage in CHAIN]
+        for stage in CHAIN[names.index(reached) : CHAIN.index(PUBLISHED) + 1]:
+            if stage.is_made(self._spec) and stage.name not in report.results:
+                self._events.planned(asset_key(self._spec, stage), key, tags)
+
+    def flush(self) -> None:
+        """Records what is left, in several attempts; the next load records what is left even then."""
+        try:
+            self._record_waiting()
+        finally:
+            self._events.release()
+
+    def _record_waiting(self) -> None:
+        for pause in PAUSES:
+            if not self._waiting:
+                return
+            time.sleep(pause)
+            self._try()
+        num_lost = 0
+        while self._waiting:
+            num_lost += len(self._waiting.popleft().calls)
+            before = len(self._waiting)
+            self._try()
+            if len(self._waiting) == before:  # not this partition alone: the database is away
+                num_lost += sum(len(batch.calls) for batch in self._waiting)
+                self._waiting.clear()
+        if num_lost:
+            lost = counted(num_lost, "event")
+            self._say(logging.WARNING, f"{lost} could not be recorded: {self._refusal}: `mm-assets sync` does it later")
+            self._end()
+
+    def _try(self) -> None:
+        while self._waiting:
+            try:
+                self._events.store(self._waiting[0])
+            except Exception as error:  # noqa: BLE001 - SQLAlchemy's, and whatever a storage raises
+                self._refusal = f"{type(error).__name__}: {error}"
+                return
+            self._waiting.popleft()
+
+
+def _inputs(record: StageRecord) -> Mapping[Stage, str]:
+    """The data version of each stage that a stage read."""
+    return {STAGE_OF_FILE[name]: version for name, version in record.inputs.items() if name in STAGE_OF_FILE}
+
+
+def _marker_inputs(marker: Mapping[str, Any]) -> Mapping[Stage, str]:
+    return {STAGE_OF_FILE[form]: file["sha256"] for form, file in packed_files(marker).items()}
+
+
+def _materialization(
+    spec: DatasetSpec,
+    made: MaterializeResult,
+    key: str | None,
+    inputs: Mapping[Stage, str],
+    pointers: Mapping[Stage, str],
+) -> dg.AssetMaterialization:
+    """A result of an asset as the event that Dagster stores of one, with the tags that tell whether it is stale."""
+    assert made.asset_key is not None
+    asset = dg.AssetKey.from_coercible(made.asset_key)
+    version = "" if made.data_version is None else made.data_version.value
+    tags = {_VERSION: version, f"{_TAG}data_version_is_user_provided": "true"}
+    stage = next(stage for stage in CHAIN if stage.name == asset.path[-1])
+    code = code_version(spec, stage)
+    if code is not None:
+        tags[f"{_TAG}code_version"] = code
+    for above, of_above in inputs.items():
+        # Of an input with partitions Dagster stores the SHA-256 of the versions of those that were read.
+        digest = hashlib.sha256(of_above.encode()).hexdigest()
+        name = asset_key(spec, above).to_user_string()
+        tags |= {f"{_TAG}input_data_version/{name}": digest, f"{_TAG}input_event_pointer/{name}": pointers[above]}
+    return dg.AssetMaterialization(asset, partition=key, metadata=made.metadata, tags=tags)
