@@ -126,7 +126,7 @@ class TextMembers:
     ) -> None:
         self._declared = None if encoding == "auto" else encoding
         self._choice: Choice | None = None
-        self._decode = decode or self._decoded
+        self._decode = decode
         self._samples = members.samples
         self._source = source
         self._is_text = is_text
@@ -207,6 +207,7 @@ class TextMembers:
 
     def _read(self, samples: _Window) -> Iterator[tuple[Sample, dict[int, Read]]]:
         """The samples of a window; what they hold compressed is opened one sample at a time."""
+        decode = self._decode or self._decoded
         for sample, stored in self._stored(samples):
             found: dict[int, Read] = {}
             held = 0
@@ -217,7 +218,7 @@ class TextMembers:
                     if held > MAX_TEXT:
                         detail = f"the sample's text members hold more than {MAX_TEXT} bytes up to this one"
                         raise BadTextError("too_large", detail)
-                    found[member.ordinal] = self._decode(content)
+                    found[member.ordinal] = decode(content)
                 except BadTextError as error:
                     found[member.ordinal] = error
             yield sample, found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,21 @@ def test_a_shard_in_another_encoding(encoding: str, language: str) -> None:
     for item, payload, text in zip(found, payloads, expected, strict=True):
         charset = "" if item.encoding is None else f"; charset={item.encoding}"
         assert stored_text(payload, f"text/plain{charset}") == text
+
+
+def test_the_index_of_a_read_shard_is_released() -> None:
+    """What the texts of a shard held of its index is freed with them, without a search for reference cycles."""
+    gc.collect()
+    gc.disable()
+    try:
+        found, texts = read([b"a", b"b"])
+        held = weakref.ref(texts)
+        texts.close()
+        del texts
+        assert held() is None
+        assert [item.text for item in found] == ["a", "b"]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("other", "language"), [("cp932", "ja"), ("cp1252", "fr"), ("gb18030", "zh_CN")])
