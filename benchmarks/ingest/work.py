@@ -142,6 +142,7 @@ def stream(shards: Sequence[str], out: Path, decodable: str) -> Steps:
     """Registers and takes each shard to filtered Parquet in one stream: no tables between, digests or checks."""
     from mm_assets.filters.apply import FilterStream
     from mm_assets.packing.judge import Judge
+    from mm_assets.pipeline.partition_run import rare_collections
     from mm_assets.pipeline.register import register
     from mm_assets.pipeline.work import PartitionWork
     from mm_assets.rows.materialize import MaterializeStream
@@ -156,6 +157,7 @@ def stream(shards: Sequence[str], out: Path, decodable: str) -> Steps:
     for partition in dataset.partitions().values():
         with (
             steps.at("stream"),
+            rare_collections(),
             PartitionWork(dataset, partition, schema) as work,
             Judge(work.plan, policy=spec.on_undecodable, mode=spec.decodable) as judge,
             ParquetSink(out / f"{partition.key}.parquet", schema.filtered_schema()) as sink,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 from pathlib import Path
 
 import pytest
 
-from mm_assets.pipeline.chain import RECORDED_STAGES, TABLES
+from mm_assets.pipeline.chain import RAW_SHARDS, RECORDED_STAGES, TABLES
 from mm_assets.pipeline.partition_run import run_partition
 from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import register
@@ -50,6 +51,23 @@ def test_an_error_is_reported_and_stored(tmp_path: Path) -> None:
     assert report.failure.path == str(tmp_path / "a.tar")
     assert report.failure == dataset.failure("a")
     assert report.results == {}
+
+
+def test_the_collector_of_the_process_is_as_before(tmp_path: Path) -> None:
+    """A run has Python look for reference cycles less often, and leaves the process as it was, whatever happens."""
+    write_tar(tmp_path / "a.tar", {"0.jpg": jpeg(), "0.txt": b"a cat"})
+    dataset = DatasetStore(declare(tmp_path / "out", tmp_path / "*.tar"))
+    register(dataset)
+    before, found = gc.get_threshold(), []
+    run_partition(
+        dataset.spec, dataset.partition("a"), dataset.schema(), started=lambda _: found.append(gc.get_threshold()[0])
+    )
+    assert min(found) > before[0]
+    assert gc.get_threshold() == before
+
+    (tmp_path / "a.tar").unlink()
+    assert not run_partition(dataset.spec, dataset.partition("a"), dataset.schema(), first=RAW_SHARDS).ok
+    assert gc.get_threshold() == before
 
 
 def test_each_file_and_folder_is_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
