@@ -244,8 +244,14 @@ class TableRelations:
             # Counted and not read from the file: a user column may be called file_row_number.
             ordinal = ", row_number() over () - 1 as ordinal" if _is_row_table(schema) else ""
             return f"select {columns}{ordinal} from read_parquet({_quoted(store.path_of(self._file(table).path))})"
+        return self.derived("held", table)
+
+    def _held(self, table: str) -> pa.Table:
+        """What `_select` selects of a small table."""
+        schema = self._file(table).schema
+        names = [name for name in _read_columns(schema) if name not in CONTENT]
         try:
-            held = file.read(names, use_threads=False)
+            held = self.parquet(table).read(names, use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise SourceError(self.url(table), f"cannot be read: {first_line(error)}") from error
         if _is_row_table(schema):
