@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 __all__ = ["HashedFile", "file_state"]
 
-_BEHIND = 4  # blocks that are written and not hashed yet, at most
+_BEHIND = 4  # blocks that may be written and not hashed yet
 _LARGE = 4 << 20  # bytes of a block after which the writer waits: blocks in the queue are held in memory
 
 
@@ -37,14 +37,8 @@ class HashedFile(io.RawIOBase):
         super().__init__()
         self._file = path.open("wb", buffering=0)
         self._digest = hashlib.sha256()
-        self._blocks: Queue[Any] = Queue(_BEHIND)
-        self._thread = threading.Thread(target=self._hash, name="sha256", daemon=True)
-        self._thread.start()
-
-    def _hash(self) -> None:
-        while (block := self._blocks.get()) is not None:
-            self._digest.update(block)
-            self._blocks.task_done()
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="sha256")
+        self._behind: deque[Future[None]] = deque()
 
     def writable(self) -> bool:
         """True."""
@@ -55,23 +49,35 @@ class HashedFile(io.RawIOBase):
 
         Raises:
             OSError: the disk is full, or the file cannot be written.
+            MemoryError: an earlier block could not be hashed.
         """
         view = memoryview(block).cast("B")
         written = 0
         while written < len(view):  # the system writes at most 2 GiB in one call
             written += self._file.write(view[written:])
-        self._blocks.put(block)
-        if written > _LARGE:
-            self._blocks.join()
+        self._behind.append(self._hashing.submit(self._digest.update, block))
+        self._wait(0 if written > _LARGE else _BEHIND)
         return written
 
+    def _wait(self, most: int) -> None:
+        """Waits until at most so many blocks are not hashed; raises what hashing one raised."""
+        while len(self._behind) > most:
+            self._behind.popleft().result()
+
     def close(self) -> None:
-        """Closes the file when everything is hashed."""
-        if not self.closed:
-            self._blocks.put(None)
-            self._thread.join()
+        """Closes the file when everything is hashed.
+
+        Raises:
+            MemoryError: a block could not be hashed.
+        """
+        if self.closed:
+            return
+        try:
+            self._wait(0)
+        finally:
+            self._hashing.shutdown()
             self._file.close()
-        super().close()
+            super().close()
 
     @property
     def sha256(self) -> str:

@@ -25,6 +25,29 @@ def test_digest_is_that_of_the_file(
     assert file.sha256 == hashlib.sha256(b"".join(blocks)).hexdigest()
 
 
+@pytest.mark.parametrize("size", [1, 5 << 20])
+def test_a_block_that_cannot_be_hashed_ends_the_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """When memory is missing for the digest, the writer gets that error, and does not wait for ever."""
+
+    class Full:
+        def update(self, _: object) -> None:
+            raise MemoryError
+
+    monkeypatch.setattr(hashlib, "sha256", Full)
+    file = HashedFile(tmp_path / "file")
+
+    def write() -> None:
+        with file:
+            for _ in range(20):
+                file.write(bytes(size))
+
+    with pytest.raises(MemoryError):
+        write()
+    assert file.closed
+
+
 def test_published_digest_follows_a_later_change(tmp_path: Path) -> None:
     """A draft that was changed after it had been hashed is published with the digest of what it is then."""
     store = Store(str(tmp_path))
