@@ -24,7 +24,7 @@ from dagster._core.storage.event_log import EventLogStorage, SqlEventLogStorage,
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
 from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
 
-from mm_assets.orchestration.patience import Patient
+from mm_assets.orchestration.patience import Patient, impatient
 
 __all__ = ["Batch", "RunEvents", "Target"]
 
@@ -37,12 +37,14 @@ class Batch:
     """Events that are stored at once.
 
     Attributes:
+        name: what they are about, for people: a partition key for instance; empty for what may be lost.
         reads: what reads that which `calls` need to know, before each attempt: a transaction keeps others waiting.
         calls: what stores them, by methods of `RunEvents`.
         first: asset and partition of a materialization among them, which the run stores in no other batch, if any.
         was_tried: whether they may have been stored.
     """
 
+    name: str = ""
     reads: list[Callable[[], object]] = field(default_factory=list)
     calls: deque[Callable[[], object]] = field(default_factory=deque)
     first: tuple[dg.AssetKey, str] | None = None
@@ -70,20 +72,21 @@ class RunEvents:
     def store(self, batch: Batch) -> None:
         """Stores events: all or none where the storage has transactions, else one by one; `calls` are those left.
 
-        Whatever the storage raises is raised.
+        Whatever the storage raises is raised, at the first attempt also where the instance has patience.
         """
         self._made.clear()
-        for read in batch.reads:
-            read()
-        if self._at_once is None:
-            while batch.calls:
-                batch.calls[0]()
-                batch.calls.popleft()
-        elif not (batch.was_tried and self._has(batch)):
-            batch.was_tried = True
-            with self._at_once.transaction():
-                for call in batch.calls:
-                    call()
+        with impatient():
+            for read in batch.reads:
+                read()
+            if self._at_once is None:
+                while batch.calls:
+                    batch.calls[0]()
+                    batch.calls.popleft()
+            elif not (batch.was_tried and self._has(batch)):
+                with self._at_once.transaction():
+                    batch.was_tried = True  # what could not begin was not stored
+                    for call in batch.calls:
+                        call()
 
     def _has(self, batch: Batch) -> bool:
         """Whether a batch was stored, and only the answer of the database did not arrive."""

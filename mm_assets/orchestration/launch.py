@@ -21,8 +21,9 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
 from mm_assets.orchestration.load import MOST_PARTITIONS, Load, PartitionRun, catch_up, load_job
+from mm_assets.orchestration.mirror import lost_said
 from mm_assets.orchestration.partitions import add_partitions
-from mm_assets.orchestration.patience import patient
+from mm_assets.orchestration.patience import away_named, patient
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.runs import load_config, process_tags
 from mm_assets.pipeline.chain import Stage
@@ -93,10 +94,10 @@ def open_instance() -> dg.DagsterInstance:
     """The Dagster instance that the UI shows too.
 
     Raises:
-        SourceError: its folder or a database of it cannot be opened for writing.
+        SourceError: its folder or a database of it cannot be opened for writing, or its database server is away.
     """
     home = ensure_dagster_home()
-    with _unusable_named(home):
+    with _unusable_named(home), away_named():
         _create_databases(home)
         return patient(dg.DagsterInstance.get())
 
@@ -170,9 +171,14 @@ def register_dataset(
     new_schema: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Registration:
-    """Registers the dataset's shards in its folder, as `register` does, and as the instance's dynamic partitions."""
+    """Registers the dataset's shards in its folder, as `register` does, and as the instance's dynamic partitions.
+
+    Raises:
+        MmAssetsError: as `register`; the instance's database is away.
+    """
     found = register(dataset, new_schema=new_schema, wait=True, sleep=sleep)
-    add_partitions(instance, dataset.spec, found.partitions)
+    with away_named():
+        add_partitions(instance, dataset.spec, found.partitions)
     return found
 
 
@@ -202,6 +208,8 @@ def run_load(
         ended.append(run)
         observed(run)
 
+    failures: list[str] = []
+    lost: dict[str, str] = {}
     for number in range(0, max(len(keys), 1), MOST_PARTITIONS):
         load = Load(
             dataset=DatasetStore(spec),
@@ -210,14 +218,19 @@ def run_load(
             first=first,
             observed=observe,
         )
-        run_id, failures = _execute(spec, load.run, load.keys, first_stage="" if first is None else first.name)
-        failures = () if load.is_complete else failures  # those of partitions are in their results
-        rest = PartitionRun(
-            dataset=spec.name, partition="", run_id=run_id, failures=failures, warnings=tuple(load.warnings)
-        )
-        if failures:
+        run_id = str(uuid.uuid4())
+        try:
+            said = _execute(spec, load.run, load.keys, run_id, first_stage="" if first is None else first.name)
+            failures += () if load.is_complete else said  # those of partitions are in their results
+        except SourceError as error:
+            failures.append(error.detail)
+        lost |= load.unrecorded
+        if not load.is_complete:
             break
-    return [*ended, rest]
+    if lost:
+        failures.append(lost_said(spec, lost))
+    warnings, failed = tuple(load.warnings), tuple(dict.fromkeys(failures))
+    return [*ended, PartitionRun(dataset=spec.name, partition="", run_id=run_id, failures=failed, warnings=warnings)]
 
 
 def sync(dataset: DatasetStore) -> int:
@@ -235,16 +248,24 @@ def sync(dataset: DatasetStore) -> int:
         nonlocal recorded
         recorded = catch_up(context, dataset)
 
-    _, failures = _execute(dataset.spec, drive, [])
+    failures = _execute(dataset.spec, drive, [], str(uuid.uuid4()))
     if failures:
         raise SourceError(dataset.store.url, failures[0])
     return recorded
 
 
 def _execute(
-    spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext], object], keys: Sequence[str], **config: object
-) -> tuple[str, tuple[str, ...]]:
-    """Executes a load with its driver in this process: the run's id, and why it failed."""
+    spec: DatasetSpec,
+    drive: Callable[[dg.OpExecutionContext], object],
+    keys: Sequence[str],
+    run_id: str,
+    **config: object,
+) -> tuple[str, ...]:
+    """Executes a load with its driver in this process: why it failed.
+
+    Raises:
+        SourceError: the instance's database is away.
+    """
 
     def stoppable(context: dg.OpExecutionContext, _: object) -> None:
         try:
@@ -253,8 +274,7 @@ def _execute(
             context.instance.report_run_canceling(context.run)  # else Dagster says that the run failed, and is repeated
             raise
 
-    run_id = str(uuid.uuid4())
-    with patient(dg.DagsterInstance.get()) as instance:
+    with away_named(), patient(dg.DagsterInstance.get()) as instance:
         result = load_job(spec, stoppable).execute_in_process(
             run_config={**_QUIET, **load_config(spec, keys, **config)},
             instance=instance,
@@ -263,7 +283,7 @@ def _execute(
             tags={**process_tags(run_id), _MAX_RETRIES: "0"},  # who gave the command decides whether to repeat it
             resources={resource_key(spec): StorageRoot(root=spec.root)},
         )
-    return run_id, () if result.success else tuple(_failures(result.all_events))
+    return () if result.success else tuple(_failures(result.all_events))
 
 
 def _failures(events: Iterable[dg.DagsterEvent]) -> Iterator[str]:

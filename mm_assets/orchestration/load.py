@@ -15,7 +15,7 @@ import dagster as dg
 from pydantic import Field
 
 from mm_assets.errors import ConfigError, MmAssetsError, SourceError
-from mm_assets.orchestration.mirror import Mirror
+from mm_assets.orchestration.mirror import Mirror, lost_said
 from mm_assets.orchestration.partitions import add_partitions, load_job_name, load_op_name
 from mm_assets.orchestration.patience import patient
 from mm_assets.orchestration.report import losses_table, manifest_result
@@ -143,6 +143,7 @@ class Load:
         observed: called with each partition as it ends.
         failed: keys of the partitions that failed.
         warnings: what the manifest's check found, one line each.
+        unrecorded: as `Mirror.lost`.
         is_complete: whether every partition ended, and the manifest was made.
     """
 
@@ -153,19 +154,20 @@ class Load:
     observed: Callable[[PartitionRun], object] = lambda _: None
     failed: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    unrecorded: Mapping[str, str] = field(default_factory=dict)
     is_complete: bool = False
 
     def run(self, context: dg.OpExecutionContext) -> None:
         """Runs the partitions and makes the manifest.
 
         Raises:
-            dg.Failure: partitions failed, or the manifest could not be made.
+            dg.Failure: partitions failed, the manifest could not be made, or something could not be recorded.
         """
         spec, home = self.dataset.spec, Path(context.instance.root_directory)
         schema = self.dataset.schema()
         present = Present(self.dataset, schema)
         mirror = Mirror(context, present)
-        mirror.catch_up(set(self.keys))
+        self.unrecorded = mirror.lost
         elsewhere = working_runs(context.instance, spec)
 
         def guard(key: str) -> AbstractContextManager[None]:
@@ -192,32 +194,38 @@ class Load:
         ]
         made = time.monotonic()
         try:
-            with closing(self.processes.run(spec, schema, tasks, guard=guard)) as reports:
+            with mirror, closing(self.processes.run(spec, schema, tasks, guard=guard)) as reports:
+                mirror.catch_up(set(self.keys))
                 for report in chain(gone, reports):
                     mirror.record(report)
                     if not report.ok:
                         self.failed.append(report.partition)
                     self.observed(_partition_run(spec.name, context.run_id, report))
                     if time.monotonic() - made > _MANIFEST_SECONDS:
-                        self._make_manifest(mirror)
+                        try:
+                            self._make_manifest(mirror)
+                        except MmAssetsError as error:  # partitions do not wait for it, and another one follows
+                            mirror.warn(f"the manifest is as before: {error}")
                         made = time.monotonic()
-            mirror.add_passed()
-            self._make_manifest(mirror)
+                self._make_manifest(mirror)
         except MmAssetsError as error:
             raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
-        mirror.flush()
         self.is_complete = True
+        said: list[str] = []
         if self.failed:
-            metadata = {"losses": losses_table(loss_totals(self.dataset, self.failed[:_NAMED]))}
             named = ", ".join(self.failed[:_NAMED]) + (", …" if len(self.failed) > _NAMED else "")
-            said = f"{len(self.failed):,} of {counted(len(self.keys), 'partition')} failed: {named}"
-            raise dg.Failure(description=said, metadata=metadata, allow_retries=False)
+            said.append(f"{len(self.failed):,} of {counted(len(self.keys), 'partition')} failed: {named}")
+        if self.unrecorded:
+            said.append(lost_said(spec, self.unrecorded))
+        if said:
+            metadata = {"losses": losses_table(loss_totals(self.dataset, self.failed[:_NAMED]))}
+            raise dg.Failure(description="; ".join(said), metadata=metadata, allow_retries=False)
 
     def _make_manifest(self, mirror: Mirror) -> None:
         made = manifest_result(self.dataset.spec, build_manifest(self.dataset))
         checks = made.check_results or ()
         self.warnings = [f"manifest: check {c.check_name}: {c.description}" for c in checks if not c.passed]
-        mirror.add(made)
+        mirror.add(made, "the manifest")
 
 
 def _partition_run(dataset: str, run_id: str, report: PartitionReport) -> PartitionRun:
@@ -243,10 +251,14 @@ def _partition_run(dataset: str, run_id: str, report: PartitionReport) -> Partit
 
 
 def catch_up(context: dg.OpExecutionContext, dataset: DatasetStore) -> int:
-    """Records in Dagster what is published and was not recorded; the number of partitions."""
+    """Records in Dagster what is published and was not recorded; the number of partitions.
+
+    Raises:
+        dg.Failure: something could not be recorded.
+    """
     add_partitions(context.instance, dataset.spec, dataset.partitions().values())
-    mirror = Mirror(context, Present(dataset))
-    num_partitions = mirror.catch_up()
-    mirror.add_passed()
-    mirror.flush()
+    with Mirror(context, Present(dataset)) as mirror:
+        num_partitions = mirror.catch_up()
+    if mirror.lost:
+        raise dg.Failure(description=lost_said(dataset.spec, mirror.lost), allow_retries=False)
     return num_partitions

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
 from dagster import DagsterEventType
@@ -19,7 +19,7 @@ from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.checks import UNIQUE_IDS
 from mm_assets.orchestration.events import Batch, RunEvents
 from mm_assets.orchestration.partitions import asset_key, code_version, load_op_name
-from mm_assets.orchestration.patience import PAUSES
+from mm_assets.orchestration.patience import PAUSES, first_line, may_pass
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
@@ -36,20 +36,26 @@ from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import StageRecord
-from mm_assets.summaries import counted
 
-__all__ = ["Mirror"]
+__all__ = ["Mirror", "lost_said"]
 
 _TAG = "dagster/"
 _VERSION = f"{_TAG}data_version"
+_NAMED = 10  # of what was lost, in a message
 
 
 class Mirror:
     """Records what was published in Dagster, as events of the load's run; what the database refuses it tries again.
 
+    Used in a `with` statement, whose end records what is left, in several attempts. Where the block is interrupted, the
+    next load does.
+
     Args:
         context: of the step that works.
         present: the dataset, as it was when the load began.
+
+    Attributes:
+        lost: what could not be recorded, with the reason: partition keys for instance.
     """
 
     def __init__(self, context: dg.OpExecutionContext, present: Present) -> None:
@@ -60,12 +66,24 @@ class Mirror:
         self._events = RunEvents(
             context.instance, run_id=context.run_id, job_name=context.job_name, step_key=load_op_name(self._spec)
         )
+        self.lost: dict[str, str] = {}
         self._batch = Batch()  # of events that are prepared
         self._waiting: deque[Batch] = deque()
         self._refusal = ""  # why the last attempt failed
         self._passed: dict[str, tuple[dg.AssetCheckResult, list[str]]] = {}  # by asset, with `checks: rollup`
         self._failed: dict[dg.AssetKey, Mapping[str, str]] = {}  # by asset, those that its latest result names
         self._attempts: Mapping[str, Attempt] | None = None  # by partition, its last failure before this load
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: object, __: object) -> None:
+        try:
+            if kind is None or issubclass(kind, Exception):  # else there is no time left
+                self._add_passed()
+                self._record_waiting()
+        finally:
+            self._events.release()
 
     def record(self, report: PartitionReport) -> None:
         """Records the stages of a partition that ran, and its marker, or that and why it failed.
@@ -77,7 +95,7 @@ class Mirror:
                 self._add_missing(report.partition, self._dataset.records(report.partition), report.results)
                 made = published_result(self._dataset, report.partition, report.marker)
             except MmAssetsError as error:  # its losses cannot be read: the next load records it
-                self._say(logging.WARNING, f"{report.partition} is not recorded: {error}")
+                self._lose(report.partition, error)
                 made = None
         for result in report.results.values():
             self._add_stage(result, report.partition)
@@ -90,7 +108,7 @@ class Mirror:
         if report.failure is not None:
             level = logging.WARNING if report.is_refused else logging.ERROR
             self._say(level, f"{report.partition}: {report.failure.stage}: {report.failure.said}")
-        self._end()
+        self._end(report.partition)
 
     def catch_up(self, running: Collection[str] = ()) -> int:
         """Records what is published and Dagster does not know, without the partitions that run now anyway.
@@ -110,30 +128,34 @@ class Mirror:
                 records = self._dataset.records(key)
                 published = published_result(self._dataset, key, marker)
             except MmAssetsError as error:  # of one partition, which others do not wait for
-                self._say(logging.WARNING, f"{key} is not recorded: {error}")
-                self._end()
+                self.warn(f"{key} is not recorded: {error}")
                 continue
             self._add_missing(key, records)
             self._add(published, key, _marker_inputs(marker))
-            self._end()
+            self._end(key)
             num_partitions += 1
         return num_partitions
 
+    def warn(self, line: str) -> None:
+        """Writes a warning into the run's log."""
+        self._say(logging.WARNING, line)
+        self._end()
+
     def _say(self, level: int, line: str) -> None:
-        """Writes a line into the run's log."""
         self._batch.calls.append(partial(self._events.said, level, line))
 
-    def _end(self) -> None:
-        """Ends what is stored at once."""
+    def _end(self, name: str = "") -> None:
+        """Ends what is stored at once; `name` as that of a `Batch`."""
         if self._batch.calls:
+            self._batch.name = name
             self._waiting.append(self._batch)
         self._batch = Batch()
         self._try()
 
-    def add(self, made: MaterializeResult) -> None:
-        """Records one materialization without a partition, with its check results."""
+    def add(self, made: MaterializeResult, name: str) -> None:
+        """Records one materialization without a partition, with its check results; `name` is for people."""
         self._add(made)
-        self._end()
+        self._end(name)
 
     def _add(self, made: MaterializeResult, key: str | None = None, inputs: Mapping[Stage, str] | None = None) -> None:
         assert made.asset_key is not None
@@ -200,12 +222,12 @@ class Mirror:
         if key in self._failed.get(found.asset_key, {}):
             self._roll_up(found, key, ())
 
-    def add_passed(self) -> None:
+    def _add_passed(self) -> None:
         """With ``checks: rollup``, records one result per asset for all partitions that passed."""
         for found, (key, *passed) in self._passed.values():
             self._batch.calls.append(partial(self._roll_up, found, key, passed))
         self._passed.clear()
-        self._end()
+        self._end("check results")
 
     def _log_made(self, made: MaterializeResult, key: str | None, inputs: Mapping[Stage, str]) -> None:
         """Stores a materialization with those that it was made from: without them Dagster takes it for outdated."""
@@ -249,40 +271,43 @@ class Mirror:
             if stage.is_made(self._spec) and stage.name not in report.results:
                 self._events.planned(asset_key(self._spec, stage), key, tags)
 
-    def flush(self) -> None:
-        """Records what is left, in several attempts; the next load records what is left even then."""
-        try:
-            self._record_waiting()
-        finally:
-            self._events.release()
-
     def _record_waiting(self) -> None:
         for pause in PAUSES:
             if not self._waiting:
                 return
             time.sleep(pause)
             self._try()
-        num_lost = 0
         while self._waiting:
-            num_lost += len(self._waiting.popleft().calls)
+            self._lose(self._waiting.popleft().name, self._refusal)
             before = len(self._waiting)
             self._try()
             if len(self._waiting) == before:  # not this partition alone: the database is away
-                num_lost += sum(len(batch.calls) for batch in self._waiting)
-                self._waiting.clear()
-        if num_lost:
-            lost = counted(num_lost, "event")
-            self._say(logging.WARNING, f"{lost} could not be recorded: {self._refusal}: `mm-assets sync` does it later")
-            self._end()
+                while self._waiting:
+                    self._lose(self._waiting.popleft().name, self._refusal)
 
     def _try(self) -> None:
+        """Stores what waits, in order, until the database is away; what it refuses for other reasons is lost."""
         while self._waiting:
             try:
                 self._events.store(self._waiting[0])
             except Exception as error:  # noqa: BLE001 - SQLAlchemy's, and whatever a storage raises
-                self._refusal = f"{type(error).__name__}: {error}"
-                return
+                self._refusal = first_line(error)
+                if may_pass(error):
+                    return
+                self._lose(self._waiting[0].name, self._refusal)
             self._waiting.popleft()
+
+    def _lose(self, name: str, why: object) -> None:
+        if name:
+            self.lost[name] = str(why)
+
+
+def lost_said(spec: DatasetSpec, lost: Mapping[str, str]) -> str:
+    """What a load could not record, and what to do."""
+    named = ", ".join([*lost][:_NAMED]) + (", …" if len(lost) > _NAMED else "")
+    reasons = "; ".join(dict.fromkeys(lost.values()))
+    again = f"`mm-assets sync --dataset {spec.name}` records what is published"
+    return f"not recorded in Dagster: {named} ({len(lost):,} in all): {reasons}: {again}"
 
 
 def _inputs(record: StageRecord) -> Mapping[Stage, str]:

@@ -8,17 +8,21 @@ log of a run, for instance. What must not be is left to `events`, which looks fi
 import functools
 import inspect
 import logging
+import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
 import sqlalchemy.exc
 from dagster._core.errors import DagsterRunAlreadyExists
 
-__all__ = ["PAUSES", "is_away", "patient"]
+from mm_assets.errors import SourceError
+
+__all__ = ["PAUSES", "away_named", "first_line", "impatient", "is_away", "may_pass", "patient"]
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds between attempts: a restart takes seconds, a failover a minute
 _AWAY = (ConnectionError, sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError, sqlalchemy.exc.TimeoutError)
@@ -33,6 +37,31 @@ def is_away(error: BaseException) -> bool:
     return isinstance(error, _AWAY) or type(error).__name__ == _GAVE_UP
 
 
+def first_line(error: BaseException) -> str:
+    """An error of a database in one line; the statement is in the others."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+@contextmanager
+def away_named() -> Iterator[None]:
+    """Turns what is raised when patience ends into a `SourceError` that says what to do."""
+    try:
+        yield
+    except Exception as error:  # what is raised in a step comes in errors of Dagster's
+        cause: BaseException | None = error
+        while cause is not None and not is_away(cause):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        detail = f"Dagster's database is away: {first_line(cause)}: run the command again when it is back"
+        raise SourceError(os.environ.get("DAGSTER_HOME", "DAGSTER_HOME"), detail) from error
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same may succeed later: the server is away, or another process has locked SQLite's file."""
+    return is_away(error) or isinstance(error, sqlalchemy.exc.OperationalError | sqlite3.OperationalError)
+
+
 def patient(instance: dg.DagsterInstance) -> dg.DagsterInstance:
     """The same instance, whose storages of runs and events have patience from now on."""
     for storage in (instance.run_storage, instance.event_log_storage):
@@ -41,6 +70,17 @@ def patient(instance: dg.DagsterInstance) -> dg.DagsterInstance:
             if is_operation and not name.startswith("_"):  # once: afterwards it is an attribute of the storage
                 vars(storage)[name] = Patient(getattr(storage, name))
     return instance
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """In the block, this thread tries everything once: it has other work to do before it tries again."""
+    before = getattr(Patient._inside, "call", False)
+    Patient._inside.call = True
+    try:
+        yield
+    finally:
+        Patient._inside.call = before
 
 
 class Patient:
@@ -59,11 +99,8 @@ class Patient:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if getattr(self._inside, "call", False):
             return self._method(*args, **kwargs)
-        self._inside.call = True
-        try:
+        with impatient():
             return self._repeated(*args, **kwargs)
-        finally:
-            self._inside.call = False
 
     def _repeated(self, *args: Any, **kwargs: Any) -> Any:
         for number, pause in enumerate((*PAUSES, None)):

@@ -256,7 +256,7 @@ def test_a_rollup_remembers_the_partitions_that_failed(
     assert latest() == (False, "ERROR", "1 partition failed before: docs-00000")
     assert set(Present(dataset).markers()) == {"docs-00001"}
     with monkeypatch.context() as killed:
-        killed.setattr("mm_assets.orchestration.mirror.Mirror.add_passed", stop)
+        killed.setattr("mm_assets.orchestration.mirror.Mirror._add_passed", stop)
         run_partitions([(spec, "docs-00000")])
     assert latest() == (True, "ERROR", None)
 

@@ -6,20 +6,29 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import pytest
+import sqlalchemy
 import sqlalchemy.exc
+from click.testing import CliRunner
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from dagster._core.storage.runs import SqliteRunStorage
 
+from mm_assets.cli.main import main
+from mm_assets.orchestration import mirror, patience
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import register_dataset
+from mm_assets.orchestration.launch import register_dataset, run_load, sync
+from mm_assets.orchestration.load import PartitionRun
 from mm_assets.orchestration.partitions import shard_partitions
 from mm_assets.orchestration.runs import failed_attempts, partition_fingerprints, partition_lock
 from mm_assets.pipeline.chain import CHAIN
+from mm_assets.pipeline.engines import processes
+from mm_assets.pipeline.engines.processes import Processes
+from mm_assets.pipeline.partition_run import PartitionReport, run_partition
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
@@ -241,3 +250,137 @@ def test_a_restart_at_any_moment_of_a_load_loses_nothing(
             break
         number = number + 9 if number else 1
     assert number > 40, away.calls
+
+
+class Unreachable:
+    """A database server that no connection reaches while it `is_away`; what waits for it does not sleep."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_away = False
+        self.slept: list[float] = []
+        self.returns_after = float("inf")
+        real = sqlalchemy.engine.Engine.connect
+
+        def connect(engine: sqlalchemy.engine.Engine) -> sqlalchemy.engine.Connection:
+            if self.is_away:
+                raise sqlalchemy.exc.OperationalError("select 1", {}, Exception("could not connect to server"))
+            return real(engine)
+
+        def sleep(seconds: float) -> None:
+            self.slept.append(seconds)
+            self.is_away = self.is_away and len(self.slept) < self.returns_after
+
+        monkeypatch.setattr(sqlalchemy.engine.Engine, "connect", connect)
+        for module in (patience, mirror):
+            monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
+
+
+def load(
+    spec: DatasetSpec, keys: str, observed: Callable[[PartitionRun], object] = lambda _: None
+) -> tuple[dict[str, PartitionRun], PartitionRun]:
+    """A load of these partitions: how each ended, and how the rest did."""
+    with Processes() as processes:
+        *ended, rest = run_load(spec, list(keys), processes=processes, observed=observed)
+    return {run.partition: run for run in ended}, rest
+
+
+def test_no_partition_waits_for_a_database(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the database is away partitions run one after the other; it is waited for once, at the end."""
+    spec = demo_spec("captions", shards=str(copies(inbox, "abc")), checks="grouped")
+    register_dataset(instance, DatasetStore(spec))
+    server = Unreachable(monkeypatch)
+    server.returns_after = 2
+
+    def observe(run: PartitionRun) -> None:
+        assert server.slept == []
+        server.is_away = True
+
+    runs, rest = load(spec, "abc", observe)
+    assert [run.ok for run in (*runs.values(), rest)] == [True] * 4
+    assert server.slept == list(patience.PAUSES[:2])
+    counted = recorded(instance, spec)
+    assert set(counted.values()) == {1}
+    assert {key[-1] for key in counted} == {"a", "b", "c"}
+
+
+def test_what_a_database_refuses_keeps_nothing_else_waiting(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events that cannot be stored are given up at once, and named with what records them; the others are stored."""
+    spec = demo_spec("captions", shards=str(copies(inbox, "ab")))
+    register_dataset(instance, DatasetStore(spec))
+    server, published = Unreachable(monkeypatch), dg.AssetKey(["captions", "published"])
+    real = SqliteEventLogStorage.store_event
+
+    def store_event(self: SqliteEventLogStorage, event: dg.EventLogEntry) -> None:
+        if event.dagster_event is not None and event.dagster_event.partition == "a":
+            raise ValueError("a string literal cannot contain NUL\nand more")
+        real(self, event)
+
+    def observe(run: PartitionRun) -> None:
+        assert instance.get_materialized_partitions(published) == set(run.partition) - {"a"}
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(SqliteEventLogStorage, "store_event", store_event)
+        runs, rest = load(spec, "ab", observe)
+    assert [runs["a"].ok, runs["b"].ok, server.slept] == [True, True, []]
+    reason = "ValueError: a string literal cannot contain NUL"
+    again = "`mm-assets sync --dataset captions` records what is published"
+    assert rest.failures == (f"not recorded in Dagster: a (1 in all): {reason}: {again}",)
+    assert sync(DatasetStore(spec)) == 1
+    assert instance.get_materialized_partitions(published) == {"a", "b"}
+
+
+def test_a_manifest_that_cannot_be_made_stops_no_partition(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a load it is a warning, at its end an error; what the load did is recorded in any case."""
+    spec = demo_spec("captions", shards=str(copies(inbox, "abc")), checks="rollup")
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    assert load(spec, "a")[1].ok
+    (marker,) = dataset.marker_names()["a"]
+    dataset.store.write_bytes(marker, b"{")
+    monkeypatch.setattr("mm_assets.orchestration.load._MANIFEST_SECONDS", 0.0)
+    runs, rest = load(spec, "bc")
+    assert [runs["b"].ok, runs["c"].ok, rest.ok] == [True, True, False]
+    assert marker in rest.failures[0]
+    assert instance.get_materialized_partitions(dg.AssetKey(["captions", "published"])) == {"a", "b", "c"}
+    assert instance.all_logs(rest.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    said = [entry.user_message for entry in instance.all_logs(rest.run_id)]
+    assert any(line.startswith("the manifest is as before: ") for line in said)
+
+
+def test_a_database_that_stays_away_is_an_error(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run` publishes, and fails with what is not recorded and the command that does it when the database is back."""
+    shards = str(copies(inbox, "ab"))
+    given = ("--root", str(root), "--dataset", "captions")
+    command = ("run", *given, "--shards", shards, "--set", "settle_seconds=0")
+    server = Unreachable(monkeypatch)
+    real = run_partition
+
+    def run_partition_and_leave(*args: Any, **kwargs: Any) -> PartitionReport:
+        server.is_away = True
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as leaving:
+        leaving.setattr(processes, "run_partition", run_partition_and_leave)
+        done = CliRunner().invoke(main, command)
+    assert done.exit_code == 1
+    assert done.stdout.startswith("2 partitions run in ")
+    *_, away, lost = done.stderr.splitlines()
+    reason = "OperationalError: (builtins.Exception) could not connect to server"
+    assert away == f"failed: captions: Dagster's database is away: {reason}: run the command again when it is back"
+    assert lost.startswith(f"failed: captions: not recorded in Dagster: a, b, the manifest (3 in all): {reason}: `mm-")
+    for again in (command, ("sync", *given)):
+        done = CliRunner().invoke(main, again)
+        assert (done.exit_code, isinstance(done.exception, SystemExit)) == (1, True)
+        assert f"Dagster's database is away: {reason}: run the command again when it is back" in done.stderr
+    server.is_away = False
+    done = CliRunner().invoke(main, ("sync", *given))
+    assert (done.exit_code, done.stdout) == (0, "captions: 2 partitions recorded\n")
+    assert instance.get_materialized_partitions(dg.AssetKey(["captions", "published"])) == {"a", "b"}
