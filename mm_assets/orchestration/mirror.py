@@ -40,7 +40,8 @@ from mm_assets.pipeline.store import StageRecord
 __all__ = ["Mirror", "lost_said"]
 
 _TAG = "dagster/"
-_VERSION = f"{_TAG}data_version"
+_VERSION, _CODE = f"{_TAG}data_version", f"{_TAG}code_version"
+MadeWith = Mapping[Stage, Mapping[str, str]]  # of stages, as recorded
 _NAMED = 10  # of what was lost, in a message
 
 
@@ -125,16 +126,23 @@ class Mirror:
                 marker = present.markers([key])[key]
                 if known.get(key, {}).get(_VERSION) == marker_version(marker).value:
                     continue
-                records = self._dataset.records(key)
+                records, file = self._dataset.recorded(key)
                 published = published_result(self._dataset, key, marker)
             except MmAssetsError as error:  # of one partition, which others do not wait for
                 self.warn(f"{key} is not recorded: {error}")
                 continue
             self._add_missing(key, records)
-            self._add(published, key, _marker_inputs(marker))
+            is_of_marker = file is not None and marker.get("record", {}).get("sha256") == file.sha256
+            made_with = self._published_with(marker, records if is_of_marker else {})
+            self._add(published, key, _marker_inputs(marker), made_with)
             self._end(key)
             num_partitions += 1
         return num_partitions
+
+    def _published_with(self, marker: Mapping[str, Any], records: Mapping[Stage, StageRecord]) -> MadeWith:
+        """What the stages of a marker were made with, by its records; of those without one it is not known."""
+        unknown: dict[Stage, Mapping[str, str]] = {STAGE_OF_FILE[form]: {} for form in packed_files(marker)}
+        return {**unknown, **_made_with(records), PUBLISHED: PUBLISHED.made_with(self._spec)}
 
     def warn(self, line: str) -> None:
         """Writes a warning into the run's log."""
@@ -157,15 +165,22 @@ class Mirror:
         self._add(made)
         self._end(name)
 
-    def _add(self, made: MaterializeResult, key: str | None = None, inputs: Mapping[Stage, str] | None = None) -> None:
+    def _add(
+        self,
+        made: MaterializeResult,
+        key: str | None = None,
+        inputs: Mapping[Stage, str] | None = None,
+        made_with: MadeWith | None = None,
+    ) -> None:
+        """Adds a materialization with its check results; `made_with` as for `code_version`."""
         assert made.asset_key is not None
         if key is not None and self._batch.first is None:
             self._batch.first = dg.AssetKey.from_coercible(made.asset_key), key
-        self._batch.calls.append(partial(self._log_made, made, key, inputs or {}))
+        self._batch.calls.append(partial(self._log_made, made, key, inputs or {}, made_with))
         partition = None if self._spec.checks == "rollup" else key
         self._batch.calls.extend(partial(self._log_check, found, partition) for found in made.check_results or ())
 
-    def _add_stage(self, result: StageResult, key: str) -> None:
+    def _add_stage(self, result: StageResult, key: str, made_with: MadeWith | None = None) -> None:
         checks = check_results(self._spec, result)
         if self._spec.checks == "rollup":
             for found in checks:
@@ -176,7 +191,7 @@ class Mirror:
                 else:
                     self._batch.calls.append(partial(self._roll_up, found, key, ()))
             checks = []
-        self._add(stage_result(self._spec, result, checks), key, _inputs(result.record))
+        self._add(stage_result(self._spec, result, checks), key, _inputs(result.record), made_with)
 
     def _add_missing(
         self, key: str, records: Mapping[Stage, StageRecord], made: Mapping[str, StageResult] | None = None
@@ -184,27 +199,30 @@ class Mirror:
         """Records stages that earlier runs made, but for those `made` now: a run that was killed recorded none."""
         if earlier := [record for record in records.values() if record.stage not in (made or {})]:
             missing: list[Callable[[], object]] = []
-            self._batch.reads.append(partial(self._read_missing, earlier, key, missing))
+            self._batch.reads.append(partial(self._read_missing, earlier, key, _made_with(records), missing))
             self._batch.calls.append(lambda: [call() for call in missing])
 
-    def _read_missing(self, records: Iterable[StageRecord], key: str, missing: list[Callable[[], object]]) -> None:
+    def _read_missing(
+        self, records: Iterable[StageRecord], key: str, made_with: MadeWith, missing: list[Callable[[], object]]
+    ) -> None:
         """Prepares the events of those stages of a partition of which Dagster does not have this version."""
-        unknown = [record for record in records if not self._is_known(record, key)]
+        unknown = [record for record in records if not self._is_known(record, key, made_with)]
         outer, self._batch = self._batch, Batch()
         for record in unknown:
             urls = {name: self._dataset.store.url_of(file.path) for name, file in record.files.items()}
-            self._add_stage(StageResult.of_record(record, urls), key)
+            self._add_stage(StageResult.of_record(record, urls), key, made_with)
         prepared, self._batch = self._batch, outer
         for read in prepared.reads:
             read()
         missing[:] = prepared.calls
 
-    def _is_known(self, record: StageRecord, key: str) -> bool:
-        asset = asset_key(self._spec, STAGE_OF_FILE[next(iter(record.files))])
-        known = self._instance.event_log_storage.get_latest_tags_by_partition(
-            asset, DagsterEventType.ASSET_MATERIALIZATION, [_VERSION], [key]
-        )
-        return known.get(key, {}).get(_VERSION) == stage_version(record)
+    def _is_known(self, record: StageRecord, key: str, made_with: MadeWith) -> bool:
+        stage = STAGE_OF_FILE[next(iter(record.files))]
+        wanted = dg.AssetRecordsFilter(asset_key(self._spec, stage), asset_partitions=[key])
+        found = self._instance.fetch_materializations(wanted, limit=1).records
+        made = found[0].asset_materialization if found else None
+        version, code = stage_version(record), code_version(self._spec, stage, made_with)
+        return made is not None and (made.tags or {}).items() >= {_VERSION: version, _CODE: code}.items()
 
     def _roll_up(self, found: dg.AssetCheckResult, key: str, passed: Sequence[str]) -> None:
         assert found.asset_key is not None
@@ -229,11 +247,13 @@ class Mirror:
         self._passed.clear()
         self._end("check results")
 
-    def _log_made(self, made: MaterializeResult, key: str | None, inputs: Mapping[Stage, str]) -> None:
+    def _log_made(
+        self, made: MaterializeResult, key: str | None, inputs: Mapping[Stage, str], made_with: MadeWith | None
+    ) -> None:
         """Stores a materialization with those that it was made from: without them Dagster takes it for outdated."""
         above = {stage: self._events.latest(asset_key(self._spec, stage), key) for stage in inputs}
         pointers = {stage: "NULL" if found is None else str(found.storage_id) for stage, found in above.items()}
-        self._events.made(_materialization(self._spec, made, key, inputs, pointers))
+        self._events.made(_materialization(self._spec, made, key, inputs, pointers, made_with))
 
     def _log_check(self, found: dg.AssetCheckResult, partition: str | None) -> None:
         """Stores a check result with the materialization that it is about: without it Dagster takes it for outdated."""
@@ -319,12 +339,17 @@ def _marker_inputs(marker: Mapping[str, Any]) -> Mapping[Stage, str]:
     return {STAGE_OF_FILE[form]: file["sha256"] for form, file in packed_files(marker).items()}
 
 
+def _made_with(records: Mapping[Stage, StageRecord]) -> MadeWith:
+    return {stage: record.made_with for stage, record in records.items()}
+
+
 def _materialization(
     spec: DatasetSpec,
     made: MaterializeResult,
     key: str | None,
     inputs: Mapping[Stage, str],
     pointers: Mapping[Stage, str],
+    made_with: MadeWith | None,
 ) -> dg.AssetMaterialization:
     """A result of an asset as the event that Dagster stores of one, with the tags that tell whether it is stale."""
     assert made.asset_key is not None
@@ -332,9 +357,9 @@ def _materialization(
     version = "" if made.data_version is None else made.data_version.value
     tags = {_VERSION: version, f"{_TAG}data_version_is_user_provided": "true"}
     stage = next(stage for stage in CHAIN if stage.name == asset.path[-1])
-    code = code_version(spec, stage)
+    code = code_version(spec, stage, made_with)
     if code is not None:
-        tags[f"{_TAG}code_version"] = code
+        tags[_CODE] = code
     for above, of_above in inputs.items():
         # Of an input with partitions Dagster stores the SHA-256 of the versions of those that were read.
         digest = hashlib.sha256(of_above.encode()).hexdigest()

@@ -1,6 +1,6 @@
 """Names in Dagster: a dataset's assets, jobs and partitions, one per shard or per named group of shards."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import dagster as dg
 
@@ -25,9 +25,19 @@ def asset_key(spec: DatasetSpec, stage: Stage) -> dg.AssetKey:
     return dg.AssetKey([spec.name, stage.name])
 
 
-def code_version(spec: DatasetSpec, stage: Stage) -> str | None:
-    """What Dagster compares to tell whether an asset is stale; None for the manifest, which follows from markers."""
-    return None if stage is MANIFEST else stage.digest(spec)[:16]
+def code_version(
+    spec: DatasetSpec, stage: Stage, made_with: Mapping[Stage, Mapping[str, str]] | None = None
+) -> str | None:
+    """What Dagster compares to tell whether an asset is stale; None for the manifest, which follows from markers.
+
+    Args:
+        spec: the declaration.
+        stage: the asset's.
+        made_with: of the stages, as recorded; None takes what they would be made with now.
+    """
+    if stage is MANIFEST:
+        return None
+    return (stage.digest(spec) if made_with is None else stage.recorded_digest(made_with))[:16]
 
 
 def shard_partitions(spec: DatasetSpec) -> dg.DynamicPartitionsDefinition:

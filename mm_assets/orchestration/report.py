@@ -129,8 +129,12 @@ def published_result(dataset: DatasetStore, key: str, marker: Mapping[str, Any])
 
 
 def marker_version(marker: Mapping[str, Any]) -> dg.DataVersion:
-    """The data version of a published partition."""
-    return dg.DataVersion("+".join(file["sha256"] for file in packed_files(marker).values()))
+    """The data version of a published partition: the digest of its records.
+
+    They name its files by digest, and what made these: other settings may make the same bytes.
+    """
+    record = marker.get("record")  # that of an earlier release has none
+    return dg.DataVersion("+".join(f["sha256"] for f in ([record] if record else packed_files(marker).values())))
 
 
 def manifest_result(spec: DatasetSpec, report: ManifestReport) -> MaterializeResult:

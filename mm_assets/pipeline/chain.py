@@ -178,6 +178,16 @@ class Stage:
         """SHA-256 over `made_with` of this stage and of those of the dataset that lead to it, hexadecimal."""
         return _digest({stage.name: stage.made_with(spec, schema) for stage in self.lineage if stage.is_made(spec)})
 
+    def recorded_digest(self, made_with: Mapping[Stage, Mapping[str, str]]) -> str:
+        """`digest` without a schema, as it was when stages were recorded with these `made_with`."""
+        found = {stage: made_with[stage] for stage in self.lineage if stage in made_with}
+        return _digest(
+            {
+                stage.name: {name: digest for name, digest in given.items() if not name.startswith(_SCHEMA)}
+                for stage, given in found.items()
+            }
+        )
+
 
 _CODE, _SCHEMA = "code of ", "schema: "  # before the names in `Stage.made_with` that are not settings
 _DIGITS = 16

@@ -10,8 +10,9 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
 
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import register_dataset
+from mm_assets.orchestration.launch import register_dataset, sync
 from mm_assets.pipeline.chain import CHAIN
+from mm_assets.pipeline.partition_run import run_partition
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.status import dataset_status
 from mm_assets.pipeline.store import DatasetStore
@@ -59,3 +60,39 @@ def test_dagster_and_status_agree(
     if pending:
         assert run_partitions([(spec, KEY)])[0].ok
     assert stale_in_dagster(instance, spec) == []
+
+
+def test_a_killed_load_leaves_nothing_outdated(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """What a killed load made of other settings is recorded as such, even where its bytes are the same."""
+    shards = str(inbox(f"{KEY}.tar"))
+    specs = [
+        demo_spec("captions", shards=shards, **settings)
+        for settings in ({}, {"max_rejected": 9, "filters": [{"type": "text_length", "min_chars": 1}]})
+    ]
+    dataset = DatasetStore(specs[0])
+    register_dataset(instance, dataset)
+    assert run_partitions([(specs[0], KEY)])[0].ok
+    before = dataset.markers(dataset.marker_names()[KEY])[0]["files"]
+    partition, schema = dataset.partitions()[KEY], dataset.schema()
+    assert run_partition(specs[1], partition, schema).ok  # as a load that was killed then
+    (marker,) = dataset.markers(dataset.marker_names()[KEY])
+    assert marker["files"] == before
+    assert stale_in_dagster(instance, specs[1]) == STAGES[1:]
+    assert [sync(DatasetStore(specs[1])), sync(DatasetStore(specs[1]))] == [1, 0]
+    assert stale_in_dagster(instance, specs[1]) == []
+    assert stale_in_dagster(instance, specs[0]) == STAGES[1:]
+
+
+def test_what_former_settings_made_is_outdated(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:
+    """Recorded when the settings have changed already, a partition is stale from the stage on that `status` says."""
+    shards = str(inbox(f"{KEY}.tar"))
+    before = demo_spec("captions", shards=shards)
+    dataset = DatasetStore(before)
+    register_dataset(instance, dataset)
+    assert run_partition(before, dataset.partitions()[KEY], dataset.schema()).ok  # as a load that was killed then
+    spec = demo_spec("captions", shards=shards, filters=[{"type": "text_length", "min_chars": 2}])
+    assert sync(DatasetStore(spec)) == 1
+    first = dataset_status(DatasetStore(spec)).pending[KEY].first.name
+    assert stale_in_dagster(instance, spec) == STAGES[STAGES.index(first) :]
+    assert stale_in_dagster(instance, before) == []
+    assert sync(DatasetStore(before)) == 0
