@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from io import RawIOBase
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -283,47 +281,77 @@ def sample_groups(batches: Iterable[pa.RecordBatch], *, batch_bytes: int = 16 <<
     Raises:
         SchemaMismatchError: there is no column `sample_id`.
     """
-    held: list[_Run] = []
-    held_bytes = 0
-    for _, sample in groupby(_runs(batches), key=attrgetter("sample_id")):
-        runs = list(sample)
-        size = sum(run.num_bytes for run in runs)
-        if held_bytes and held_bytes + size > batch_bytes:
-            yield _table(held)
-            held, held_bytes = [], 0
-        held += runs
-        held_bytes += size
-    if held:
-        yield _table(held)
-
-
-class _Run(NamedTuple):
-    """Consecutive rows of one sample in one batch."""
-
-    sample_id: str
-    batch: pa.RecordBatch
-    start: int
-    stop: int
-    num_bytes: int
-
-
-def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[_Run]:
+    group = _Rows(batch_bytes)  # whole samples
+    sample = _Rows(batch_bytes)  # the last one, which the next batch may continue
+    last_id = None
     for batch in batches:
         if "sample_id" not in batch.schema.names:
             raise SchemaMismatchError(f"rows have no column 'sample_id', there are {batch.schema.names}")
-        if batch.num_rows:
-            ids = batch.column("sample_id")
-            changes = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1))
-            starts = [0, *(np.flatnonzero(changes.to_numpy(zero_copy_only=False)) + 1).tolist()]
-            sizes = np.add.reduceat(row_bytes(batch), starts).tolist()
-            for start, stop, size in zip(starts, [*starts[1:], batch.num_rows], sizes, strict=True):
-                yield _Run(ids[start].as_py(), batch, start, stop, size)
+        if not batch.num_rows:
+            continue
+        starts, before = _samples(batch)
+        last = len(starts) - 2  # the last sample of the batch
+        first = 0
+        if batch.column("sample_id")[0].as_py() == last_id:
+            sample.add(batch, 0, int(starts[1]), int(before[1]))
+            first = 1
+        if first <= last:
+            if not group.fits(sample.num_bytes):
+                yield group.take()
+            group.move(sample)
+        while first < last:
+            fitting = int(np.searchsorted(before, before[first] + batch_bytes - group.num_bytes, side="right")) - 1
+            stop = min(fitting, last) if group.num_bytes else max(min(fitting, last), first + 1)
+            if stop <= first:
+                yield group.take()
+                continue
+            group.add(batch, int(starts[first]), int(starts[stop]), int(before[stop] - before[first]))
+            first = stop
+        if first == last:
+            sample.add(batch, int(starts[last]), batch.num_rows, int(before[-1] - before[last]))
+        last_id = batch.column("sample_id")[batch.num_rows - 1].as_py()
+    if not group.fits(sample.num_bytes):
+        yield group.take()
+    group.move(sample)
+    if group.num_bytes:
+        yield group.take()
 
 
-def _table(runs: Iterable[_Run]) -> pa.Table:
-    """The rows of consecutive runs, one slice of each batch."""
-    slices = []
-    for _, in_batch in groupby(runs, key=lambda run: id(run.batch)):
-        rows = list(in_batch)
-        slices.append(rows[0].batch.slice(rows[0].start, rows[-1].stop - rows[0].start))
-    return pa.Table.from_batches(slices)
+class _Rows:
+    """Consecutive rows of several batches, of about `limit` bytes, or of one sample."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._slices: list[tuple[pa.RecordBatch, int, int]] = []
+        self.num_bytes = 0
+
+    def fits(self, num_bytes: int) -> bool:
+        """Whether there is room for so many bytes more: there is without any rows."""
+        return not self.num_bytes or self.num_bytes + num_bytes <= self._limit
+
+    def add(self, batch: pa.RecordBatch, start: int, stop: int, num_bytes: int) -> None:
+        """Adds the rows from `start` to `stop`; in one slice with those before them."""
+        if self._slices and self._slices[-1][0] is batch:
+            start = self._slices.pop()[1]
+        self._slices.append((batch, start, stop))
+        self.num_bytes += num_bytes
+
+    def move(self, other: _Rows) -> None:
+        """Takes over the rows of another."""
+        for batch, start, stop in other._slices:
+            self.add(batch, start, stop, 0)
+        self.num_bytes += other.num_bytes
+        other._slices, other.num_bytes = [], 0
+
+    def take(self) -> pa.Table:
+        """The rows as a table without copies; none are left."""
+        slices, self._slices, self.num_bytes = self._slices, [], 0
+        return pa.Table.from_batches([batch.slice(start, stop - start) for batch, start, stop in slices])
+
+
+def _samples(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """First row of each sample and the number of rows; bytes of values before each of these rows."""
+    ids = batch.column("sample_id")
+    changes = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1)).to_numpy(zero_copy_only=False)
+    starts = np.concatenate([[0], np.flatnonzero(changes) + 1, [len(ids)]])
+    return starts, np.concatenate([[0], np.cumsum(row_bytes(batch))])[starts]
