@@ -326,7 +326,7 @@ def _verdicts(block: Block, judge: Filter) -> dict[int, Drop]:
             samples.setdefault(int(block.sample_index[drop.row]), drop)
         else:
             verdicts.setdefault(drop.row, drop)
-    for row in np.flatnonzero(np.isin(block.sample_index, list(samples))).tolist():
+    for row in np.flatnonzero(np.isin(block.sample_index, list(samples))).tolist() if samples else ():
         verdicts[row] = samples[int(block.sample_index[row])]
     return verdicts
 

@@ -81,7 +81,10 @@ class Block:
 
         `probe_image` reads the header of each of them once, also for the blocks that are selected from this one.
         """
-        return [None if view is None else share_probe(view) for view in content_views(self.table)]
+        contents = content_views(self.table)
+        for row in pc.indices_nonzero(self.column("binary_content").is_valid()).to_pylist():
+            share_probe(contents[row])
+        return contents
 
     @cached_property
     def is_metadata(self) -> npt.NDArray[np.bool_]:
@@ -129,11 +132,13 @@ class Block:
             One value for each of `rows`: None where there is no payload or it could not be read.
         """
         known: dict[int, Any] = self._measures.setdefault(key, {})
-        asked = [(int(row), int(self.origin[row])) for row in rows]
-        missing = {origin: row for row, origin in asked if origin not in known}
+        asked = np.fromiter(rows, np.int64)
+        origins = self.origin[asked].tolist()
+        missing = {origin: row for row, origin in zip(asked.tolist(), origins, strict=True) if origin not in known}
+        contents = self.contents
 
         def one(row: int) -> _T | None:
-            payload = self.contents[row]
+            payload = contents[row]
             if payload is None:
                 return None
             try:
@@ -146,7 +151,7 @@ class Block:
         else:
             values = [one(row) for row in missing.values()]
         known.update(zip(missing, values, strict=True))
-        return [known[origin] for _, origin in asked]
+        return [known[origin] for origin in origins]
 
     def spread(self, rows: Iterable[int], values: Iterable[object], kind: pa.DataType) -> pa.Array:
         """A column of the block's length that has `values` at `rows` and null elsewhere."""
@@ -160,10 +165,10 @@ class Block:
         chosen = self.with_table(self.table.filter(pa.array(keep)))
         chosen.origin = self.origin[keep]
         # Views of the new table: the old ones would hold its whole content in memory.
-        chosen.contents = [
-            None if old is None or new is None else share_probe(new, like=old)
-            for old, new in zip(compress(self.contents, keep), content_views(chosen.table), strict=True)
-        ]
+        chosen.contents = contents = content_views(chosen.table)
+        before = list(compress(self.contents, keep))
+        for row in pc.indices_nonzero(chosen.column("binary_content").is_valid()).to_pylist():
+            share_probe(contents[row], like=before[row])
         return chosen
 
     def with_table(self, table: pa.Table) -> Block:
@@ -248,7 +253,7 @@ class MeasuredRowFilter(Filter):
     def judge(self, block: Block) -> Iterable[Drop]:
         """Measures the rows of the filter's modality and gives a verdict on each."""
         rows = block.rows_of(self.modality)
-        positions = block.column("position").to_numpy()
+        positions = block.column("position").to_pylist()
         for row, value in zip(rows.tolist(), self.measure(block, rows), strict=True):
             if self.drop_invalid_rows and positions[row] < 0:
                 yield Drop(row, "invalid_position", None)

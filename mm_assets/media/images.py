@@ -20,9 +20,17 @@ from mm_assets.media.plain_images import probe_ico, probe_pnm, probe_tga
 
 __all__ = ["PILLOW_ERRORS", "ImageInfo", "probe_image", "share_probe"]
 
-# The facts of views that `share_probe` was given, by identity, as long as they live; None before they are probed. Not a
-# WeakKeyDictionary, since the hash of a view reads all of its bytes.
-_SHARED: dict[int, tuple[weakref.ref[memoryview], ImageInfo | None]] = {}
+
+class _Shared(weakref.ref[memoryview]):
+    """A view that `share_probe` was given, and its facts: None before it is probed."""
+
+    __slots__ = ("info", "key")
+    key: int
+    info: ImageInfo | None
+
+
+# These views by identity, as long as they live. Not a WeakKeyDictionary, since the hash of a view reads all its bytes.
+_SHARED: dict[int, _Shared] = {}
 
 # Pillow's plugins raise these for damaged bytes. They do not promise a set: an index past a list or a failed assertion
 # is a sign of damage, as is an OSError. `Warning` is for callers who turn warnings into errors. `MemoryError` is not
@@ -61,17 +69,18 @@ def probe_image(data: Buffer) -> ImageInfo:
     Raises:
         MediaError: not an image of a codec of `ImageInfo`, or a header that is damaged or truncated.
     """
-    reference, known = _SHARED.get(id(data), (None, None))
-    is_shared = reference is not None and reference() is data
-    if is_shared and known is not None:
-        return known
+    shared = _SHARED.get(id(data))
+    if shared is not None and shared() is not data:
+        shared = None
+    if shared is not None and shared.info is not None:
+        return shared.info
     head = HeaderReader(data, "<image>")
     content_type = sniff_content_type(head.view)
     info = _parse(head, content_type)
     if info.width < 1 or info.height < 1:
         raise head.fail(f"{info.codec} image has no pixels: {info.width} x {info.height}")
-    if is_shared and reference is not None:
-        _SHARED[id(data)] = reference, info
+    if shared is not None:
+        shared.info = info
     return info
 
 
@@ -95,17 +104,26 @@ def share_probe(view: memoryview, *, like: memoryview | None = None) -> memoryvi
         view: bytes that do not change while the view lives.
         like: another view of the same bytes, given here before: what is known of it is known of this one.
     """
-    key = id(view)
-    _, known = _SHARED.get(id(like), (None, None))
-    _SHARED[key] = weakref.ref(view, lambda _: _SHARED.pop(key, None)), known
+    known = None if like is None else _SHARED.get(id(like))
+    shared = _Shared(view, _forget)
+    shared.key = id(view)
+    shared.info = None if known is None else known.info
+    _SHARED[shared.key] = shared
     return view
 
 
+def _forget(shared: weakref.ref[memoryview]) -> None:
+    assert isinstance(shared, _Shared)
+    if _SHARED.get(shared.key) is shared:  # else another view has its identity by now
+        del _SHARED[shared.key]
+
+
 def _probe_jpeg(head: HeaderReader) -> ImageInfo:
+    view, size = head.view, head.size
     pos, orientation, total_junk = 2, 1, 0
     for _ in range(MAX_SEGMENTS):
-        if head.starts(pos, b"\xff") and head.has(pos, 2) and head.view[pos + 1] != 0xFF:
-            marker = head.view[pos + 1]  # undamaged, as almost always
+        if pos + 2 <= size and view[pos] == 0xFF and view[pos + 1] != 0xFF:
+            marker = view[pos + 1]  # undamaged, as almost always
             pos += 2
         else:
             junk = bytes(head.view[pos : pos + MAX_JUNK - total_junk])

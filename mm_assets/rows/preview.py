@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -85,8 +86,9 @@ class Preview:
         content = batch.column("binary_content")
         sizes = pc.binary_length(content).drop_null()
         self.content_bytes += pc.sum(sizes).as_py() or 0
-        for size in sizes.to_pylist():
-            self._sizes[int(size).bit_length()] += 1
+        # The exponent of a whole number as a float is its number of bits.
+        bits, counts = np.unique(np.frexp(sizes.to_numpy(zero_copy_only=False))[1], return_counts=True)
+        self._sizes.update(dict(zip(bits.tolist(), counts.tolist(), strict=True)))
         if len(self._images) < self._num_images:
             wanted = pc.and_(pc.equal(batch.column("modality"), "image"), pc.is_valid(content))
             held = sum(map(len, self._images))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -122,15 +123,22 @@ def split_member_name(name: str) -> tuple[str, str, str]:
     has an empty base name in its key; the index skips such members as hidden.
     """
     name = plain_name(name)
-    dot = name.find(".", name.rfind("/") + 1)
+    base = name.rfind("/") + 1
+    dot = name.find(".", base)
     if dot < 0:
         return name, "", ""
-    role, _, extension = name[dot + 1 :].rpartition(".")
+    return name[:dot], *_split_extensions(name[dot:], dot > base)
+
+
+@lru_cache(maxsize=1024)
+def _split_extensions(extensions: str, has_key: bool) -> tuple[str, str]:
+    """Role and extension of what follows the key of a name, from its first dot on: most members share a few."""
+    role, _, extension = extensions[1:].rpartition(".")
     extension = extension.lower()
-    if extension in _COMPRESSIONS and compression_of_name(name) is not None:
+    if extension in _COMPRESSIONS and has_key and compression_of_name(f"x{extensions}") is not None:
         role, _, extension = role.rpartition(".")
         extension = extension.lower()
-    return name[:dot], role, extension
+    return role, extension
 
 
 def compression_of_name(name: str) -> str | None:
