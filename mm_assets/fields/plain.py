@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -91,6 +92,15 @@ class TextField(Field):
         self._expect_data_size(len(data))
         return Encoded(self._pack_record(len(text)), data)
 
+    def check(self, value: str | Buffer) -> None:
+        """Accept text and UTF-8 bytes."""
+        if type(self) is TextField and isinstance(value, memoryview):
+            with suppress(UnicodeError):  # `encode` says what is wrong
+                str(value, "utf-8")
+                self._expect_data_size(value.nbytes)
+                return
+        self.encode(value)
+
     def decode(self, metadata: Buffer | np.void, data: Buffer) -> str:
         """Return text."""
         (num_code_points,) = self._unpack_record(metadata)
@@ -171,6 +181,14 @@ class JSONField(Field):
             raise self._wrong_content(f"{describe(value)} ({error})", "a JSON value, or JSON text as bytes") from error
         return Encoded(self._pack_record(kind), data)
 
+    def check(self, value: JSON | RawJSON | Buffer) -> None:
+        """Accept a value, or JSON text."""
+        if type(self) is JSONField and isinstance(value, memoryview):
+            with suppress(ValueError, RecursionError):  # `encode` says what is wrong
+                json_of_utf8(value)
+                return
+        self.encode(value)
+
     def _dump(self, value: JSON) -> bytes:
         self._check_types(value)
         try:
@@ -218,6 +236,10 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+_BOM = "\ufeff"
+_PARSE = json.JSONDecoder(parse_constant=_refuse_constant).decode  # which `json.loads` makes again for each text
+
+
 def json_of_utf8(data: Buffer) -> JSON:
     """The value of JSON text; NaN and infinities are not JSON.
 
@@ -226,4 +248,5 @@ def json_of_utf8(data: Buffer) -> JSON:
         RecursionError: it is nested too deep.
     """
     # Decoded here, since json would guess UTF-16 and UTF-32, and take a byte order mark.
-    return json.loads(str(data, "utf-8"), parse_constant=_refuse_constant)
+    text = str(data, "utf-8")
+    return json.loads(text) if text.startswith(_BOM) else _PARSE(text)

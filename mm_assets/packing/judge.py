@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -43,6 +42,7 @@ THREADS = 2
 MAX_WAITING = 32  # items that are decoded, or wait for those before them
 MAX_WAITING_BYTES = 32 << 20  # of their payloads; a single one may be larger
 
+_NO_ROWS: frozenset[int] = frozenset()
 _HEIF_TYPES = frozenset(("image/avif", "image/heic", "image/heif"))
 _READERS: tuple[tuple[frozenset[str], Field], ...] = (
     (IMAGE_TYPES, ImageField()),
@@ -79,7 +79,7 @@ _Faults = Mapping[int, _Fault]  # by row
 
 
 class _Left(NamedTuple):
-    """A sample for `packable`: refused rows with reason and detail, the rows that name it, and its bytes."""
+    """A sample for `packable`: refused rows with reason and detail, the rows that name it, its bytes if it is large."""
 
     refused: list[tuple[int, str, str | None]]
     heads: list[int]
@@ -134,7 +134,7 @@ class Judge:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="judge")
         self._found: list[pa.RecordBatch] = []
         self._left: list[_Left] = []
-        self._numbers: dict[int, int] = {}  # of the rows that are left: before and after the others went
+        self._numbers: Mapping[int, int] | range = {}  # of the rows that are left: before and after the others went
         self.num_judged = 0
         self.num_undecodable = 0
         self.num_unplaced = 0
@@ -181,8 +181,14 @@ class Judge:
                 for other in range(placement.start, placement.stop):
                     gone.setdefault(other, Drop(other, REASON, None, detail))
         self._note(table, block)
-        self._numbers = {row: n for n, row in enumerate(r for r in range(block.rows.num_rows) if r not in gone)}
-        self._left = [self._left_of(block.rows, placement) for placement in block.placements.values()]
+        every = range(block.rows.num_rows)
+        self._numbers = {row: n for n, row in enumerate(r for r in every if r not in gone)} if gone else every
+        may_be_large = table.nbytes > MAX_SAMPLE_BYTES
+        self._left = [
+            self._left_of(block.rows, placement, may_be_large)
+            for placement in block.placements.values()
+            if placement.refused or may_be_large
+        ]
         return list(gone.values())
 
     def packable(self, table: pa.Table) -> Iterable[Drop]:
@@ -203,7 +209,7 @@ class Judge:
                 for row in left.heads:
                     yield Drop(self._numbers[row], "sample_too_large", float(left.size))
 
-    def _left_of(self, rows: BlockRows, placement: Placement) -> _Left:
+    def _left_of(self, rows: BlockRows, placement: Placement, may_be_large: bool) -> _Left:
         refused = [
             (row, reason, placement.unfit[row][1] if row in placement.unfit else None)
             for row, reason in sorted(placement.refused.items())
@@ -217,7 +223,8 @@ class Judge:
         left = [row for row in range(placement.start, placement.stop) if row in self._numbers]
         # A metadata row names its sample; a sample without one has only rows to name.
         heads = [row for row in left if rows.is_metadata(row)] or left
-        return _Left(refused, heads, sum(len(content) for _, content in placed_contents(rows, placement)))
+        size = sum(len(content) for _, content in placed_contents(rows, placement)) if may_be_large else 0
+        return _Left(refused, heads, size)
 
     def _note(self, table: pa.Table, block: _Block) -> None:
         """Adds the faults of a block to the table of them."""
@@ -247,13 +254,13 @@ class Judge:
 
     def _judge(self, block: _Block) -> None:
         """Judges all media of a block, and places its rows without those that the policy drops."""
-        left_out = {sample: frozenset[int]() for sample in block.rows.samples()}
+        left_out = dict.fromkeys(block.rows.samples(), _NO_ROWS)
         todo = list(left_out)
         while todo:
             for faults in self._verdicts(block, {sample: left_out[sample] for sample in todo}):
                 block.faults.update(faults)
             todo = []
-            for (start, stop), before in left_out.items() if self._policy == "drop_row" else ():
+            for (start, stop), before in left_out.items() if self._policy == "drop_row" and block.faults else ():
                 faulty = frozenset(row for row in block.faults if start <= row < stop)
                 if faulty != before:  # another row may take the place of one that goes
                     left_out[start, stop] = faulty
@@ -264,10 +271,11 @@ class Judge:
 
         def tasks() -> Iterator[_Task | _Faults]:
             for (start, stop), left_out in samples.items():
-                with _host_failure_named(block.rows, start):
+                with _HostFailureNamed(block.rows, start):
                     placement = self._placer.settled(block.rows, start, stop, left_out)
                     block.placements[start] = placement
-                    if not any(block.rows.is_metadata(row) for row in placement.refused):  # else the sample goes anyway
+                    # A sample whose metadata row is refused goes anyway.
+                    if not (placement.refused and any(map(block.rows.is_metadata, placement.refused))):
                         yield from self._tasks(block, placement)
                 placement.encoded.clear()
                 placement.encoded_rows.clear()
@@ -277,7 +285,7 @@ class Judge:
                 yield task
                 continue
             self.num_judged += len(task.rows)
-            with _host_failure_named(block.rows, task.rows[0]):
+            with _HostFailureNamed(block.rows, task.rows[0]):
                 detail = verdict()
                 found = None if detail is None else self._culprits(block, task, detail)
                 if found is None:
@@ -321,6 +329,8 @@ class Judge:
         """The media of a sample that are to be decoded, and the faults that need no decoding."""
         refused: set[int] = set()
         placer = self._placer
+        if not (self._full or placement.unfit):
+            return
         rest = () if placer.rest is None else placement.items.get(placer.rest, ())
         homeless = {item.row for item in rest} | placement.refused.keys()
         for row in sorted(homeless & placement.unfit.keys()):
@@ -430,15 +440,26 @@ def _nothing() -> None:
     """The verdict on what was judged already."""
 
 
-@contextmanager
-def _host_failure_named(rows: BlockRows, row: int) -> Iterator[None]:
-    """Turn the host's want of memory or files into a `SourceError` that names a sample: its media may be healthy."""
-    try:
-        yield
-    except (MemoryError, OSError) as error:
-        found = f"cannot be judged on this host ({type(error).__name__}{f': {error}' if str(error) else ''})"
-        advice = "nothing was dropped: free memory, or run fewer partitions at a time, then run this again"
-        raise _error_of(rows, row, f"{found}; {advice}") from error
+class _HostFailureNamed:
+    """Turns the host's want of memory or files into a `SourceError` that names a sample: its media may be healthy.
+
+    Not a generator's context manager, which takes three times as long: it is entered for every sample.
+    """
+
+    __slots__ = ("_row", "_rows")
+
+    def __init__(self, rows: BlockRows, row: int) -> None:
+        self._rows = rows
+        self._row = row
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, MemoryError | OSError):
+            found = f"cannot be judged on this host ({type(error).__name__}{f': {error}' if str(error) else ''})"
+            advice = "nothing was dropped: free memory, or run fewer partitions at a time, then run this again"
+            raise _error_of(self._rows, self._row, f"{found}; {advice}") from error
 
 
 def _failure(rows: BlockRows, row: int, fault: _Fault) -> SourceError:

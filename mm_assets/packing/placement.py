@@ -117,9 +117,9 @@ class Placed(NamedTuple):
     part: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Placement:
-    """Where the rows of one sample go.
+    """Where the rows of one sample go; not frozen, since there is one for each sample.
 
     Attributes:
         start: its first row in the block.
@@ -184,7 +184,7 @@ class Placer:
         self.rest = plan.special("rest")
         self.listing = plan.special("listing")
         self._item_fields = [made.item_field or made for made in self.fields]
-        self._is_composite = [modality.selector.take == "parts" for modality in plan.modalities]
+        self._has_composites = any(modality.selector.take == "parts" for modality in plan.modalities)
         self._selectors = [
             (number, part, selector)
             for number, modality in enumerate(plan.modalities)
@@ -208,8 +208,10 @@ class Placer:
             without: rows that are left out from the beginning, and not listed as refused.
         """
         placement = self._place_sample(rows, start, stop, without)
+        if not placement.refused or not self._has_composites:
+            return placement
         refused, unfit = placement.refused, placement.unfit
-        while any(self._is_composite) and placement.refused:
+        while placement.refused:
             placement = self._place_sample(rows, start, stop, without.union(refused))
             refused = refused | placement.refused
             unfit = unfit | placement.unfit
@@ -244,7 +246,7 @@ class Placer:
         sample = _Sample(rows=rows, placement=placement)
         number = 0
         for row in range(start, stop):
-            if rows.is_metadata(row):
+            if rows.modality[row] == "metadata":
                 sample.head = sample.head if row in without else row
                 continue
             if row in without:
@@ -297,12 +299,15 @@ class Placer:
 
     def _candidates(self, sample: _Sample, taker: int, part: str, selector: Selector) -> list[Placed]:
         """The open rows that a selector takes, by preference where it takes one, else by position."""
+        found = sample.candidates.get((taker, part), [])
         one = selector.take == "one"
+        if len(found) > 1:
+            found.sort(key=None if one else itemgetter(1, 2))
         # Rows of different kinds may share a position, the items of one sequence may not.
         ordinal = selector.modality == "*"
         return [
             Placed(row, 0 if one else sample.open_rows[row] if ordinal else position, part)
-            for _, position, row in sorted(sample.candidates[taker, part], key=None if one else itemgetter(1, 2))
+            for _, position, row in found
             if row in sample.open_rows
         ]
 
