@@ -109,6 +109,9 @@ class Expected(NamedTuple):
     mismatches: Mapping[str, pa.Table]
 
 
+_Damage = tuple[str | None, str | None, str]
+
+
 class _Contents(NamedTuple):
     """What one pass over a packed file finds in its payloads."""
 
@@ -134,7 +137,8 @@ class PackedFiles:
         self._collected = collected
         self._scratch = ExitStack()  # a folder where a file is remote
         self._readers: dict[str, Reader | None] = {}
-        self.damage: dict[str, list[tuple[str | None, str | None, str]]] = {form: [] for form in context.packed}
+        self._damage: dict[str, list[_Damage]] = {}
+        self._contents: dict[str, _Contents] = {}
         self.ids: dict[str, list[str]] = {form: [] for form in context.packed}
 
     def __enter__(self) -> PackedFiles:
@@ -166,8 +170,36 @@ class PackedFiles:
                 self._readers[form] = reader
             except FormatError as error:
                 source.close()
-                self.damage[form].append((None, None, str(error)))
+                self._damage[form] = [(None, None, str(error))]
         return self._readers[form]
+
+    def damage(self, form: str) -> Sequence[_Damage]:
+        """Sample, modality and message of everything that is wrong with a file, by reading it once to its end."""
+        reader = self.reader(form)
+        if form not in self._damage:
+            assert reader is not None
+            self._damage[form] = [(found.sample_id, found.modality, found.message) for found in reader.verify().damage]
+        return self._damage[form]
+
+    def contents(self, form: str) -> _Contents:
+        """What one pass over a file finds in its payloads.
+
+        Of two undamaged files whose payloads have the same sizes and checksums one is read.
+        """
+        if form not in self._contents:
+            equal = (self._contents[other] for other in self._contents if self._equal(form, other))
+            self._contents[form] = next(equal, None) or self._found(form)
+        return self._contents[form]
+
+    def _equal(self, *forms: str) -> bool:
+        """Whether files hold the same payloads of the same samples, by checksums that their content has."""
+        modalities = [reader.modalities for reader in map(self.reader, forms) if reader is not None]
+        if len(modalities) < len(forms) or modalities[0] != modalities[1] or any(map(self.damage, forms)):
+            return False
+        a, b = (pc.filter(self.payloads, pc.equal(self.payloads["format"], form)) for form in forms)
+        by = [(name, "ascending") for name in ("ordinal", "modality")]
+        a, b = (table.drop_columns(["format"]).sort_by(by) for table in (a, b))
+        return bool(a.equals(b))
 
     def _source(self, form: str) -> RemoteFile:
         store = self._context.store
@@ -196,6 +228,45 @@ class PackedFiles:
                     sizes, sums, present = reader.sizes(name), reader.checksums(name), _present(reader, name)
                     found.extend_columns(form, present, ids[present], name, sizes[present], sums[present])
         return found.table()
+
+    def _found(self, form: str) -> _Contents:
+        placer, placed = self.placer, self.expected.parts
+        items, listing, facts = TableBuilder(_ITEMS), TableBuilder(_LISTING), Facts()
+        known = {name: (placer.fields[n], placer.plan.modalities[n]) for n, name in enumerate(placer.names)}
+        for ids, name, payloads in self._scan(form, known):
+            made, modality = known[name]
+            kind = _KINDS[modality.selector.take]
+            if made.FACTS:
+                for sample_id, payload in zip(ids, payloads, strict=True):
+                    with suppress(FormatError):  # it is missing from the items, which is a violation by itself
+                        facts.add(sample_id, name, made.facts(*payload))
+            if type(made).items is Field.items and not made.PARTS:  # the data of a payload is its one item
+                datas = [payload.data for payload in payloads]
+                items.extend_columns(ids, name, kind, "", 0, [*map(len, datas)], [*map(crc32c, datas)], True)
+            else:
+                for sample_id, payload in zip(ids, payloads, strict=True):
+                    with suppress(FormatError):  # the item is then missing, which is a violation by itself
+                        parts = placed.get((sample_id, name))
+                        items.extend(_packed_items(sample_id, name, kind, _items_of(made, payload, parts), parts))
+            if kind == "listing":
+                for sample_id, payload in zip(ids, payloads, strict=True):
+                    with suppress(FormatError):
+                        listing.extend(_listed(sample_id, made.decode(payload.metadata, payload.data)))
+        return _Contents(items.table(), listing.table(), facts)
+
+    def _scan(self, form: str, known: Mapping[str, Any]) -> Iterator[tuple[list[str], str, list[Payload]]]:
+        """Sample ids, modality and payloads, block by block, as far as they can be read; `verify` reports where not."""
+        reader, ids = self.reader(form), self.ids[form]
+        if reader is None:
+            return
+        with suppress(FormatError):
+            for block in reader.scan([name for name in reader.names if name in known]):
+                for name, payloads in block.payloads.items():
+                    there = [
+                        (ids[i], p) for i, p in zip(block.indices.tolist(), payloads, strict=True) if p is not None
+                    ]
+                    if there:
+                        yield [sample_id for sample_id, _ in there], name, [payload for _, payload in there]
 
     @cached_property
     def expected(self) -> Expected:
@@ -281,65 +352,22 @@ class PackedRelations:
 
     def packed_damage(self) -> pa.Table:
         """Everything that is wrong with the file."""
-        reader, damage = self._files.reader(self._own), self._files.damage[self._own]
-        if reader is not None:
-            damage += [(found.sample_id, found.modality, found.message) for found in reader.verify().damage]
-        return table_of(damage, schema_of("sample_id", "modality", "message"))
+        return table_of(self._files.damage(self._own), schema_of("sample_id", "modality", "message"))
 
     # -- what is in them
 
     def packed_items(self) -> pa.Table:
         """Every item of every payload, with the size and CRC-32C of its data."""
-        return self._contents.items
+        return self._files.contents(self._own).items
 
     def packed_listing(self) -> pa.Table:
         """Every entry of the samples' listings."""
-        return self._contents.listing
+        return self._files.contents(self._own).listing
 
     @property
     def facts(self) -> Facts:
         """The facts about time and place in the payloads: tables of `FACT_RELATIONS`."""
-        return self._contents.facts
-
-    @cached_property
-    def _contents(self) -> _Contents:
-        placer, placed = self._files.placer, self._files.expected.parts
-        items, listing, facts = TableBuilder(_ITEMS), TableBuilder(_LISTING), Facts()
-        known = {name: (placer.fields[n], placer.plan.modalities[n]) for n, name in enumerate(placer.names)}
-        for ids, name, payloads in self._scan(known):
-            made, modality = known[name]
-            kind = _KINDS[modality.selector.take]
-            if made.FACTS:
-                for sample_id, payload in zip(ids, payloads, strict=True):
-                    with suppress(FormatError):  # it is missing from the items, which is a violation by itself
-                        facts.add(sample_id, name, made.facts(*payload))
-            if type(made).items is Field.items and not made.PARTS:  # the data of a payload is its one item
-                datas = [payload.data for payload in payloads]
-                items.extend_columns(ids, name, kind, "", 0, [*map(len, datas)], [*map(crc32c, datas)], True)
-            else:
-                for sample_id, payload in zip(ids, payloads, strict=True):
-                    with suppress(FormatError):  # the item is then missing, which is a violation by itself
-                        parts = placed.get((sample_id, name))
-                        items.extend(_packed_items(sample_id, name, kind, _items_of(made, payload, parts), parts))
-            if kind == "listing":
-                for sample_id, payload in zip(ids, payloads, strict=True):
-                    with suppress(FormatError):
-                        listing.extend(_listed(sample_id, made.decode(payload.metadata, payload.data)))
-        return _Contents(items.table(), listing.table(), facts)
-
-    def _scan(self, known: Mapping[str, Any]) -> Iterator[tuple[list[str], str, list[Payload]]]:
-        """Sample ids, modality and payloads, block by block, as far as they can be read; `verify` reports where not."""
-        reader, ids = self._files.reader(self._own), self._files.ids[self._own]
-        if reader is None:
-            return
-        with suppress(FormatError):
-            for block in reader.scan([name for name in reader.names if name in known]):
-                for name, payloads in block.payloads.items():
-                    there = [
-                        (ids[i], p) for i, p in zip(block.indices.tolist(), payloads, strict=True) if p is not None
-                    ]
-                    if there:
-                        yield [sample_id for sample_id, _ in there], name, [payload for _, payload in there]
+        return self._files.contents(self._own).facts
 
     # -- what should be in them
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import ge, gt
+from struct import pack, unpack_from
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,7 +20,6 @@ from mm_assets.fields.base import (
     as_bytes_view,
     config_error,
     corrupt,
-    stored_array,
     truncated,
 )
 from mm_assets.media.content_types import Buffer
@@ -111,11 +113,11 @@ class SequenceField(Field):
             items.append(item)
         size = self.inner.metadata_type.itemsize
         offsets_start, _, items_start = _starts(len(items), size)
-        offsets = items_start + np.cumsum([0, *(len(item.data) for item in items)], dtype="<u8")
-        self._expect_data_size(int(offsets[-1]))
+        offsets = [*accumulate((len(item.data) for item in items), initial=items_start)]
+        self._expect_data_size(offsets[-1])
         parts: list[bytes | memoryview] = [
-            np.array(positions, dtype="<i4").tobytes().ljust(offsets_start, b"\0"),
-            offsets.tobytes(),
+            pack(f"<{len(positions)}i", *positions).ljust(offsets_start, b"\0"),
+            pack(f"<{len(offsets)}Q", *offsets),
             *(item.metadata for item in items),
             *(item.data for item in items),
         ]
@@ -209,14 +211,15 @@ class _Items:
         if items_start > len(view):
             raise truncated("sequence is shorter than its tables", found=len(view), expected=items_start)
         self._metadata_size, self._view = metadata_size, view
-        positions = self._positions = stored_array(view, "<i4", (num_items,))
-        offsets = self._offsets = stored_array(view, "<u8", (num_items + 1,), offset=offsets_start)
-        if int(offsets[0]) != items_start or int(offsets[-1]) != len(view):
-            found = (int(offsets[0]), int(offsets[-1]))
+        # Tuples and not arrays: most sequences are short, and each call of NumPy costs more than their few items.
+        positions = self._positions = unpack_from(f"<{num_items}i", view)
+        offsets = self._offsets = unpack_from(f"<{num_items + 1}Q", view, offsets_start)
+        if offsets[0] != items_start or offsets[-1] != len(view):
+            found = (offsets[0], offsets[-1])
             raise corrupt("items do not fill the data", found=found, expected=(items_start, len(view)))
-        if (offsets[1:] < offsets[:-1]).any():
+        if any(map(gt, offsets, offsets[1:])):
             raise corrupt("items are out of order", found="decreasing offsets", expected="increasing ones")
-        if (positions < 0).any() or (positions[1:] <= positions[:-1]).any():
+        if (positions and positions[0] < 0) or any(map(ge, positions, positions[1:])):
             raise corrupt("positions are out of order", found="a negative or repeated one", expected="increasing ones")
 
     def __len__(self) -> int:
@@ -225,6 +228,5 @@ class _Items:
     def payload(self, index: int) -> tuple[int, memoryview, memoryview]:
         """Position, metadata record and data of an item."""
         record = self._records_start + index * self._metadata_size
-        start, end = int(self._offsets[index]), int(self._offsets[index + 1])
         metadata = self._view[record : record + self._metadata_size]
-        return int(self._positions[index]), metadata, self._view[start:end]
+        return self._positions[index], metadata, self._view[self._offsets[index] : self._offsets[index + 1]]
