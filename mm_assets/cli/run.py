@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from mm_assets.pipeline.store import DatasetStore, StageRecord
 
 _SHOWN = 10  # partitions that are listed after a signal
+_NAMED = 50  # partitions in the command that continues
 _LISTED = 50  # partitions that have a row each in the summary
 
 
@@ -105,6 +107,7 @@ class _Run:
         first: the stage that it was given.
         datasets: by name, those that are registered.
         present: of each, what there was before the first run.
+        pending: of each, the partitions that were pending then.
         work: the partitions to run.
         ended: how runs ended.
         failed: what went wrong, one line each.
@@ -119,6 +122,7 @@ class _Run:
     first: Stage | None
     datasets: dict[str, DatasetStore] = field(default_factory=dict)
     present: dict[str, Present] = field(default_factory=dict)
+    pending: dict[str, set[str]] = field(default_factory=dict)
     work: list[tuple[DatasetSpec, str]] = field(default_factory=list)
     ended: list[PartitionRun] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -159,6 +163,7 @@ class _Run:
                     said = ", ".join(f"{len(keys):,} {what}" for what, keys in changes if keys)
                     echo(f"{spec.name}: would register {said or 'no change'}")
                 self.present[spec.name] = present
+                self.pending[spec.name] = set(present.pending())
                 self.work += [(spec, key) for key in chosen_partitions(present, self.keys, self.first)]
         missing = [key for key in self.keys if key not in {key for _, key in self.work}]
         if missing:
@@ -277,7 +282,7 @@ class _Run:
         left = [
             (spec.name, key)
             for spec, key in self.work
-            if key in pending[spec.name] or (self.first is not None and (spec.name, key) not in done)
+            if key in pending[spec.name] or (key not in self.pending[spec.name] and (spec.name, key) not in done)
         ]
         name = signal.Signals(signum).name
         said = f"{len(self.work) - len(left)} of {counted(len(self.work), 'partition')} done"
@@ -288,12 +293,36 @@ class _Run:
             echo(f"  not done: {dataset}/{key}", err=True)
         if len(left) > _SHOWN:
             echo(f"  and {len(left) - _SHOWN} more", err=True)
-        words = [word for given in self.chosen.names for word in ("--dataset", given)]
-        words += [word for key in self.keys for word in ("--partition", key)]
-        words += [] if self.first is None else ["--from", self.first.name]
-        words += ["--jobs", str(self.num_processes)] if self.num_processes > 1 else []
-        again = shlex.join(["mm-assets", "run", *words])
-        echo(f"to continue: {self.chosen.complete(f'`{again}`')}", err=True)
+        for words in self._left_commands(left):
+            again = " ".join(["mm-assets run", *words])
+            echo(f"to continue: {self.chosen.complete(f'`{again}`')}", err=True)
+
+    def _left_commands(self, left: Sequence[tuple[str, str]]) -> Iterator[list[str]]:
+        """The options of the commands that run what is left, and nothing that is done; quoted for a shell."""
+        start = [] if self.first is None else ["--from", self.first.name]
+        jobs = ["--jobs", str(self.num_processes)] if self.num_processes > 1 else []
+        given = [word for name in self.chosen.names for word in ("--dataset", shlex.quote(name))]
+        chosen = [word for key in self.keys for word in ("--partition", shlex.quote(key))]
+        if not self.ended or not (self.keys or start):  # the same command: it runs what is pending, or nothing is done
+            yield [*given, *chosen, *start, *jobs]
+            return
+        for name in self.datasets:
+            keys = [key for dataset, key in left if dataset == name]
+            dataset = given if len(self.datasets) == 1 else ["--dataset", shlex.quote(name)]
+            if keys:
+                yield [*dataset, *_partition_options(keys), *start, *jobs]
+            elif name not in self.manifests:
+                yield [*dataset, *jobs]
+
+
+def _partition_options(keys: Sequence[str]) -> list[str]:
+    """Options that name partitions, quoted for a shell; of many it reads them from a file, which is made."""
+    words = [word for key in keys for word in ("--partition", shlex.quote(key))]
+    if len(keys) <= _NAMED:
+        return words
+    with tempfile.NamedTemporaryFile("w", prefix="mm-assets-left-", suffix=".txt", delete=False) as file:
+        file.write(" ".join(words))
+    return [f"$(cat {shlex.quote(file.name)})"]
 
 
 def _print_summary(

@@ -71,6 +71,7 @@ class Work:
                 tar.addfile(tarfile.TarInfo(f"{name}.txt"), io.BytesIO())
         (folder / "waiting_filters.py").write_text(FILTERS)
         given = f"[{{type: 'waiting_filters:Wait', notes: {self.notes}, stubborn: {stubborn}}}]"
+        self.command = COMMAND
         self.arguments = ("run", "--shards", "in", "--root", "out", "--set", f"filters={given}")
         self.arguments += ("--jobs", str(jobs))
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith(("DAGSTER_", "MM_ASSETS_"))}
@@ -82,7 +83,7 @@ class Work:
     def started(self) -> Iterator["subprocess.Popen[str]"]:
         """The running command, in a process group of its own."""
         process = subprocess.Popen(
-            (*COMMAND, *self.arguments),
+            (*self.command, *self.arguments),
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -158,6 +159,48 @@ def test_ctrl_c_stops_the_run_and_says_how_to_continue(
         monkeypatch.setenv("DAGSTER_HOME", here.environment["DAGSTER_HOME"])
         assert CliRunner().invoke(main, shlex.split(again[1])).exit_code == 0
         assert here.published() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--force",), "--partition b --from raw_shards"),
+        (("--partition", "a", "--partition", "b"), "--partition b"),
+    ],
+    ids=["force", "partitions"],
+)
+@pytest.mark.parametrize("most", [1, 0])
+def test_what_is_done_is_not_done_again(
+    work: Callable[..., Work], monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], expected: str, most: int
+) -> None:
+    """Where all partitions were wanted again, the command that continues takes those that are left."""
+    here = work(jobs=1)
+    monkeypatch.chdir(here.folder)
+    monkeypatch.syspath_prepend(str(here.folder))
+    monkeypatch.setenv("DAGSTER_HOME", here.environment["DAGSTER_HOME"])
+    (here.notes / "go").touch()
+    assert CliRunner().invoke(main, here.arguments).exit_code == 0
+    for path in (here.notes / "go", *here.notes.glob("waits-*")):
+        path.unlink()
+    (here.notes / "first").rmdir()
+    here.arguments += options
+    here.command = (*COMMAND[:-1], f"import mm_assets.cli.run as run; run._NAMED = {most}; {COMMAND[-1]}")
+    with here.started() as process:
+        here.waiting(1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=WAIT)
+    assert process.returncode == 130, said
+    assert "stopped by SIGINT: 1 of 2 partitions done" in said
+    (again,) = re.findall(r"to continue: `mm-assets (.*)`", said)
+    if not most:
+        (file,) = re.findall(r"\$\(cat (\S+)\)", again)
+        again = again.replace(f"$(cat {file})", Path(file).read_text())
+        Path(file).unlink()
+    assert expected in again
+    assert "partition a" not in again
+    done = CliRunner().invoke(main, shlex.split(again))
+    assert (done.exit_code, done.stdout.startswith("1 partition run in ")) == (0, True)
+    assert here.published() == ["a", "b"]
 
 
 def test_work_that_does_not_end_is_abandoned(work: Callable[..., Work]) -> None:
