@@ -327,7 +327,8 @@ def first_stale(
         records: of the stages that have run.
         made_with: `Stage.made_with` of each recorded stage at present.
         size: bytes of a file of the dataset, None where there is none. Stages that read a table verify its digest.
-        failure: of its last run. If a table was damaged then, the stage that makes it is stale.
+        failure: of its last run. If a table was damaged then, or media that it refers to had changed, the stage that
+            makes it is stale.
     """
     if not records:
         reason = "it has never run" if failure is None else "no stage of it has ended"
@@ -336,10 +337,12 @@ def first_stale(
         fault = stage_fault(stage, partition, records, made_with[stage], size=size)
         tables = [dataset.store.url_of(dataset.table(table.name, partition.key)) for table in stage.tables]
         if fault is None and failure is not None and failure.path in tables:
-            fault = Fault(f"a table of {stage.name} is damaged")
+            has_references = any(table.has_references(dataset.spec) for table in stage.tables)
+            media = ", or media that it refers to," if has_references else ""
+            fault = Fault(f"a table of {stage.name}{media} is not what it was")
         if fault is not None:
             if stage.fetches_again(dataset.spec):
-                fault = replace(fault, reason=f"{fault.reason}, and its media are read from the shard again (`retain`)")
+                fault = replace(fault, reason=f"{fault.reason}, and media are read again (`retain`)")
             return Stale(first=stage, fault=fault, failure=failure)
     return Stale(first=PUBLISHED, fault=Fault("it is not published"), failure=failure)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from mm_assets.checks.context import CheckContext, LossLimit, Outcome, TableFile
 from mm_assets.checks.packed import PackedFiles
 from mm_assets.checks.runner import run_checks
 from mm_assets.errors import SourceError
-from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, Stage, Table
+from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.losses import losses_command
 from mm_assets.pipeline.store import StageRecord, digest_fault, size_fault
 from mm_assets.pipeline.work import PartitionWork
@@ -166,7 +167,12 @@ class Run:
         return self._with_media(batches) if stage.tables[0].has_references(self.spec) else batches
 
     def _with_media(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return with_media(batches, lambda rows: self.materialized(rows, fail_on_error=False))
+        # Of these stages the first has the references of all.
+        made_by = next(s for s in CHAIN if any(table.has_references(self.spec) for table in s.tables))
+        table = self.dataset.store.url_of(self.dataset.table(made_by.tables[0].name, self.key))
+        again = f"mm-assets run --dataset {self.spec.name} --partition {self.key} --from {made_by.name}"
+        fetch = partial(self.materialized, fail_on_error=False)
+        return with_media(batches, fetch, table=table, advice=f"run `{again}`")
 
     def materialized(self, batches: Iterable[pa.RecordBatch], *, fail_on_error: bool) -> MaterializeStream:
         """Rows with their media out of the open shards, and files beside them that the declaration allows."""

@@ -17,6 +17,7 @@ from crc32c import crc32c
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.rows.columns import views
 from mm_assets.rows.parquet import ParquetSink
+from mm_assets.rows.source_ref import parse_source_ref
 
 __all__ = ["FETCHED_BY", "ReferenceSink", "reference_schema", "with_media"]
 
@@ -55,19 +56,26 @@ class ReferenceSink(ParquetSink):
 
 
 def with_media(
-    batches: Iterable[pa.RecordBatch], fetch: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+    batches: Iterable[pa.RecordBatch],
+    fetch: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]],
+    *,
+    table: str,
+    advice: str,
 ) -> Iterator[pa.RecordBatch]:
     """Rows of a table with references, with their media and without the references.
 
     Args:
         batches: rows with the columns `FETCHED_BY` at least.
         fetch: fills `binary_content` by the locators of the rows; it keeps rows, their order and their other columns.
+        table: the table whose references these are, of which an error speaks.
+        advice: what makes that table again.
 
     Raises:
         SourceError: while iterating, an item cannot be read, or is not what it was.
     """
     for batch in fetch(batches):
-        _compare(batch)
+        if fault := _difference(batch):
+            raise SourceError(table, f"{fault}: {advice}")
         yield batch.select([name for name in batch.schema.names if name not in (SIZE, CHECKSUM)])
 
 
@@ -77,8 +85,8 @@ def _measured(media: Any) -> dict[str, Any]:
     return {SIZE: pc.cast(pc.binary_length(media), pa.int64()), CHECKSUM: pa.array(sums, pa.uint32())}
 
 
-def _compare(batch: pa.RecordBatch) -> None:
-    """Refuses rows whose media are not those that were there when the references were made."""
+def _difference(batch: pa.RecordBatch) -> str | None:
+    """How the media of the first such row are not those that were there when the references were made, or None."""
     found = _measured(batch.column(MEDIA))
     differs = np.zeros(batch.num_rows, np.bool_)
     for name, values in found.items():
@@ -88,12 +96,14 @@ def _compare(batch: pa.RecordBatch) -> None:
         )
         differs |= pc.not_equal(here, there).to_numpy(zero_copy_only=False)
     if not differs.any():
-        return
+        return None
     row = int(np.flatnonzero(differs)[0])
     said = {name: batch.column(name)[row].as_py() for name in FETCHED_BY if name != MEDIA}
-    place = f"sample {said['sample_id']!r}, position {said['position']}"
+    source = parse_source_ref(said["source_ref"])
+    file = " of ".join(filter(None, (source.member, source.path)))
+    place = f"the media of sample {said['sample_id']!r}, position {said['position']}, in {file}"
     size, checksum = found[SIZE][row].as_py(), found[CHECKSUM][row].as_py()
     if said[SIZE] is not None and size is None:
-        raise SourceError(place, f"its media cannot be read again: {said['materialize_error']}")
+        return f"{place} cannot be read again: {said['materialize_error']}"
     was, now = (f"{a} bytes with CRC-32C {b}" for a, b in ((said[SIZE], said[CHECKSUM]), (size, checksum)))
-    raise SourceError(place, f"its media are not what they were: found {now}, expected {was}")
+    return f"{place} are not what they were: found {now}, expected {was}"
