@@ -6,7 +6,7 @@ from mm_assets.orchestration.assets import build_assets
 from mm_assets.orchestration.jobs import build_jobs
 from mm_assets.orchestration.load import build_load_job
 from mm_assets.orchestration.resources import StorageRoot, resource_key
-from mm_assets.orchestration.schedules import build_schedule
+from mm_assets.orchestration.schedules import build_schedules
 from mm_assets.orchestration.sensors import build_sensors
 from mm_assets.pipeline.spec import DatasetSpec
 
@@ -14,7 +14,7 @@ __all__ = ["build_definitions"]
 
 
 def build_definitions(spec: DatasetSpec) -> dg.Definitions:
-    """Assets, checks, jobs, sensors, the schedule and the storage resource of a dataset."""
+    """Assets, checks, jobs, sensors, schedules and the storage resource of a dataset."""
     assets = build_assets(spec)
     pack, manifest = build_jobs(spec, assets)
     load = build_load_job(spec)
@@ -22,6 +22,6 @@ def build_definitions(spec: DatasetSpec) -> dg.Definitions:
         assets=assets,
         jobs=[pack, load, manifest],
         sensors=build_sensors(spec, [pack, load]),
-        schedules=[build_schedule(spec)],
+        schedules=build_schedules(spec),
         resources={resource_key(spec): StorageRoot(root=spec.root)},
     )

@@ -1,4 +1,4 @@
-"""The schedule: a tick registers the shards and runs a limited number of partitions without an up-to-date marker.
+"""The schedules: a tick registers the shards and runs partitions without an up-to-date marker.
 
 Partitions that were never tried come first, then those whose last try is longest ago. A failed one is not tried again
 for a while unless its shards, its configuration or the schema changed, so that it neither runs forever nor delays
@@ -6,72 +6,113 @@ others.
 """
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import dagster as dg
+from dagster._core.scheduler.instigation import InstigatorStatus, InstigatorType
 
-from mm_assets.orchestration.partitions import add_partitions, job_name
+from mm_assets.orchestration.load import MOST_PARTITIONS
+from mm_assets.orchestration.partitions import add_partitions, job_name, load_job_name
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
     ATTEMPT_TAG,
     FINGERPRINT_TAG,
     busy_partitions,
     failed_attempts,
+    is_running,
+    load_config,
     pack_requests,
     partition_fingerprints,
 )
 from mm_assets.pipeline.pending import pending_partitions
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
 
-__all__ = ["build_schedule"]
+__all__ = ["build_schedules"]
 
 
-def build_schedule(spec: DatasetSpec) -> dg.ScheduleDefinition:
-    """A schedule over pending partitions; Dagster's own builder takes no dynamic partitions."""
+def build_schedules(spec: DatasetSpec) -> list[dg.ScheduleDefinition]:
+    """Two schedules over pending partitions: Dagster's own builder takes no dynamic partitions.
+
+    One requests runs of single partitions, the other a load of more than `bulk_threshold`: a schedule has one job.
+    """
     status = dg.DefaultScheduleStatus.RUNNING if spec.run_schedule else dg.DefaultScheduleStatus.STOPPED
+    of_loads = f"{spec.name}_pending_load"
+    given: Mapping[str, Any] = {
+        "cron_schedule": spec.cron,
+        "default_status": status,
+        "required_resource_keys": {resource_key(spec)},
+    }
 
     @dg.schedule(
         name=f"{spec.name}_pending",
-        cron_schedule=spec.cron,
         job_name=job_name(spec),
-        default_status=status,
-        required_resource_keys={resource_key(spec)},
         description=f"Registers shards of {spec.name} and runs unpublished partitions, {spec.runs_per_tick} per tick.",
+        **given,
     )
-    def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
+    def pending(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         dataset = open_dataset(context, spec)
-        found = register(dataset, allow_empty=True)
-        add_partitions(context.instance, spec, found.partitions)
-        busy = busy_partitions(context.instance, spec, (partition.key for partition in found.partitions))
-        pending = [key for key in pending_partitions(dataset) if key not in busy]
-        if not pending:
-            return dg.SkipReason(
-                f"none of {len(found.partitions)} registered partitions is pending{_young(spec, found)}"
-            )
-        fingerprints = partition_fingerprints(dataset, found.partitions)
-        failed = failed_attempts(context.instance, spec)
-        again = {
-            key: failed[key].number
-            for key in pending
-            if key in failed and failed[key].fingerprint == fingerprints.get(key)
-        }
-        now = time.time()
-        due = [key for key in pending if key not in again or failed[key].due() <= now]
-        if not due:
-            return dg.SkipReason(f"all {len(pending)} pending partitions failed recently and wait for their next try")
-        due.sort(key=lambda key: (failed[key].when if key in failed else 0.0, key))
+        due = _due(context, dataset)
+        if isinstance(due, dg.SkipReason):
+            return due
+        if len(due) > spec.bulk_threshold and _is_on(context.instance, of_loads, default=spec.run_schedule):
+            return dg.SkipReason(f"{len(due):,} partitions are due: the schedule {of_loads} requests one run for them")
         tick = context.scheduled_execution_time.isoformat()
 
         def request(key: str) -> dg.RunRequest:
-            return dg.RunRequest(
-                run_key=f"{spec.name}:{key}:{tick}",
-                partition_key=key,
-                tags={FINGERPRINT_TAG: fingerprints.get(key, ""), ATTEMPT_TAG: str(again.get(key, 0) + 1)},
-            )
+            return dg.RunRequest(run_key=f"{spec.name}:{key}:{tick}", partition_key=key, tags=due[key])
 
-        return pack_requests(dataset, due[: spec.runs_per_tick], request)
+        return pack_requests(dataset, [*due][: spec.runs_per_tick], request)
 
-    return schedule
+    @dg.schedule(
+        name=of_loads,
+        job_name=load_job_name(spec),
+        description=f"As {spec.name}_pending, one run for all where more than {spec.bulk_threshold:,} are due.",
+        **given,
+    )
+    def pending_load(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        due = _due(context, open_dataset(context, spec))
+        if isinstance(due, dg.SkipReason):
+            return due
+        if len(due) <= spec.bulk_threshold:
+            return dg.SkipReason(f"{len(due):,} partitions are due, not more than {spec.bulk_threshold:,}")
+        if is_running(context.instance, load_job_name(spec)):  # another one would take the same processors
+            return dg.SkipReason(f"a load is at work; then {len(due):,} more partitions are due")
+        config = load_config(spec, [*due][:MOST_PARTITIONS], only_pending=True)
+        return dg.RunRequest(run_key=f"{of_loads}:{context.scheduled_execution_time.isoformat()}", run_config=config)
+
+    return [pending, pending_load]
+
+
+def _is_on(instance: dg.DagsterInstance, name: str, *, default: bool) -> bool:
+    """Whether a schedule is started; what the daemon has not seen yet has no state."""
+    states = instance.all_instigator_state(instigator_type=InstigatorType.SCHEDULE)
+    found = [state.status for state in states if state.instigator_name == name]
+    return any(status is not InstigatorStatus.STOPPED for status in found) if found else default
+
+
+def _due(context: dg.ScheduleEvaluationContext, dataset: DatasetStore) -> dict[str, dict[str, str]] | dg.SkipReason:
+    """The partitions to run, the most urgent first, with the tags of the attempt; the shards are registered."""
+    spec = dataset.spec
+    found = register(dataset, allow_empty=True)
+    add_partitions(context.instance, spec, found.partitions)
+    busy = busy_partitions(context.instance, spec, (partition.key for partition in found.partitions))
+    pending = [key for key in pending_partitions(dataset) if key not in busy]
+    if not pending:
+        return dg.SkipReason(f"none of {len(found.partitions)} registered partitions is pending{_young(spec, found)}")
+    fingerprints = partition_fingerprints(dataset, found.partitions)
+    failed = failed_attempts(context.instance, spec)
+    again = {
+        key: failed[key].number for key in pending if key in failed and failed[key].fingerprint == fingerprints.get(key)
+    }
+    now = time.time()
+    due = [key for key in pending if key not in again or failed[key].due() <= now]
+    if not due:
+        return dg.SkipReason(f"all {len(pending)} pending partitions failed recently and wait for their next try")
+    due.sort(key=lambda key: (failed[key].when if key in failed else 0.0, key))
+    return {key: {FINGERPRINT_TAG: fingerprints.get(key, ""), ATTEMPT_TAG: str(again.get(key, 0) + 1)} for key in due}
 
 
 def _young(spec: DatasetSpec, found: Registration) -> str:

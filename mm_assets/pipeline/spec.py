@@ -384,7 +384,7 @@ class DatasetSpec(Settings):
         default=100,
         ge=0,
         description=(
-            "With more pending partitions than this, the sensor requests one run for all of them, the job "
+            "With more pending partitions than this, sensor and schedule request one run for all of them, the job "
             "`<dataset>_load`, in place of a run for each."
         ),
         examples=[1000],
@@ -394,7 +394,7 @@ class DatasetSpec(Settings):
         default=30, ge=1, description="Shortest pause between two ticks of a sensor.", examples=[300]
     )
     run_sensor: bool = Field(default=False, description="Start the sensor of shards with the daemon.", examples=[True])
-    run_schedule: bool = Field(default=False, description="Start the schedule with the daemon.", examples=[True])
+    run_schedule: bool = Field(default=False, description="Start the schedules with the daemon.", examples=[True])
     keep_manifests: int = Field(
         default=3, ge=1, description="Manifests that `mm-assets clean` keeps, the newest included.", examples=[10]
     )
