@@ -1,7 +1,7 @@
 """The state of a dataset: what is published, what a run would do and why, what failed, and what its manifest lists.
 
 It follows from listings and the files of registration; records and failures are read of the partitions that are not up
-to date, and no marker. Nothing is written.
+to date, markers only where the last manifest did not see them as they are. Nothing is written.
 """
 
 from __future__ import annotations
