@@ -170,9 +170,9 @@ class _PartitionRun:
                 self._make(work)
             except Exception:  # of any kind, a user's code among them; raised again below
                 with suppress(MmAssetsError, OSError):  # what was made is not needed, but says what was lost
-                    self._upload(staged)
+                    self._upload(work, staged)
                 raise
-            self._upload(staged)
+            self._upload(work, staged)
             if not self.passed:
                 return None
             self._begin(PUBLISHED)
@@ -205,9 +205,12 @@ class _PartitionRun:
             results = packed(work, formats=formats)
             self.results |= {stages[form].name: result for form, result in results.items()}
 
-    def _upload(self, staged: StagedStore | None) -> None:
+    def _upload(self, work: PartitionWork, staged: StagedStore | None) -> None:
         if staged is not None:
-            staged.upload(last=[self.dataset.records_name(self.partition.key)])
+            records = self.dataset.records_name(self.partition.key)
+            if work.has_replaced:  # the records in the object store are of tables that are replaced now
+                staged.delete(records)
+            staged.upload(last=[records])
 
 
 def failed_report(failure: StageFailure, *, is_refused: bool = False) -> PartitionReport:

@@ -158,7 +158,9 @@ class Present:
             return "its shards are gone"
         if key in self.current:
             return None
-        return "its shards, settings, code or schema changed" if key in self.names else "it is not published"
+        if key not in self.names:
+            return "it is not published"
+        return "it is not published with its present shards, settings, code and schema"
 
     def lost_files(self, marker: Mapping[str, Any]) -> str | None:
         """Which packed file of a marker is gone or of another size, or that its records are others now, or None.

@@ -152,6 +152,8 @@ class ManifestReport:
 def build_manifest(dataset: DatasetStore) -> ManifestReport:
     """Lists the published partitions whose marker matches their shards, records and files, as a new dataset version.
 
+    A partition whose files are not what its marker says becomes pending.
+
     Where another process makes a manifest at the same time, the later one is made again, of all markers.
 
     Raises:
@@ -179,6 +181,8 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
         fault = present.fault(key) or present.lost_files(markers[key]) or _made_again(markers[key], sizes)
         if fault:
             left_out[key] = fault
+            if key in present.current:  # its files are not what the marker says: a run has to make them again
+                dataset.withdraw_markers(key, present.names[key])
         else:
             listed[key] = markers[key]
     added = added_streams(listed, present.packed)

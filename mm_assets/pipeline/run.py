@@ -197,18 +197,19 @@ class Run:
     def write(self, table: Table | None = None) -> Iterator[ParquetSink]:
         """Writes one table of this stage, the main one by default; it is published when the block succeeds."""
         table = table or self.stage.tables[0]
-        with (
-            self.dataset.store.draft(self.dataset.table(table.name, self.key), durable=False) as draft,
-            draft.hashed() as file,
-            (ReferenceSink if table.has_references(self.spec) else ParquetSink)(
-                draft.path,
-                table.columns(self.spec, self.schema),
-                file=file,
-                compression=self.spec.parquet.compression,
-                row_group_bytes=self.spec.parquet.row_group_bytes,
-            ) as sink,
-        ):
-            yield sink
+        with self.dataset.store.draft(self.dataset.table(table.name, self.key), durable=False) as draft:
+            with (
+                draft.hashed() as file,
+                (ReferenceSink if table.has_references(self.spec) else ParquetSink)(
+                    draft.path,
+                    table.columns(self.spec, self.schema),
+                    file=file,
+                    compression=self.spec.parquet.compression,
+                    row_group_bytes=self.spec.parquet.row_group_bytes,
+                ) as sink,
+            ):
+                yield sink
+            self.work.replace_table(self.stage, table.name, draft.digest())
         self.published[table.name] = draft.result()
         self.work.verified(draft.name)
 

@@ -238,7 +238,7 @@ class DatasetStore:
         return f"{PUBLISHED.name}/{partition}.{fingerprint}.json"
 
     def marker_names(self) -> dict[str, tuple[str, ...]]:
-        """The markers of each partition key, by one listing; those of earlier releases have no fingerprint.
+        """The markers of each partition key, by one listing; withdrawn and old ones have no fingerprint.
 
         A partition has two where a run was killed between writing one and removing the other. That with the present
         fingerprint counts.
@@ -248,6 +248,26 @@ class DatasetStore:
             if match := _MARKER.fullmatch(name.rsplit("/", 1)[-1]):
                 found[match["key"]] = (*found.get(match["key"], ()), name)
         return found
+
+    def withdraw_markers(self, partition: str, names: Iterable[str]) -> str | None:
+        """Takes the fingerprint out of the names of a partition's markers, so that it is pending whatever is restored.
+
+        The next publication carries over the added streams that they list.
+
+        Returns:
+            The marker that there is now, or None.
+
+        Raises:
+            ChangedError: another process did so meanwhile.
+            SourceError: the storage could not be read or written.
+        """
+        withdrawn = f"{PUBLISHED.name}/{partition}.json"
+        names = list(names)
+        for name in names:
+            if name != withdrawn and (content := self.store.found_bytes(name)) is not None:
+                self.store.replace(self.store.snapshot(withdrawn), content)
+                self.store.delete(name)
+        return withdrawn if names else None
 
     # -- JSON files
 

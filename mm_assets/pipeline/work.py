@@ -81,6 +81,7 @@ class PartitionWork:
         marker_name: name of the marker that its present shards, settings and schema give.
         measured: what the checks of several stages share.
         record_file: the file of `records`, once these were read or written; None where there is none.
+        has_replaced: whether a table has replaced another.
 
     Raises:
         SchemaMismatchError: the schema's pack plan is not one.
@@ -115,6 +116,7 @@ class PartitionWork:
         self._has_failure = True  # possibly, of an earlier run
         self._records: Mapping[Stage, StageRecord] | None = None
         self.record_file: PublishedFile | None = None
+        self.has_replaced = False
 
     @classmethod
     def registered(cls, dataset: DatasetStore, key: str) -> PartitionWork:
@@ -175,8 +177,33 @@ class PartitionWork:
             if stage.upstream:
                 raise
             records = {stage: record}
+        else:
+            if self.records.get(stage, record).to_json() != record.to_json():
+                self._withdraw_markers()
         self._records = {stage: records[stage] for stage in recorded_stages(self.spec) if stage in records}
         self.record_file = self.dataset.write_records(self.key, self._records)
+
+    def replace_table(self, stage: Stage, name: str, sha256: str) -> None:
+        """Prepares for a table to be replaced by one with this digest.
+
+        Where the stage recorded another, its record is removed before: a run that ends here leaves no record of a table
+        that is gone.
+        """
+        try:
+            recorded = self.records.get(stage)
+        except SchemaMismatchError:  # without readable records the partition starts again
+            recorded = None
+        if recorded is not None and (name not in recorded.files or recorded.files[name].sha256 != sha256):
+            self._withdraw_markers()
+            self._records = {other: record for other, record in self.records.items() if other is not stage}
+            self.record_file = self.dataset.write_records(self.key, self._records)
+            self.has_replaced = True
+
+    def _withdraw_markers(self) -> None:
+        """Makes the partition pending until it is published again, also if the settings of its markers are restored."""
+        names = self.dataset.marker_names().get(self.key, ()) if self._markers is None else self._markers
+        left = self.dataset.withdraw_markers(self.key, names)
+        self._markers = () if left is None else (left,)
 
     def verified(self, path: str) -> None:
         """Notes that a file of the dataset has just been written or read with the digest that its record has."""

@@ -99,7 +99,7 @@ def test_a_changed_shard_is_pending_again(dataset: DatasetStore, demo_shards: Pa
     assert pending_partitions(dataset) == ["docs-00001"]
     report = publish.build_manifest(dataset)
     assert partitions_of(report) == ["docs-00000"]
-    assert report.left_out == {"docs-00001": "its shards, settings, code or schema changed"}
+    assert report.left_out == {"docs-00001": "it is not published with its present shards, settings, code and schema"}
     assert pending_reasons(dataset) == {"docs-00001": "its shards changed"}
 
 

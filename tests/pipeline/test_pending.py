@@ -253,3 +253,61 @@ def test_a_failed_run_with_other_settings_is_made_up(published: DatasetStore, tm
     run(former)
     assert publish.build_manifest(former).left_out == {}
     assert digests(former) == digests(published)
+
+
+class Killed(BaseException):
+    """Ends a run as a kill does: nothing handles it."""
+
+
+@pytest.mark.parametrize("settings", [{"filters": []}, {"max_content_bytes": 60}])
+def test_a_run_that_was_killed_with_other_settings_is_made_up(
+    published: DatasetStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """After whichever file the run is killed, with the former settings all files become what they were."""
+    real, left = Store._publish, 0
+
+    def publish_some(self: Store, path: Path, name: str, *, durable: bool) -> None:
+        nonlocal left
+        if left == 0:
+            raise Killed
+        left -= 1
+        real(self, path, name, durable=durable)
+
+    def contents(root: str) -> dict[str, bytes]:
+        files = (path for path in Path(root).rglob("*") if path.is_file() and not path.name.startswith("."))
+        return {name: p.read_bytes() for p in files if not (name := str(p.relative_to(root))).startswith("data/manif")}
+
+    expected = contents(published.spec.root)
+    num_kills = 0
+    for num_files in range(100):
+        other = changed(published, tmp_path / str(num_files), **settings)
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "_publish", publish_some)
+            left = num_files
+            try:
+                run(other)
+            except Killed:
+                num_kills += 1
+            left = -1
+        former = DatasetStore(published.spec.replace(root=other.spec.root))
+        register(former, new_schema=True)
+        for _ in pending_partitions(former):
+            run(former)
+        assert publish.build_manifest(former).left_out == {}
+        publish.clean(former, keep=1)
+        assert contents(other.spec.root) == expected, num_files
+        if num_kills <= num_files:
+            break
+    assert num_kills > 3
+
+
+def test_a_published_table_that_is_gone_is_made_again(published: DatasetStore, tmp_path: Path) -> None:
+    """A manifest leaves out a partition that lacks a table, and the next run makes it again."""
+    dataset = changed(published, tmp_path)
+    dataset.store.delete("filtered_rows/s.parquet")
+    assert list(publish.build_manifest(dataset).left_out) == ["s"]
+    assert pending_partitions(dataset) == ["s"]
+    assert next(iter(run(dataset).results)) == "filtered_rows"
+    assert publish.build_manifest(dataset).left_out == {}
+    assert list(Present(dataset).names["s"]) == [marker_name(dataset, "s")]
+    assert digests(dataset) == digests(published)
