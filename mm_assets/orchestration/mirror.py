@@ -19,7 +19,7 @@ from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.checks import UNIQUE_IDS
 from mm_assets.orchestration.events import Batch, RunEvents
 from mm_assets.orchestration.partitions import asset_key, code_version, load_op_name
-from mm_assets.orchestration.patience import PAUSES, first_line, may_pass
+from mm_assets.orchestration.patience import PAUSES, Patient, first_line, may_pass
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
@@ -302,6 +302,7 @@ class Mirror:
             before = len(self._waiting)
             self._try()
             if len(self._waiting) == before:  # not this partition alone: the database is away
+                Patient.has_ended = True
                 while self._waiting:
                     self._lose(self._waiting.popleft().name, self._refusal)
 

@@ -22,7 +22,7 @@ from dagster._core.errors import DagsterRunAlreadyExists
 
 from mm_assets.errors import SourceError
 
-__all__ = ["PAUSES", "away_named", "first_line", "impatient", "is_away", "may_pass", "patient"]
+__all__ = ["PAUSES", "Patient", "away_named", "first_line", "impatient", "is_away", "may_pass", "patient"]
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds between attempts: a restart takes seconds, a failover a minute
 _AWAY = (ConnectionError, sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError, sqlalchemy.exc.TimeoutError)
@@ -91,27 +91,33 @@ class Patient:
     """
 
     _inside = threading.local()  # methods call each other: only the outermost one is repeated
+    has_ended = False  # whether the database was away for all pauses: until it is back, nothing waits for it again
 
     def __init__(self, method: Callable[..., Any]) -> None:
         functools.update_wrapper(self, method)
         self._method = method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the method returns, or raises in the end."""
         if getattr(self._inside, "call", False):
             return self._method(*args, **kwargs)
         with impatient():
             return self._repeated(*args, **kwargs)
 
     def _repeated(self, *args: Any, **kwargs: Any) -> Any:
-        for number, pause in enumerate((*PAUSES, None)):
+        pauses = () if Patient.has_ended else PAUSES
+        for number, pause in enumerate((*pauses, None)):
             try:
-                return self._method(*args, **kwargs)
+                result = self._method(*args, **kwargs)
+                Patient.has_ended = False
+                return result
             except DagsterRunAlreadyExists:
                 if not number:
                     raise
                 return args[0]  # it was created, and only the answer did not arrive
             except Exception as error:
                 if pause is None or not is_away(error):
+                    Patient.has_ended = is_away(error)
                     raise
                 _log.warning("Dagster's database is away, next attempt in %g s: %s", pause, str(error).split("\n")[0])
             time.sleep(pause)

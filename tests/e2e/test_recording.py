@@ -380,6 +380,7 @@ def test_a_database_that_stays_away_is_an_error(
         done = CliRunner().invoke(main, again)
         assert (done.exit_code, isinstance(done.exception, SystemExit)) == (1, True)
         assert f"Dagster's database is away: {reason}: run the command again when it is back" in done.stderr
+    assert server.slept == list(patience.PAUSES), "nothing waits again for a database that has been waited for"
     server.is_away = False
     done = CliRunner().invoke(main, ("sync", *given))
     assert (done.exit_code, done.stdout) == (0, "captions: 2 partitions recorded\n")
