@@ -48,7 +48,7 @@ def command(chosen: DatasetChoice, keys: tuple[str, ...], as_json: bool) -> None
                 unpublished = [key for key in unpublished if key != loss.partition]
         if unpublished:
             shown = named_in_part(unpublished)
-            source = dataset.registered_source() or ""
+            source = dataset.registered().source or ""
             is_declared = source == dataset.spec.shards  # of others the root stands for the shards
             shards = "" if is_declared else f" --shards {shlex.quote(source)}"
             run = chosen.complete(f"`mm-assets run --dataset {name}{shards}`")

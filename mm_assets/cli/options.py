@@ -127,7 +127,7 @@ class DatasetChoice:
         configs = [{"name": name, "shards": root, "root": root} for name in self.names]
         stores = [DatasetStore(DatasetSpec.from_config(config, where="arguments")) for config in configs]
         for dataset in stores:
-            if dataset.registered_source() is None:
+            if dataset.registered().source is None:
                 raise ConfigError("arguments", "--dataset", f"{dataset.store.url} is not a registered dataset")
         return stores
 

@@ -58,7 +58,7 @@ def _print_next(chosen: DatasetChoice, spec: DatasetSpec, decision: Decision) ->
 
     dataset = DatasetStore(spec)
     name = ["--dataset", spec.name] if chosen.shards is None or chosen.names else []
-    if dataset.registered_source() != spec.shards:
+    if dataset.registered().source != spec.shards:
         command = shlex.join(["mm-assets", "run", *name])
         echo(f"to pack them: {chosen.complete(f'`{command}`')}")
     elif dataset.schema().digest == decision.schema.digest:

@@ -376,7 +376,7 @@ def _print_summary(
         preset = dataset.schema().pack.get("preset") if dataset.partitions() else None
         url = dataset.store.url_of("manifest.json")
         echo(f"{name}: {url}" + (f" (preset {preset})" if preset else ""))
-        if any(m["num_samples"] for m in Present(dataset).markers().values()):
+        if any(marker.num_samples for marker in Present(dataset).published().values()):
             inspect = inspect_command(url, declared_imports(dataset.spec.pack), "--sample", "0")
             commands.append(f"{inspect}, or mm_assets.open({url!r}) in Python")
     if commands:

@@ -164,8 +164,8 @@ class Load:
             dg.Failure: partitions failed, the manifest could not be made, or something could not be recorded.
         """
         spec, home = self.dataset.spec, Path(context.instance.root_directory)
-        schema = self.dataset.schema()
-        present = Present(self.dataset, schema)
+        present = Present(self.dataset)
+        schema = present.schema if present.partitions else self.dataset.schema()
         mirror = Mirror(context, present)
         self.unrecorded = mirror.lost
         elsewhere = working_runs(context.instance, spec)

@@ -121,11 +121,14 @@ class Mirror:
         known = self._instance.event_log_storage.get_latest_tags_by_partition(
             asset_key(self._spec, PUBLISHED), DagsterEventType.ASSET_MATERIALIZATION, [_VERSION]
         )
-        for key in (key for key in present.names if key not in running):
+        names = {key: str(present.name(key)) for key in present.names if key not in running}
+        cached = present.cache.read(names.values())
+        for key, name in names.items():
+            is_of = known.get(key, {}).get(_VERSION)
+            if name in cached and is_of == marker_version({"record": {"sha256": cached[name].record[1]}}).value:
+                continue
             try:
                 marker = present.markers([key])[key]
-                if known.get(key, {}).get(_VERSION) == marker_version(marker).value:
-                    continue
                 records, file = self._dataset.recorded(key)
                 published = published_result(self._dataset, key, marker)
             except MmAssetsError as error:  # of one partition, which others do not wait for

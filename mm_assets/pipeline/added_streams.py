@@ -21,6 +21,7 @@ from mm_assets.fields import Field
 from mm_assets.formats import MstrReader, crc32c
 from mm_assets.formats.output import splice
 from mm_assets.pipeline.chain import PACKED_FOLDER, PUBLISHED
+from mm_assets.pipeline.markers import Marker
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.store import DatasetStore, canonical_json, size_fault
 from mm_assets.storage.store import PublishedFile
@@ -63,16 +64,16 @@ class PartitionAdded:
     added: bool
 
 
-def added_streams(markers: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, int]) -> AddedStreams:
+def added_streams(markers: Mapping[str, Marker], sizes: Mapping[str, int]) -> AddedStreams:
     """The added streams that a manifest can list, by the partitions' markers; `sizes` are those of existing files."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     known: set[str] = set()
     for key, marker in markers.items():
-        added = marker.get("added")
+        added = marker.added
         streams: list[Mapping[str, Any]] = added["streams"] if added else []
         known |= {stream["name"] for stream in streams}
-        if FORMAT in marker["files"]:  # else they are not missing
-            known |= set(marker.get("lost_streams", ()))
+        if FORMAT in marker.packed:  # else they are not missing
+            known |= set(marker.lost_streams)
         if added and sizes.get(added["file"]["path"]) != added["file"]["size"]:
             streams = []  # the file is gone or truncated: the one without them is still there
         found[key] = {stream["name"]: stream for stream in streams}
@@ -85,7 +86,7 @@ def added_streams(markers: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, 
             missing[name] = tuple(sorted(without))
     if not first or any(streams != first for streams in found.values()):
         return AddedStreams(streams=(), files={}, missing=missing)
-    files = {key: markers[key]["added"]["file"] for key in found}
+    files = {key: marker.added["file"] for key, marker in markers.items() if marker.added is not None}
     return AddedStreams(streams=tuple(first[name] for name in sorted(first)), files=files, missing=missing)
 
 

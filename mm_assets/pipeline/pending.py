@@ -1,18 +1,15 @@
 """Which partitions are not up to date, why, and from which stage on they have to run.
 
 The name of a marker has the fingerprint of what made its partition: a partition is up to date if the listing of markers
-has the name that its present shards, settings and schema give. Markers are read only where packed files changed since
-the last manifest, and records only of partitions that are pending.
+has the name that its present shards, settings and schema give. Markers are read only where they changed since the last
+manifest, and records only of partitions that are pending.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from mm_assets.errors import ConfigError, SchemaMismatchError
@@ -24,18 +21,10 @@ from mm_assets.pipeline.chain import (
     RAW_SHARDS,
     TABLES,
     Stage,
-    packed_files,
     recorded_stages,
 )
-from mm_assets.pipeline.store import (
-    RECORDS,
-    DatasetStore,
-    Partition,
-    StageFailure,
-    StageRecord,
-    canonical_json,
-    size_fault,
-)
+from mm_assets.pipeline.markers import Marker, Markers
+from mm_assets.pipeline.store import RECORDS, DatasetStore, Partition, StageFailure, StageRecord, size_fault
 from mm_assets.rows.schema import DatasetSchema
 
 __all__ = [
@@ -52,11 +41,8 @@ __all__ = [
     "stage_fault",
     "stage_named",
     "stale_partitions",
-    "write_index",
 ]
 
-INDEX = "markers.json"
-_INDEX_VERSION = 2
 _FEW = 16  # partitions whose files are asked for one by one; of more the folders are listed
 _READS = 8  # files of records at a time
 
@@ -120,6 +106,7 @@ class Present:
         current: by key, the marker that is up to date.
         packed: name and bytes of each packed file.
         records: the same of each file of records.
+        cache: what is known of the markers.
 
     Raises:
         SourceError: the storage could not be read.
@@ -133,11 +120,14 @@ class Present:
         partitions: Mapping[str, Partition] | None = None,
     ) -> None:
         self.dataset = dataset
-        self.partitions = dataset.partitions() if partitions is None else partitions
-        self.names = dataset.marker_names()
-        self.packed = dataset.store.sizes(PACKED_FOLDER)
-        self.records = dataset.store.sizes(RECORDS)
-        self.schema = schema or (dataset.schema() if self.partitions else DatasetSchema())
+        registered = dataset.registered() if partitions is None else None
+        self.partitions: Mapping[str, Partition] = partitions or {} if registered is None else registered.partitions
+        markers, packed, records = dataset.listings(PUBLISHED.name, PACKED_FOLDER, RECORDS)
+        self.names = dataset.marker_names(markers)
+        self.packed = {name: file.size for name, file in packed.items()}
+        self.records = {name: file.size for name, file in records.items()}
+        self.cache = Markers(dataset, markers)
+        self.schema = schema or (dataset.schema(registered) if self.partitions else DatasetSchema())
         made_with = PUBLISHED.digest(dataset.spec, self.schema)
         names = {key: dataset.marker_name(key, p.fingerprint(made_with)) for key, p in self.partitions.items()}
         self.current = {key: name for key, name in names.items() if name in self.names.get(key, ())}
@@ -152,6 +142,11 @@ class Present:
         named = {key: name for key in wanted if (name := self.name(key)) is not None}
         return dict(zip(named, self.dataset.markers(named.values()), strict=True))
 
+    def published(self) -> dict[str, Marker]:
+        """What counts of each marker that is up to date and not damaged, by key; errors as `Markers.read`."""
+        found = self.cache.read(self.current.values())
+        return {key: found[name] for key, name in self.current.items() if name in found}
+
     def fault(self, key: str) -> str | None:
         """Why a partition's marker is not up to date, as far as listings show, or None."""
         if key not in self.partitions:
@@ -162,58 +157,22 @@ class Present:
             return "it is not published"
         return "it is not published with its present shards, settings, code and schema"
 
-    def lost_files(self, marker: Mapping[str, Any]) -> str | None:
+    def lost_files(self, marker: Marker) -> str | None:
         """Which packed file of a marker is gone or of another size, or that its records are others now, or None.
 
         A run that failed, with other settings for instance, has replaced tables and records of the marker.
         """
-        for file in packed_files(marker).values():
-            if fault := size_fault(file["size"], self.packed.get(file["path"])):
-                return f"{file['path']} {fault}"
-        if size_fault(marker["record"]["size"], self.records.get(marker["record"]["path"])):
+        for path, size in marker.served_files():
+            if fault := size_fault(size, self.packed.get(path)):
+                return f"{path} {fault}"
+        if size_fault(marker.record[0], self.records.get(self.dataset.records_name(marker.key))):
             return "a stage has been made again since it was published"
         return None
 
     def pending(self) -> list[str]:
-        """Registered partitions without an up-to-date marker and its packed files, sorted.
-
-        The sizes of packed files and records are those that the last manifest found in the markers. A marker that it
-        did not see, or whose files differ from that, is read.
-        """
-        unsure = [key for key, name in self.current.items() if not self._has(self.index.get(name))]
-        lost = {key for key, marker in self.markers(unsure).items() if self.lost_files(marker)}
-        return sorted(key for key in self.partitions if key not in self.current or key in lost)
-
-    @cached_property
-    def index(self) -> Mapping[str, Mapping[str, int]]:
-        """Of each marker that the last manifest saw, by its name, the packed files and records and their bytes."""
-        return _index(self.dataset)
-
-    def _has(self, files: Mapping[str, int] | None) -> bool:
-        sizes = self.packed, self.records
-        return files is not None and all(any(s.get(path) == size for s in sizes) for path, size in files.items())
-
-
-def _index(dataset: DatasetStore) -> Mapping[str, Mapping[str, int]]:
-    """By the name of a marker, its packed files and records and their bytes; empty where there is no readable index."""
-    content = dataset.store.found_bytes(INDEX)
-    with suppress(ValueError, KeyError, TypeError):
-        value = {} if content is None else json.loads(content)
-        if value["version"] == _INDEX_VERSION:
-            found: Mapping[str, Mapping[str, int]] = value["markers"]
-            return found
-    return {}
-
-
-def write_index(dataset: DatasetStore, markers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Stores the packed files and records of markers, by their names: what is pending is known without reading them."""
-    packed = {
-        name: {f["path"]: f["size"] for f in (*packed_files(marker).values(), marker["record"])}
-        for name, marker in markers.items()
-    }
-    content = canonical_json({"version": _INDEX_VERSION, "markers": packed})
-    if dataset.store.found_bytes(INDEX) != content:
-        dataset.store.write_bytes(INDEX, content)
+        """Registered partitions without an up-to-date marker and its packed files, sorted; errors as `published`."""
+        complete = {key for key, marker in self.published().items() if not self.lost_files(marker)}
+        return sorted(self.partitions.keys() - complete)
 
 
 def pending_partitions(dataset: DatasetStore) -> list[str]:

@@ -32,7 +32,8 @@ from mm_assets.pipeline.chain import (
 )
 from mm_assets.pipeline.duplicate_ids import duplicate_ids
 from mm_assets.pipeline.losses import published_losses, sum_losses
-from mm_assets.pipeline.pending import Present, stage_fault, write_index
+from mm_assets.pipeline.markers import Marker
+from mm_assets.pipeline.pending import Present, stage_fault
 from mm_assets.pipeline.store import MARKER_VERSION, RECORDS, DatasetStore, StageRecord, canonical_json, size_fault
 from mm_assets.pipeline.work import PartitionWork
 from mm_assets.storage.store import Store
@@ -169,45 +170,47 @@ def build_manifest(dataset: DatasetStore) -> ManifestReport:
 def _build_manifest(dataset: DatasetStore) -> ManifestReport:
     store = dataset.store
     newest = store.snapshot("manifest.json")  # before the markers: a manifest of newer ones is not replaced
-    schema = dataset.schema()
-    present = Present(dataset, schema)
-    markers = present.markers(present.current)
-    sizes = {name: size for folder in (*TABLES, RECORDS) for name, size in store.sizes(folder).items()} | dict(
-        present.packed
-    )
-    listed: dict[str, Mapping[str, Any]] = {}
+    present = Present(dataset)
+    schema = present.schema if present.partitions else dataset.schema()
+    markers = present.published()
+    tables = {name: file.size for listed in dataset.listings(*TABLES) for name, file in listed.items()}
+    listed: dict[str, Marker] = {}
     left_out: dict[str, str] = {}
     for key in sorted({*present.partitions, *present.names}):
-        fault = present.fault(key) or present.lost_files(markers[key]) or _made_again(markers[key], sizes)
-        if fault:
+        marker = markers.get(key)
+        if marker is None:
+            left_out[key] = present.fault(key) or "its marker is damaged"
+        elif fault := present.lost_files(marker) or _made_again(marker, tables):
             left_out[key] = fault
             if key in present.current:  # its files are not what the marker says: a run has to make them again
                 dataset.withdraw_markers(key, present.names[key])
         else:
-            listed[key] = markers[key]
+            listed[key] = marker
     added = added_streams(listed, present.packed)
     shards: list[dict[str, Any]] = []
-    for key, published in listed.items():
-        files = dict(packed_files(published))
+    for key, marker in listed.items():
+        files = dict(marker.packed)
         if added.files:
             files[GROWING_FORMAT] = added.files[key]
-        facts = {name: published[name] for name in ("num_samples", "decodable")}
+        facts = {"num_samples": marker.num_samples, "decodable": marker.decodable}
         shards.append({"partition": key, **facts, "files": files})
     manifest = make_manifest(
         dataset=dataset.spec.name,
         schema=schema.to_json(),
         shards=shards,
         added=added.streams,
-        losses=sum_losses(marker["losses"] for marker in listed.values()),
+        losses=sum_losses(marker.losses for marker in listed.values()),
         duplicate_ids=_duplicate_ids(dataset, shards),
     )
     content = canonical_json(manifest, indent=1)
     digest = hashlib.sha256(content).hexdigest()
     if not store.exists(f"manifests/{digest}.json"):
         store.write_bytes(f"manifests/{digest}.json", content)
-    store.write_bytes("catalog.sql", _catalog(dataset).encode())
+    catalog = _catalog(dataset).encode()
+    if store.found_bytes("catalog.sql") != catalog:
+        store.write_bytes("catalog.sql", catalog)
     store.replace(newest, content)
-    write_index(dataset, {present.current[key]: markers[key] for key in listed})
+    present.cache.store()
     for key, name in present.current.items():  # left by a run that was killed right after it had published
         for other in present.names[key]:
             if other != name:
@@ -244,14 +247,14 @@ def missing_streams(dataset: DatasetStore) -> Mapping[str, tuple[str, ...]]:
         SourceError: the storage could not be read.
     """
     present = Present(dataset)
-    return added_streams(present.markers(), present.packed).missing
+    return added_streams(present.published(), present.packed).missing
 
 
-def _made_again(marker: Mapping[str, Any], sizes: Mapping[str, int]) -> str | None:
-    """What changed in a partition's files since its marker was written, or None."""
-    for file in marker["files"].values():
-        if fault := size_fault(file["size"], sizes.get(file["path"])):
-            return f"{file['path']} {fault}"
+def _made_again(marker: Marker, tables: Mapping[str, int]) -> str | None:
+    """What changed in a partition's tables since its marker was written, or None; `tables` are those that are there."""
+    for path, size in marker.table_files():
+        if fault := size_fault(size, tables.get(path)):
+            return f"{path} {fault}"
     return None
 
 
@@ -328,10 +331,14 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
     present = Present(dataset)
     registered = present.partitions
     needed = {path for name in manifests[:keep] for path in _packed_of(store, name)}
-    for marker in present.markers(registered).values():
-        needed |= {file["path"] for file in marker["files"].values()}
-        if marker.get("added"):
-            needed.add(marker["added"]["file"]["path"])
+    for marker in present.published().values():
+        needed |= {path for path, _ in marker.served_files()}
+        if marker.added is not None:
+            needed.add(marker.added["file"]["path"])
+    for former in present.markers(registered.keys() - present.current.keys()).values():
+        needed |= {file["path"] for file in former["files"].values()}
+        if former.get("added"):
+            needed.add(former["added"]["file"]["path"])
     sizes = {**store.sizes(PACKED_FOLDER), **store.sizes("manifests")}
     surplus = {name: packed for name in sizes if name not in needed and (packed := _PACKED_PATH.fullmatch(name))}
     for key in registered.keys() & {packed[1] for packed in surplus.values()}:

@@ -16,7 +16,7 @@ from mm_assets.errors import ConfigError, SourceError
 from mm_assets.pipeline.decide import Decision, decide_layout
 from mm_assets.pipeline.shard_content import recognized
 from mm_assets.pipeline.spec import PARTITION_KEY, DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, Partition
+from mm_assets.pipeline.store import DatasetStore, Partition, Registered
 from mm_assets.rows.base import shard_suffixes, source_formats
 from mm_assets.storage.listing import ShardFile, expand_shards
 from mm_assets.storage.urls import is_local
@@ -164,7 +164,8 @@ def register(
         ConfigError: the declaration's schema settings changed and `new_schema` was not given.
     """
     spec = dataset.spec
-    before = dataset.partitions()
+    stored = dataset.registered()
+    before, source, declared = stored.partitions, stored.source, _decided_with(stored)
     partitions, unsettled, young = list_partitions(spec, seen=seen)
     if young and wait:
         sleep(spec.settle_seconds)
@@ -172,7 +173,6 @@ def register(
     if not partitions and not young and (before or not allow_empty):
         # An unmounted folder looks like this; accepting it would empty the next manifest.
         raise no_shards(spec, registered=len(before))
-    source, declared = dataset.registered_source(), _decided_with(dataset)
     fault = None if new_schema else _refusal(dataset, source, declared)
     if fault is not None:
         raise fault
@@ -187,7 +187,7 @@ def register(
     if everything and (new_schema or declared is None):
         decision = decide_layout(spec, sorted({shard.url for p in everything for shard in p.shards}))
         if not dry_run:
-            _store(dataset, decision, new_schema=new_schema)
+            _store(dataset, decision, stored, new_schema=new_schema)
     if not dry_run and ({p.key: p for p in everything} != before or source != spec.shards):
         dataset.write_partitions(everything)
     return Registration(
@@ -203,7 +203,8 @@ def register(
 
 def refusal(dataset: DatasetStore) -> ConfigError | None:
     """Why a registration without `new_schema` is refused, as far as the declaration tells, or None."""
-    return _refusal(dataset, dataset.registered_source(), _decided_with(dataset))
+    stored = dataset.registered()
+    return _refusal(dataset, stored.source, _decided_with(stored))
 
 
 def _refusal(dataset: DatasetStore, source: str | None, declared: Mapping[str, object] | None) -> ConfigError | None:
@@ -224,13 +225,13 @@ def _refusal(dataset: DatasetStore, source: str | None, declared: Mapping[str, o
     return None
 
 
-def _decided_with(dataset: DatasetStore) -> Mapping[str, object] | None:
+def _decided_with(stored: Registered) -> Mapping[str, object] | None:
     """The settings that decided the stored schema; None where there is none, or one that no sample decided."""
-    found: Mapping[str, object] | None = None if dataset.schema_is_provisional() else dataset.declared()
+    found: Mapping[str, object] | None = None if stored.schema_is_provisional else stored.declared
     return found
 
 
-def _store(dataset: DatasetStore, decision: Decision, *, new_schema: bool) -> None:
+def _store(dataset: DatasetStore, decision: Decision, stored: Registered, *, new_schema: bool) -> None:
     """Stores a decision, that without any sample once for the same settings."""
-    if new_schema or decision.decided_by is not None or dataset.declared() != dataset.spec.declared:
+    if new_schema or decision.decided_by is not None or stored.declared != dataset.spec.declared:
         dataset.write_schema(replace(decision.schema, evidence=decision.evidence()), decided_by=decision.decided_by)

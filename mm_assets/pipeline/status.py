@@ -178,12 +178,12 @@ def _manifest_status(present: Present, pending: Mapping[str, Stale]) -> Manifest
         return None
     listed = partitions_in_manifest(present.dataset)
     # A manifest stores which markers it saw.
-    unseen = {key for key, name in present.current.items() if key not in pending and name not in present.index}
+    unseen = {key for key, name in present.current.items() if key not in pending and name not in present.cache.seen}
     left_out = {key: pending[key].fault.reason for key in pending if key not in listed}
     left_out |= dict.fromkeys(sorted(unseen - listed), "it was published since")
     outdated = dict.fromkeys(sorted(listed - present.partitions.keys()), "its shards are gone")
     outdated |= {key: pending[key].fault.reason for key in pending if key in listed}
-    if present.index:  # else another release made the manifest
+    if present.cache.seen:  # else another release made the manifest
         outdated |= dict.fromkeys(sorted(unseen & listed), "it was published again since")
     return ManifestStatus(
         url=store.url_of("manifest.json"), num_partitions=len(listed), left_out=left_out, outdated=outdated

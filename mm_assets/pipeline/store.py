@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from copy import copy
@@ -25,13 +25,14 @@ from mm_assets.rows.columns import Kept, Origin
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
-from mm_assets.storage.store import PublishedFile, Snapshot, Store
+from mm_assets.storage.store import ListedFile, PublishedFile, Snapshot, Store
 
 __all__ = [
     "MARKER_VERSION",
     "RECORDS",
     "DatasetStore",
     "Partition",
+    "Registered",
     "StageFailure",
     "StageRecord",
     "canonical_json",
@@ -74,6 +75,31 @@ class Partition:
             made_with: `Stage.digest` of `PUBLISHED`.
         """
         return hashlib.sha256(canonical_json([MARKER_VERSION, self.fingerprints, made_with])).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """What registration stored.
+
+    Attributes:
+        partitions: every registered partition by key; empty before the first registration.
+        source: the `shards` that they come from, or None before the first registration.
+        stored_schema: the content of the schema's file; empty before the first registration.
+    """
+
+    partitions: dict[str, Partition]
+    source: str | None
+    stored_schema: Mapping[str, Any]
+
+    @property
+    def declared(self) -> Any:
+        """The settings that decided the stored schema, or None where there is no schema."""
+        return self.stored_schema.get("declared")
+
+    @property
+    def schema_is_provisional(self) -> bool:
+        """Whether the stored schema was decided without any sample, so that no rows conform to it."""
+        return self.stored_schema.get("decided_by", "") is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +231,7 @@ class DatasetStore:
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.spec = spec
+        self._registered: dict[str, tuple[ListedFile, Any]] = {}  # files of the registration as read, by name
         try:
             self.store = Store(spec.root, spec.root_options).child(spec.name)
         except (MmAssetsError, ValueError, TypeError) as error:
@@ -237,14 +264,17 @@ class DatasetStore:
         """Name of a partition's publication marker; `fingerprint` is `Partition.fingerprint`."""
         return f"{PUBLISHED.name}/{partition}.{fingerprint}.json"
 
-    def marker_names(self) -> dict[str, tuple[str, ...]]:
+    def marker_names(self, listed: Iterable[str] | None = None) -> dict[str, tuple[str, ...]]:
         """The markers of each partition key, by one listing; withdrawn and old ones have no fingerprint.
 
         A partition has two where a run was killed between writing one and removing the other. That with the present
         fingerprint counts.
+
+        Args:
+            listed: names of files in their folder; None lists it.
         """
         found: dict[str, tuple[str, ...]] = {}
-        for name in self.store.sizes(PUBLISHED.name):
+        for name in self.store.sizes(PUBLISHED.name) if listed is None else listed:
             if match := _MARKER.fullmatch(name.rsplit("/", 1)[-1]):
                 found[match["key"]] = (*found.get(match["key"], ()), name)
         return found
@@ -269,6 +299,13 @@ class DatasetStore:
                 self.store.delete(name)
         return withdrawn if names else None
 
+    def listings(self, *folders: str) -> list[dict[str, ListedFile]]:
+        """`Store.listing` of several folders, remote ones at the same time; errors likewise."""
+        if self.store.is_local:  # which waits for nothing
+            return list(map(self.store.listing, folders))
+        with ThreadPoolExecutor(len(folders), thread_name_prefix="listings") as pool:
+            return list(pool.map(self.store.listing, folders))
+
     # -- JSON files
 
     def _found(self, name: str) -> Any:
@@ -282,25 +319,46 @@ class DatasetStore:
         except ValueError as error:
             raise SourceError(self.store.url_of(name), f"is not JSON: {error}") from error
 
-    def schema(self) -> DatasetSchema:
-        """The dataset's schema as registered.
+    def registered(self) -> Registered:
+        """What registration stored; its files are read again only where one listing shows other versions of them.
+
+        There may be very many partitions, and a load asks for them at each of its steps.
+
+        Raises:
+            SourceError: a file cannot be read.
+            SchemaMismatchError: the list of partitions is damaged.
+        """
+        listed = self.store.listing("")  # before the content: a version in between is read again
+        source, partitions = self._read_if_new("shards.json", listed, self._listed_partitions) or (None, {})
+        return Registered(
+            partitions=dict(partitions),
+            source=source,
+            stored_schema=self._read_if_new("schema.json", listed, lambda found: found) or {},
+        )
+
+    def _read_if_new(self, name: str, listed: Mapping[str, ListedFile], parse: Callable[[Any], Any]) -> Any:
+        """A file of the registration, parsed; None where there is none."""
+        version = listed.get(name)
+        if version is None:
+            return None
+        known = self._registered.get(name)
+        if known is None or known[0] != version:
+            found = self._found(name)
+            known = self._registered[name] = version, None if found is None else parse(found)
+        return known[1]
+
+    def schema(self, registered: Registered | None = None) -> DatasetSchema:
+        """The dataset's schema as registered; `registered` is what `registered` returned, if that is known.
 
         Raises:
             SourceError: the dataset has not been registered.
         """
-        where, found = self.store.url_of("schema.json"), self._found("schema.json")
-        if found is None:
+        found = (registered or self.registered()).stored_schema
+        where = self.store.url_of("schema.json")
+        if not found:
             detail = f"the dataset is not registered yet: run `mm-assets register --dataset {self.spec.name}`"
             raise SourceError(where, detail)
         return DatasetSchema.from_json(found, where=where)
-
-    def declared(self) -> Any:
-        """The settings that decided the stored schema, or None where there is no schema."""
-        return (self._found("schema.json") or {}).get("declared")
-
-    def schema_is_provisional(self) -> bool:
-        """Whether the stored schema was decided without any sample, so that no rows conform to it."""
-        return (self._found("schema.json") or {}).get("decided_by", "") is None
 
     def write_schema(self, schema: DatasetSchema, *, decided_by: str | None) -> None:
         """Stores the schema with the settings, the first shard and the evidence that it was decided with."""
@@ -309,22 +367,19 @@ class DatasetStore:
 
     def partitions(self) -> dict[str, Partition]:
         """Every registered partition by key; empty before the first registration."""
-        found = self._found("shards.json")
-        if found is None:
-            return {}
+        return self.registered().partitions
+
+    def _listed_partitions(self, found: Any) -> tuple[str | None, dict[str, Partition]]:
+        """The source and the partitions that ``shards.json`` lists."""
         try:
-            return {
+            source = found.get("shards")
+            return source if isinstance(source, str) else None, {
                 key: Partition(key=key, shards=tuple(ShardFile(**shard) for shard in shards))
                 for key, shards in found["partitions"].items()
             }
         except (KeyError, TypeError, AttributeError) as error:
             where = self.store.url_of("shards.json")
             raise SchemaMismatchError(f"{where}: not a list of partitions: {error!r}") from error
-
-    def registered_source(self) -> str | None:
-        """The `shards` that the registered partitions come from, or None before the first registration."""
-        source = (self._found("shards.json") or {}).get("shards")
-        return source if isinstance(source, str) else None
 
     def write_partitions(self, partitions: Iterable[Partition]) -> None:
         """Replaces the list of registered partitions."""
@@ -424,7 +479,7 @@ class DatasetStore:
     def over(self, store: Store) -> DatasetStore:
         """The dataset with another store for its folder."""
         found = copy(self)
-        found.store = store
+        found.store, found._registered = store, {}
         return found
 
     def markers(self, names: Iterable[str]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.errors import full_disk_named
-from mm_assets.storage.store import Draft, PublishedFile, Snapshot, Store
+from mm_assets.storage.store import Draft, ListedFile, PublishedFile, Snapshot, Store
 
 __all__ = ["StagedStore"]
 
@@ -57,9 +57,9 @@ class StagedStore(Store):
         """As `Store.size`; of a file that is not here the remote one's."""
         return super().size(name) if Path(self.path_of(name)).exists() else self.remote.size(name)
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """As `Store.sizes`, of the remote store."""
-        return self.remote.sizes(folder)
+    def listing(self, folder: str) -> dict[str, ListedFile]:
+        """As `Store.listing`, of the remote store."""
+        return self.remote.listing(folder)
 
     def found_bytes(self, name: str) -> bytes | None:
         """As `Store.found_bytes`; of a file that is not here the remote one's."""

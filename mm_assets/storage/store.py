@@ -14,17 +14,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mm_assets.errors import ChangedError, SourceError, full_disk_named
 from mm_assets.storage.hashed_file import HashedFile, file_state
 from mm_assets.storage.urls import Options, filesystem, is_local, local_path, protocols, storage_errors
 
-__all__ = ["Draft", "PublishedFile", "Snapshot", "Store"]
+__all__ = ["Draft", "ListedFile", "PublishedFile", "Snapshot", "Store"]
 
 _CONFLICTS = (409, 412)  # of a conditional request: another one is under way, or has won
 _NOT_IMPLEMENTED = 501
 _ONE_REQUEST = {"max_concurrency": 1}  # else s3fs asks for the size first, and gets a file in pieces
+_VERSION_FACTS = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")  # file systems differ in them
 _UPLOAD = {"chunksize": 16 << 20, "max_concurrency": 2}  # bytes of one part, and parts in memory at a time
 
 
@@ -45,6 +46,18 @@ class PublishedFile:
     def to_json(self) -> dict[str, Any]:
         """The file as markers and manifests list it."""
         return {"path": self.path, "size": self.size, "sha256": self.sha256}
+
+
+class ListedFile(NamedTuple):
+    """A file as a listing of its folder describes it.
+
+    Attributes:
+        size: bytes.
+        version: changes when the file is replaced, also by one of the same size: the facts that the storage gives.
+    """
+
+    size: int
+    version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,17 +184,25 @@ class Store:
         Raises:
             SourceError: the storage does not answer.
         """
+        return {name: file.size for name, file in self.listing(folder).items()}
+
+    def listing(self, folder: str) -> dict[str, ListedFile]:
+        """The same files with what tells one version of a file from another; errors as `sizes`."""
         with storage_errors(self.url_of(folder), "cannot be listed"):
             try:
-                listed = self.fs.ls(self.path_of(folder), detail=True)
-            except FileNotFoundError:
+                listed = _local_files(self.path_of(folder)) if self.is_local else self._remote_files(folder)
+            except (FileNotFoundError, NotADirectoryError):
                 return {}
+        return {f"{folder}/{base}" if folder else base: listed[base] for base in sorted(listed) if base[0] != "."}
+
+    def _remote_files(self, folder: str) -> dict[str, ListedFile]:
         found = {}
-        for info in listed:
+        for info in self.fs.ls(self.path_of(folder), detail=True):
             base = info["name"].rstrip("/").rsplit("/", 1)[-1]
-            if info["type"] == "file" and base and not base.startswith("."):
-                found[f"{folder}/{base}" if folder else base] = int(info["size"])
-        return dict(sorted(found.items()))
+            if info["type"] == "file" and base:
+                version = " ".join(str(info[fact]) for fact in _VERSION_FACTS if info.get(fact) is not None)
+                found[base] = ListedFile(int(info["size"]), version)
+        return found
 
     def read_bytes(self, name: str) -> bytes:
         """The whole content; `SourceError` if there is no such file or it cannot be read."""
@@ -351,6 +372,19 @@ class Store:
         """Remove a file if it exists."""
         with suppress(FileNotFoundError):
             self.fs.rm_file(self.path_of(name))
+
+
+def _local_files(folder: str) -> dict[str, ListedFile]:
+    """The files in a folder by their base names."""
+    found = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # removed since it was listed, or a dangling link
+                if entry.is_file():
+                    status = entry.stat()
+                    version = f"{status.st_size} {status.st_ino} {status.st_mtime_ns}"
+                    found[entry.name] = ListedFile(status.st_size, version)
+    return found
 
 
 def _http_status(error: BaseException) -> int | None:

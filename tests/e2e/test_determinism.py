@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from .files import files_of
+
 # Of both runs: the environment, further options, and the folder of the root.
 FIRST = ({"PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1"}, (), "root")
 SECOND = (
@@ -68,7 +70,7 @@ def run(
         timeout=280,
     )
     assert done.returncode in (0, 1), done.stderr
-    return {str(p.relative_to(folder / root)): p.read_bytes() for p in (folder / root).rglob("*") if p.is_file()}
+    return {str(p.relative_to(folder / root)): p.read_bytes() for p in files_of(folder / root)}
 
 
 @pytest.mark.timeout(600)

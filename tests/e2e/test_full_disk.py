@@ -17,6 +17,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
 from ..pipeline.chain import at_work, marker_of, run_partition
+from .files import files_of
 
 PARTITION = "docs-00001"
 PLENTY = 64 << 20  # bytes
@@ -51,7 +52,7 @@ def make(dataset: DatasetStore) -> None:
 
 def contents(dataset: DatasetStore) -> dict[str, bytes]:
     folder = Path(dataset.store.url)
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files_of(folder)}
 
 
 def test_a_full_disk_is_named_and_leaves_nothing_partial(

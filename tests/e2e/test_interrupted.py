@@ -17,6 +17,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
 from ..pipeline.chain import at_work
+from .files import files_of
 
 # Runs the stages of one partition and dies of SIGKILL at a chosen moment: inside a write of a stage's table, inside the
 # packed files, or between the content and the record.
@@ -63,7 +64,7 @@ VICTIMS = ["raw_shards", "rows", "materialized_rows", "filtered_rows", "packed",
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files_of(folder)}
 
 
 def complete(dataset: DatasetStore, key: str) -> None:

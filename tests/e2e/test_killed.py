@@ -132,8 +132,10 @@ class Project:
         return Project(folder)
 
     def contents(self) -> Mapping[str, bytes]:
-        """Every visible file below the root, by its path there."""
-        return {name: (self.root / name).read_bytes() for name in self.names() if not Path(name).name.startswith(".")}
+        """Every visible file below the root but caches, by its path there."""
+        names = [Path(name) for name in self.names()]
+        visible = (path for path in names if path.name[0] != "." and path.parent.name != "cache")
+        return {str(path): (self.root / path).read_bytes() for path in visible}
 
     def names(self) -> set[str]:
         """Every file below the root, those under construction too."""

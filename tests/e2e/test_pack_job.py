@@ -23,6 +23,7 @@ from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.parquet import ParquetSink
 
 from ..pipeline.chain import at_work
+from .files import files_of
 from .loads import make_manifest, pack, run_partitions
 
 SpecOf = Callable[..., DatasetSpec]
@@ -39,10 +40,10 @@ def run_all(instance: dg.DagsterInstance, spec: DatasetSpec) -> DatasetStore:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files_of(folder)}
 
 
-def files_of(dataset: DatasetStore) -> list[str]:
+def made_files(dataset: DatasetStore) -> list[str]:
     """The files that the partitions' stages made."""
     made = ("packed", "published", "records", *TABLES)
     return [name for folder in made for name in sorted(dataset.store.sizes(folder))]
@@ -93,13 +94,13 @@ def test_the_job_leaves_media_in_the_shard_as_a_load_does(
     """With `retain` the job of one partition gives the files of a load, and again where they are there already."""
     spec = demo_spec("captions", retain=retain, materialize=materialize)
     dataset = run_all(instance, spec)
-    loaded = {name: dataset.store.read_bytes(name) for name in files_of(dataset)}
+    loaded = {name: dataset.store.read_bytes(name) for name in made_files(dataset)}
     shutil.rmtree(root / spec.name)
     register_dataset(instance, dataset)
     (key,) = dataset.partitions()
     for _ in range(2):
         assert pack(instance, spec, key).success
-        assert {name: dataset.store.read_bytes(name) for name in files_of(dataset)} == loaded
+        assert {name: dataset.store.read_bytes(name) for name in made_files(dataset)} == loaded
     assert pending_partitions(dataset) == []
 
 

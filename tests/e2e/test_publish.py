@@ -176,7 +176,7 @@ def test_a_manifest_reads_no_records(dataset: DatasetStore, monkeypatch: pytest.
     monkeypatch.setattr(Store, "found_bytes", lambda self, name: (read.append(name), found_bytes(self, name))[1])
     publish.build_manifest(dataset)
     publish.clean(dataset)
-    assert "shards.json" in read
+    assert "cache/markers.json" in read
     assert not [name for name in read if name.startswith("records/")]
     marker = marker_of(dataset, "docs-00000")
     assert marker is not None

@@ -341,12 +341,13 @@ def test_a_manifest_that_cannot_be_made_stops_no_partition(
     dataset = DatasetStore(spec)
     register_dataset(instance, dataset)
     assert load(spec, "a")[1].ok
-    (marker,) = dataset.marker_names()["a"]
-    dataset.store.write_bytes(marker, b"{")
+    manifest = Path(dataset.store.path_of("manifest.json"))
+    manifest.unlink()
+    manifest.mkdir()  # in its place
     monkeypatch.setattr("mm_assets.orchestration.load._MANIFEST_SECONDS", 0.0)
     runs, rest = load(spec, "bc")
     assert [runs["b"].ok, runs["c"].ok, rest.ok] == [True, True, False]
-    assert marker in rest.failures[0]
+    assert str(manifest) in rest.failures[0]
     assert instance.get_materialized_partitions(dg.AssetKey(["captions", "published"])) == {"a", "b", "c"}
     assert instance.all_logs(rest.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
     said = [entry.user_message for entry in instance.all_logs(rest.run_id)]

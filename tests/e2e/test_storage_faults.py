@@ -81,7 +81,9 @@ def contents(dataset: DatasetStore) -> dict[str, bytes]:
     found = {}
     for path in dataset.store.fs.find(dataset.store.path_of("")):
         name = str(path)[len(dataset.store.path_of("")) + 1 :]
-        if not name.startswith(("records/", "published/", "manifest", "shards.json", "catalog.sql", "schema.json")):
+        if not name.startswith(
+            ("cache/", "records/", "published/", "manifest", "shards.json", "catalog.sql", "schema.json")
+        ):
             found[name] = dataset.store.read_bytes(name)
     return found
 

@@ -20,6 +20,7 @@ from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.store import Store
 
+from ..e2e.files import files_of
 from .chain import declare, marker_name, run_chain
 from .shards import CAPTIONS, make_shard
 
@@ -121,12 +122,14 @@ def test_a_setting_that_changes_no_byte_runs_nothing(
 ) -> None:
     """Nothing is pending, and to find that out no marker and no record is read."""
     dataset = changed(published, tmp_path, **settings)
+    publish.build_manifest(dataset)  # the copies of markers are other files
+    dataset = DatasetStore(dataset.spec)
     read: list[str] = []
     for method in ("read_bytes", "found_bytes"):
         real = getattr(Store, method)
         monkeypatch.setattr(Store, method, lambda self, name, real=real: (read.append(name), real(self, name))[1])
     assert pending_partitions(dataset) == []
-    assert set(read) == {"shards.json", "schema.json", "markers.json"}
+    assert sorted(read) == ["cache/markers.json", "schema.json", "shards.json"]
 
 
 def test_a_raised_version_runs_its_stage_and_the_later_ones(
@@ -232,14 +235,37 @@ def test_of_two_markers_the_one_with_the_present_fingerprint_counts(published: D
 def test_nothing_is_read_of_markers_that_the_last_manifest_saw(
     published: DatasetStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the manifest's index each marker is read, and what is pending is the same."""
+    """A marker is read where the index lacks it, or has it as it was before; what is pending is the same."""
     dataset = changed(published, tmp_path)
-    dataset.store.delete("markers.json")
+    publish.build_manifest(dataset)
     read: list[str] = []
-    real = Store.read_bytes
-    monkeypatch.setattr(Store, "read_bytes", lambda self, name: (read.append(name), real(self, name))[1])
-    assert pending_partitions(dataset) == []
-    assert read == [marker_name(dataset, "s")]
+    real = Store.found_bytes
+    monkeypatch.setattr(Store, "found_bytes", lambda self, name: (read.append(name), real(self, name))[1])
+    name = marker_name(dataset, "s")
+    content, index = dataset.store.read_bytes(name), dataset.store.read_bytes("cache/markers.json")
+    for file, written, reads in (
+        ("cache/markers.json", index, []),
+        ("cache/markers.json", index.replace(b"4,[", b"5,["), [name]),
+        ("cache/markers.json", index[:-9], [name]),
+        ("cache/markers.json", b"{}", [name]),
+        (name, content, [name]),
+    ):
+        dataset.store.write_bytes(file, written)
+        read.clear()
+        assert pending_partitions(dataset) == []
+        assert read == ["cache/markers.json", *reads]
+        publish.build_manifest(dataset)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"files": {}}'])
+def test_a_damaged_marker_makes_its_partition_pending(published: DatasetStore, tmp_path: Path, content: bytes) -> None:
+    """It is left out of the manifest, and a run writes it again."""
+    dataset = changed(published, tmp_path)
+    dataset.store.write_bytes(marker_name(dataset, "s"), content)
+    assert pending_reasons(dataset) == {"s": "it is not published"}
+    assert publish.build_manifest(dataset).left_out == {"s": "its marker is damaged"}
+    assert list(run(dataset).results) == []
+    assert publish.build_manifest(dataset).left_out == {}
 
 
 def test_a_failed_run_with_other_settings_is_made_up(published: DatasetStore, tmp_path: Path) -> None:
@@ -274,8 +300,9 @@ def test_a_run_that_was_killed_with_other_settings_is_made_up(
         real(self, path, name, durable=durable)
 
     def contents(root: str) -> dict[str, bytes]:
-        files = (path for path in Path(root).rglob("*") if path.is_file() and not path.name.startswith("."))
-        return {name: p.read_bytes() for p in files if not (name := str(p.relative_to(root))).startswith("data/manif")}
+        files = (path for path in files_of(Path(root) / "data") if not path.name.startswith("."))
+        named = {str(path.relative_to(root)): path.read_bytes() for path in files}
+        return {name: content for name, content in named.items() if not name.startswith("data/manifests/")}
 
     expected = contents(published.spec.root)
     num_kills = 0

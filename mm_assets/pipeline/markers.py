@@ -1,0 +1,179 @@
+"""What manifests and pending partitions need of markers, kept in one file: a marker is read once.
+
+`cache/markers.json` is a cache. An entry counts while the listing of markers shows the version of the file that was
+read for it; without the file, or where it is damaged, each marker is read. No entry says whether its partition is up to
+date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
+from mm_assets.pipeline.store import DatasetStore, canonical_json
+from mm_assets.storage.store import ListedFile
+
+__all__ = ["Marker", "Markers"]
+
+INDEX = "cache/markers.json"
+_INDEX_VERSION = 3
+_READS = 32  # of markers at a time: each waits for the storage most of its time
+_HEAD = b'{"version":%d,"sha256":"%s","markers":'
+_JUDGED = ("mode", "on_undecodable", "judged", "undecodable")  # what markers say under `decodable`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """A marker without what only its partition's own run needs.
+
+    Attributes:
+        key: the partition's.
+        num_samples: samples in its packed files.
+        decodable: how its media were judged.
+        losses: as markers list them.
+        packed: its packed files as markers list them, by format.
+        tables: bytes of each of its tables, by name.
+        rows_digest: SHA-256 of the table of the packed rows.
+        record: bytes and SHA-256 of the file of its records.
+        added: the added streams, as markers list them, or None.
+        lost_streams: names of added streams that a later run removed.
+    """
+
+    key: str
+    num_samples: int
+    decodable: Mapping[str, Any]
+    losses: Mapping[str, Any]
+    packed: Mapping[str, Mapping[str, Any]]
+    tables: Mapping[str, int]
+    rows_digest: str
+    record: tuple[int, str]
+    added: Mapping[str, Any] | None
+    lost_streams: Sequence[str]
+
+    @classmethod
+    def of(cls, marker: Mapping[str, Any]) -> Marker:
+        """What counts of a marker; `KeyError` or `TypeError` if it is not one of this release."""
+        files, key = marker["files"], marker["partition"]
+        tables = [name for name in files if name not in PACKED_STAGES]
+        odd = [name for name in tables if files[name]["path"] != DatasetStore.table(name, key)]
+        if odd or marker["record"]["path"] != DatasetStore.records_name(key):
+            raise KeyError(*odd)
+        return cls(
+            key=key,
+            num_samples=marker["num_samples"],
+            decodable={name: marker["decodable"][name] for name in _JUDGED},
+            losses=marker["losses"],
+            packed={form: files[form] for form in PACKED_STAGES if form in files},
+            tables={name: files[name]["size"] for name in tables},
+            rows_digest=files[FILTERED_ROWS.tables[0].name]["sha256"],
+            record=(marker["record"]["size"], marker["record"]["sha256"]),
+            added=marker.get("added"),
+            lost_streams=marker.get("lost_streams", ()),
+        )
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any], tables: Sequence[str]) -> Marker:
+        """The marker that `to_json` gave."""
+        key, num_samples, judged, packed, sizes, rows_digest, *record, rare = value
+        return cls(
+            key=key,
+            num_samples=num_samples,
+            decodable=dict(zip(_JUDGED, judged, strict=True)),
+            losses=rare.get("losses", {}),
+            packed={form: {"path": path, "size": size, "sha256": digest} for form, path, size, digest in packed},
+            tables={name: size for name, size in zip(tables, sizes, strict=True) if size is not None},
+            rows_digest=rows_digest,
+            record=(record[0], record[1]),
+            added=rare.get("added"),
+            lost_streams=rare.get("lost_streams", ()),
+        )
+
+    def to_json(self, tables: Sequence[str]) -> list[Any]:
+        """A list without names, of which there would be very many; the sizes of `tables` in their order."""
+        packed = [[form, f["path"], f["size"], f["sha256"]] for form, f in self.packed.items()]
+        sizes = [self.tables.get(name) for name in tables]
+        judged = [self.decodable[name] for name in _JUDGED]
+        rare = {"losses": self.losses, "added": self.added, "lost_streams": list(self.lost_streams)}
+        facts = [self.key, self.num_samples, judged, packed, sizes, self.rows_digest, *self.record]
+        return [*facts, {name: value for name, value in rare.items() if value}]
+
+    def served_files(self) -> Iterator[tuple[str, int]]:
+        """Path and bytes of each of its packed files."""
+        return ((file["path"], file["size"]) for file in self.packed.values())
+
+    def table_files(self) -> Iterator[tuple[str, int]]:
+        """Path and bytes of each of its tables."""
+        return ((DatasetStore.table(name, self.key), size) for name, size in self.tables.items())
+
+
+class Markers:
+    """The markers of a dataset, each read once.
+
+    Args:
+        dataset: the dataset's folder.
+        listed: the listing of their folder.
+    """
+
+    def __init__(self, dataset: DatasetStore, listed: Mapping[str, ListedFile]) -> None:
+        self._dataset = dataset
+        self._listed = listed
+        self._stored: bytes | None = None
+        self._read: dict[str, Marker] = {}
+
+    def read(self, names: Iterable[str]) -> dict[str, Marker]:
+        """Markers by the names of their files; those that the cache lacks are read, many at a time.
+
+        Damaged ones, and those that were removed since they were listed, are left out.
+
+        Raises:
+            SourceError: one cannot be read.
+        """
+        names = list(names)
+        unknown = [name for name in names if name not in self._cached and name not in self._read]
+        with ThreadPoolExecutor(_READS, thread_name_prefix="markers") as pool:
+            for name, content in zip(unknown, pool.map(self._dataset.store.found_bytes, unknown), strict=True):
+                with suppress(ValueError, KeyError, TypeError, AttributeError):
+                    if content is not None:
+                        self._read[name] = Marker.of(json.loads(content))
+        known = {**self._cached, **self._read}
+        return {name: known[name] for name in names if name in known}
+
+    @cached_property
+    def seen(self) -> frozenset[str]:
+        """Names of the markers that the last manifest saw as they are."""
+        return frozenset(self._cached)
+
+    @cached_property
+    def _cached(self) -> Mapping[str, Marker]:
+        self._stored = content = self._dataset.store.found_bytes(INDEX)
+        if content is None:
+            return {}
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            value = json.loads(content)
+            body = content[len(_HEAD % (0, b"0" * 64)) : -len(b"}\n")]
+            if value["version"] == _INDEX_VERSION and value["sha256"] == hashlib.sha256(body).hexdigest():
+                tables, entries = value["markers"]["tables"], value["markers"]["of"]
+                return {
+                    name: Marker.from_json(entry, tables)
+                    for name, (version, *entry) in entries.items()
+                    if name in self._listed and self._listed[name].version == version
+                }
+        return {}
+
+    def store(self) -> None:
+        """Writes the cache with the markers that were read and are still there, if it changed."""
+        known = {**self._cached, **self._read}
+        tables = sorted({table for marker in known.values() for table in marker.tables})
+        entries = {name: [self._listed[name].version, *marker.to_json(tables)] for name, marker in known.items()}
+        body = canonical_json({"tables": tables, "of": entries}).rstrip(b"\n")
+        head = _HEAD % (_INDEX_VERSION, hashlib.sha256(body).hexdigest().encode())
+        content = head + body + b"}\n"
+        if content != self._stored:
+            self._dataset.store.write_bytes(INDEX, content)
