@@ -52,11 +52,23 @@ _COLUMNS: dict[str, pa.DataType] = {
 # The form that `build_source_ref` writes, where no string needs an escape: these are parsed in bulk.
 _PLAIN_TEXT = r'"[^"\\\x00-\x1f]+"'
 _PLAIN_NUMBER = r"0|[1-9][0-9]{0,17}"
-_PLAIN = (
-    rf'^\{{"path":(?P<path>null|{_PLAIN_TEXT}),"member":(?P<member>null|{_PLAIN_TEXT}),'
-    rf'"byte_offset":(?P<byte_offset>null|{_PLAIN_NUMBER}),"byte_size":(?P<byte_size>null|{_PLAIN_NUMBER}),'
-    r'"frame_index":(?P<frame_index>null|0|[1-9][0-9]{0,8})\}$'
-)
+_PLAIN_PARTS = {
+    "path": f"null|{_PLAIN_TEXT}",
+    "member": f"null|{_PLAIN_TEXT}",
+    "byte_offset": f"null|{_PLAIN_NUMBER}",
+    "byte_size": f"null|{_PLAIN_NUMBER}",
+    "frame_index": "null|0|[1-9][0-9]{0,8}",
+}
+
+
+def _plain(*captured: str) -> str:
+    """The pattern of the whole form, which captures some of its parts."""
+    parts = (f'"{name}":({f"?P<{name}>" if name in captured else "?:"}{p})' for name, p in _PLAIN_PARTS.items())
+    return rf"^\{{{','.join(parts)}\}}$"
+
+
+# Two patterns: RE2 captures in one pass, a tenth of the work, only up to four parts.
+_PLAIN = (_plain("path", "member", "byte_offset", "byte_size"), _plain("frame_index"))
 
 
 class SourceRef(NamedTuple):
@@ -258,8 +270,8 @@ def _as_string(refs: Any) -> Any:
 def _parse_column(refs: Any) -> dict[str, Any]:
     """The five parts of each locator of a string array."""
     refs = _one_array(refs)
-    plain = pc.extract_regex(refs, pattern=_PLAIN)
-    parts = dict(zip(_COLUMNS, plain.flatten(), strict=True))
+    plain, plain_frame = (pc.extract_regex(refs, pattern=pattern) for pattern in _PLAIN)
+    parts = dict(zip(_COLUMNS, (*plain.flatten(), *plain_frame.flatten()), strict=True))
     given = {name: pc.fill_null(pc.not_equal(part, "null"), False) for name, part in parts.items()}
     # A null locator gives null parts in bulk too; what is left is escaped, older, or wrong.
     odd_rows = pc.and_(pc.is_valid(refs), pc.is_null(plain))
