@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ __all__ = [
     "ShardDamage",
     "compression_of_name",
     "escape_name",
+    "name_parts",
     "named_member",
     "plain_name",
     "required",
@@ -55,7 +55,7 @@ MEMBER_INDEX_SCHEMA: pa.Schema = pa.schema(
 _SKIPPED_TYPES = {"directory": "directory", "symlink": "symbolic link", "device": "device", "other": "unknown type"}
 _LOOKS_ESCAPED = re.compile(r"\\(?:\\|x[0-9a-f]{2})")
 _COMPRESSIONS = frozenset({"gz", "bz2", "xz", "zst"})
-_DOT = ord(".")
+_DOT, _BACKSLASH = b".\\"  # numbers, which bytes are searched for faster than for bytes
 _SYSTEM_FILES = {b".DS_Store", b"Thumbs.db", b"desktop.ini", b".directory"}
 
 
@@ -123,22 +123,15 @@ def split_member_name(name: str) -> tuple[str, str, str]:
     has an empty base name in its key; the index skips such members as hidden.
     """
     name = plain_name(name)
-    base = name.rfind("/") + 1
-    dot = name.find(".", base)
+    dot = name.find(".", name.rfind("/") + 1)
     if dot < 0:
         return name, "", ""
-    return name[:dot], *_split_extensions(name[dot:], dot > base)
-
-
-@lru_cache(maxsize=1024)
-def _split_extensions(extensions: str, has_key: bool) -> tuple[str, str]:
-    """Role and extension of what follows the key of a name, from its first dot on: most members share a few."""
-    role, _, extension = extensions[1:].rpartition(".")
+    role, _, extension = name[dot + 1 :].rpartition(".")
     extension = extension.lower()
-    if extension in _COMPRESSIONS and has_key and compression_of_name(f"x{extensions}") is not None:
+    if extension in _COMPRESSIONS and compression_of_name(name) is not None:
         role, _, extension = role.rpartition(".")
         extension = extension.lower()
-    return role, extension
+    return name[:dot], role, extension
 
 
 def compression_of_name(name: str) -> str | None:
@@ -176,12 +169,19 @@ def named_member(
     """
     if member_type == "directory":
         name = name.rstrip(b"/") or name
-    text = escape_name(name)
-    key, role, extension = ("", "", "") if member_type == "directory" else split_member_name(text)
-    skip_reason = _SKIPPED_TYPES.get(member_type) or _hidden_reason(name) or skip_reason
+    text, key, role, extension, hidden = name_parts(name)
+    if member_type == "directory":
+        key, role, extension = "", "", ""
+    skip_reason = _SKIPPED_TYPES.get(member_type) or hidden or skip_reason
     target = None if link_target is None else escape_name(link_target)
     # By position: a shard may have a million members.
     return Member(shard, text, byte_offset, byte_size, member_type, key, role, extension, ordinal, skip_reason, target)
+
+
+def name_parts(name: bytes) -> tuple[str, str, str, str, str | None]:
+    """A file's name as text, its key, role and extension, and why it is not part of a sample, or None."""
+    text = escape_name(name)
+    return text, *split_member_name(text), _hidden_reason(name)
 
 
 def skipped_bytes(shard: str, start: int, end: int, *, ordinal: int, reason: str, ranged: bool = True) -> Member:
@@ -212,7 +212,8 @@ def skipped_bytes(shard: str, start: int, end: int, *, ordinal: int, reason: str
 def _hidden_reason(name: bytes) -> str | None:
     """Why a name is not part of a sample, or None."""
     base = name[name.rfind(b"/") + 1 :]
-    if base.startswith(b"._") or (b"__MACOSX/" in name and b"/__MACOSX/" in b"/" + name):
+    # `find`, since `in` first takes the left side for a number, and builds the message of an error when it is none.
+    if base.startswith(b"._") or (name.find(b"__MACOSX/") >= 0 and b"/__MACOSX/" in b"/" + name):
         return "resource fork"
     if base in _SYSTEM_FILES:
         return "system file"
@@ -232,7 +233,7 @@ def escape_name(raw: bytes) -> str:
     except UnicodeDecodeError:
         text = raw.decode(errors="surrogateescape")
     else:
-        if b"\0" not in raw and (b"\\" not in raw or not _LOOKS_ESCAPED.search(text)):
+        if 0 not in raw and (_BACKSLASH not in raw or not _LOOKS_ESCAPED.search(text)):
             return text
     parts = []
     for char in text:

@@ -92,7 +92,7 @@ class TarSource:
         self.missing_end = None
         with closing(self._open()) as cursor:
             walk = TarWalk(self.file.url, cursor, on_damaged_shard, damage)
-            for entry, _ in walk.entries(lambda _: None):
+            for entry, _ in walk.entries(None):
                 yield entry.member
             self.missing_end = walk.missing_end
 

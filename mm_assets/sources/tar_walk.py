@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from mm_assets.errors import ShardError
-from mm_assets.sources.member import Member, OnDamage, ShardDamage, escape_name, named_member, skipped_bytes
+from mm_assets.sources.member import Member, OnDamage, ShardDamage, escape_name, name_parts, named_member, skipped_bytes
 from mm_assets.sources.stream import Cursor
 from mm_assets.sources.tar_header import (
     BLOCK,
@@ -97,7 +97,8 @@ class TarWalk:
         self.damage = damage
         self.ordinal = 0
         self.globals: PaxRecords = {}
-        self.places: dict[bytes, Place] = {}
+        # Of each name, the place, or without a tuple of its own class: payload and size of a file, and its ordinal.
+        self.places: dict[bytes, Place | tuple[int, int, int]] = {}
         self.at = 0  # where the next header is expected
         self.payload_end = 0  # where the last member's stored bytes end
         self.scanned = 0  # there is no trustworthy header before this position
@@ -105,8 +106,10 @@ class TarWalk:
         self.ended = False  # damage reaches to the end of the archive
         self.missing_end: str | None = None  # what lacks at the end of the archive
 
-    def entries(self, take: Callable[[Entry], object]) -> Iterator[tuple[Entry, object]]:
+    def entries(self, take: Callable[[Entry], object] | None) -> Iterator[tuple[Entry, object]]:
         """Each entry in order, with the result of `take`, which is called while the stream is at its payload.
+
+        Without it, some entries lack their place.
 
         Raises:
             ShardError: the archive is damaged and the walk is not to salvage.
@@ -120,6 +123,8 @@ class TarWalk:
             yield self._no_member(0, 0, f"damaged: {detail}"), None
             return
         while not self.ended:
+            if self.cursor.ranged and not self.globals:
+                yield from self._files(take)
             start = self.at
             try:
                 entry = self._next()
@@ -127,7 +132,7 @@ class TarWalk:
                     return
                 if entry is _AGAIN:
                     continue
-                taken = take(entry)
+                taken = take and take(entry)
                 if not self.cursor.ranged and not self.cursor.reach(self.payload_end):
                     self.ordinal -= 1
                     raise _DamagedError(start, self.cursor.failure or _truncated(entry.member.member, self.payload_end))
@@ -138,6 +143,19 @@ class TarWalk:
                 yield self._skip_damage(start, problem.detail), None
                 continue
             yield entry, taken
+
+    def _files(self, take: Callable[[Entry], object] | None) -> Iterator[tuple[Entry, object]]:
+        """The entries of plain files up to the first of something else; `_next` finds the same in more steps."""
+        read, reach = self.cursor.read, self.cursor.reach
+        while self.ordinal < MAX_MEMBERS:
+            at = self.at
+            block = read(at, BLOCK)
+            plain = parse_plain(block) if len(block) == BLOCK else None
+            if plain is None or plain[0][-1:] == b"/" or not reach(at + BLOCK + plain[1]):
+                return
+            member = self._file(*plain, at, at)
+            entry = Entry(member, None if take is None else Place(at + BLOCK, plain[1], plain[1], None, member.ordinal))
+            yield entry, take and take(entry)
 
     # -- damage
 
@@ -206,7 +224,8 @@ class TarWalk:
                 if plain is not None and plain[0][-1:] != b"/":
                     name, size = plain
                     if not self.cursor.ranged or self.cursor.reach(at + BLOCK + size):
-                        return self._file(name, size, at, start)
+                        member = self._file(name, size, at, start)
+                        return Entry(member, Place(at + BLOCK, size, size, None, member.ordinal))
             header = self._parse(block, at)
             if header is None:
                 if at > start:
@@ -335,7 +354,11 @@ class TarWalk:
         if kind in ("file", "sparse"):
             place = Place(payload, stored, size, runs, ordinal)
         elif kind == "hardlink":
-            place = self.places.get(_plain(target or b""))
+            found = self.places.get(_plain(target or b""))
+            if found is None or isinstance(found, Place):
+                place = found
+            else:
+                place = Place(found[0], found[1], found[1], None, found[2])
             if place is None:
                 skip = "link outside"
             else:
@@ -356,22 +379,17 @@ class TarWalk:
         self.cursor.note_stride(self.at - start, payload - start)
         return Entry(member, place)
 
-    def _file(self, name: bytes, size: int, at: int, start: int) -> Entry:
-        """The entry of a file whose one header at `at` says all of it, as `_entry` makes it."""
+    def _file(self, name: bytes, size: int, at: int, start: int) -> Member:
+        """The member of a file whose one header at `at` says all of it, as `_entry` makes it."""
         payload = at + BLOCK
         self.payload_end = payload + size
         ordinal = self._count()
-        place = self.places[_plain(name)] = Place(payload, size, size, None, ordinal)
-        member = named_member(
-            self.shard,
-            name,
-            ordinal=ordinal,
-            byte_size=size,
-            byte_offset=payload if self.cursor.ranged else None,
-        )
+        self.places[_plain(name)] = payload, size, ordinal
+        text, key, role, extension, skip = name_parts(name)
+        offset = payload if self.cursor.ranged else None
         self.at = payload + whole_blocks(size)
         self.cursor.note_stride(self.at - start, payload - start)
-        return Entry(member, place)
+        return Member(self.shard, text, offset, size, "file", key, role, extension, ordinal, skip)
 
     def _carries_data(self, payload: int, size: int) -> bool:
         """Whether a hard link's data is in the archive, which POSIX allows and nothing in the header shows."""

@@ -142,9 +142,7 @@ class SourceFile:
         if size == 0:
             return b""
         if self._fd >= 0:
-            data = bytearray(size)
-            self._pread(offset, memoryview(data))
-            return bytes(data)
+            return self._read_local(offset, size)
         with storage_errors(self.url, "cannot be read", byte_offset=offset):
             got: bytes = self._remote().cat_file(self._path, start=offset, end=offset + size)
         return self._whole(got, offset, size)
@@ -159,6 +157,14 @@ class SourceFile:
             detail = f"{detail}: the file has {left} bytes, it had {self.size} when it was opened"
             raise ShortFileError(self.url, detail, byte_offset=offset)
         raise SourceError(self.url, detail, byte_offset=offset)
+
+    def _read_local(self, offset: int, size: int) -> bytes:
+        with suppress(OSError):  # `_pread` says what is wrong, and reads on where not all bytes came
+            if len(data := os.pread(self._fd, size, offset)) == size:
+                return data
+        rest = bytearray(size)
+        self._pread(offset, memoryview(rest))
+        return bytes(rest)
 
     def _pread(self, offset: int, target: memoryview) -> None:
         done = 0
@@ -185,9 +191,7 @@ class SourceFile:
         gap = (MAX_LOCAL_GAP if self._fd >= 0 else MAX_GAP) if max_gap is None else max_gap
         merged = merge_ranges(ranges, gap)
         if self._fd >= 0:
-            blocks = [memoryview(bytearray(end - start)) for start, end in merged]
-            for (start, _), block in zip(merged, blocks, strict=True):
-                self._pread(start, block)
+            blocks = [memoryview(self._read_local(start, end - start)) for start, end in merged]
         else:
             starts, ends = [start for start, _ in merged], [end for _, end in merged]
             with storage_errors(self.url, "cannot be read"):
