@@ -326,19 +326,19 @@ class _Builder(RowBuilder):
             else:
                 if item.member is not None:
                     used.add(item.member.ordinal)
-                    name = item.member.member
+                    content_type = _content_type(item.member.extension)
                     source_ref: str | None = _ref(shard, item.member, item.frame)
                 elif item.url is not None:
-                    name = item.url.split("?", 1)[0].split("#", 1)[0]
+                    content_type = content_type_of_name(content_name(item.url.split("?", 1)[0].split("#", 1)[0]))
                     source_ref = build_source_ref(path=item.url)
                 else:
-                    name, source_ref = "", None
+                    content_type = source_ref = None
                     self.counts["unresolved_tokens"] += 1
                 self.append(
                     sample_id,
                     item.position,
                     "image",
-                    content_type=content_type_of_name(content_name(name)) if name else None,
+                    content_type=content_type,
                     source_ref=source_ref,
                     error=item.error,
                 )

@@ -136,27 +136,29 @@ def _image_items(
     if by_position:
         frames_of, missing = _own_tiff(sample)
     # A TIFF that several tokens name has a frame for each of them.
-    uses = Counter(m.ordinal for m in named if m is not None and m.extension in TIFF_EXTENSIONS)
-    frames: Counter[int] = Counter()
+    tiffs = [m.ordinal for m in named if m is not None and m.extension in TIFF_EXTENSIONS]
+    uses: Mapping[int, int] = Counter(tiffs) if tiffs else {}
+    frames: dict[int, int] = {}  # of each member so far
     items: list[RowItem] = []
     for number, ((position, token, text), member) in enumerate(zip(tokens, named, strict=True)):
-        item = RowItem(position, "image", number)
         if member is not None:
             kind = modality_of(member.extension, layout.extensions)
             if kind not in ("image", "binary"):
                 error = f"image token {_shown(token)} names member {member.member!r}, which is {kind} and not an image"
-                items.append(item._replace(error=error))
+                items.append(RowItem(position, "image", number, error=error))
                 continue
-            shares = member is frames_of or uses[member.ordinal] > 1
-            frame = frames[member.ordinal] if shares and member.extension in TIFF_EXTENSIONS else None
-            frames[member.ordinal] += 1
-            items.append(item._replace(member=member, frame=frame))
-        elif text is not None and is_reference(text):
+            before = frames.get(member.ordinal, 0)
+            frames[member.ordinal] = before + 1
+            shares = member.extension in TIFF_EXTENSIONS and (member is frames_of or uses[member.ordinal] > 1)
+            items.append(RowItem(position, "image", number, None, member, before if shares else None))
+            continue
+        item = RowItem(position, "image", number)
+        if text is not None and is_reference(text):
             items.append(_reference(item, text, layout))
         elif frames_of is not None:
-            frame = number if by_position else frames[frames_of.ordinal]
-            frames[frames_of.ordinal] += 1
-            items.append(_frame(item, frames_of, frame, token))
+            before = frames.get(frames_of.ordinal, 0)
+            frames[frames_of.ordinal] = before + 1
+            items.append(_frame(item, frames_of, number if by_position else before, token))
         else:
             error = f"image token {_shown(token)} names no member of the shard{missing}"
             items.append(item._replace(error=error))

@@ -26,6 +26,7 @@ MIN_BYTES = 12  # non-ASCII bytes for a guess; with fewer, one text in 100 would
 MIN_SHARE = 0.65  # of the ballots that are sure, for the encoding of a shard
 MAX_BALLOTS = 128  # further texts of a shard do not change the result: each ballot takes some milliseconds
 JUDGED_BYTES = 2048  # of one ballot
+LONG_TEXT = 512  # bytes from which on a search for each control character is faster than one pass for all
 
 _BOMS = (  # UTF-32 first: its little-endian mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -94,7 +95,7 @@ def plain_text(payload: bytes) -> Decoded | None:
             if payload.startswith(mark) and (text := _strict(payload, name)) is not None:
                 return Decoded(text, name)
     text = _strict(payload, "utf-8")
-    if b"\0" in payload and len(payload) % 2 == 0:
+    if 0 in payload and len(payload) % 2 == 0:
         wide = _wide(payload)
         if wide is not None:
             return wide
@@ -154,7 +155,9 @@ def decode(payload: bytes, *, declared: str | None, choice: Callable[[], Choice]
 
 def _has_controls(payload: bytes) -> bool:
     """Whether bytes that are valid UTF-8 have control characters: they may be UTF-16 whose bytes are ASCII."""
-    return len(payload.translate(None, _CONTROLS)) != len(payload)
+    if len(payload) < LONG_TEXT:
+        return len(payload.translate(None, _CONTROLS)) != len(payload)
+    return any(map(payload.__contains__, _CONTROLS))
 
 
 def _by_shard(payload: bytes, voted: str | None) -> Decoded | None:

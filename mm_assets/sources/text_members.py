@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, NoReturn
 
 from mm_assets.errors import SourceError, first_line
 from mm_assets.sources import encodings
@@ -308,6 +308,13 @@ class ParsedObject(NamedTuple):
     num_nonstandard: int
 
 
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+_PARSE = json.JSONDecoder(parse_constant=_refuse).decode
+
+
 def parse_object(text: str) -> ParsedObject:
     """Parses the text of a JSON member.
 
@@ -321,13 +328,12 @@ def parse_object(text: str) -> ParsedObject:
         return float(name.replace("Infinity", "inf"))
 
     try:
-        # The hook costs nothing unless it is called; passing it builds a decoder, so the common case goes without.
-        if "NaN" in text or "Infinity" in text:
+        try:
+            value = _PARSE(text)
+        except ValueError:  # a number that JSON does not know, or an error that is raised again
             value = json.loads(text, parse_constant=constant)
-        else:
-            value = json.loads(text)
         # Valid UTF-8 has a lone surrogate only as an escape.
-        escapes = "\\ud" in text or "\\uD" in text
+        escapes = "\\" in text and ("\\ud" in text or "\\uD" in text)
         if nonstandard:
             text = json.dumps(_finite(value), ensure_ascii=escapes, separators=(",", ":"))
         repaired = 0
