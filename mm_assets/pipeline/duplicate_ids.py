@@ -1,10 +1,21 @@
-"""Sample ids that several partitions have: one partition refuses an id that is there twice, several do not."""
+"""Sample ids that several partitions have: one partition refuses an id that is there twice, several do not.
+
+The ids of published partitions are kept in two files of the cache, so that a manifest reads those of new partitions
+only. New ones are added to the small file, which is merged into the large one when it has grown.
+"""
 
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from mm_assets.errors import SourceError, first_line
 from mm_assets.pipeline.chain import FILTERED_ROWS
@@ -15,24 +26,46 @@ __all__ = ["duplicate_ids", "duplicates_said"]
 
 _MEMORY = "256MiB"  # beyond that DuckDB spills to a scratch folder
 _EXAMPLES = 5
+_LARGE, _SMALL = "cache/sample_ids.parquet", "cache/new_sample_ids.parquet"
+_SHARE = 0.25  # of the partitions in the large file that the small one may have, or that are gone from the large one
+_DIGESTS = b"mm_assets.digests"  # in a file's metadata: SHA-256 of `filtered_rows` of each of its partitions, as JSON
+_EMPTY = pa.schema([("partition", pa.string()), ("sample_id", pa.string())])
 
 # The metadata row of each sample is read, its two columns only. Ids are unique within a partition.
+_OF_TABLES = """
+select parse_filename(mm_assets_file, true) as partition, sample_id
+from read_parquet($files, filename = 'mm_assets_file', hive_partitioning = false)
+where position = -1
+"""
+
 _DUPLICATES = """
 create temp table duplicates as
 select
     sample_id,
     count(*) as num_partitions,
-    min(parse_filename(mm_assets_file, true)) as first_partition,
-    max(parse_filename(mm_assets_file, true)) as last_partition
-from read_parquet($files, filename = 'mm_assets_file', hive_partitioning = false)
-where position = -1
+    min(partition) as first_partition,
+    max(partition) as last_partition
+from ids
 group by sample_id
 having count(*) > 1
 """
 
 
-def duplicate_ids(dataset: DatasetStore, keys: Sequence[str]) -> dict[str, Any]:
-    """The ids that several of these published partitions have, as the manifest holds them.
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A file of the cache: where a copy of it is, and the partitions whose ids it has as they are now."""
+
+    path: str
+    num_partitions: int
+    keys: frozenset[str]
+
+
+def duplicate_ids(dataset: DatasetStore, tables: Mapping[str, str]) -> dict[str, Any]:
+    """The ids that several published partitions have, as the manifest holds them.
+
+    Args:
+        dataset: the dataset's folder.
+        tables: by partition key the SHA-256 of its `filtered_rows`.
 
     Returns:
         `count`, the number of ids, and `examples`, the first 5 in their order: `sample_id`, `num_partitions` and the
@@ -43,22 +76,36 @@ def duplicate_ids(dataset: DatasetStore, keys: Sequence[str]) -> dict[str, Any]:
     """
     import duckdb
 
-    if len(keys) < 2:
+    if len(tables) < 2:
         return {"count": 0, "examples": []}
-    table = FILTERED_ROWS.tables[0].name
-    files = [dataset.duckdb_path(dataset.table(table, key)) for key in keys]
     with tempfile.TemporaryDirectory(prefix="mm-assets-ids-") as scratch, dataset.duckdb() as connection:
         connection.execute(f"set memory_limit = '{_MEMORY}'")
         connection.execute("set threads = 2")
         connection.execute("set preserve_insertion_order = false")
         connection.execute(f"set temp_directory = '{scratch}'")
+        large = _kept(dataset, _LARGE, tables, Path(scratch))
+        small = _kept(dataset, _SMALL, {k: v for k, v in tables.items() if k not in large.keys}, Path(scratch))
+        new = tables.keys() - large.keys - small.keys
         try:
-            connection.execute(_DUPLICATES, {"files": files})
+            _select(connection, dataset, {"large": large, "small": small}, new)
+            connection.execute(_DUPLICATES)
             ((count,),) = connection.execute("select count(*) from duplicates").fetchall()
             found = connection.execute(f"select * from duplicates order by sample_id limit {_EXAMPLES}").fetchall()
         except duckdb.Error as error:
-            where = dataset.store.url_of(table)
+            if large.keys or small.keys:  # a file of the cache may be damaged: all tables are read
+                dataset.store.delete(_LARGE)
+                dataset.store.delete(_SMALL)
+                return duplicate_ids(dataset, tables)
+            where = dataset.store.url_of(FILTERED_ROWS.tables[0].name)
             raise SourceError(where, f"the sample ids could not be compared: {first_line(error)}") from error
+        in_small = new | small.keys
+        surplus = max(len(in_small), large.num_partitions - len(large.keys))
+        if surplus > _SHARE * len(large.keys):
+            _keep(dataset, connection, _LARGE, "ids", tables)
+            if small.num_partitions:
+                dataset.store.delete(_SMALL)
+        elif new or small.num_partitions > len(small.keys):
+            _keep(dataset, connection, _SMALL, "small_ids union all from new_ids", {k: tables[k] for k in in_small})
     return {
         "count": count,
         "examples": [
@@ -66,6 +113,52 @@ def duplicate_ids(dataset: DatasetStore, keys: Sequence[str]) -> dict[str, Any]:
             for sample_id, number, first, last in found
         ],
     }
+
+
+def _kept(dataset: DatasetStore, name: str, tables: Mapping[str, str], scratch: Path) -> _Kept:
+    """A file of the cache; one without partitions where it is missing or damaged: the tables are read then."""
+    store = dataset.store
+    with suppress(SourceError, OSError, pa.ArrowException, ValueError, KeyError, TypeError):
+        if not store.is_local:
+            store = store.copy(name, scratch)
+        path = store.local_path(name)
+        digests = json.loads(pq.read_metadata(path).metadata[_DIGESTS])
+        keys = frozenset(key for key, digest in digests.items() if tables.get(key) == digest)
+        return _Kept(str(path), len(digests), keys)
+    path = scratch / Path(name).name
+    pq.write_table(_EMPTY.empty_table(), path)
+    return _Kept(str(path), 0, frozenset())
+
+
+def _select(connection: Any, dataset: DatasetStore, kept: Mapping[str, _Kept], new: set[str]) -> None:
+    """Makes the views `large_ids`, `small_ids` and `new_ids`, and `ids` of all of them: of each partition once."""
+    for name, file in kept.items():
+        connection.register(f"{name}_keys", pa.table({"partition": pa.array(sorted(file.keys), pa.string())}))
+        connection.execute(
+            f"create temp view {name}_ids as select partition, sample_id from read_parquet('{_quoted(file.path)}') "
+            f"semi join {name}_keys using (partition)"
+        )
+    if new:
+        files = [dataset.duckdb_path(dataset.table(FILTERED_ROWS.tables[0].name, key)) for key in sorted(new)]
+        connection.execute(f"create temp table new_ids as {_OF_TABLES}", {"files": files})
+    else:
+        connection.execute("create temp table new_ids (partition varchar, sample_id varchar)")
+    connection.execute("create temp view ids as from large_ids union all from small_ids union all from new_ids")
+
+
+def _keep(dataset: DatasetStore, connection: Any, name: str, relation: str, tables: Mapping[str, str]) -> None:
+    """Replaces a file of the cache."""
+    digests = json.dumps(tables, sort_keys=True)
+    # Where another process is writing it, its ids are as good; a disk that is full fails the manifest right after.
+    with suppress(SourceError), dataset.store.draft(name, durable=False) as draft:
+        connection.execute(
+            f"copy (from {relation}) to '{_quoted(str(draft.path))}' "
+            f"(format parquet, compression zstd, kv_metadata {{'{_DIGESTS.decode()}': '{_quoted(digests)}'}})"
+        )
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "''")
 
 
 def duplicates_said(found: dict[str, Any]) -> str:

@@ -200,7 +200,7 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
         shards=shards,
         added=added.streams,
         losses=sum_losses(marker.losses for marker in listed.values()),
-        duplicate_ids=_duplicate_ids(dataset, shards),
+        duplicate_ids=_duplicate_ids(dataset, newest.content, shards, listed),
     )
     content = canonical_json(manifest, indent=1)
     digest = hashlib.sha256(content).hexdigest()
@@ -224,7 +224,9 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
     )
 
 
-def _duplicate_ids(dataset: DatasetStore, shards: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _duplicate_ids(
+    dataset: DatasetStore, newest: bytes | None, shards: Sequence[Mapping[str, Any]], markers: Mapping[str, Marker]
+) -> Mapping[str, Any]:
     """The ids that several partitions have; those of the newest manifest, if it lists the same files."""
 
     def files(listed: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -232,12 +234,12 @@ def _duplicate_ids(dataset: DatasetStore, shards: Sequence[Mapping[str, Any]]) -
         return {shard["partition"]: next(iter(packed_files(shard).values()))["sha256"] for shard in listed}
 
     with suppress(ValueError, KeyError, TypeError):  # there is no newest manifest, or it is damaged or an earlier one's
-        if dataset.store.exists("manifest.json"):
-            newest = json.loads(dataset.store.read_bytes("manifest.json"))
-            if files(newest["shards"]) == files(shards):
-                known: Mapping[str, Any] = newest["duplicate_ids"]
+        if newest is not None:
+            value = json.loads(newest)
+            if files(value["shards"]) == files(shards):
+                known: Mapping[str, Any] = value["duplicate_ids"]
                 return known
-    return duplicate_ids(dataset, [shard["partition"] for shard in shards])
+    return duplicate_ids(dataset, {key: marker.rows_digest for key, marker in markers.items()})
 
 
 def missing_streams(dataset: DatasetStore) -> Mapping[str, tuple[str, ...]]:
