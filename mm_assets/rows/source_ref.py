@@ -67,7 +67,7 @@ def _plain(*captured: str) -> str:
     return rf"^\{{{','.join(parts)}\}}$"
 
 
-# Two patterns: RE2 captures in one pass, a tenth of the work, only up to four parts.
+# Two patterns: RE2 captures only up to four parts in one pass, and two of these take half the time of its other search.
 _PLAIN = (_plain("path", "member", "byte_offset", "byte_size"), _plain("frame_index"))
 
 
