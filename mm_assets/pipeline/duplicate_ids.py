@@ -92,7 +92,7 @@ def duplicate_ids(dataset: DatasetStore, tables: Mapping[str, str]) -> dict[str,
             ((count,),) = connection.execute("select count(*) from duplicates").fetchall()
             found = connection.execute(f"select * from duplicates order by sample_id limit {_EXAMPLES}").fetchall()
         except duckdb.Error as error:
-            if large.keys or small.keys:  # a file of the cache may be damaged: all tables are read
+            if large.num_partitions or small.num_partitions:  # a file of the cache may be damaged: all tables are read
                 dataset.store.delete(_LARGE)
                 dataset.store.delete(_SMALL)
                 return duplicate_ids(dataset, tables)

@@ -37,7 +37,7 @@ def run_digests(root: Path) -> dict[str, Any]:
     """By dataset: its packed files, its tables, and the results of its checks."""
     found: dict[str, Any] = {}
     for folder in sorted(path for path in root.iterdir() if (path / "schema.json").exists()):
-        tables = [p for p in folder.rglob("*.parquet") if p.parent.name != "published"]
+        tables = [p for p in folder.rglob("*.parquet") if p.parent.name not in ("published", "cache")]
         records = {path.stem: json.loads(path.read_text())["stages"] for path in (folder / "records").glob("*.json")}
         packed = {path.stem.split(".")[0] + path.suffix: path for path in (folder / "packed").iterdir()}
         found[folder.name] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mm_assets.orchestration.launch import open_instance
@@ -103,6 +103,8 @@ PARTITIONS = st.dictionaries(
 
 
 @given(states=st.lists(PARTITIONS, min_size=1, max_size=7), damage=st.integers(0, 20))
+@example(states=[{"a": frozenset(), "b'": frozenset("u")}, {"a": frozenset("u"), "b'": frozenset()}], damage=1)
+@example(states=[{}, {"a": frozenset(), "b'": frozenset("u")}, {"a": frozenset("u"), "b'": frozenset()}], damage=2)
 @settings(max_examples=40, deadline=None)
 def test_partitions_that_come_change_and_go_give_what_counting_gives(
     tmp_path_factory: pytest.TempPathFactory, states: list[dict[str, frozenset[str]]], damage: int
