@@ -219,12 +219,13 @@ class _Run:
     def report(self) -> None:
         """Prints what was done and what went wrong."""
         from mm_assets.pipeline.losses import loss_totals, losses_command
-        from mm_assets.pipeline.pending import pending_reasons
+        from mm_assets.pipeline.pending import Present, pending_reasons
         from mm_assets.pipeline.publish import missing_streams
 
         self.failed += [f"{r.dataset}/{r.partition}: {line}" for r in self.ended for line in r.failures]
-        pending = {name: pending_reasons(dataset) for name, dataset in self.datasets.items()}
-        _print_summary(self.datasets, self.ended, pending, time.perf_counter() - self.began)
+        present = {name: Present(dataset) for name, dataset in self.datasets.items()}
+        pending = {name: pending_reasons(found) for name, found in present.items()}
+        _print_summary(present, self.ended, pending, time.perf_counter() - self.began)
         for name, dataset in self.datasets.items():
             ran = [result.partition for result in self.ended if result.dataset == name]
             totals = loss_totals(dataset, ran)
@@ -232,7 +233,7 @@ class _Run:
                 report_losses(self.chosen, name, totals)
             if totals:
                 echo(f"all of them: {self.chosen.complete(f'`{losses_command(name)}`')}")
-            report_missing_streams(self.chosen, name, missing_streams(dataset))
+            report_missing_streams(self.chosen, name, missing_streams(present[name]))
         for result in self.ended:
             for line in result.warnings:
                 echo(f"warning: {result.dataset}/{result.partition}: {self.chosen.complete(line)}", err=True)
@@ -326,7 +327,7 @@ def _partition_options(keys: Sequence[str]) -> list[str]:
 
 
 def _print_summary(
-    datasets: Mapping[str, DatasetStore],
+    datasets: Mapping[str, Present],
     ended: Sequence[PartitionRun],
     pending: Mapping[str, Mapping[str, str]],
     seconds: float,
@@ -335,9 +336,8 @@ def _print_summary(
 
     from mm_assets.packing.plan import declared_imports
     from mm_assets.pipeline.chain import summary_numbers
-    from mm_assets.pipeline.pending import Present
 
-    numbers = {name: summary_numbers(dataset.spec) for name, dataset in datasets.items()}
+    numbers = {name: summary_numbers(present.dataset.spec) for name, present in datasets.items()}
     headings = list(dict.fromkeys(heading for found in numbers.values() for heading in found))
     title = f"{counted(len(ended), 'partition')} run in {seconds:.1f} s"
     table = Table(title=title, title_justify="left")
@@ -346,9 +346,10 @@ def _print_summary(
     for heading in (*headings, "faults"):
         table.add_column(heading, justify="right", no_wrap=True)
     results = {(result.dataset, result.partition): result for result in ended}
-    keys = {name: list(dataset.partitions()) for name, dataset in datasets.items()}
+    keys = {name: list(present.partitions) for name, present in datasets.items()}
     is_short = sum(map(len, keys.values())) <= _LISTED
-    for name, dataset in datasets.items():
+    for name, present in datasets.items():
+        dataset = present.dataset
         for key in keys[name] if is_short else ():
             result = results.get((name, key))
             if result is not None:
@@ -372,11 +373,12 @@ def _print_summary(
             table.add_row(name, ran_of_all, status, *sums, f"{sum(map(_faults, done)):,}")
     table_console(110).print(table)
     commands = []
-    for name, dataset in datasets.items():
-        preset = dataset.schema().pack.get("preset") if dataset.partitions() else None
+    for name, present in datasets.items():
+        dataset = present.dataset
+        preset = present.schema.pack.get("preset") if present.partitions else None
         url = dataset.store.url_of("manifest.json")
         echo(f"{name}: {url}" + (f" (preset {preset})" if preset else ""))
-        if any(marker.num_samples for marker in Present(dataset).published().values()):
+        if any(marker.num_samples for marker in present.published().values()):
             inspect = inspect_command(url, declared_imports(dataset.spec.pack), "--sample", "0")
             commands.append(f"{inspect}, or mm_assets.open({url!r}) in Python")
     if commands:

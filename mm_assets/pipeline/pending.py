@@ -180,9 +180,8 @@ def pending_partitions(dataset: DatasetStore) -> list[str]:
     return Present(dataset).pending()
 
 
-def pending_reasons(dataset: DatasetStore) -> dict[str, str]:
-    """Why each of the `pending_partitions` is one."""
-    present = Present(dataset)
+def pending_reasons(present: Present) -> dict[str, str]:
+    """Why each of the pending partitions is one."""
     return {key: stale.said for key, stale in stale_partitions(present, present.pending()).items()}
 
 

@@ -242,13 +242,12 @@ def _duplicate_ids(
     return duplicate_ids(dataset, {key: marker.rows_digest for key, marker in markers.items()})
 
 
-def missing_streams(dataset: DatasetStore) -> Mapping[str, tuple[str, ...]]:
+def missing_streams(present: Present) -> Mapping[str, tuple[str, ...]]:
     """Added streams that published partitions lack or lost, with these partitions; the manifest does not list them.
 
     Raises:
         SourceError: the storage could not be read.
     """
-    present = Present(dataset)
     return added_streams(present.published(), present.packed).missing
 
 

@@ -10,7 +10,7 @@ import pytest
 import mm_assets
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import PACKED_STAGES, RAW_SHARDS, ROWS
-from mm_assets.pipeline.pending import pending_partitions, pending_reasons
+from mm_assets.pipeline.pending import Present, pending_partitions, pending_reasons
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -100,7 +100,7 @@ def test_a_changed_shard_is_pending_again(dataset: DatasetStore, demo_shards: Pa
     report = publish.build_manifest(dataset)
     assert partitions_of(report) == ["docs-00000"]
     assert report.left_out == {"docs-00001": "it is not published with its present shards, settings, code and schema"}
-    assert pending_reasons(dataset) == {"docs-00001": "its shards changed"}
+    assert pending_reasons(Present(dataset)) == {"docs-00001": "its shards changed"}
 
 
 def test_publishing_out_of_order_is_refused(dataset: DatasetStore) -> None:

@@ -23,7 +23,7 @@ from mm_assets.orchestration.report import losses_table, stage_metadata
 from mm_assets.pipeline import publish
 from mm_assets.pipeline.chain import FILTERED_ROWS, RAW_SHARDS, ROWS
 from mm_assets.pipeline.losses import Loss, loss_totals, losses
-from mm_assets.pipeline.pending import pending_reasons
+from mm_assets.pipeline.pending import Present, pending_reasons
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.stages import StageResult
 from mm_assets.pipeline.store import DatasetStore, StageFailure
@@ -207,7 +207,7 @@ def test_a_marker_of_an_earlier_version_is_pending(faulty: Faulty, tmp_path: Pat
     earlier = {**marker_of(dataset, "b"), "version": 1, "losses": COUNTS}
     dataset.store.delete(marker_name(dataset, "b"))
     dataset.store.write_bytes("published/b.json", json.dumps(earlier).encode())
-    assert pending_reasons(dataset) == {"b": "it is not published"}
+    assert pending_reasons(Present(dataset)) == {"b": "it is not published"}
     assert publish.build_manifest(dataset).left_out.keys() == {"b"}
     at_work(publish.publish, dataset, "b")
     assert publish.build_manifest(dataset).left_out == {}

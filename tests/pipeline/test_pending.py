@@ -140,7 +140,7 @@ def test_a_raised_version_runs_its_stage_and_the_later_ones(
     assert pending_partitions(dataset) == []
     request.addfinalizer(lambda: object.__setattr__(FILTERED_ROWS, "version", 1))
     object.__setattr__(FILTERED_ROWS, "version", 2)
-    assert pending_reasons(dataset) == {"s": "the version of filtered_rows changed"}
+    assert pending_reasons(Present(dataset)) == {"s": "the version of filtered_rows changed"}
     assert list(run(dataset).results) == STAGES[STAGES.index("filtered_rows") :]
 
 
@@ -163,7 +163,7 @@ def test_changed_code_of_a_users_filter_runs_the_filters(
     (tmp_path / "users_pending.py").write_text(source.format(10))
     monkeypatch.delitem(sys.modules, "users_pending")
     importlib.invalidate_caches()
-    assert pending_reasons(dataset) == {"s": "the code of users_pending:Wide changed"}
+    assert pending_reasons(Present(dataset)) == {"s": "the code of users_pending:Wide changed"}
     assert list(run(dataset).results) == STAGES[STAGES.index("filtered_rows") :]
     assert digests(dataset)["dropped"] != before["dropped"]
     assert digests(dataset)["materialized_rows"] == before["materialized_rows"]
@@ -181,7 +181,7 @@ def test_a_lost_packed_file_is_packed_again(
         packed.unlink()
     else:
         packed.write_bytes(packed.read_bytes()[:-1])
-    ((key, reason),) = pending_reasons(dataset).items()
+    ((key, reason),) = pending_reasons(Present(dataset)).items()
     assert key == "s"
     assert reason.startswith(f"a file of packed_mstr is gone or of another size: packed/{packed.name} is ")
     assert list(run(dataset).results) == ["packed_mstr"]
@@ -262,7 +262,7 @@ def test_a_damaged_marker_makes_its_partition_pending(published: DatasetStore, t
     """It is left out of the manifest, and a run writes it again."""
     dataset = changed(published, tmp_path)
     dataset.store.write_bytes(marker_name(dataset, "s"), content)
-    assert pending_reasons(dataset) == {"s": "it is not published"}
+    assert pending_reasons(Present(dataset)) == {"s": "it is not published"}
     assert publish.build_manifest(dataset).left_out == {"s": "its marker is damaged"}
     assert list(run(dataset).results) == []
     assert publish.build_manifest(dataset).left_out == {}
