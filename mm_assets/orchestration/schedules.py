@@ -87,10 +87,11 @@ def build_schedules(spec: DatasetSpec) -> list[dg.ScheduleDefinition]:
 
 
 def _is_on(instance: dg.DagsterInstance, name: str, *, default: bool) -> bool:
-    """Whether a schedule is started; what the daemon has not seen yet has no state."""
+    """Whether a schedule is started; without a state, or with one that refers to the declaration, it is as declared."""
     states = instance.all_instigator_state(instigator_type=InstigatorType.SCHEDULE)
     found = [state.status for state in states if state.instigator_name == name]
-    return any(status is not InstigatorStatus.STOPPED for status in found) if found else default
+    switched = [status for status in found if status is not InstigatorStatus.DECLARED_IN_CODE]
+    return InstigatorStatus.RUNNING in switched if switched else default
 
 
 def _due(context: dg.ScheduleEvaluationContext, dataset: DatasetStore) -> dict[str, dict[str, str]] | dg.SkipReason:

@@ -87,16 +87,18 @@ def test_one_load_runs_at_a_time(instance: dg.DagsterInstance, demo_spec: SpecOf
     assert requested(ticks(instance, spec)) == {"docs_pack": 0, "docs_load": 0}
 
 
-@pytest.mark.parametrize("status", [None, InstigatorStatus.STOPPED, InstigatorStatus.RUNNING])
+@pytest.mark.parametrize("default", [False, True])
+@pytest.mark.parametrize("status", [None, *InstigatorStatus])
 def test_a_schedule_of_loads_that_is_off_holds_nothing_up(
-    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, status: InstigatorStatus | None
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, status: InstigatorStatus | None, default: bool
 ) -> None:
-    """Where only the schedule of single partitions was turned on, it runs what is due, whatever the threshold."""
-    spec = demo_spec("docs", shards=str(inbox(*SHARDS)), bulk_threshold=1)
+    """The schedule of single partitions runs whatever is due unless that of loads is on, by hand or by default."""
+    spec = demo_spec("docs", shards=str(inbox(*SHARDS)), bulk_threshold=1, run_schedule=default)
     if status is not None:
         data = ScheduleInstigatorData(spec.cron, start_timestamp=None)
         place = RegisteredCodeLocationOrigin("here")
         origin = RemoteInstigatorOrigin(RemoteRepositoryOrigin(place, "__repository__"), "docs_pending_load")
         instance.add_instigator_state(InstigatorState(origin, InstigatorType.SCHEDULE, status, data))
-    expected = 0 if status is InstigatorStatus.RUNNING else 2
+    switched = {InstigatorStatus.RUNNING: True, InstigatorStatus.STOPPED: False}
+    expected = 0 if (default if status is None else switched.get(status, default)) else 2
     assert requested(ticks(instance, spec))["docs_pack"] == expected
