@@ -91,17 +91,19 @@ def added_streams(markers: Mapping[str, Marker], sizes: Mapping[str, int]) -> Ad
 
 
 def carried_over(old: Mapping[str, Any] | None, marker: Mapping[str, Any]) -> dict[str, Any]:
-    """A new marker with the added streams of the one before it.
+    """A new marker with the added streams of one before it, of which there may be several.
 
     Where the same MSTR file was made again, byte for byte, they are retained. Where another was, or none, they are
     lost, and the new marker lists them.
     """
     kept, old = dict(marker), old or {}
-    added, lost = old.get("added"), set(old.get("lost_streams", ()))
+    added, lost = old.get("added"), {*old.get("lost_streams", ()), *kept.pop("lost_streams", ())}
     if added and old["files"].get(FORMAT) == marker["files"].get(FORMAT):
         kept["added"] = added
     elif added:
         lost |= {stream["name"] for stream in added["streams"]}
+    if "added" in kept:  # by this marker or by another one
+        lost -= {stream["name"] for stream in kept["added"]["streams"]}
     return {**kept, "lost_streams": sorted(lost)} if lost else kept
 
 

@@ -24,7 +24,7 @@ from mm_assets.pipeline.chain import (
     recorded_stages,
 )
 from mm_assets.pipeline.markers import Marker, Markers
-from mm_assets.pipeline.store import RECORDS, DatasetStore, Partition, StageFailure, StageRecord, size_fault
+from mm_assets.pipeline.store import RECORDS, WITHDRAWN, DatasetStore, Partition, StageFailure, StageRecord, size_fault
 from mm_assets.rows.schema import DatasetSchema
 
 __all__ = [
@@ -155,6 +155,8 @@ class Present:
             return None
         if key not in self.names:
             return "it is not published"
+        if all(name.endswith(WITHDRAWN) for name in self.names[key]):
+            return "its files are not those that were published"
         return "it is not published with its present shards, settings, code and schema"
 
     def lost_files(self, marker: Marker) -> str | None:

@@ -34,9 +34,17 @@ from mm_assets.pipeline.duplicate_ids import duplicate_ids
 from mm_assets.pipeline.losses import published_losses, sum_losses
 from mm_assets.pipeline.markers import Marker
 from mm_assets.pipeline.pending import Present, stage_fault
-from mm_assets.pipeline.store import MARKER_VERSION, RECORDS, DatasetStore, StageRecord, canonical_json, size_fault
+from mm_assets.pipeline.store import (
+    MARKER_VERSION,
+    RECORDS,
+    WITHDRAWN,
+    DatasetStore,
+    StageRecord,
+    canonical_json,
+    size_fault,
+)
 from mm_assets.pipeline.work import PartitionWork
-from mm_assets.storage.store import Store
+from mm_assets.storage.store import Snapshot, Store
 
 __all__ = [
     "CleanReport",
@@ -63,7 +71,7 @@ def _chain_faults(work: PartitionWork, records: Mapping[Stage, StageRecord]) -> 
     return [fault.said for fault in faults if fault]
 
 
-def publish(work: PartitionWork) -> dict[str, Any]:
+def publish(work: PartitionWork) -> Mapping[str, Any]:
     """Writes a partition's marker and returns it.
 
     Raises:
@@ -73,7 +81,8 @@ def publish(work: PartitionWork) -> dict[str, Any]:
     """
     dataset, key = work.dataset, work.key
     # Before the records: what another process publishes after this line is noticed.
-    published, others = dataset.store.snapshot(work.marker_name), work.other_markers()
+    published = dataset.store.snapshot(work.marker_name)
+    others = _other_markers(work, published)
     records = {stage: work.record(stage) for stage in recorded_stages(work.spec)}
     assert work.record_file is not None  # the records were read from it
     faults = _chain_faults(work, records)
@@ -81,12 +90,7 @@ def publish(work: PartitionWork) -> dict[str, Any]:
         where = dataset.store.url_of(work.marker_name)
         raise SourceError(where, f"partition {key!r} is not fit to be published: {'; '.join(faults)}")
     packed = next(record for stage, record in records.items() if stage.packed_format is not None)
-    before = None
-    with suppress(SchemaMismatchError, SourceError):  # a damaged marker does not prevent a good one
-        before = dataset.marker_in(published)
-        if before is None and others:
-            (before,) = dataset.markers(others[:1])
-    marker = {
+    marker: Mapping[str, Any] = {
         "version": MARKER_VERSION,
         "dataset": dataset.spec.name,
         "partition": key,
@@ -105,12 +109,38 @@ def publish(work: PartitionWork) -> dict[str, Any]:
         "files": {name: file.to_json() for record in records.values() for name, file in sorted(record.files.items())},
         "record": work.record_file.to_json(),
     }
-    marker = carried_over(before, marker)
+    marker = _carried_over(dataset, {**others, work.marker_name: published.content}, marker)
     dataset.store.sync([work.record_file.path, *(file.path for r in records.values() for file in r.files.values())])
     dataset.store.replace(published, canonical_json(marker, indent=1))
     for other in others:  # after the new one: there is a marker at any time
         dataset.store.delete(other)
     work.clear_failure()
+    return marker
+
+
+def _other_markers(work: PartitionWork, published: Snapshot) -> dict[str, bytes]:
+    """The markers of a partition that publication replaces by one of another name."""
+    dataset, found = work.dataset, {}
+    for listed in work.marker_names():
+        # A manifest may have withdrawn it since it was listed.
+        for name in dict.fromkeys((listed, dataset.withdrawn_name(listed))):
+            is_published = name == work.marker_name
+            content = published.content if is_published else dataset.store.found_bytes(name)
+            if content is not None:
+                if not is_published:
+                    found[name] = content
+                break
+    return found
+
+
+def _carried_over(
+    dataset: DatasetStore, before: Mapping[str, bytes | None], marker: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """A marker with the added streams of those before it, by their names; of the last of them where they differ."""
+    for name, content in before.items():
+        with suppress(SchemaMismatchError, SourceError):  # a damaged marker does not prevent a good one
+            if content is not None:
+                marker = carried_over(dataset.marker(name, content), marker)
     return marker
 
 
@@ -171,21 +201,17 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
     store = dataset.store
     newest = store.snapshot("manifest.json")  # before the markers: a manifest of newer ones is not replaced
     present = Present(dataset)
+    if _settle(present):
+        present = Present(dataset)
     schema = present.schema if present.partitions else dataset.schema()
-    markers = present.published()
-    tables = {name: file.size for listed in dataset.listings(*TABLES) for name, file in listed.items()}
-    listed: dict[str, Marker] = {}
-    left_out: dict[str, str] = {}
-    for key in sorted({*present.partitions, *present.names}):
-        marker = markers.get(key)
-        if marker is None:
-            left_out[key] = present.fault(key) or "its marker is damaged"
-        elif fault := present.lost_files(marker) or _made_again(marker, tables):
-            left_out[key] = fault
-            if key in present.current:  # its files are not what the marker says: a run has to make them again
-                dataset.withdraw_markers(key, present.names[key])
-        else:
-            listed[key] = marker
+    listed = present.published()
+    left_out = {
+        key: present.fault(key) or "its marker is damaged"
+        for key in {*present.partitions, *present.names} - listed.keys()
+    }
+    if faults := _faults(present, listed):
+        _withdraw(dataset, {key: listed.pop(key) for key in faults})
+    left_out = dict(sorted({**left_out, **faults}.items()))
     added = added_streams(listed, present.packed)
     shards: list[dict[str, Any]] = []
     for key, marker in listed.items():
@@ -211,10 +237,6 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
         store.write_bytes("catalog.sql", catalog)
     store.replace(newest, content)
     present.cache.store()
-    for key, name in present.current.items():  # left by a run that was killed right after it had published
-        for other in present.names[key]:
-            if other != name:
-                store.delete(other)
     return ManifestReport(
         digest=digest,
         manifest=manifest,
@@ -222,6 +244,53 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
         left_out=left_out,
         missing_streams=added.missing,
     )
+
+
+def _settle(present: Present) -> bool:
+    """Removes markers of runs that were killed right after they had published the next one; whether there were any.
+
+    The next one carries over their added streams first. A marker that is being withdrawn is left alone: while there are
+    both, the process may still remove the other.
+    """
+    dataset, found = present.dataset, False
+    for key, name in present.current.items():
+        others = sorted({*present.names[key]} - {name, dataset.withdrawn_name(name)})
+        if others:
+            found = True
+            published = dataset.store.snapshot(name)
+            if published.content is None:  # it was withdrawn meanwhile
+                continue
+            marker = dataset.marker_in(published) or {}
+            contents = {other: dataset.store.found_bytes(other) for other in others}
+            dataset.store.replace(published, canonical_json(_carried_over(dataset, contents, marker), indent=1))
+            for other in others:
+                dataset.store.delete(other)
+    return found
+
+
+def _faults(present: Present, markers: Mapping[str, Marker]) -> dict[str, str]:
+    """How the files of partitions differ from what their markers say."""
+    listings = present.dataset.listings(*TABLES)
+    tables = {name: file.size for listed in listings for name, file in listed.items()}
+    found = {key: present.lost_files(marker) or _made_again(marker, tables) for key, marker in markers.items()}
+    return {key: fault for key, fault in found.items() if fault}
+
+
+def _withdraw(dataset: DatasetStore, markers: Mapping[str, Marker]) -> None:
+    """Withdraws markers whose files are not what they say, so that a run makes them again; `ChangedError` otherwise.
+
+    The files were listed after the markers, so a run may have published a partition between the two: all are looked at
+    again.
+    """
+    present = Present(dataset)
+    published = present.published()
+    unchanged = {key: marker for key, marker in markers.items() if published.get(key) == marker}
+    faults = _faults(present, unchanged)
+    for key in faults:
+        dataset.withdraw_markers(present.names[key])
+    if changed := markers.keys() - faults.keys():
+        where = dataset.store.url_of("manifest.json")
+        raise ChangedError(where, f"partition {min(changed)!r} was published while the manifest was made: run it again")
 
 
 def _duplicate_ids(
@@ -274,7 +343,8 @@ def _views() -> dict[str, str]:
     }
     selected[PUBLISHED.name] = (
         f"select distinct on (partition) partition, num_samples from read_json(getvariable('root') || "
-        f"'/{PUBLISHED.name}/*.json', columns = {{partition: 'varchar', num_samples: 'bigint'}})"
+        f"'/{PUBLISHED.name}/*.json', columns = {{partition: 'varchar', num_samples: 'bigint'}}, filename = true) "
+        f"where not ends_with(filename, '{WITHDRAWN}')"
     )
     return {view: f"create or replace view {view} as {select};\n" for view, select in selected.items()}
 
@@ -336,7 +406,8 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
         needed |= {path for path, _ in marker.served_files()}
         if marker.added is not None:
             needed.add(marker.added["file"]["path"])
-    for former in present.markers(registered.keys() - present.current.keys()).values():
+    others = {name for key in registered for name in present.names.get(key, ())} - set(present.current.values())
+    for former in dataset.markers(sorted(others)):
         needed |= {file["path"] for file in former["files"].values()}
         if former.get("added"):
             needed.add(former["added"]["file"]["path"])
@@ -349,8 +420,7 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
     doomed = [name for name in surplus if name not in needed]
     doomed += manifests[keep:]
     markers = store.sizes(PUBLISHED.name)
-    kept = {present.name(key) for key in registered}
-    for name in (name for names in present.names.values() for name in names if name not in kept):
+    for name in (name for key, names in present.names.items() if key not in registered for name in names):
         doomed.append(name)
         sizes[name] = markers[name]
     for folder in (*TABLES, RECORDS):

@@ -298,7 +298,7 @@ class Run:
         self.work.clear_failure()
         if any(outcome.stops for outcome in outcomes):
             # A file that is damaged after its publication must not be listed again.
-            self.dataset.store.delete(self.work.marker_name)
+            self.work.withdraw_markers()
         return StageResult(
             record=record,
             seconds=seconds,

@@ -30,6 +30,7 @@ from mm_assets.storage.store import ListedFile, PublishedFile, Snapshot, Store
 __all__ = [
     "MARKER_VERSION",
     "RECORDS",
+    "WITHDRAWN",
     "DatasetStore",
     "Partition",
     "Registered",
@@ -220,7 +221,8 @@ def digest_fault(expected: str, found: str) -> str | None:
 
 
 _READS = 8  # of small files at a time
-_MARKER = re.compile(r"(?P<key>.+?)(\.[0-9a-f]{16})?\.json")
+WITHDRAWN = ".withdrawn.json"  # the end of the name of a marker that counts no more
+_MARKER = re.compile(rf"(?P<key>.+?)(\.[0-9a-f]{{16}})?({re.escape(WITHDRAWN)}|\.json)")
 
 # Raised where a root is not a folder, may not be written to, or is in a bucket that does not exist.
 _OF_THE_ROOT = (NotADirectoryError, FileExistsError, PermissionError, FileNotFoundError)
@@ -265,10 +267,10 @@ class DatasetStore:
         return f"{PUBLISHED.name}/{partition}.{fingerprint}.json"
 
     def marker_names(self, listed: Iterable[str] | None = None) -> dict[str, tuple[str, ...]]:
-        """The markers of each partition key, by one listing; withdrawn and old ones have no fingerprint.
+        """The markers of each partition key, withdrawn ones too, by one listing; old ones have no fingerprint.
 
-        A partition has two where a run was killed between writing one and removing the other. That with the present
-        fingerprint counts.
+        A partition has several where a run was killed between writing one and removing the others. That with the
+        present fingerprint counts.
 
         Args:
             listed: names of files in their folder; None lists it.
@@ -279,25 +281,31 @@ class DatasetStore:
                 found[match["key"]] = (*found.get(match["key"], ()), name)
         return found
 
-    def withdraw_markers(self, partition: str, names: Iterable[str]) -> str | None:
-        """Takes the fingerprint out of the names of a partition's markers, so that it is pending whatever is restored.
+    @staticmethod
+    def withdrawn_name(name: str) -> str:
+        """The name that a marker has once it is withdrawn; that of a withdrawn one is as it is."""
+        return name if name.endswith(WITHDRAWN) else name.removesuffix(".json") + WITHDRAWN
 
-        The next publication carries over the added streams that they list.
+    def withdraw_markers(self, names: Iterable[str]) -> list[str]:
+        """Renames markers of a partition, so that it is pending whatever shards and settings are restored.
+
+        Its next publication carries over the added streams that they list. Markers that are gone are passed over.
 
         Returns:
-            The marker that there is now, or None.
+            The names that they have then, also of those that are gone: another process may have withdrawn them.
 
         Raises:
             ChangedError: another process did so meanwhile.
             SourceError: the storage could not be read or written.
         """
-        withdrawn = f"{PUBLISHED.name}/{partition}.json"
-        names = list(names)
+        found = []
         for name in names:
+            withdrawn = self.withdrawn_name(name)
+            found.append(withdrawn)
             if name != withdrawn and (content := self.store.found_bytes(name)) is not None:
                 self.store.replace(self.store.snapshot(withdrawn), content)
                 self.store.delete(name)
-        return withdrawn if names else None
+        return found
 
     def listings(self, *folders: str) -> list[dict[str, ListedFile]]:
         """`Store.listing` of several folders, remote ones at the same time; errors likewise."""
@@ -490,9 +498,10 @@ class DatasetStore:
             SchemaMismatchError: one is damaged.
         """
         with ThreadPoolExecutor(_READS, thread_name_prefix="markers") as pool:
-            return list(pool.map(lambda name: self._marker(name, self.store.read_bytes(name)), names))
+            return list(pool.map(lambda name: self.marker(name, self.store.read_bytes(name)), names))
 
-    def _marker(self, name: str, content: bytes) -> dict[str, Any]:
+    def marker(self, name: str, content: bytes) -> dict[str, Any]:
+        """The marker that a file of that name and content is; errors as `markers`."""
         value = self._parsed(name, content)
         if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
             raise SchemaMismatchError(f"{self.store.url_of(name)}: not a publication marker")
@@ -500,7 +509,7 @@ class DatasetStore:
 
     def marker_in(self, snapshot: Snapshot) -> dict[str, Any] | None:
         """The marker that a snapshot of its file has, or None where there was none; errors as `markers`."""
-        return None if snapshot.content is None else self._marker(snapshot.name, snapshot.content)
+        return None if snapshot.content is None else self.marker(snapshot.name, snapshot.content)
 
     # -- shards
 

@@ -179,7 +179,7 @@ class PartitionWork:
             records = {stage: record}
         else:
             if self.records.get(stage, record).to_json() != record.to_json():
-                self._withdraw_markers()
+                self.withdraw_markers()
         self._records = {stage: records[stage] for stage in recorded_stages(self.spec) if stage in records}
         self.record_file = self.dataset.write_records(self.key, self._records)
 
@@ -194,16 +194,18 @@ class PartitionWork:
         except SchemaMismatchError:  # without readable records the partition starts again
             recorded = None
         if recorded is not None and (name not in recorded.files or recorded.files[name].sha256 != sha256):
-            self._withdraw_markers()
+            self.withdraw_markers()
             self._records = {other: record for other, record in self.records.items() if other is not stage}
             self.record_file = self.dataset.write_records(self.key, self._records)
             self.has_replaced = True
 
-    def _withdraw_markers(self) -> None:
+    def withdraw_markers(self) -> None:
         """Makes the partition pending until it is published again, also if the settings of its markers are restored."""
-        names = self.dataset.marker_names().get(self.key, ()) if self._markers is None else self._markers
-        left = self.dataset.withdraw_markers(self.key, names)
-        self._markers = () if left is None else (left,)
+        self._markers = self.dataset.withdraw_markers(self.marker_names())
+
+    def marker_names(self) -> Sequence[str]:
+        """Names of its markers, of other settings and withdrawn ones too, as they were listed at first."""
+        return self.dataset.marker_names().get(self.key, ()) if self._markers is None else self._markers
 
     def verified(self, path: str) -> None:
         """Notes that a file of the dataset has just been written or read with the digest that its record has."""
@@ -219,11 +221,6 @@ class PartitionWork:
         if self._has_failure:
             self.dataset.clear_failure(self.key)
             self._has_failure = False
-
-    def other_markers(self) -> list[str]:
-        """Names of its markers beside `marker_name`: of other shards, settings or schemas, or earlier releases."""
-        names = self._markers if self._markers is not None else self.dataset.marker_names().get(self.key, ())
-        return [name for name in names if name != self.marker_name]
 
     @property
     def row_sources(self) -> Sequence[RowSource]:

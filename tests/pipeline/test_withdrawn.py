@@ -1,0 +1,178 @@
+"""Markers are withdrawn where the files of a partition are replaced or damaged, and lose no added stream by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_assets.fields import ScalarField
+from mm_assets.formats import MstrReader
+from mm_assets.pipeline import publish
+from mm_assets.pipeline import run as stage_runs
+from mm_assets.pipeline.added_streams import add_to_dataset
+from mm_assets.pipeline.chain import FILTERED_ROWS
+from mm_assets.pipeline.partition_run import run_partition
+from mm_assets.pipeline.pending import Present, pending_partitions
+from mm_assets.pipeline.store import DatasetStore
+from tests.dataset.test_add_stream import values_of
+from tests.pipeline.chain import declare, marker_of, run_chain
+from tests.pipeline.shards import CAPTIONS, make_shard
+
+
+class Killed(BaseException):
+    """A SIGKILL between two calls."""
+
+
+def published_dataset(tmp_path: Path, *, with_stream: bool = False) -> DatasetStore:
+    """A dataset of one partition `s`, in the newest manifest; with the added stream `score`."""
+    spec = declare(tmp_path / "root", make_shard(tmp_path / "in" / "s.tar", CAPTIONS), filters=[])
+    dataset, _ = run_chain(spec)
+    if with_stream:
+        with MstrReader(Path(dataset.store.path_of(marker_of(dataset, "s")["files"]["mstr"]["path"]))) as reader:
+            ids = list(reader.sample_ids)
+        list(add_to_dataset(dataset, "score", ScalarField(dtype="float32"), values_of(dict.fromkeys(ids, 1.0))))
+        publish.build_manifest(dataset)
+    return DatasetStore(spec)
+
+
+def lose_mult(dataset: DatasetStore) -> None:
+    """Removes the partition's MULT file."""
+    (packed,) = Path(dataset.store.path_of("packed")).glob("s.*.mult")
+    packed.unlink()
+
+
+def marker_names(dataset: DatasetStore) -> list[str]:
+    return sorted(dataset.store.sizes("published"))
+
+
+def streams_in_manifest(dataset: DatasetStore) -> list[str]:
+    return [stream["name"] for stream in json.loads(dataset.store.read_bytes("manifest.json")).get("added_streams", ())]
+
+
+def ran(dataset: DatasetStore, **options: Any) -> bool:
+    return run_partition(dataset.spec, dataset.partition("s"), dataset.schema(), **options).ok
+
+
+def test_run_carries_over_streams_of_a_marker_that_was_withdrawn_meanwhile(tmp_path: Path) -> None:
+    """A manifest made while a load is at work withdraws a marker, and the run carries over its added stream."""
+    dataset = published_dataset(tmp_path, with_stream=True)
+    lose_mult(dataset)
+    names = Present(dataset).names["s"]
+    assert publish.build_manifest(dataset).left_out.keys() == {"s"}
+    assert marker_names(dataset) != list(names)
+    assert ran(dataset, markers=names)
+    assert not publish.build_manifest(dataset).left_out
+    assert streams_in_manifest(dataset) == ["score"]
+    publish.clean(dataset, keep=1)
+    assert dataset.store.exists(marker_of(dataset, "s")["added"]["file"]["path"])
+    assert len(marker_names(dataset)) == 1
+
+
+def test_withdrawn_marker_belongs_to_its_own_partition(tmp_path: Path) -> None:
+    """Where one key is another with 16 digits, a withdrawn marker of the one is not taken for one of the other."""
+    long, short = "data.0123456789abcdef", "data"
+    for key in (long, short):
+        make_shard(tmp_path / "in" / f"{key}.tar", CAPTIONS)
+    dataset, _ = run_chain(declare(tmp_path / "root", tmp_path / "in", filters=[]))
+    before = Present(dataset).names
+    dataset.withdraw_markers(before[long])
+    found = Present(dataset)
+    assert found.pending() == [long]
+    assert found.names[short] == before[short]
+    assert len(found.names[long]) == 1
+
+
+def test_failed_check_unpublishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a check failed, the view `published` does not list the partition; its next run finds the added stream."""
+    dataset = published_dataset(tmp_path, with_stream=True)
+    with publish.sql_connection(dataset) as connection:
+        assert connection.execute("select partition from published").fetchall() == [("s",)]
+    real = stage_runs.run_checks
+
+    def failing(context: Any, *args: Any, **options: Any) -> Any:
+        *others, last = real(context, *args, **options)
+        return [*others, replace(last, passed=False, num_violations=1)]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage_runs, "run_checks", failing)
+        assert not ran(dataset, first=FILTERED_ROWS)
+    with publish.sql_connection(dataset) as connection:
+        assert connection.execute("select partition from published").fetchall() == []
+    assert publish.build_manifest(dataset).left_out == {"s": "its files are not those that were published"}
+    assert ran(dataset)
+    publish.build_manifest(dataset)
+    assert streams_in_manifest(dataset) == ["score"]
+
+
+def test_manifest_does_not_withdraw_what_was_published_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition that another process publishes while a manifest is made is in that manifest, and not pending."""
+    dataset = published_dataset(tmp_path)
+    lose_mult(dataset)
+    dataset = DatasetStore(dataset.spec)
+    listed = after_first_call(lambda: ran(dataset), Present.published)
+    monkeypatch.setattr(Present, "published", listed)
+    report = publish.build_manifest(dataset)
+    assert not report.left_out
+    assert pending_partitions(dataset) == []
+
+
+def after_first_call(act: Callable[[], object], method: Callable[[Present], Any]) -> Callable[[Present], Any]:
+    """A method that acts before its first call, after the listings of its object were made."""
+    calls: list[object] = []
+
+    def wrapped(present: Present) -> Any:
+        calls.append(present)
+        if len(calls) == 1:
+            act()
+        return method(present)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_killed_between_the_steps_of_withdrawing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """A process killed while it withdrew a marker loses no stream, and without a changed file nothing at all."""
+    dataset = published_dataset(tmp_path, with_stream=True)
+    (name,) = marker_names(dataset)
+
+    def killed(_: str) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dataset.store, "delete", killed)
+        with pytest.raises(Killed):
+            dataset.withdraw_markers([name])
+    assert len(marker_names(dataset)) == 2
+    if is_replaced:
+        dataset.store.delete("filtered_rows/s.parquet")
+    report = publish.build_manifest(DatasetStore(dataset.spec))
+    assert report.left_out.keys() == ({"s"} if is_replaced else set())
+    publish.clean(dataset, keep=1)
+    assert ran(dataset)
+    publish.build_manifest(dataset)
+    assert streams_in_manifest(dataset) == ["score"]
+    assert pending_partitions(dataset) == []
+
+
+def test_marker_of_other_settings_is_merged_before_it_is_removed(tmp_path: Path) -> None:
+    """A run killed between publishing and removing the former marker loses no stream that only the former lists."""
+    dataset = published_dataset(tmp_path, with_stream=True)
+    (name,) = marker_names(dataset)
+    marker = json.loads(dataset.store.read_bytes(name))
+    former = dataset.marker_name("s", "0123456789abcdef")
+    dataset.store.write_bytes(former, json.dumps(marker).encode())
+    del marker["added"]
+    dataset.store.write_bytes(name, json.dumps(marker).encode())
+    assert publish.clean(DatasetStore(dataset.spec), dry_run=True).files == ()
+    publish.build_manifest(DatasetStore(dataset.spec))
+    assert streams_in_manifest(dataset) == ["score"]
+    assert marker_names(dataset) == [name]
