@@ -6,6 +6,7 @@ holds a lock on its partition while it works, which decides when two runs were r
 
 import fcntl
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,8 +37,10 @@ __all__ = [
     "dataset_state",
     "exclusive_step",
     "failed_attempts",
+    "fruitless_load",
     "is_running",
     "load_config",
+    "load_request",
     "pack_requests",
     "partition_fingerprints",
     "partition_lock",
@@ -176,6 +179,31 @@ def _from_first_stale(spec: DatasetSpec, request: dg.RunRequest, stale: Stale) -
     return request.with_replaced_attrs(asset_selection=[asset_key(spec, stage) for stage in stages], tags=tags)
 
 
+def load_request(
+    spec: DatasetSpec, due: Mapping[str, str], run_key: str, before: "Attempt | None" = None
+) -> dg.RunRequest:
+    """The request of a load.
+
+    Args:
+        spec: the declaration.
+        due: fingerprints by the key of the partitions to run.
+        run_key: the request's.
+        before: the last attempt, where it is repeated.
+    """
+    number = 1 if before is None else before.number + 1
+    return dg.RunRequest(
+        run_key=run_key,
+        job_name=load_job_name(spec),
+        run_config=load_config(spec, [*due], only_pending=True),
+        tags={FINGERPRINT_TAG: _digest(due), ATTEMPT_TAG: str(number)},
+    )
+
+
+def _digest(fingerprints: Mapping[str, str]) -> str:
+    """The fingerprint of a load of partitions with these."""
+    return hashlib.sha256(json.dumps(sorted(fingerprints.items())).encode()).hexdigest()[:16]
+
+
 def load_config(spec: DatasetSpec, partitions: Sequence[str], **config: object) -> dict[str, Any]:
     """The run configuration of a load of these partitions; of none, of those that are pending when it starts."""
     return {"ops": {load_op_name(spec): {"config": {"partitions": list(partitions), **config}}}}
@@ -239,26 +267,29 @@ def _end_if_dead(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The last run of a partition that failed.
+    """The last run of a partition, or of a load, that failed.
 
     Attributes:
-        fingerprint: the partition's at the time; empty where the run was requested by hand.
+        fingerprint: that of the partition, or of the load's, at the time; empty where the run was requested by hand.
         when: seconds since 1970 at which it ended.
         number: how many runs with that fingerprint had been requested by then.
+        run_id: the run.
     """
 
     fingerprint: str
     when: float
     number: int
+    run_id: str
 
     @classmethod
-    def of(cls, tags: Mapping[str, str], when: float) -> "Attempt":
+    def of(cls, tags: Mapping[str, str], when: float, run_id: str) -> "Attempt":
         """That with the tags of a run, or of a planned event of a load."""
         number = tags.get(ATTEMPT_TAG, "")
         return cls(
             fingerprint=tags.get(FINGERPRINT_TAG, ""),
             when=when,
             number=int(number) if number.isdecimal() and int(number) else 1,
+            run_id=run_id,
         )
 
     def due(self) -> float:
@@ -270,19 +301,48 @@ def failed_attempts(instance: dg.DagsterInstance, spec: DatasetSpec) -> dict[str
     """The last failure of each partition key, alone or in a load, of those recent enough to matter."""
     attempts: dict[str, Attempt] = {}
     for record in _failed_runs(instance, job_name(spec), limit=_MAX_FAILED_RUNS):
-        tags = record.dagster_run.tags
-        attempt = Attempt.of(tags, record.end_time or record.update_timestamp.timestamp())
-        attempts.setdefault(tags.get(PARTITION_TAG, ""), attempt)  # the newest is the first
-    published = asset_key(spec, PUBLISHED)
+        # The newest is the first.
+        attempts.setdefault(record.dagster_run.tags.get(PARTITION_TAG, ""), _attempt(record))
     for record in _failed_runs(instance, load_job_name(spec), limit=_MAX_FAILED_LOADS):
-        planned = instance.all_logs(record.dagster_run.run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
-        for entry in planned:
-            event = entry.get_dagster_event()
-            if event.asset_key == published and event.partition is not None:
-                attempt = Attempt.of(event.logging_tags or {}, entry.timestamp)
-                if event.partition not in attempts or attempts[event.partition].when < attempt.when:
-                    attempts[event.partition] = attempt
+        for key, attempt in _failed_in(instance, spec, record.dagster_run.run_id):
+            if key not in attempts or attempts[key].when < attempt.when:
+                attempts[key] = attempt
     return attempts
+
+
+def fruitless_load(instance: dg.DagsterInstance, spec: DatasetSpec, due: Mapping[str, str]) -> Attempt | None:
+    """The last load that was requested, if it failed and would begin with the same partitions again.
+
+    None where one of them was published, failed, or changed meanwhile: the rest is not what made it fail, as far as
+    one can tell.
+
+    Args:
+        instance: the instance.
+        spec: the declaration.
+        due: fingerprints by the key of the partitions that are due.
+    """
+    failed = _failed_runs(instance, load_job_name(spec), limit=_MAX_FAILED_LOADS)
+    record = next((record for record in failed if FINGERPRINT_TAG in record.dagster_run.tags), None)
+    if record is None:
+        return None
+    attempt, named = _attempt(record), loaded_partitions(record.dagster_run, spec)
+    if _digest({key: due.get(key, "") for key in named}) != attempt.fingerprint:
+        return None
+    return None if any(_failed_in(instance, spec, attempt.run_id)) else attempt
+
+
+def _attempt(record: dg.RunRecord) -> Attempt:
+    run, when = record.dagster_run, record.end_time or record.update_timestamp.timestamp()
+    return Attempt.of(run.tags, when, run.run_id)
+
+
+def _failed_in(instance: dg.DagsterInstance, spec: DatasetSpec, run_id: str) -> Iterator[tuple[str, Attempt]]:
+    """The partitions that failed in a load, each with its attempt."""
+    published = asset_key(spec, PUBLISHED)
+    for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION_PLANNED):
+        event = entry.get_dagster_event()
+        if event.asset_key == published and event.partition is not None:
+            yield event.partition, Attempt.of(event.logging_tags or {}, entry.timestamp, run_id)
 
 
 def _failed_runs(instance: dg.DagsterInstance, job: str, *, limit: int) -> Sequence[dg.RunRecord]:

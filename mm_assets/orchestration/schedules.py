@@ -2,11 +2,12 @@
 
 Partitions that were never tried come first, then those whose last try is longest ago. A failed one is not tried again
 for a while unless its shards, its configuration or the schema changed, so that it neither runs forever nor delays
-others.
+others; nor is a load that ended before any of its partitions did.
 """
 
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
@@ -18,10 +19,12 @@ from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
     ATTEMPT_TAG,
     FINGERPRINT_TAG,
+    Attempt,
     busy_partitions,
     failed_attempts,
+    fruitless_load,
     is_running,
-    load_config,
+    load_request,
     pack_requests,
     partition_fingerprints,
 )
@@ -80,10 +83,24 @@ def build_schedules(spec: DatasetSpec) -> list[dg.ScheduleDefinition]:
             return dg.SkipReason(f"{len(due):,} partitions are due, not more than {spec.bulk_threshold:,}")
         if is_running(context.instance, load_job_name(spec)):  # another one would take the same processors
             return dg.SkipReason(f"a load is at work; then {len(due):,} more partitions are due")
-        config = load_config(spec, [*due][:MOST_PARTITIONS], only_pending=True)
-        return dg.RunRequest(run_key=f"{of_loads}:{context.scheduled_execution_time.isoformat()}", run_config=config)
+        fingerprints = {key: tags[FINGERPRINT_TAG] for key, tags in due.items()}
+        before = fruitless_load(context.instance, spec, fingerprints)
+        if before is not None and before.due() > time.time():
+            return dg.SkipReason(_waits(spec, before, len(due)))
+        run_key = f"{of_loads}:{context.scheduled_execution_time.isoformat()}"
+        return load_request(spec, dict([*fingerprints.items()][:MOST_PARTITIONS]), run_key, before)
 
     return [pending, pending_load]
+
+
+def _waits(spec: DatasetSpec, before: Attempt, num_due: int) -> str:
+    """Why a load is not requested again yet."""
+    again = datetime.fromtimestamp(before.due(), tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return (
+        f"run {before.run_id} of {load_job_name(spec)} (attempt {before.number}) failed before any of its partitions "
+        f"ended, and {num_due:,} partitions are due: its page says why; the next attempt is after {again}, or at once "
+        f"with `mm-assets run --dataset {spec.name}`"
+    )
 
 
 def _is_on(instance: dg.DagsterInstance, name: str, *, default: bool) -> bool:

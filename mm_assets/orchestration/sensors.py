@@ -17,7 +17,7 @@ from mm_assets.orchestration.runs import (
     busy_partitions,
     dataset_state,
     is_running,
-    load_config,
+    load_request,
     pack_requests,
     partition_fingerprints,
 )
@@ -86,8 +86,8 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
             )
 
         if is_bulk:
-            run_key, config = f"{spec.name}:load:{before.count}", load_config(spec, due, only_pending=True)
-            requests = [dg.RunRequest(run_key=run_key, job_name=load_job_name(spec), run_config=config)]
+            load = {key: fingerprints[key] for key in due}
+            requests = [load_request(spec, load, f"{spec.name}:load:{before.count}")]
         else:
             requests = pack_requests(dataset, due, request)
         after = _Cursor(

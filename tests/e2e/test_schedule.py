@@ -1,5 +1,7 @@
 """The two schedules of a dataset: a run for each of a few partitions, or one run for many."""
 
+import shutil
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +24,7 @@ from dagster._core.scheduler.instigation import (
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.orchestration.resources import StorageRoot
-from mm_assets.orchestration.runs import load_config
+from mm_assets.orchestration.runs import failed_attempts, load_config
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -85,6 +87,88 @@ def test_one_load_runs_at_a_time(instance: dg.DagsterInstance, demo_spec: SpecOf
     job, config = build_definitions(spec).resolve_job_def("docs_load"), load_config(spec, ["another"])
     instance.create_run_for_job(job_def=job, run_config=config, status=dg.DagsterRunStatus.NOT_STARTED)
     assert requested(ticks(instance, spec)) == {"docs_pack": 0, "docs_load": 0}
+
+
+def load_requests(instance: dg.DagsterInstance, spec: DatasetSpec) -> list[dg.RunRequest]:
+    return ticks(instance, spec)["docs_load"].run_requests or []
+
+
+def die(instance: dg.DagsterInstance, spec: DatasetSpec, request: dg.RunRequest) -> dg.DagsterRun:
+    """A requested load that has just been killed before it did anything."""
+    job, started = build_definitions(spec).resolve_job_def("docs_load"), dg.DagsterRunStatus.STARTED
+    run = instance.create_run_for_job(job_def=job, run_config=request.run_config, tags=request.tags, status=started)
+    instance.report_run_failed(run, "killed")
+    return run
+
+
+def attempt(request: dg.RunRequest) -> int:
+    return int(request.tags["mm_assets/attempt"])
+
+
+def test_a_load_that_dies_waits_longer_each_time(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dead loads are requested again after pauses that double; skipped ticks name the run, the time and a command."""
+    spec = demo_spec("docs", shards=str(inbox(*SHARDS)), bulk_threshold=0, run_schedule=True)
+    (request,) = load_requests(instance, spec)
+    assert attempt(request) == 1
+    run, now = die(instance, spec, request), time.time()
+    for _ in range(3):
+        found = ticks(instance, spec)
+        assert requested(found) == {"docs_pack": 0, "docs_load": 0}
+    said = found["docs_load"].skip_message
+    assert f"run {run.run_id} of docs_load (attempt 1) failed before any of its partitions ended" in said
+    assert datetime.fromtimestamp(now + 600, tz=UTC).strftime("after %Y-%m-%d %H:") in said
+    assert "at once with `mm-assets run --dataset docs`" in said
+    shutil.copy(inbox() / SHARDS[0], inbox() / "another.tar")  # the wait is for the others
+    monkeypatch.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 700)
+    (request,) = load_requests(instance, spec)
+    assert attempt(request) == 2
+    die(instance, spec, request)
+    monkeypatch.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 1800)
+    assert load_requests(instance, spec) == [], "the second pause is twice the first"
+    monkeypatch.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 2000)
+    (request,) = load_requests(instance, spec)
+    assert attempt(request) == 3
+
+
+@pytest.mark.parametrize("what", ["published", "changed"])
+def test_a_dead_load_that_got_further_is_followed_at_once(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, what: str
+) -> None:
+    """Where a load published a partition before it died, or the settings changed, the next tick requests another."""
+    spec = demo_spec("docs", shards=str(inbox(*SHARDS)), bulk_threshold=0, run_schedule=True)
+    (request,) = load_requests(instance, spec)
+    if what == "published":
+        assert run_partitions([(spec, "docs-00000")])[0].ok
+    die(instance, spec, request)
+    changed = spec.replace(renumber=not spec.renumber) if what == "changed" else spec
+    (request,) = load_requests(instance, changed)
+    assert attempt(request) == 1
+
+
+def test_a_load_whose_partitions_failed_did_not_die(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed in a load waits as long as its own failures say, not as long as the loads that died before."""
+    folder = inbox(SHARDS[0])
+    spec = demo_spec("docs", shards=str(folder), bulk_threshold=0, run_schedule=True)
+    load_requests(instance, spec)  # which decides the schema
+    (folder / SHARDS[0]).write_bytes((folder / SHARDS[0]).read_bytes()[:20_000])
+    (request,) = load_requests(instance, spec)
+    die(instance, spec, request)
+    now = time.time()
+    with monkeypatch.context() as later:
+        later.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 700)
+        (request,) = load_requests(instance, spec)
+        assert attempt(request) == 2
+    job = build_definitions(spec).resolve_job_def("docs_load")
+    given = {"run_config": request.run_config, "tags": request.tags}
+    assert not job.execute_in_process(instance=instance, raise_on_error=False, **given).success
+    assert [failed.number for failed in failed_attempts(instance, spec).values()] == [1]
+    monkeypatch.setattr("mm_assets.orchestration.schedules.time.time", lambda: now + 900)
+    (request,) = load_requests(instance, spec)
+    assert attempt(request) == 1
 
 
 @pytest.mark.parametrize("default", [False, True])
