@@ -135,11 +135,13 @@ class _Run:
     def register(self, *, dry_run: bool = False) -> None:
         """Registers the shards and finds the partitions to run."""
         from mm_assets.orchestration.launch import open_instance, register_dataset
-        from mm_assets.pipeline.pending import Present, chosen_partitions
+        from mm_assets.pipeline.pending import Present, chosen_partitions, stage_named
         from mm_assets.pipeline.register import register
         from mm_assets.pipeline.store import DatasetStore
 
         specs = self.chosen.specs(read_only=dry_run)
+        if self.first is not None:
+            stage_named(self.first.name, option="--from", specs=specs)
         with nullcontext() if dry_run else open_instance() as instance:
             for spec in specs:
                 wait = wait_for_shards(spec)

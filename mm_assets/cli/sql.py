@@ -34,6 +34,10 @@ def command(chosen: DatasetChoice, query: str, as_csv: bool) -> None:
     connection = sql_connection(stores[0])
     try:
         cursor = connection.execute(query)
+        if cursor is None:  # so answers DuckDB to a text without a statement
+            raise ConfigError(
+                "arguments", "QUERY", f"found {query!r}, expected SQL such as 'select count(*) from rows'"
+            )
         columns = [column[0] for column in cursor.description or ()]
         if as_csv or not sys.stdout.isatty():
             _print_csv(columns, cursor)

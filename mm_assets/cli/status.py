@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mm_assets.pipeline.status import DatasetStatus, ShardChanges
 
 _SHOWN = 10  # failures
+_KEYS = ("url", "registered", "published", "pending", "failures", "shards", "manifest", "refused", "unknown")
 
 
 @click.command()
@@ -41,6 +42,7 @@ def command(chosen: DatasetChoice, as_json: bool) -> None:
             status = dataset_status(DatasetStore(spec))
         except MmAssetsError as error:  # one dataset's trouble is not the others'
             code = report_error(error, chosen)
+            found[spec.name] = dict.fromkeys(_KEYS) | {"unknown": [str(error)]}
             continue
         found[spec.name] = _as_json(status)
         if not as_json:
@@ -104,20 +106,22 @@ def _print_manifest(status: DatasetStatus) -> None:
 def _as_json(status: DatasetStatus) -> Mapping[str, Any]:
     from mm_assets.pipeline.pending import by_fault
 
-    return {
-        "url": status.url,
-        "registered": len(status.registered),
-        "published": status.num_published,
-        "pending": [
-            {"first": first.name, "reason": reason, "partitions": _said(keys, status)}
-            for (first, reason), keys in by_fault(status.pending).items()
-        ],
-        "failures": {key: {**asdict(failure), "said": failure.said} for key, failure in status.failures.items()},
-        "shards": None if status.shards is None else asdict(status.shards),
-        "manifest": None if status.manifest is None else asdict(status.manifest),
-        "refused": None if status.refused is None else str(status.refused),
-        "unknown": list(status.unknown),
-    }
+    pending = [
+        {"first": first.name, "reason": reason, "partitions": _said(keys, status)}
+        for (first, reason), keys in by_fault(status.pending).items()
+    ]
+    values = (
+        status.url,
+        len(status.registered),
+        status.num_published,
+        pending,
+        {key: {**asdict(failure), "said": failure.said} for key, failure in status.failures.items()},
+        None if status.shards is None else asdict(status.shards),
+        None if status.manifest is None else asdict(status.manifest),
+        None if status.refused is None else str(status.refused),
+        list(status.unknown),
+    )
+    return dict(zip(_KEYS, values, strict=True))
 
 
 def _said(keys: Sequence[str], status: DatasetStatus) -> Mapping[str, str]:

@@ -92,7 +92,9 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
         found = register(dataset, allow_empty=True)
         add_partitions(context.instance, spec, found.partitions)
         try:
-            first = stage_named(config.first_stage, option="first_stage") if config.first_stage else None
+            first = None
+            if config.first_stage:
+                first = stage_named(config.first_stage, option="first_stage", specs=[spec])
         except ConfigError as error:
             raise dg.Failure(description=str(error), allow_retries=False) from error
         present = Present(dataset)

@@ -24,6 +24,7 @@ from mm_assets.pipeline.chain import (
     recorded_stages,
 )
 from mm_assets.pipeline.markers import Marker, Markers
+from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import RECORDS, WITHDRAWN, DatasetStore, Partition, StageFailure, StageRecord, size_fault
 from mm_assets.rows.schema import DatasetSchema
 
@@ -150,7 +151,7 @@ class Present:
     def fault(self, key: str) -> str | None:
         """Why a partition's marker is not up to date, as far as listings show, or None."""
         if key not in self.partitions:
-            return "its shards are gone"
+            return self.unregistered
         if key in self.current:
             return None
         if key not in self.names:
@@ -158,6 +159,11 @@ class Present:
         if all(name.endswith(WITHDRAWN) for name in self.names[key]):
             return "its files are not those that were published"
         return "it is not published with its present shards, settings, code and schema"
+
+    @property
+    def unregistered(self) -> str:
+        """Why a published partition is not a registered one."""
+        return "its shards are gone" if self.partitions else "no partition is registered: there is no shards.json"
 
     def lost_files(self, marker: Marker) -> str | None:
         """Which packed file of a marker is gone or of another size, or that its records are others now, or None.
@@ -187,15 +193,20 @@ def pending_reasons(present: Present) -> dict[str, str]:
     return {key: stale.said for key, stale in stale_partitions(present, present.pending()).items()}
 
 
-def stage_named(name: str, *, option: str) -> Stage:
+def stage_named(name: str, *, option: str, specs: Iterable[DatasetSpec] = ()) -> Stage:
     """The stage of a partition that has a name.
 
     Raises:
-        ConfigError: there is none; it lists all of them and names the `option`.
+        ConfigError: there is none, or one of the datasets does not have it; it names the `option`, and what is allowed.
     """
     stages = {stage.name: stage for stage in CHAIN if stage is not MANIFEST}
     if name not in stages:
         raise ConfigError("arguments", option, f"{name!r} is not a stage; the stages are: {', '.join(stages)}")
+    for spec in specs:
+        if not stages[name].is_made(spec):
+            made = ", ".join(stage for stage, found in stages.items() if found.is_made(spec))
+            detail = f"{spec.name} has no {name}: its `formats` are {', '.join(spec.formats)}; its stages are: {made}"
+            raise ConfigError("arguments", option, detail)
     return stages[name]
 
 
@@ -266,7 +277,12 @@ def stale_partitions(present: Present, keys: Iterable[str]) -> dict[str, Stale]:
             records = dataset.records(key)
         except SchemaMismatchError:
             return Stale(first=RAW_SHARDS, fault=Fault("its records cannot be read"), failure=failure)
-        return first_stale(dataset, present.partitions[key], records, made_with, size=size, failure=failure)
+        stale = first_stale(dataset, present.partitions[key], records, made_with, size=size, failure=failure)
+        if stale.first is PUBLISHED and (name := present.name(key)) is not None:
+            marker = present.cache.read([name]).get(name)  # none if it is damaged
+            if marker is not None and marker.packed.keys() != set(dataset.spec.formats):
+                return replace(stale, fault=Fault("`formats` changed"))
+        return stale
 
     with ThreadPoolExecutor(_READS, thread_name_prefix="records") as pool:
         return dict(zip(keys, pool.map(found, keys), strict=True))

@@ -181,7 +181,7 @@ def _manifest_status(present: Present, pending: Mapping[str, Stale]) -> Manifest
     unseen = {key for key, name in present.current.items() if key not in pending and name not in present.cache.seen}
     left_out = {key: pending[key].fault.reason for key in pending if key not in listed}
     left_out |= dict.fromkeys(sorted(unseen - listed), "it was published since")
-    outdated = dict.fromkeys(sorted(listed - present.partitions.keys()), "its shards are gone")
+    outdated = dict.fromkeys(sorted(listed - present.partitions.keys()), present.unregistered)
     outdated |= {key: pending[key].fault.reason for key in pending if key in listed}
     if present.cache.seen:  # else another release made the manifest
         outdated |= dict.fromkeys(sorted(unseen & listed), "it was published again since")

@@ -223,6 +223,10 @@ def digest_fault(expected: str, found: str) -> str | None:
 _READS = 8  # of small files at a time
 WITHDRAWN = ".withdrawn.json"  # the end of the name of a marker that counts no more
 _MARKER = re.compile(rf"(?P<key>.+?)(\.[0-9a-f]{{16}})?({re.escape(WITHDRAWN)}|\.json)")
+_OF_REGISTRATION = {  # what registration does where the file is gone
+    "shards.json": "lists the shards again",
+    "schema.json": "decides the schema again",
+}
 
 # Raised where a root is not a folder, may not be written to, or is in a bucket that does not exist.
 _OF_THE_ROOT = (NotADirectoryError, FileExistsError, PermissionError, FileNotFoundError)
@@ -325,7 +329,14 @@ class DatasetStore:
         try:
             return json.loads(content)
         except ValueError as error:
-            raise SourceError(self.store.url_of(name), f"is not JSON: {error}") from error
+            advice = self._advice_on(name)
+            raise SourceError(self.store.url_of(name), f"is not JSON: {error}{advice}") from error
+
+    def _advice_on(self, name: str) -> str:
+        """What to do about a damaged file of the registration, as the end of a message; empty for any other file."""
+        if name not in _OF_REGISTRATION:
+            return ""
+        return f"; delete it and run `mm-assets register --dataset {self.spec.name}`, which {_OF_REGISTRATION[name]}"
 
     def registered(self) -> Registered:
         """What registration stored; its files are read again only where one listing shows other versions of them.
@@ -387,7 +398,8 @@ class DatasetStore:
             }
         except (KeyError, TypeError, AttributeError) as error:
             where = self.store.url_of("shards.json")
-            raise SchemaMismatchError(f"{where}: not a list of partitions: {error!r}") from error
+            advice = self._advice_on("shards.json")
+            raise SchemaMismatchError(f"{where}: is not a list of partitions: {error!r}{advice}") from error
 
     def write_partitions(self, partitions: Iterable[Partition]) -> None:
         """Replaces the list of registered partitions."""

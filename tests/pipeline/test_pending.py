@@ -338,3 +338,12 @@ def test_a_published_table_that_is_gone_is_made_again(published: DatasetStore, t
     assert publish.build_manifest(dataset).left_out == {}
     assert list(Present(dataset).names["s"]) == [marker_name(dataset, "s")]
     assert digests(dataset) == digests(published)
+
+
+@pytest.mark.parametrize("left", ["mult", "mstr"])
+def test_a_format_less_is_the_reason(published: DatasetStore, tmp_path: Path, left: str) -> None:
+    """With one of two formats declared, only the marker is made again, and the reason names the setting."""
+    dataset = changed(published, tmp_path, formats=[left])
+    assert pending_reasons(Present(dataset)) == {"s": "`formats` changed"}
+    run(dataset)
+    assert pending_reasons(Present(dataset)) == {}

@@ -1,0 +1,89 @@
+"""Messages of `status`, `sql` and `run` about a dataset that was changed or damaged, or that lacks what they name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mm_assets.cli.main import main
+
+from ..pipeline.chain import declare, run_chain
+from ..pipeline.shards import CAPTIONS, make_shard
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the dataset `data` of one partition in a manifest, in `root`, and its shard, in `in`."""
+    folder = tmp_path_factory.mktemp("status")
+    make_shard(folder / "in" / "a.tar", CAPTIONS)
+    run_chain(declare(folder / "root", folder / "in"))
+    return folder
+
+
+@pytest.fixture
+def invoke(made: Path, tmp_path: Path, dagster_home: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Runs a command on a copy of the dataset, whose shards stay where they were registered."""
+    shutil.copytree(made / "root", tmp_path / "root")
+    monkeypatch.chdir(tmp_path)
+
+    def run(command: str, *arguments: str) -> Result:
+        shards = () if command in ("sql", "losses", "clean") else ("--shards", str(made / "in"))
+        return CliRunner().invoke(main, [command, "--root", "root", "-d", "data", *shards, *arguments])
+
+    return run
+
+
+def state(result: Result) -> Any:
+    return json.loads(result.stdout)["data"]
+
+
+@pytest.mark.parametrize("query", ["", ";", " ; "])
+def test_a_query_without_a_statement_is_refused(invoke: Invoke, query: str) -> None:
+    """An empty query is an error of its argument, not of the program."""
+    result = invoke("sql", query)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"error: arguments: QUERY: found {query!r}, expected SQL" in result.stderr
+
+
+@pytest.mark.parametrize("content", ['{"version": 1', "{}"])
+def test_a_damaged_list_of_partitions_is_in_the_state(invoke: Invoke, tmp_path: Path, content: str) -> None:
+    """The JSON of `status` has the dataset with what could not be read, and doing what it says repairs the dataset."""
+    path = tmp_path / "root" / "data" / "shards.json"
+    path.write_text(content)
+    result = invoke("status", "--json")
+    assert result.exit_code == 1
+    found = state(result)
+    (unknown,) = found.pop("unknown")
+    assert unknown.startswith(f"{path}: is not ")
+    assert "; delete it and run `mm-assets register --dataset data`" in unknown
+    assert set(found.values()) == {None}
+    path.unlink()
+    invoke("register")
+    result = invoke("status", "--json")
+    assert result.exit_code == 0
+    assert state(result).keys() == {"unknown", *found}
+    assert state(result)["published"] == 1
+
+
+def test_a_lost_list_of_partitions_is_named(invoke: Invoke, tmp_path: Path) -> None:
+    """Without `shards.json` the shards are new, so nothing says that they are gone."""
+    (tmp_path / "root" / "data" / "shards.json").unlink()
+    found = state(invoke("status", "--json"))
+    assert (found["shards"]["new"], found["shards"]["gone"]) == (["a"], [])
+    assert found["manifest"]["outdated"] == {"a": "no partition is registered: there is no shards.json"}
+
+
+def test_a_stage_that_a_dataset_does_not_have_is_refused(invoke: Invoke) -> None:
+    """`--from packed_mstr` of a dataset that packs MULT alone names its formats and its stages, and runs nothing."""
+    result = invoke("run", "--set", "formats=[mult]", "--from", "packed_mstr", "--dry-run")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "arguments: --from: data has no packed_mstr: its `formats` are mult; its stages are: " in result.stderr
+    assert "packed_mult, published" in result.stderr
