@@ -304,7 +304,7 @@ class Mirror:
             self._lose(self._waiting.popleft().name, self._refusal)
             before = len(self._waiting)
             self._try()
-            if len(self._waiting) == before:  # not this partition alone: the database is away
+            if before and len(self._waiting) == before:  # not this partition alone: the database is away
                 Patient.has_ended = True
                 while self._waiting:
                     self._lose(self._waiting.popleft().name, self._refusal)

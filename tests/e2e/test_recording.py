@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -331,6 +332,33 @@ def test_what_a_database_refuses_keeps_nothing_else_waiting(
     assert rest.failures == (f"not recorded in Dagster: a (1 in all): {reason}: {again}",)
     assert sync(DatasetStore(spec)) == 1
     assert instance.get_materialized_partitions(published) == {"a", "b"}
+
+
+def test_one_refused_record_is_not_a_database_that_is_away(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where only the last record is refused until patience ends, a database that then leaves is still waited for."""
+    spec = demo_spec("captions", shards=str(copies(inbox, "a")))
+    register_dataset(instance, DatasetStore(spec))
+    server = Unreachable(monkeypatch)
+    server.returns_after = len(patience.PAUSES) + 2
+    real = SqliteEventLogStorage.store_event
+
+    def store_event(self: SqliteEventLogStorage, event: dg.EventLogEntry) -> None:
+        made = event.dagster_event.asset_key if event.dagster_event is not None else None
+        if made == dg.AssetKey(["captions", "manifest"]):
+            server.is_away = len(server.slept) == len(patience.PAUSES)  # from its last attempt on
+            raise sqlalchemy.exc.OperationalError("insert", {}, sqlite3.OperationalError("database is locked"))
+        real(self, event)
+
+    monkeypatch.setattr(SqliteEventLogStorage, "store_event", store_event)
+    _, rest = load(spec, "a")
+    (failure,) = rest.failures
+    assert failure.startswith("not recorded in Dagster: the manifest (1 in all): OperationalError")
+    assert server.slept == [*patience.PAUSES, *patience.PAUSES[:2]]
+    run = instance.get_run_by_id(rest.run_id)
+    assert run is not None
+    assert run.status == dg.DagsterRunStatus.FAILURE
 
 
 def test_a_manifest_that_cannot_be_made_stops_no_partition(
