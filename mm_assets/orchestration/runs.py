@@ -18,6 +18,7 @@ from typing import Any
 
 import dagster as dg
 from dagster import DagsterEventType
+from dagster._core.errors import DagsterExecutionInterruptedError
 
 from mm_assets.errors import SourceError
 from mm_assets.orchestration.partitions import asset_key, job_name, load_job_name, load_op_name
@@ -118,7 +119,9 @@ def exclusive_step(context: dg.AssetExecutionContext, spec: DatasetSpec) -> Iter
     """Works on the partition of a step alone, and tags its run with this process.
 
     Raises:
-        dg.Failure: another run is working on the partition, or the run has none.
+        DagsterExecutionInterruptedError: another run is working on the partition: this one is canceled, since a run
+            that fails makes its partition failed.
+        dg.Failure: the run has no partition.
     """
     if not context.has_partition_key:
         how = 'in the UI under Materialize, on the command line with --tags \'{"dagster/partition": "KEY"}\''
@@ -128,7 +131,8 @@ def exclusive_step(context: dg.AssetExecutionContext, spec: DatasetSpec) -> Iter
         try:
             held.enter_context(partition_lock(Path(context.instance.root_directory), spec.name, context.partition_key))
         except SourceError as error:
-            raise dg.Failure(description=str(error), allow_retries=False) from error
+            context.instance.report_run_canceling(context.run, message=f"canceled: {error}")
+            raise DagsterExecutionInterruptedError(str(error)) from error
         yield
 
 

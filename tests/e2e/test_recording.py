@@ -39,6 +39,9 @@ SpecOf = Callable[..., DatasetSpec]
 Inbox = Callable[..., Path]
 
 
+CANCELING = dg.DagsterEventType.PIPELINE_CANCELING
+
+
 def copies(inbox: Inbox, names: str) -> Path:
     """A folder with a copy of one shard under each name."""
     folder = inbox("captions-00000.tar")
@@ -164,6 +167,26 @@ def test_a_partition_that_was_refused_is_as_before(
     assert failed_attempts(instance, spec) == {}
     if why != "elsewhere":  # where the other run's own state is shown
         assert statuses(instance, spec, "a") == done
+
+
+def test_a_run_of_a_partition_that_another_holds_is_canceled(
+    instance: dg.DagsterInstance, dagster_home: Path, demo_spec: SpecOf, inbox: Inbox
+) -> None:
+    """The job of a locked partition is canceled with the reason in its log, and the partition is shown as before."""
+    spec = demo_spec("captions", shards=str(copies(inbox, "a")))
+    register_dataset(instance, DatasetStore(spec))
+    assert pack(instance, spec, "a").success
+    done = statuses(instance, spec, "a")
+    with partition_lock(dagster_home, "captions", "a"):
+        refused = pack(instance, spec, "a")
+    run = instance.get_run_by_id(refused.run_id)
+    assert run is not None
+    assert run.status == dg.DagsterRunStatus.CANCELED
+    (said,) = (e.get_dagster_event().message for e in instance.all_logs(run.run_id, of_type=CANCELING))
+    assert "another run is working on partition 'a' of captions" in said
+    assert "run it again when the other has ended" in said
+    assert statuses(instance, spec, "a") == done
+    assert pack(instance, spec, "a").success
 
 
 class Away:
