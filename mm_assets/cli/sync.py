@@ -18,4 +18,6 @@ def command(chosen: DatasetChoice) -> None:
     datasets = chosen.stores()
     open_instance().dispose()
     for dataset in datasets:
-        echo(f"{dataset.spec.name}: {counted(sync(dataset), 'partition')} recorded")
+        recorded = sync(dataset)
+        manifest = " and the manifest" if recorded.manifest else ""
+        echo(f"{dataset.spec.name}: {counted(recorded.num_partitions, 'partition')}{manifest} recorded")

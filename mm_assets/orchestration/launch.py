@@ -20,7 +20,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
-from mm_assets.orchestration.load import MOST_PARTITIONS, Load, PartitionRun, catch_up, load_job
+from mm_assets.orchestration.load import MOST_PARTITIONS, Load, PartitionRun, Recorded, catch_up, load_job
 from mm_assets.orchestration.mirror import lost_said
 from mm_assets.orchestration.partitions import add_partitions
 from mm_assets.orchestration.patience import away_named, patient
@@ -233,25 +233,19 @@ def run_load(
     return [*ended, PartitionRun(dataset=spec.name, partition="", run_id=run_id, failures=failed, warnings=warnings)]
 
 
-def sync(dataset: DatasetStore) -> int:
+def sync(dataset: DatasetStore) -> Recorded:
     """Records in Dagster what is published and was not recorded, in a run of the job `<dataset>_load`.
-
-    Returns:
-        The number of partitions that were recorded.
 
     Raises:
         SourceError: the run failed.
     """
-    recorded = 0
-
-    def drive(context: dg.OpExecutionContext) -> None:
-        nonlocal recorded
-        recorded = catch_up(context, dataset)
-
-    failures = _execute(dataset.spec, drive, [], str(uuid.uuid4()))
+    recorded: list[Recorded] = []
+    failures = _execute(
+        dataset.spec, lambda context: recorded.append(catch_up(context, dataset)), [], str(uuid.uuid4())
+    )
     if failures:
         raise SourceError(dataset.store.url, failures[0])
-    return recorded
+    return recorded[0]
 
 
 def _execute(

@@ -20,7 +20,7 @@ from mm_assets.orchestration.partitions import add_partitions, load_job_name, lo
 from mm_assets.orchestration.patience import patient
 from mm_assets.orchestration.report import losses_table, manifest_result
 from mm_assets.orchestration.resources import open_dataset, resource_key
-from mm_assets.orchestration.runs import partition_lock, tag_process, working_runs
+from mm_assets.orchestration.runs import end_dead_loads, partition_lock, tag_process, working_runs
 from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage
 from mm_assets.pipeline.engines.processes import Processes, Task, num_processors
 from mm_assets.pipeline.losses import loss_totals
@@ -32,7 +32,16 @@ from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, StageFailure, StageRecord
 from mm_assets.summaries import counted
 
-__all__ = ["MOST_PARTITIONS", "Load", "LoadConfig", "PartitionRun", "build_load_job", "catch_up", "load_job"]
+__all__ = [
+    "MOST_PARTITIONS",
+    "Load",
+    "LoadConfig",
+    "PartitionRun",
+    "Recorded",
+    "build_load_job",
+    "catch_up",
+    "load_job",
+]
 
 MOST_PARTITIONS = 1000  # of one run: its page reads all events, 25 of each
 _MANIFEST_SECONDS = 900.0  # a long load makes what it has published available meanwhile
@@ -170,6 +179,7 @@ class Load:
         schema = present.schema if present.partitions else self.dataset.schema()
         mirror = Mirror(context, present)
         self.unrecorded = mirror.lost
+        end_dead_loads(context.instance, spec)
         elsewhere = working_runs(context.instance, spec)
 
         def guard(key: str) -> AbstractContextManager[None]:
@@ -252,15 +262,24 @@ def _partition_run(dataset: str, run_id: str, report: PartitionReport) -> Partit
     )
 
 
-def catch_up(context: dg.OpExecutionContext, dataset: DatasetStore) -> int:
-    """Records in Dagster what is published and was not recorded; the number of partitions.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What was recorded: the number of partitions, and whether the manifest was."""
+
+    num_partitions: int
+    manifest: bool
+
+
+def catch_up(context: dg.OpExecutionContext, dataset: DatasetStore) -> Recorded:
+    """Records in Dagster what is published and was not recorded, and that loads whose process is gone have ended.
 
     Raises:
         dg.Failure: something could not be recorded.
     """
+    end_dead_loads(context.instance, dataset.spec)
     add_partitions(context.instance, dataset.spec, dataset.partitions().values())
     with Mirror(context, Present(dataset)) as mirror:
-        num_partitions = mirror.catch_up()
+        recorded = Recorded(num_partitions=mirror.catch_up(), manifest=mirror.catch_up_manifest())
     if mirror.lost:
         raise dg.Failure(description=lost_said(dataset.spec, mirror.lost), allow_retries=False)
-    return num_partitions
+    return recorded

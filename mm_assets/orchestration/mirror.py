@@ -5,6 +5,7 @@ database was away, is recorded by the next. Nothing here stops the work of a loa
 """
 
 import hashlib
+import json
 import logging
 import time
 from collections import deque
@@ -23,6 +24,7 @@ from mm_assets.orchestration.patience import PAUSES, Patient, first_line, may_pa
 from mm_assets.orchestration.report import (
     MaterializeResult,
     check_results,
+    manifest_result,
     marker_version,
     published_result,
     stage_result,
@@ -30,9 +32,10 @@ from mm_assets.orchestration.report import (
 )
 from mm_assets.orchestration.rollup import failed_before, rolled_up
 from mm_assets.orchestration.runs import Attempt, attempt_tags, failed_attempts
-from mm_assets.pipeline.chain import CHAIN, PUBLISHED, STAGE_OF_FILE, Stage, packed_files
+from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, STAGE_OF_FILE, Stage, packed_files
 from mm_assets.pipeline.partition_run import PartitionReport
 from mm_assets.pipeline.pending import Present
+from mm_assets.pipeline.publish import ManifestReport, missing_streams, partitions_in_manifest
 from mm_assets.pipeline.run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import StageRecord
@@ -141,6 +144,35 @@ class Mirror:
             self._end(key)
             num_partitions += 1
         return num_partitions
+
+    def catch_up_manifest(self) -> bool:
+        """Records the newest manifest if it is not what Dagster knows as the latest one: whether it did."""
+        content = self._dataset.store.found_bytes("manifest.json")
+        if content is None:
+            return False
+        digest = hashlib.sha256(content).hexdigest()
+        found = self._instance.fetch_materializations(asset_key(self._spec, MANIFEST), limit=1).records
+        known = found[0].asset_materialization if found else None
+        if known is not None and (known.tags or {}).get(_VERSION) == digest:
+            return False
+        try:
+            listed = partitions_in_manifest(self._dataset)
+            report = ManifestReport(
+                digest=digest,
+                manifest=json.loads(content),
+                url=self._dataset.store.url_of("manifest.json"),
+                left_out={
+                    key: self._present.fault(key) or "it was published since"
+                    for key in sorted(self._present.partitions.keys() - listed)
+                },
+                missing_streams=missing_streams(self._present),
+            )
+            made = manifest_result(self._spec, report)
+        except (MmAssetsError, ValueError, KeyError, TypeError) as error:
+            self.warn(f"the manifest is not recorded: {error!r}: `mm-assets run` makes it again")
+            return False
+        self.add(made, "the manifest")
+        return True
 
     def _published_with(self, marker: Mapping[str, Any], records: Mapping[Stage, StageRecord]) -> MadeWith:
         """What the stages of a marker were made with, by its records; of those without one it is not known."""

@@ -36,6 +36,7 @@ __all__ = [
     "attempt_tags",
     "busy_partitions",
     "dataset_state",
+    "end_dead_loads",
     "exclusive_step",
     "failed_attempts",
     "fruitless_load",
@@ -226,6 +227,11 @@ def working_runs(instance: dg.DagsterInstance, spec: DatasetSpec) -> Mapping[str
     A run in the queue does not count: without a daemon it would stay there forever.
     """
     return _by_partition(instance, spec, _WORKING)
+
+
+def end_dead_loads(instance: dg.DagsterInstance, spec: DatasetSpec) -> None:
+    """Ends the loads whose process is gone: one that could not report its end seems to be at work."""
+    is_running(instance, load_job_name(spec))
 
 
 def _by_partition(

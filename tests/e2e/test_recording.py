@@ -1,5 +1,6 @@
 """What Dagster knows of a load: partitions that failed, databases that go away, and events that are stored once."""
 
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -25,6 +26,7 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset, run_load, sync
 from mm_assets.orchestration.load import PartitionRun
 from mm_assets.orchestration.partitions import shard_partitions
+from mm_assets.orchestration.processes import PROCESS_TAG, process_tag
 from mm_assets.orchestration.runs import failed_attempts, partition_fingerprints, partition_lock
 from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.engines import processes
@@ -353,7 +355,7 @@ def test_what_a_database_refuses_keeps_nothing_else_waiting(
     reason = "ValueError: a string literal cannot contain NUL"
     again = "`mm-assets sync --dataset captions` records what is published"
     assert rest.failures == (f"not recorded in Dagster: a (1 in all): {reason}: {again}",)
-    assert sync(DatasetStore(spec)) == 1
+    assert sync(DatasetStore(spec)).num_partitions == 1
     assert instance.get_materialized_partitions(published) == {"a", "b"}
 
 
@@ -435,5 +437,40 @@ def test_a_database_that_stays_away_is_an_error(
     assert server.slept == list(patience.PAUSES), "nothing waits again for a database that has been waited for"
     server.is_away = False
     done = CliRunner().invoke(main, ("sync", *given))
-    assert (done.exit_code, done.stdout) == (0, "captions: 2 partitions recorded\n")
+    assert (done.exit_code, done.stdout) == (0, "captions: 2 partitions and the manifest recorded\n")
     assert instance.get_materialized_partitions(dg.AssetKey(["captions", "published"])) == {"a", "b"}
+    made = instance.get_latest_materialization_event(dg.AssetKey(["captions", "manifest"]))
+    assert made is not None
+    assert made.asset_materialization is not None
+    content = Path(root, "captions", "manifest.json").read_bytes()
+    assert (made.asset_materialization.tags or {})["dagster/data_version"] == hashlib.sha256(content).hexdigest()
+    assert made.asset_materialization.metadata["count/shards"].value == 2
+    assert made.asset_materialization.metadata["left_out"].value == "nothing"
+    done = CliRunner().invoke(main, ("sync", *given))
+    assert (done.exit_code, done.stdout) == (0, "captions: 0 partitions recorded\n")
+
+
+@pytest.mark.parametrize("how", ["sync", "load"])
+def test_a_load_that_could_not_report_its_end_is_ended(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, how: str
+) -> None:
+    """A load whose process is gone and that Dagster shows as at work is ended by `sync` and by the next load."""
+    spec = demo_spec("captions", shards=str(copies(inbox, "a")))
+    register_dataset(instance, DatasetStore(spec))
+    job, runs = build_definitions(spec).resolve_job_def("captions_load"), list[str]()
+    for is_gone in (True, False):
+        run = instance.create_run_for_job(job_def=job, status=dg.DagsterRunStatus.STARTED)
+        tag = process_tag(run.run_id)
+        if tag is None:
+            pytest.skip("the system does not tell which processes live")
+        start = "0" if is_gone else tag.split(" ")[-1]  # else the process id was reused
+        instance.add_run_tags(run.run_id, {PROCESS_TAG: " ".join([*tag.split(" ")[:-1], start])})
+        runs.append(run.run_id)
+    if how == "sync":
+        sync(DatasetStore(spec))
+    else:
+        assert run_partitions([(spec, "a")])[0].ok
+    ended, live = map(instance.get_run_by_id, runs)
+    assert ended is not None
+    assert live is not None
+    assert [ended.status, live.status] == [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED]

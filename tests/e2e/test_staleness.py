@@ -78,7 +78,7 @@ def test_a_killed_load_leaves_nothing_outdated(instance: dg.DagsterInstance, dem
     (marker,) = dataset.markers(dataset.marker_names()[KEY])
     assert marker["files"] == before
     assert stale_in_dagster(instance, specs[1]) == STAGES[1:]
-    assert [sync(DatasetStore(specs[1])), sync(DatasetStore(specs[1]))] == [1, 0]
+    assert [sync(DatasetStore(specs[1])).num_partitions for _ in range(2)] == [1, 0]
     assert stale_in_dagster(instance, specs[1]) == []
     assert stale_in_dagster(instance, specs[0]) == STAGES[1:]
 
@@ -91,8 +91,8 @@ def test_what_former_settings_made_is_outdated(instance: dg.DagsterInstance, dem
     register_dataset(instance, dataset)
     assert run_partition(before, dataset.partitions()[KEY], dataset.schema()).ok  # as a load that was killed then
     spec = demo_spec("captions", shards=shards, filters=[{"type": "text_length", "min_chars": 2}])
-    assert sync(DatasetStore(spec)) == 1
+    assert sync(DatasetStore(spec)).num_partitions == 1
     first = dataset_status(DatasetStore(spec)).pending[KEY].first.name
     assert stale_in_dagster(instance, spec) == STAGES[STAGES.index(first) :]
     assert stale_in_dagster(instance, before) == []
-    assert sync(DatasetStore(before)) == 0
+    assert sync(DatasetStore(before)).num_partitions == 0
