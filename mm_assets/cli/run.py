@@ -61,14 +61,21 @@ def command(
     chosen: DatasetChoice, keys: tuple[str, ...], num_processes: int, stage: str | None, force: bool, dry_run: bool
 ) -> None:
     """Register the shards, run every pending partition from its first stale stage on, make the manifests."""
-    from mm_assets.orchestration.interrupts import Stopped, stoppable
+    from mm_assets.pipeline.partition_run import rare_collections
 
     run = _Run(chosen=chosen, keys=keys, num_processes=num_processes, first=_first_stage(stage, force=force))
+    with rare_collections():  # there may be very many partitions
+        _carry_out(run, dry_run=dry_run)
+    if run.failed:
+        sys.exit(1)
+
+
+def _carry_out(run: _Run, *, dry_run: bool) -> None:
+    from mm_assets.orchestration.interrupts import Stopped, stoppable
+
     if dry_run:
         run.register(dry_run=True)
         run.announce()
-        if run.failed:
-            sys.exit(1)
         return
     with stoppable(run.abandon) as stop:
         try:
@@ -78,8 +85,6 @@ def command(
         except Stopped as stopped:
             run.abandon(stopped.signum)
     run.report()
-    if run.failed:
-        sys.exit(1)
 
 
 def _first_stage(stage: str | None, *, force: bool) -> Stage | None:
@@ -106,7 +111,7 @@ class _Run:
         num_processes: as given.
         first: the stage that it was given.
         datasets: by name, those that are registered.
-        present: of each, what there was before the first run.
+        present: of each, what there was before the first run; then what its manifest lists.
         pending: of each, the partitions that were pending then.
         work: the partitions to run.
         ended: how runs ended.
@@ -212,7 +217,16 @@ class _Run:
 
             for name, dataset in self.datasets.items():
                 keys = [key for spec, key in self.work if spec.name == name]
-                *_, rest = run_load(dataset.spec, keys, processes=processes, first=self.first, observed=observe)
+                *_, rest = run_load(
+                    dataset.spec,
+                    keys,
+                    processes=processes,
+                    first=self.first,
+                    observed=observe,
+                    present=self.present.pop(name),
+                )
+                if rest.present is not None:
+                    self.present[name] = rest.present
                 stop.check()  # Dagster fails the run that a signal interrupts
                 self.manifests.append(name)
                 self.failed += [f"{name}: {line}" for line in rest.failures]
@@ -225,7 +239,7 @@ class _Run:
         from mm_assets.pipeline.publish import missing_streams
 
         self.failed += [f"{r.dataset}/{r.partition}: {line}" for r in self.ended for line in r.failures]
-        present = {name: Present(dataset) for name, dataset in self.datasets.items()}
+        present = {name: self.present.get(name) or Present(dataset) for name, dataset in self.datasets.items()}
         pending = {name: pending_reasons(found) for name, found in present.items()}
         _print_summary(present, self.ended, pending, time.perf_counter() - self.began)
         for name, dataset in self.datasets.items():

@@ -28,6 +28,7 @@ from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.runs import load_config, process_tags
 from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.engines.processes import Processes
+from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -189,6 +190,7 @@ def run_load(
     processes: Processes,
     first: Stage | None = None,
     observed: Callable[[PartitionRun], object] = lambda _: None,
+    present: Present | None = None,
 ) -> list[PartitionRun]:
     """Runs registered partitions and makes the manifest, as runs of the job `<dataset>_load` in this process.
 
@@ -198,6 +200,7 @@ def run_load(
         processes: where they run.
         first: as `Load.first`.
         observed: called with each partition as it ends.
+        present: the dataset as it is, if that is known.
 
     Returns:
         Each partition that ended, and the manifest as the last one, with an empty partition.
@@ -210,9 +213,11 @@ def run_load(
 
     failures: list[str] = []
     lost: dict[str, str] = {}
+    dataset = DatasetStore(spec) if present is None else present.dataset
     for number in range(0, max(len(keys), 1), MOST_PARTITIONS):
         load = Load(
-            dataset=DatasetStore(spec),
+            dataset=dataset,
+            present=present,
             keys=keys[number : number + MOST_PARTITIONS],
             processes=processes,
             first=first,
@@ -225,12 +230,20 @@ def run_load(
         except SourceError as error:
             failures.append(error.detail)
         lost |= load.unrecorded
+        present = load.present
         if not load.is_complete:
             break
     if lost:
         failures.append(lost_said(spec, lost))
-    warnings, failed = tuple(load.warnings), tuple(dict.fromkeys(failures))
-    return [*ended, PartitionRun(dataset=spec.name, partition="", run_id=run_id, failures=failed, warnings=warnings)]
+    manifest = PartitionRun(
+        dataset=spec.name,
+        partition="",
+        run_id=run_id,
+        failures=tuple(dict.fromkeys(failures)),
+        warnings=tuple(load.warnings),
+        present=present if load.is_complete else None,
+    )
+    return [*ended, manifest]
 
 
 def sync(dataset: DatasetStore) -> Recorded:

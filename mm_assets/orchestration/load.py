@@ -24,7 +24,7 @@ from mm_assets.orchestration.runs import end_dead_loads, partition_lock, tag_pro
 from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage
 from mm_assets.pipeline.engines.processes import Processes, Task, num_processors
 from mm_assets.pipeline.losses import loss_totals
-from mm_assets.pipeline.partition_run import PartitionReport, failed_report
+from mm_assets.pipeline.partition_run import PartitionReport, failed_report, rare_collections
 from mm_assets.pipeline.pending import Present, chosen_partitions, given_start, stage_named
 from mm_assets.pipeline.publish import build_manifest
 from mm_assets.pipeline.register import register
@@ -59,6 +59,7 @@ class PartitionRun:
         failures: what went wrong, one line each; empty on success.
         warnings: violations of checks that do not stop a partition, and remarks of its stages, one line each.
         records: what the stages recorded that ran, by name.
+        present: the dataset as the manifest lists it; None for a partition, or where no manifest was made.
     """
 
     dataset: str
@@ -67,6 +68,7 @@ class PartitionRun:
     failures: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     records: Mapping[Stage, StageRecord] = field(default_factory=dict)
+    present: Present | None = None
 
     @property
     def ok(self) -> bool:
@@ -118,7 +120,8 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
             more = "" if first is None else f", up to {keys[MOST_PARTITIONS - 1]}: name the others in `partitions`"
             context.log.warning(said + more)
         with Processes(config.processes or num_processors()) as processes:
-            Load(dataset=dataset, keys=keys[:MOST_PARTITIONS], first=first, processes=processes).run(context)
+            taken = keys[:MOST_PARTITIONS]
+            Load(dataset=dataset, keys=taken, first=first, processes=processes, present=present).run(context)
 
     return load_job(spec, drive)
 
@@ -152,6 +155,7 @@ class Load:
         processes: where they run.
         first: the stage to start at, or an earlier one that is stale; None for the first stale one of what is pending.
         observed: called with each partition as it ends.
+        present: the dataset as it is, if that is known; then as the last manifest lists it.
         failed: keys of the partitions that failed.
         warnings: what the manifest's check found, one line each.
         unrecorded: as `Mirror.lost`.
@@ -163,6 +167,7 @@ class Load:
     processes: Processes
     first: Stage | None = None
     observed: Callable[[PartitionRun], object] = lambda _: None
+    present: Present | None = None
     failed: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     unrecorded: Mapping[str, str] = field(default_factory=dict)
@@ -175,7 +180,7 @@ class Load:
             dg.Failure: partitions failed, the manifest could not be made, or something could not be recorded.
         """
         spec, home = self.dataset.spec, Path(context.instance.root_directory)
-        present = Present(self.dataset)
+        present = self.present = self.present or Present(self.dataset)
         schema = present.schema if present.partitions else self.dataset.schema()
         mirror = Mirror(context, present)
         self.unrecorded = mirror.lost
@@ -206,7 +211,7 @@ class Load:
         ]
         made = time.monotonic()
         try:
-            with mirror, closing(self.processes.run(spec, schema, tasks, guard=guard)) as reports:
+            with rare_collections(), mirror, closing(self.processes.run(spec, schema, tasks, guard=guard)) as reports:
                 mirror.catch_up(set(self.keys))
                 for report in chain(gone, reports):
                     mirror.record(report)
@@ -234,7 +239,9 @@ class Load:
             raise dg.Failure(description="; ".join(said), metadata=metadata, allow_retries=False)
 
     def _make_manifest(self, mirror: Mirror) -> None:
-        made = manifest_result(self.dataset.spec, build_manifest(self.dataset))
+        report = build_manifest(self.dataset, self.present)
+        self.present = report.present
+        made = manifest_result(self.dataset.spec, report)
         checks = made.check_results or ()
         self.warnings = [f"manifest: check {c.check_name}: {c.description}" for c in checks if not c.passed]
         mirror.add(made, "the manifest")

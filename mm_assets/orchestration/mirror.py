@@ -161,6 +161,7 @@ class Mirror:
                 digest=digest,
                 manifest=json.loads(content),
                 url=self._dataset.store.url_of("manifest.json"),
+                present=self._present,
                 left_out={
                     key: self._present.fault(key) or "it was published since"
                     for key in sorted(self._present.partitions.keys() - listed)

@@ -119,13 +119,16 @@ class Markers:
     Args:
         dataset: the dataset's folder.
         listed: the listing of their folder.
+        known: those of an earlier listing, which are not read again where the versions are the same.
     """
 
-    def __init__(self, dataset: DatasetStore, listed: Mapping[str, ListedFile]) -> None:
+    def __init__(self, dataset: DatasetStore, listed: Mapping[str, ListedFile], known: Markers | None = None) -> None:
         self._dataset = dataset
         self._listed = listed
-        self._stored: bytes | None = None
+        self._stored: Mapping[str, str] = {} if known is None else known._stored  # version of each in the cache's file
         self._read: dict[str, Marker] = {}
+        if known is not None:
+            self._read = {name: of for name, of in known._read.items() if known._listed[name] == listed.get(name)}
 
     def read(self, names: Iterable[str]) -> dict[str, Marker]:
         """Markers by the names of their files; those that the cache lacks are read, many at a time.
@@ -136,14 +139,15 @@ class Markers:
             SourceError: one cannot be read.
         """
         names = list(names)
-        unknown = [name for name in names if name not in self._cached and name not in self._read]
+        if any(name not in self._read for name in names):
+            self._read = {**self._cached, **self._read}
+        unknown = [name for name in names if name not in self._read]
         with ThreadPoolExecutor(_READS, thread_name_prefix="markers") as pool:
             for name, content in zip(unknown, pool.map(self._dataset.store.found_bytes, unknown), strict=True):
                 with suppress(ValueError, KeyError, TypeError, AttributeError):
                     if content is not None:
                         self._read[name] = Marker.of(json.loads(content))
-        known = {**self._cached, **self._read}
-        return {name: known[name] for name in names if name in known}
+        return {name: self._read[name] for name in names if name in self._read}
 
     @cached_property
     def seen(self) -> frozenset[str]:
@@ -152,7 +156,8 @@ class Markers:
 
     @cached_property
     def _cached(self) -> Mapping[str, Marker]:
-        self._stored = content = self._dataset.store.found_bytes(INDEX)
+        """What the cache's file has of the listed markers."""
+        content = self._dataset.store.found_bytes(INDEX)
         if content is None:
             return {}
         with suppress(ValueError, KeyError, TypeError, AttributeError):
@@ -160,20 +165,23 @@ class Markers:
             body = content[len(_HEAD % (0, b"0" * 64)) : -len(b"}\n")]
             if value["version"] == _INDEX_VERSION and value["sha256"] == hashlib.sha256(body).hexdigest():
                 tables, entries = value["markers"]["tables"], value["markers"]["of"]
-                return {
+                found = {
                     name: Marker.from_json(entry, tables)
                     for name, (version, *entry) in entries.items()
                     if name in self._listed and self._listed[name].version == version
                 }
+                self._stored = {name: version for name, (version, *_) in entries.items()}
+                return found
         return {}
 
     def store(self) -> None:
         """Writes the cache with the markers that were read and are still there, if it changed."""
-        known = {**self._cached, **self._read}
-        tables = sorted({table for marker in known.values() for table in marker.tables})
-        entries = {name: [self._listed[name].version, *marker.to_json(tables)] for name, marker in known.items()}
+        versions = {name: self._listed[name].version for name in self._read}
+        if versions == self._stored:
+            return
+        tables = sorted({table for marker in self._read.values() for table in marker.tables})
+        entries = {name: [versions[name], *marker.to_json(tables)] for name, marker in self._read.items()}
         body = canonical_json({"tables": tables, "of": entries}).rstrip(b"\n")
         head = _HEAD % (_INDEX_VERSION, hashlib.sha256(body).hexdigest().encode())
-        content = head + body + b"}\n"
-        if content != self._stored:
-            self._dataset.store.write_bytes(INDEX, content)
+        self._dataset.store.write_bytes(INDEX, head + body + b"}\n")
+        self._stored = versions

@@ -99,6 +99,7 @@ class Present:
         dataset: the dataset's folder.
         schema: the dataset's, if it is known.
         partitions: the registered ones, if they are known; or those that would be.
+        known: the dataset as it was a moment ago: markers that have not changed are not read again.
 
     Attributes:
         partitions: by key, as registered.
@@ -119,6 +120,7 @@ class Present:
         schema: DatasetSchema | None = None,
         *,
         partitions: Mapping[str, Partition] | None = None,
+        known: Present | None = None,
     ) -> None:
         self.dataset = dataset
         registered = dataset.registered() if partitions is None else None
@@ -127,7 +129,7 @@ class Present:
         self.names = dataset.marker_names(markers)
         self.packed = {name: file.size for name, file in packed.items()}
         self.records = {name: file.size for name, file in records.items()}
-        self.cache = Markers(dataset, markers)
+        self.cache: Markers = Markers(dataset, markers, None if known is None else known.cache)
         self.schema = schema or (dataset.schema(registered) if self.partitions else DatasetSchema())
         made_with = PUBLISHED.digest(dataset.spec, self.schema)
         names = {key: dataset.marker_name(key, p.fingerprint(made_with)) for key, p in self.partitions.items()}

@@ -168,6 +168,7 @@ class ManifestReport:
         digest: SHA-256 of the manifest, hexadecimal: its name below ``manifests/``.
         manifest: its content.
         url: where the copy of the newest is.
+        present: the dataset as it lists it.
         left_out: partitions that are not in it, with the reason.
         missing_streams: added stream to the partitions in it that lack or lost it. Where partitions differ in added
             streams, it lists the files without any.
@@ -176,16 +177,21 @@ class ManifestReport:
     digest: str
     manifest: Mapping[str, Any]
     url: str
+    present: Present
     left_out: Mapping[str, str]
     missing_streams: Mapping[str, tuple[str, ...]]
 
 
-def build_manifest(dataset: DatasetStore) -> ManifestReport:
+def build_manifest(dataset: DatasetStore, known: Present | None = None) -> ManifestReport:
     """Lists the published partitions whose marker matches their shards, records and files, as a new dataset version.
 
     A partition whose files are not what its marker says becomes pending.
 
     Where another process makes a manifest at the same time, the later one is made again, of all markers.
+
+    Args:
+        dataset: the dataset's folder.
+        known: the dataset as it was before: markers that have not changed are not read again.
 
     Raises:
         SourceError: the dataset is not registered, or the storage could not be read.
@@ -193,26 +199,29 @@ def build_manifest(dataset: DatasetStore) -> ManifestReport:
     """
     for _ in range(_ATTEMPTS - 1):
         with suppress(ChangedError):
-            return _build_manifest(dataset)
-    return _build_manifest(dataset)
+            return _build_manifest(dataset, known)
+    return _build_manifest(dataset, known)
 
 
-def _build_manifest(dataset: DatasetStore) -> ManifestReport:
+def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestReport:
     store = dataset.store
     newest = store.snapshot("manifest.json")  # before the markers: a manifest of newer ones is not replaced
-    present = Present(dataset)
+    present = Present(dataset, known=known)
     if _settle(present):
-        present = Present(dataset)
+        present = Present(dataset, known=present)
     schema = present.schema if present.partitions else dataset.schema()
-    listed = present.published()
+    listed = dict(sorted(present.published().items()))
     left_out = {
         key: present.fault(key) or "its marker is damaged"
         for key in {*present.partitions, *present.names} - listed.keys()
     }
     if faults := _faults(present, listed):
-        _withdraw(dataset, {key: listed.pop(key) for key in faults})
+        _withdraw(present, {key: listed.pop(key) for key in faults})
     left_out = dict(sorted({**left_out, **faults}.items()))
     added = added_streams(listed, present.packed)
+    before = None
+    with suppress(ValueError):  # a damaged one is made again
+        before = None if newest.content is None else json.loads(newest.content)
     shards: list[dict[str, Any]] = []
     for key, marker in listed.items():
         files = dict(marker.packed)
@@ -226,9 +235,11 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
         shards=shards,
         added=added.streams,
         losses=sum_losses(marker.losses for marker in listed.values()),
-        duplicate_ids=_duplicate_ids(dataset, newest.content, shards, listed),
+        duplicate_ids=_duplicate_ids(dataset, before, shards, listed),
     )
-    content = canonical_json(manifest, indent=1)
+    content = newest.content
+    if content is None or manifest != before:
+        content = canonical_json(manifest, indent=1)
     digest = hashlib.sha256(content).hexdigest()
     if not store.exists(f"manifests/{digest}.json"):
         store.write_bytes(f"manifests/{digest}.json", content)
@@ -241,6 +252,7 @@ def _build_manifest(dataset: DatasetStore) -> ManifestReport:
         digest=digest,
         manifest=manifest,
         url=store.url_of("manifest.json"),
+        present=present,
         left_out=left_out,
         missing_streams=added.missing,
     )
@@ -276,13 +288,13 @@ def _faults(present: Present, markers: Mapping[str, Marker]) -> dict[str, str]:
     return {key: fault for key, fault in found.items() if fault}
 
 
-def _withdraw(dataset: DatasetStore, markers: Mapping[str, Marker]) -> None:
+def _withdraw(before: Present, markers: Mapping[str, Marker]) -> None:
     """Withdraws markers whose files are not what they say, so that a run makes them again; `ChangedError` otherwise.
 
     The files were listed after the markers, so a run may have published a partition between the two: all are looked at
     again.
     """
-    present = Present(dataset)
+    present, dataset = Present(before.dataset, known=before), before.dataset
     published = present.published()
     unchanged = {key: marker for key, marker in markers.items() if published.get(key) == marker}
     faults = _faults(present, unchanged)
@@ -294,20 +306,18 @@ def _withdraw(dataset: DatasetStore, markers: Mapping[str, Marker]) -> None:
 
 
 def _duplicate_ids(
-    dataset: DatasetStore, newest: bytes | None, shards: Sequence[Mapping[str, Any]], markers: Mapping[str, Marker]
+    dataset: DatasetStore, newest: Any, shards: Sequence[Mapping[str, Any]], markers: Mapping[str, Marker]
 ) -> Mapping[str, Any]:
-    """The ids that several partitions have; those of the newest manifest, if it lists the same files."""
+    """The ids that several partitions have; those of the newest manifest as parsed, if it lists the same files."""
 
     def files(listed: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         # The ids of a file do not depend on the streams that were added to the other.
         return {shard["partition"]: next(iter(packed_files(shard).values()))["sha256"] for shard in listed}
 
-    with suppress(ValueError, KeyError, TypeError):  # there is no newest manifest, or it is damaged or an earlier one's
-        if newest is not None:
-            value = json.loads(newest)
-            if files(value["shards"]) == files(shards):
-                known: Mapping[str, Any] = value["duplicate_ids"]
-                return known
+    with suppress(KeyError, TypeError):  # there is no newest manifest, or it is damaged or an earlier one's
+        if files(newest["shards"]) == files(shards):
+            known: Mapping[str, Any] = newest["duplicate_ids"]
+            return known
     return duplicate_ids(dataset, {key: marker.rows_digest for key, marker in markers.items()})
 
 
