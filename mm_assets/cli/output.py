@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -24,6 +24,7 @@ __all__ = [
     "echo",
     "inspect_command",
     "named_in_part",
+    "print_table",
     "printable",
     "report_error",
     "report_faults",
@@ -38,6 +39,7 @@ __all__ = [
 _SHOWN = 5  # partitions named in one line
 _LISTED = 50  # partitions that have a line each on a terminal
 _UNBROKEN = 1 << 12  # columns, where no terminal shows a table
+_READABLE = 24  # characters of a line of a long text, at least
 
 
 def printable(text: str) -> str:
@@ -58,12 +60,59 @@ def inspect_command(url: str, own_fields: Iterable[str], *options: str) -> str:
     return shlex.join(["mm-assets", "inspect", url, *options, *fields])
 
 
-def table_console(columns: int = 0) -> Console:
-    """What prints tables: as wide as the terminal, but at least so many columns; unbroken where none shows them."""
+def table_console() -> Console:
+    """What prints tables: as wide as the terminal; unbroken where none shows them."""
     from rich.console import Console
 
     console = Console()
-    return Console(width=max(console.width, columns) if console.is_terminal else _UNBROKEN)
+    return console if console.is_terminal else Console(width=_UNBROKEN)
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Collection[str] = (),
+    wrapped: Collection[str] = (),
+) -> None:
+    """Writes a table; where the terminal is too narrow for it, each row as a paragraph that has the headings.
+
+    Args:
+        headings: of the columns.
+        rows: the cells of each row.
+        numbers: headings of columns of numbers.
+        wrapped: headings of columns of long texts, which may have several lines in a row.
+    """
+    from rich.cells import cell_len
+    from rich.markup import escape
+    from rich.padding import Padding
+    from rich.table import Table
+
+    console = table_console()
+    shown = [[printable(cell) for cell in row] for row in rows]
+    table = Table()
+    widths = {heading: max(map(cell_len, (heading, *cells))) for heading, *cells in zip(headings, *shown, strict=True)}
+    long = {heading for heading in wrapped if widths[heading] > _READABLE}
+    least = 1 + sum(3 + (_READABLE if heading in long else width) for heading, width in widths.items())
+    for heading in headings:
+        table.add_column(
+            heading,
+            justify="right" if heading in numbers else "left",
+            overflow="fold",
+            no_wrap=heading not in long,
+        )
+    if least <= console.width:
+        for row in shown:
+            table.add_row(*map(escape, row))
+        console.print(table)
+        return
+    for row in shown:
+        named = dict(zip(headings, row, strict=True))
+        short = ", ".join(f"{heading} {cell}" for heading, cell in named.items() if heading not in long)
+        console.print(escape(short), highlight=False)
+        for heading, cell in named.items():
+            if heading in long:
+                console.print(Padding(f"{heading}: {escape(cell)}", (0, 0, 0, 2), expand=False), highlight=False)
 
 
 def report_losses(chosen: DatasetChoice, dataset: str, totals: Sequence[LossTotal]) -> None:
@@ -73,19 +122,15 @@ def report_losses(chosen: DatasetChoice, dataset: str, totals: Sequence[LossTota
     echo(f"{dataset}: {totals_said(totals)}")
     if not totals:
         return
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table()
-    for heading in ("kind", "stage", "reason", "count", "first of them", "what to do"):
-        table.add_column(heading, justify="right" if heading == "count" else "left", overflow="fold")
+    rows = []
     for total in totals:
         loss = total.example
         sample = "" if loss.sample_id is None else f"sample {loss.sample_id}"
         first = ": ".join(filter(None, (loss.partition, loss.place or sample, loss.detail)))
         cells = (loss.kind, loss.stage, loss.reason, f"{total.count:,}", first, loss.advice)
-        table.add_row(*(escape(printable(chosen.complete(cell))) for cell in cells))
-    table_console().print(table)
+        rows.append([chosen.complete(cell) for cell in cells])
+    wrapped = ("first of them", "what to do")
+    print_table(("kind", "stage", "reason", "count", *wrapped), rows, numbers=("count",), wrapped=wrapped)
 
 
 def report_error(error: MmAssetsError | OSError, chosen: DatasetChoice | None) -> int:
@@ -157,15 +202,14 @@ def report_planned(dataset: str, planned: Mapping[str, Stale]) -> None:
 
 def report_faults(stale: Mapping[str, Stale]) -> None:
     """Writes a table of the partitions that have to run, by the stage to start at and the reason."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from mm_assets.pipeline.pending import by_fault
 
-    table = Table()
-    for heading in ("starts at", "why", "partitions", "first of them"):
-        table.add_column(heading, justify="right" if heading == "partitions" else "left", overflow="fold")
-    for (first, reason), keys in by_fault(stale).items():
-        cells = (first.name, reason, f"{len(keys):,}", named_in_part(keys))
-        table.add_row(*(escape(printable(cell)) for cell in cells))
-    table_console().print(table)
+    print_table(
+        ("starts at", "why", "partitions", "first of them"),
+        [
+            (first.name, reason, f"{len(keys):,}", named_in_part(keys))
+            for (first, reason), keys in by_fault(stale).items()
+        ],
+        numbers=("partitions",),
+        wrapped=("why", "first of them"),
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import echo, printable
+from mm_assets.cli.output import echo, print_table
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
@@ -141,18 +141,14 @@ def _why(preset: str) -> str:
 
 def _print_table(headings: Sequence[str], lines: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> None:
     """A table without the columns that are empty in every line; none without lines."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     if not lines:
         return
     used = [n for n in range(len(headings)) if any(line[n] for line in lines)]
-    table = Table()
-    for number in used:
-        table.add_column(headings[number], justify="right" if number in numbers else "left", overflow="fold")
-    for line in lines[:_SHOWN]:
-        table.add_row(*(escape(printable(line[n])) for n in used))
-    Console().print(table)
+    print_table(
+        [headings[n] for n in used],
+        [[line[n] for n in used] for line in lines[:_SHOWN]],
+        numbers=[headings[n] for n in numbers],
+        wrapped=(headings[used[-1]],),
+    )
     if len(lines) > _SHOWN:
         click.echo(f"and {len(lines) - _SHOWN:,} more")

@@ -22,11 +22,11 @@ from mm_assets.cli.output import (
     echo,
     inspect_command,
     named_in_part,
+    print_table,
     report_losses,
     report_missing_streams,
     report_planned,
     report_registration,
-    table_console,
     wait_for_shards,
 )
 from mm_assets.errors import ConfigError, MmAssetsError
@@ -348,19 +348,13 @@ def _print_summary(
     pending: Mapping[str, Mapping[str, str]],
     seconds: float,
 ) -> None:
-    from rich.table import Table
-
     from mm_assets.packing.plan import declared_imports
     from mm_assets.pipeline.chain import summary_numbers
 
     numbers = {name: summary_numbers(present.dataset.spec) for name, present in datasets.items()}
     headings = list(dict.fromkeys(heading for found in numbers.values() for heading in found))
-    title = f"{counted(len(ended), 'partition')} run in {seconds:.1f} s"
-    table = Table(title=title, title_justify="left")
-    for heading in ("dataset", "partition", "status"):
-        table.add_column(heading, overflow="fold")
-    for heading in (*headings, "faults"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    echo(f"{counted(len(ended), 'partition')} run in {seconds:.1f} s")
+    rows = []
     results = {(result.dataset, result.partition): result for result in ended}
     keys = {name: list(present.partitions) for name, present in datasets.items()}
     is_short = sum(map(len, keys.values())) <= _LISTED
@@ -375,7 +369,7 @@ def _print_summary(
             # The tables of a failed run do not hold all of the shard.
             records = {} if status == "FAILED" else dataset.records(key)
             shown = (_number([records], numbers[name].get(heading)) for heading in headings)
-            table.add_row(name, key, status, *shown, f"{_faults(records):,}" if records else "-")
+            rows.append((name, key, status, *shown, f"{_faults(records):,}" if records else "-"))
         if not is_short:
             mine = [result for result in ended if result.dataset == name]
             done = [dataset.records(result.partition) for result in mine if result.ok]
@@ -386,8 +380,9 @@ def _print_summary(
             counts["unchanged"] = len(keys[name]) - sum(counts.values())
             status = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
             ran_of_all = f"{len(mine):,} of {len(keys[name]):,}"  # the figures are of those that ran
-            table.add_row(name, ran_of_all, status, *sums, f"{sum(map(_faults, done)):,}")
-    table_console(110).print(table)
+            rows.append((name, ran_of_all, status, *sums, f"{sum(map(_faults, done)):,}"))
+    headings.append("faults")
+    print_table(("dataset", "partition", "status", *headings), rows, numbers=headings, wrapped=("partition", "status"))
     commands = []
     for name, present in datasets.items():
         dataset = present.dataset

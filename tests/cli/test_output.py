@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import click
 import pytest
 
 from mm_assets.cli.options import DatasetChoice
-from mm_assets.cli.output import echo, printable, report_registration
+from mm_assets.cli.output import echo, printable, report_losses, report_registration
+from mm_assets.pipeline.losses import Loss, LossTotal
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.store import DatasetStore, Partition
 
@@ -60,3 +62,31 @@ def test_a_registration_warns_of_slow_pages(tmp_path: Path, capsys: pytest.Captu
     assert said(2001).startswith("data: 2,001 partitions make Dagster's pages slow: ")
     assert said(2001, checks="per_rule").endswith("set `checks: rollup`\n")
     assert said(2001, checks="rollup") == ""
+
+
+LOSS = Loss(
+    partition="web-00017", stage="raw_shards", reason="failed", detail="its member is truncated", shard="in/w.tar"
+)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, None])
+def test_a_table_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int | None
+) -> None:
+    """No line of the losses is wider than the terminal and no word is broken; without a terminal no cell is."""
+    for name in ("NO_COLOR", "TTY_COMPATIBLE", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    if columns is not None:
+        for name, value in (("TTY_COMPATIBLE", "1"), ("TERM", "xterm"), ("COLUMNS", str(columns))):
+            monkeypatch.setenv(name, value)
+    report_losses(DatasetChoice(root="r"), "data", [LossTotal(count=1, example=LOSS)])
+    said = click.unstyle(capsys.readouterr().out)
+    if columns is None:
+        assert f"│ web-00017: in/w.tar: its member is truncated │ {LOSS.advice} │" in said
+        return
+    lines = said.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert ("│" in said) == (columns == 120), "as a table where each text has a readable width"
+    words = {word.strip("│,") for line in lines for word in line.split()}
+    for word in f"web-00017: in/w.tar: {LOSS.detail} {LOSS.advice} kind lost stage raw_shards reason failed".split():
+        assert word.strip(",") in words
