@@ -9,11 +9,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn
 
 import click
 
@@ -48,6 +48,7 @@ _LISTED = 50  # partitions that have a row each in the summary
 @click.command()
 @dataset_options(undeclared=True)
 @click.option("--partition", "-p", "keys", multiple=True, metavar="K", help="Run these partitions, pending or not.")
+@click.option("--partitions-from", "file", type=click.File(), metavar="FILE", help="The same, a key in each line.")
 @click.option("--jobs", "-j", "num_processes", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
 @click.option(
     "--from",
@@ -58,11 +59,18 @@ _LISTED = 50  # partitions that have a row each in the summary
 @click.option("--force", is_flag=True, help="Start at the first stage: every partition, or those of --partition.")
 @click.option("--dry-run", is_flag=True, help="Dry run: list what would run, from which stage and why.")
 def command(
-    chosen: DatasetChoice, keys: tuple[str, ...], num_processes: int, stage: str | None, force: bool, dry_run: bool
+    chosen: DatasetChoice,
+    keys: tuple[str, ...],
+    file: IO[str] | None,
+    num_processes: int,
+    stage: str | None,
+    force: bool,
+    dry_run: bool,
 ) -> None:
     """Register the shards, run every pending partition from its first stale stage on, make the manifests."""
     from mm_assets.pipeline.partition_run import rare_collections
 
+    keys = _chosen_keys(keys, file)
     run = _Run(chosen=chosen, keys=keys, num_processes=num_processes, first=_first_stage(stage, force=force))
     with rare_collections():  # there may be very many partitions
         _carry_out(run, dry_run=dry_run)
@@ -85,6 +93,18 @@ def _carry_out(run: _Run, *, dry_run: bool) -> None:
         except Stopped as stopped:
             run.abandon(stopped.signum)
     run.report()
+
+
+def _chosen_keys(keys: Iterable[str], file: IO[str] | None) -> tuple[str, ...]:
+    """The partitions that the options name, each once.
+
+    Raises:
+        ConfigError: there is a file, and it names none; without a name all that are pending would run.
+    """
+    listed = [] if file is None else [key for line in file if (key := line.strip())]
+    if file is not None and not listed:
+        raise ConfigError("arguments", "--partitions-from", f"{file.name} names no partition: write a key in each line")
+    return tuple(dict.fromkeys([*keys, *listed]))
 
 
 def _first_stage(stage: str | None, *, force: bool) -> Stage | None:
@@ -319,9 +339,8 @@ class _Run:
         start = [] if self.first is None else ["--from", self.first.name]
         jobs = ["--jobs", str(self.num_processes)] if self.num_processes > 1 else []
         given = [word for name in self.chosen.names for word in ("--dataset", shlex.quote(name))]
-        chosen = [word for key in self.keys for word in ("--partition", shlex.quote(key))]
         if not self.ended or not (self.keys or start):  # the same command: it runs what is pending, or nothing is done
-            yield [*given, *chosen, *start, *jobs]
+            yield [*given, *_partition_options(self.keys), *start, *jobs]
             return
         for name in self.datasets:
             keys = [key for dataset, key in left if dataset == name]
@@ -333,13 +352,12 @@ class _Run:
 
 
 def _partition_options(keys: Sequence[str]) -> list[str]:
-    """Options that name partitions, quoted for a shell; of many it reads them from a file, which is made."""
-    words = [word for key in keys for word in ("--partition", shlex.quote(key))]
+    """Options that name partitions, quoted for a shell; many are in a file, which is made."""
     if len(keys) <= _NAMED:
-        return words
+        return [word for key in keys for word in ("--partition", shlex.quote(key))]
     with tempfile.NamedTemporaryFile("w", prefix="mm-assets-left-", suffix=".txt", delete=False) as file:
-        file.write(" ".join(words))
-    return [f"$(cat {shlex.quote(file.name)})"]
+        file.writelines(f"{key}\n" for key in keys)
+    return ["--partitions-from", shlex.quote(file.name)]
 
 
 def _print_summary(

@@ -81,6 +81,20 @@ def test_a_lost_list_of_partitions_is_named(invoke: Invoke, tmp_path: Path) -> N
     assert found["manifest"]["outdated"] == {"a": "no partition is registered: there is no shards.json"}
 
 
+def test_partitions_are_named_in_a_file(invoke: Invoke, tmp_path: Path) -> None:
+    """The keys are the lines of the file, each taken once; a wrong one is named, and an empty file is refused."""
+    (tmp_path / "keys.txt").write_text("a\n\n a \n")
+    again = invoke("run", "--partitions-from", "keys.txt", "-p", "a", "--dry-run")
+    assert again.exit_code == 0
+    assert again.stdout.count("data/a: from raw_shards") == 1
+    (tmp_path / "keys.txt").write_text("a\nb\n")
+    assert "'b' is not a registered partition of data" in invoke("run", "--partitions-from", "keys.txt").stderr
+    (tmp_path / "keys.txt").write_text("\n")
+    refused = invoke("run", "--partitions-from", "keys.txt")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "--partitions-from: keys.txt names no partition" in refused.stderr
+
+
 def test_a_stage_that_a_dataset_does_not_have_is_refused(invoke: Invoke) -> None:
     """`--from packed_mstr` of a dataset that packs MULT alone names its formats and its stages, and runs nothing."""
     result = invoke("run", "--set", "formats=[mult]", "--from", "packed_mstr", "--dry-run")
