@@ -57,6 +57,16 @@ def repeated(**wanted: Any) -> Change:
     return change
 
 
+def named_twice(place: int, **wanted: Any) -> Change:
+    """Adds a row of the same member at the next position: `place` rows behind the first row with the wanted values."""
+
+    def change(rows: Rows) -> None:
+        row = find(rows, **wanted)
+        rows.insert(rows.index(row) + place, {**row, "position": row["position"] + 1})
+
+    return change
+
+
 def moved_to_end(**wanted: Any) -> Change:
     """Moves the first row with the wanted values behind all others."""
 
@@ -127,6 +137,8 @@ SPOILED: list[tuple[str, str, str, Change]] = [
     ("rows", "text", "rows", setting("materialize_error", "oops", **A_METADATA)),
     ("rows", "samples", "rows", setting("content_type", None, **A_METADATA)),
     ("rows", "member_rows", "rows", setting("content_type", "image/jpeg", **A_IMAGE)),
+    ("rows", "member_rows", "rows", named_twice(1, **A_TEXT)),
+    ("rows", "member_rows", "rows", named_twice(0, **A_TEXT)),
     ("rows", "member_texts", "rows", setting("text_content", "of the same size", **A_TEXT)),
     ("rows", "entries", "rows", setting("text_content", "won", sample_id="e", position=0)),
     ("rows", "user_columns", "rows", setting("score", 0.75, **A_METADATA)),

@@ -1,4 +1,4 @@
--- The rows of a sample without lists are its members in the order of the shard, with the modality and type of their names.
+-- The rows of a sample without lists are its members, each once, in the shard's order, with the modality and type of their names.
 with
 interleaved as (
     select r.sample_id
@@ -14,7 +14,9 @@ counted as (
         m.modality as expected_modality,
         m.content_type as expected_type,
         m.is_metadata,
-        row_number() over (partition by r.sample_id order by m.shard, m.ordinal) - 1 as expected_position
+        rank() over members - 1 as expected_position,
+        -- Rows up to the last that names the same member, less those before the first that does.
+        count(*) over members - expected_position as rows_of_member
     from rows as r
     left join rows_source_refs as s using (ordinal)
     left join index_members as m
@@ -23,6 +25,7 @@ counted as (
         r.position >= 0
         and r.ordinal < (select ordinal from first_listed)
         and r.sample_id not in (select sample_id from interleaved)
+    window members as (partition by r.sample_id order by m.shard, m.ordinal)
 )
 
 select
@@ -33,10 +36,12 @@ select
     modality,
     expected_modality,
     content_type,
-    expected_type
+    expected_type,
+    rows_of_member
 from counted
 where
     position is distinct from expected_position
+    or rows_of_member > 1
     or modality is distinct from expected_modality
     or content_type is distinct from expected_type
     or is_metadata
