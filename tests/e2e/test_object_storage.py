@@ -18,7 +18,7 @@ import pytest
 import mm_assets
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.orchestration.launch import register_dataset
-from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_STAGES, PUBLISHED, Stage
+from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_STAGES, PUBLISHED, RAW_SHARDS, TABLES, Stage
 from mm_assets.pipeline.decide import decide_layout
 from mm_assets.pipeline.partition_run import PartitionReport, run_partition
 from mm_assets.pipeline.pending import pending_partitions
@@ -262,6 +262,34 @@ def test_a_failed_upload_publishes_nothing(dataset_of: Callable[..., Remote], mo
     assert marker_of(case.remote, "pairs-3") is None
     assert case.run(case.remote).ok
     assert case.remote.failure("pairs-3") is None
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_records_do_not_outlive_their_tables(
+    dataset_of: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch, is_other: bool
+) -> None:
+    """A run that ends between its tables and its records leaves the old records only if the tables are as before."""
+    case = dataset_of(3)
+    assert case.run(case.remote).ok
+    store, table, records = case.remote.store, "materialized_rows/pairs-3.parquet", "records/pairs-3.json"
+    before = [store.read_bytes(name) for name in (table, records)]
+    dataset = DatasetStore(case.remote.spec.replace(retain="filtered")) if is_other else case.remote
+    fs, refused, names = store.fs, store.path_of("packed"), list[str]()
+    put = fs.put_file
+
+    def put_file(path: str, target: str, **options: Any) -> None:
+        if target.startswith(refused):
+            raise PermissionError(13, "Access Denied")
+        put(path, target, **options)
+        names.append(target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fs, "put_file", put_file)
+        assert not case.run(dataset, first=RAW_SHARDS).ok
+    assert len(names) >= len(TABLES), "the tables were uploaded"
+    assert (store.read_bytes(table) != before[0]) == is_other
+    assert store.found_bytes(records) == (None if is_other else before[1])
+    assert case.run(dataset).ok
 
 
 def test_an_object_that_changes_before_it_is_fetched_is_refused(options: dict[str, Any], bucket: str) -> None:

@@ -31,6 +31,23 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+SCORE = """
+from mm_assets.filters import Annotator
+from mm_assets.rows.schema import UserColumn
+
+
+class Score(Annotator):
+    columns = (UserColumn(name="score", source="", type="int64", rows="text"),)
+
+    def __init__(self, *, value):
+        self.value = value
+
+    def annotate(self, block):
+        rows = block.rows_of("text")
+        return {"score": block.spread(rows, [self.value] * len(rows), self.columns[0].arrow_type)}
+"""
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> DatasetStore:
     """A dataset of one partition in a manifest."""
@@ -326,6 +343,38 @@ def test_a_run_that_was_killed_with_other_settings_is_made_up(
         if num_kills <= num_files:
             break
     assert num_kills > 3
+
+
+def test_a_killed_run_leaves_no_record_of_a_table_that_it_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of equal size and other bytes is not taken for the recorded one when the former settings are restored."""
+    (tmp_path / "users_scores.py").write_text(SCORE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    one, two = ([{"type": "users_scores:Score", "value": value}] for value in (1, 2))
+    shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
+    dataset, _ = run_chain(declare(tmp_path / "root", shard, annotators=one))
+    table, before = Path(dataset.store.path_of("filtered_rows/s.parquet")), digests(dataset)
+    content = table.read_bytes()
+    other = DatasetStore(dataset.spec.replace(annotators=two))
+    register(other, new_schema=True)
+    real = Store._publish
+
+    def publish_until_replaced(self: Store, path: Path, name: str, *, durable: bool) -> None:
+        real(self, path, name, durable=durable)
+        if table.read_bytes() != content:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "_publish", publish_until_replaced)
+        with pytest.raises(Killed):
+            run(other)
+    assert table.stat().st_size == len(content), "or its record does not fit anyway"
+    register(dataset, new_schema=True)
+    assert pending_partitions(dataset) == ["s"]
+    assert next(iter(run(dataset).results)) == "filtered_rows"
+    assert table.read_bytes() == content
+    assert digests(dataset) == before
 
 
 def test_a_published_table_that_is_gone_is_made_again(published: DatasetStore, tmp_path: Path) -> None:
