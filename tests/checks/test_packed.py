@@ -9,14 +9,19 @@ from unittest import mock
 
 import fsspec
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from mm_assets.checks.catalog import checks_of
+from mm_assets.checks.packed import PackedFiles, PackedRelations
+from mm_assets.checks.runner import run_checks
 from mm_assets.errors import SourceError
 from mm_assets.fields import SequenceField
 from mm_assets.formats import MultReader, MultWriter, Payload
 from mm_assets.packing.plan import PackPlan
 from mm_assets.storage.store import Store
+
+from .conftest import sound
 
 Rows = list[dict[str, Any]]
 ASSETS = ("packed_mult", "packed_mstr")
@@ -230,6 +235,36 @@ def test_samples_without_anything_present_agree_by_id(partition) -> None:
     partition.pack(forms=["mstr"])
     partition.write("filtered_rows", before)
     assert "formats_agree" in partition.failed("packed_mult")
+
+
+def lengthen_sound(rows: Rows) -> None:
+    """A longer sound."""
+    row_of(rows, "c", "audio")["binary_content"] = sound(160)
+
+
+@pytest.mark.parametrize("asset", ASSETS)
+def test_each_format_is_judged_by_its_own_payloads(partition, asset: str) -> None:
+    """Of two undamaged files with other payloads neither is taken for the other: items, listing and facts differ."""
+    own = asset[-4:]
+    (other,) = {"mult", "mstr"} - {own}
+    before = partition.read("filtered_rows")
+    for change in (change_text, change_type, lengthen_sound):
+        partition.spoil("filtered_rows", change)
+    partition.pack(forms=[other])
+    partition.write("filtered_rows", before)
+
+    def tables(form: str, files: PackedFiles) -> dict[str, pa.Table]:
+        relations = PackedRelations(partition.context(f"packed_{form}"), files)
+        facts = relations.facts.table("packed_media")
+        return {"items": relations.packed_items(), "listing": relations.packed_listing(), "facts": facts}
+
+    with PackedFiles(partition.context(asset), [own, other]) as shared:
+        others, found = tables(other, shared), tables(own, shared)
+        failed = {o.name for o in run_checks(partition.context(asset), shared) if not o.passed}
+    with PackedFiles(partition.context(asset), [own]) as alone:
+        assert found == tables(own, alone)
+    assert [name for name in found if found[name] == others[name]] == []
+    assert failed == {"formats_agree"}
 
 
 # --- files of another writer ------------------------------------------------------------------------------------------

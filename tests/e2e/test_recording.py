@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import shutil
 import sqlite3
 from collections import Counter
@@ -64,6 +65,11 @@ def statuses(instance: dg.DagsterInstance, spec: DatasetSpec, partition: str) ->
     return found
 
 
+def said_of(instance: dg.DagsterInstance, run_id: str, partition: str) -> list[int]:
+    """The levels of the lines about a partition in a run's log."""
+    return [e.level for e in instance.all_logs(run_id) if e.user_message.startswith(f"{partition}: ")]
+
+
 @pytest.mark.parametrize("checks", ["grouped", "rollup"])
 def test_a_partition_that_fails_in_a_load_is_failed_in_dagster(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, checks: str
@@ -77,6 +83,7 @@ def test_a_partition_that_fails_in_a_load_is_failed_in_dagster(
     register_dataset(instance, DatasetStore(spec))
     runs = {run.partition: run for run in run_partitions([(spec, key) for key in "ab"])}
     assert [runs["a"].ok, runs["b"].ok] == [True, False]
+    assert said_of(instance, runs["b"].run_id, "b") == [logging.ERROR]
     assert not pack(instance, spec, "c").success
     done = dict.fromkeys((stage.name for stage in CHAIN[:-1]), AssetPartitionStatus.MATERIALIZED.value)
     assert statuses(instance, spec, "a") == done
@@ -166,6 +173,7 @@ def test_a_partition_that_was_refused_is_as_before(
     assert found is not None
     assert found.status == dg.DagsterRunStatus.FAILURE
     assert not instance.all_logs(found.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
+    assert said_of(instance, found.run_id, "a") == [logging.WARNING]
     assert failed_attempts(instance, spec) == {}
     if why != "elsewhere":  # where the other run's own state is shown
         assert statuses(instance, spec, "a") == done
