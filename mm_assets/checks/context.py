@@ -85,8 +85,9 @@ class CheckContext:
         judged: whether no media were packed that do not decode.
         loss_limit: what the asset may lose; None where nothing limits it.
         materialize_mode: "read" where the materialized rows hold bytes, "write" where the filtered rows do.
-        memory_limit: bytes that DuckDB may use, up to 16 times as many for very many rows; beyond that it spills to a
-            scratch folder.
+        memory_limit: bytes that DuckDB may use before it spills to a scratch folder; 768 for each row of a table where
+            that is more. A statement that does not fit all the same may use up to 16 times as many. More than the
+            limit is at most the memory of the machine or control group, divided by the processes at work.
         batch_bytes: content that is held at a time while files are read.
     """
 

@@ -10,7 +10,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -18,9 +18,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["connection", "limit_memory"]
+__all__ = ["available_memory", "connection", "limit_memory", "memory_share", "share_memory"]
 
 _LEAST_MEMORY = 16 << 20  # bytes with which DuckDB works
+
+
+_CGROUPS = {  # by the controllers that /proc/self/cgroup names: where the groups are, and the file of their limit
+    "": ("sys/fs/cgroup", "memory.max"),
+    "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+}
+_sharing = 1  # processes that are at work
 
 
 class _Database:
@@ -82,3 +89,33 @@ def limit_memory(opened: DuckDBPyConnection, memory: int) -> None:
     if found.memory != memory:
         opened.execute(f"set memory_limit = '{memory >> 20}MiB'")
         found.memory = memory
+
+
+def share_memory(num_processes: int) -> None:
+    """Says how many processes of this machine run checks at the same time, this one included."""
+    global _sharing
+    _sharing = num_processes
+
+
+def memory_share() -> int:
+    """The bytes that the checks of this process may use at most, where several are at work."""
+    return available_memory() // _sharing
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """The bytes of memory of this machine, or fewer where a control group of this process has a limit.
+
+    Args:
+        root: where the file systems of the kernel are.
+    """
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    groups = root / "proc/self/cgroup"
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers in _CGROUPS:
+            folder, name = _CGROUPS[controllers]
+            group = Path(path.lstrip("/"))
+            for above in (group, *group.parents):
+                with suppress(OSError, ValueError):  # a container has no groups above its own; "max" is not a number
+                    limits.append(int((root / folder / above / name).read_text()))
+    return min(limits)

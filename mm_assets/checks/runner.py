@@ -1,6 +1,7 @@
 """Runs an asset's checks over one partition: provides the relations, executes each statement, lists first violations.
 
-DuckDB works in bounded memory, more only for very many rows, and in one thread. A statement over relations without rows
+DuckDB works in bounded memory and in one thread. A statement that does not fit gets more, up to the share of the
+machine's memory that this process has. A statement over relations without rows
 selects nothing, and is not executed. A table with wrong columns fails its `schema` check and all other checks of the
 asset, which are not run then.
 """
@@ -16,7 +17,7 @@ import pyarrow as pa
 from mm_assets.checks.alignment import FACT_RELATIONS
 from mm_assets.checks.catalog import Check, checks_of
 from mm_assets.checks.context import CheckContext, Outcome
-from mm_assets.checks.database import connection, limit_memory
+from mm_assets.checks.database import connection, limit_memory, memory_share
 from mm_assets.checks.origins import OriginRelations
 from mm_assets.checks.packed import PackedFiles, PackedRelations
 from mm_assets.checks.relations import Measured, TableRelations
@@ -110,7 +111,7 @@ class _Session:
             else:
                 self._arrow[name] = made
                 self._num_rows[name] = made.num_rows
-            needed = _ROW_MEMORY * self._num_rows[name]
+            needed = min(_ROW_MEMORY * self._num_rows[name], memory_share())
             if known_as in self._context.tables and needed > self._memory:
                 self._least_memory = max(self._least_memory, needed)
                 self._allow(needed)
@@ -136,6 +137,8 @@ class _Session:
             names, first, count = self._violations(check)
         except self._error as error:
             what = f"the check {check.name} of {self._context.asset} could not be executed: {first_line(error)}"
+            if isinstance(error, self._does_not_fit):
+                what += f": it may use {self._most_memory >> 20} MiB: run fewer processes, or use a machine with more"
             raise SourceError(self._files_of(check), what) from error
         return Outcome(
             name=check.name,
@@ -153,13 +156,21 @@ class _Session:
         if not sum([self._provide(name) for name in check.relations]):
             return [], [], 0
         # Whether DuckDB can spill a join depends on its plan: what a statement needs is found out by running it.
-        while True:
-            try:
-                return self._executed(check.sql)
-            except self._does_not_fit:
-                if self._memory >= _MOST_MEMORY * self._least_memory:
-                    raise
-                self._allow(2 * self._memory)
+        try:
+            while True:
+                try:
+                    return self._executed(check.sql)
+                except self._does_not_fit:
+                    if self._memory >= self._most_memory:
+                        raise
+                    self._allow(min(2 * self._memory, self._most_memory))
+        finally:
+            self._allow(self._least_memory)
+
+    @property
+    def _most_memory(self) -> int:
+        """The bytes that a statement may use which does not fit into less."""
+        return max(self._least_memory, min(_MOST_MEMORY * self._least_memory, memory_share()))
 
     def _executed(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]], int]:
         # DuckDB finds the relations as global variables of its caller: to register one costs more than to scan it.

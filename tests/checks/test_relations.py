@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from mm_assets.checks import runner
 from mm_assets.checks.catalog import checks_of
 from mm_assets.checks.context import LossLimit
+from mm_assets.checks.database import available_memory, share_memory
 from mm_assets.checks.runner import MAX_LISTED, MAX_TEXT
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.sources.tar import TarSource
@@ -405,8 +407,8 @@ def test_texts_larger_than_the_memory_of_the_database_pass(make_partition, tmp_p
     assert made.failed("filtered_rows", **limit) == {"same_rows"}
 
 
-def test_as_many_samples_pass_as_the_tables_hold(make_partition, tmp_path: Path) -> None:
-    """A check whose statement does not fit into the memory of the database gets more, and still judges all rows."""
+def test_as_many_samples_pass_as_the_tables_hold(make_partition, tmp_path: Path, monkeypatch) -> None:
+    """A check that does not fit into the memory of the database gets more for itself, up to the process's share."""
     dot = io.BytesIO()
     Image.new("RGB", (1, 1)).save(dot, "PNG")
     document = json.dumps({"texts": ["a text of the document", None], "images": [None, "p0"]}).encode()
@@ -418,7 +420,38 @@ def test_as_many_samples_pass_as_the_tables_hold(make_partition, tmp_path: Path)
     made = make_partition(tmp_path, members)
     assert made.failed("rows", memory_limit=16 << 20) == set()
     made.spoil("rows", setting("text_content", "another text", sample_id="007999", modality="text"))
+    limits: list[int] = []
+    set_limit = runner.limit_memory
+    monkeypatch.setattr(
+        runner, "limit_memory", lambda opened, memory: (limits.append(memory), set_limit(opened, memory))
+    )
     assert made.failed("rows", memory_limit=16 << 20) == {"entries"}
+    most = max(limits)
+    normal = limits[-1]
+    assert most > normal >= 16 << 20
+    share_memory(available_memory() // normal)
+    try:
+        with pytest.raises(SourceError, match=r"the check \w+ of rows .* MiB: run fewer processes"):
+            made.failed("rows", memory_limit=16 << 20)
+    finally:
+        share_memory(1)
+
+
+def test_memory_is_the_smallest_limit_of_the_machine_and_its_control_groups(tmp_path: Path) -> None:
+    """Of both versions of control groups the limits of the process's own and of those above it count."""
+    machine = available_memory(tmp_path)
+    assert machine > 16 << 20
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/one\n3:cpu:/\n0::/two/three\n")
+    for folder, name, limit in (
+        ("memory/one", "memory.limit_in_bytes", 5 << 20),
+        ("two/three", "memory.max", "max"),
+        ("two", "memory.max", 3 << 20),
+    ):
+        assert available_memory(tmp_path) in (machine, 5 << 20)
+        (tmp_path / "sys/fs/cgroup" / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys/fs/cgroup" / folder / name).write_text(f"{limit}\n")
+    assert available_memory(tmp_path) == 3 << 20
 
 
 # --- limits on losses -------------------------------------------------------------------------------------------------

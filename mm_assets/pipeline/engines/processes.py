@@ -20,6 +20,7 @@ from multiprocessing import connection
 from types import TracebackType
 from typing import Any, Self
 
+from mm_assets.checks.database import share_memory
 from mm_assets.errors import MmAssetsError
 from mm_assets.pipeline.chain import CHAIN, RAW_SHARDS, Stage
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report, run_partition
@@ -123,7 +124,7 @@ class Processes:
                 return _refused(error, task)
             while True:
                 is_new = not self._free
-                worker = _Worker() if is_new else self._free.pop()
+                worker = _Worker(self.num_processes) if is_new else self._free.pop()
                 flight = _Flight(worker=worker, spec=spec, task=task)
                 try:
                     worker.connection.send((spec, task.partition, schema, task.first and task.first.name, task.markers))
@@ -171,11 +172,11 @@ def _refused(error: MmAssetsError, task: Task) -> PartitionReport:
 
 
 class _Worker:
-    """A process that runs one partition at a time, and this end of its pipe."""
+    """A process that runs one partition at a time, as one of a number of them, and this end of its pipe."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_processes: int) -> None:
         self.connection, theirs = _SPAWN.Pipe()
-        self.process = _SPAWN.Process(target=_work, args=(theirs,), daemon=True)
+        self.process = _SPAWN.Process(target=_work, args=(theirs, num_processes), daemon=True)
         with sheltered():  # multiprocessing unblocks SIGINT when it starts the first process of its own
             self.process.start()
         theirs.close()
@@ -221,8 +222,9 @@ class _Flight:
         return f"the process ended with exit code {code}: {alone}"
 
 
-def _work(theirs: connection.Connection) -> None:
+def _work(theirs: connection.Connection, num_processes: int) -> None:
     """What a worker does: partitions, until the other end of its pipe is closed."""
+    share_memory(num_processes)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     with suppress(EOFError, BrokenPipeError):
