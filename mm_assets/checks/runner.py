@@ -23,7 +23,7 @@ from mm_assets.checks.packed import PackedFiles, PackedRelations
 from mm_assets.checks.relations import Measured, TableRelations
 from mm_assets.errors import SourceError, first_line
 
-__all__ = ["CheckContext", "Outcome", "run_checks"]
+__all__ = ["CheckContext", "Outcome", "Session", "run_checks"]
 
 MAX_LISTED = 20  # violations in an outcome
 MAX_TEXT = 200  # characters of a value in it
@@ -56,7 +56,7 @@ def run_checks(
         if files is None:
             own = () if context.packed_format is None else (context.packed_format,)
             files = stack.enter_context(PackedFiles(context, own))
-        session = stack.enter_context(_Session(context, files, measured))
+        session = stack.enter_context(Session(context, files, measured))
         for check in checks_of(context.asset):
             wrong_columns = outcomes and not outcomes[0].passed and context.own_tables
             outcomes.append(_not_judged(check) if wrong_columns else session.judge(check))
@@ -73,10 +73,16 @@ def _not_judged(check: Check) -> Outcome:
     )
 
 
-class _Session:
-    """A connection to DuckDB with the relations that were requested so far."""
+class Session:
+    """A connection to DuckDB with the relations that were requested so far.
 
-    def __init__(self, context: CheckContext, files: PackedFiles, measured: Measured | None) -> None:
+    Args:
+        context: the asset and the partition.
+        files: the partition's packed files.
+        measured: what the checks of several stages of the partition share.
+    """
+
+    def __init__(self, context: CheckContext, files: PackedFiles, measured: Measured | None = None) -> None:
         import duckdb
 
         self._error: type[Exception] = duckdb.Error
@@ -89,7 +95,7 @@ class _Session:
         self._num_rows: dict[str, int] = {}  # of each relation that was provided
         self._arrow: dict[str, pa.Table] = {}  # those that are not views
 
-    def __enter__(self) -> _Session:
+    def __enter__(self) -> Session:
         pa.default_memory_pool().release_unused()  # what the stage itself no longer needs
         self._stack = ExitStack()
         self._stack.callback(pa.default_memory_pool().release_unused)  # a partition's content has passed through it
@@ -104,7 +110,7 @@ class _Session:
         """Makes a relation known to DuckDB, and gives its number of rows."""
         if name not in self._num_rows:
             known_as = self._context.known_as(name)
-            made = self._relation(known_as)
+            made = self.relation(known_as)
             if isinstance(made, str):
                 self._connection.execute(f'create temp view "{name}" as {made}')
                 self._num_rows[name] = self._tables.parquet(known_as).metadata.num_rows
@@ -122,7 +128,8 @@ class _Session:
         self._memory = memory
         limit_memory(self._connection, memory)
 
-    def _relation(self, name: str) -> str | pa.Table:
+    def relation(self, name: str) -> str | pa.Table:
+        """A relation by its name: a statement for DuckDB, or an Arrow table."""
         if name in FACT_RELATIONS:
             return self._packed.facts.table(name)
         for relations in (self._packed, self._origins):

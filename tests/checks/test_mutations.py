@@ -9,14 +9,13 @@ which the next stage verifies, finds all of it after the stage.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +25,9 @@ from hypothesis import settings
 from mm_assets.checks.catalog import Check, checks_of
 from mm_assets.checks.context import CheckContext
 from mm_assets.checks.origins import OriginRelations
+from mm_assets.checks.packed import PackedFiles
 from mm_assets.checks.relations import CONTENT, TableRelations
+from mm_assets.checks.runner import Session
 from mm_assets.errors import MmAssetsError
 from mm_assets.pipeline.chain import FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, ROWS
 from mm_assets.pipeline.run import Run
@@ -234,28 +235,32 @@ class Relations:
 
     def __init__(self, context: CheckContext) -> None:
         self._context = context
-        self._connection = duckdb.connect(config={"threads": 1})
         self._pristine: dict[str, tuple[pa.Table, set[str]]] = {}
-        for name in dict.fromkeys(name for check in checks_of(context.asset) for name in check.relations):
-            fresh = Recorded(context)
-            made = fresh.made(context.known_as(name), OriginRelations(context, fresh))
-            self._pristine[name] = made, fresh.used
-            fresh.close()
-
-    def close(self) -> None:
-        self._connection.close()
+        names = (context.known_as(name) for check in checks_of(context.asset) for name in check.relations)
+        for name in dict.fromkeys(names):
+            with closing(Recorded(context)) as fresh:
+                self._pristine[name] = fresh.made(name, OriginRelations(context, fresh)), fresh.used
 
     def fails(self, check: Check, changed: str | None, tables: Recorded, origins: OriginRelations) -> bool:
         """Whether a check finds violations; a relation that cannot be made stops the stage as well."""
-        try:
-            for name in check.relations:
-                made, used = self._pristine[name]
-                if changed in used:
-                    made = tables.made(self._context.known_as(name), origins)
-                self._connection.register(name, made)
-            return bool(self._connection.execute(check.sql).fetchall())
-        except MmAssetsError:
-            return True
+
+        def relation(name: str) -> pa.Table:
+            made, used = self._pristine[name]
+            return tables.made(name, origins) if changed in used else made
+
+        with PackedFiles(self._context, ()) as files, Damaged(self._context, files, relation) as session:
+            try:
+                return not session.judge(check).passed
+            except MmAssetsError:
+                return True
+
+
+class Damaged(Session):
+    """The runner's session over relations that are given."""
+
+    def __init__(self, context: CheckContext, files: PackedFiles, given: Callable[[str], pa.Table]) -> None:
+        super().__init__(context, files)
+        self.relation = given
 
 
 class Recorded(TableRelations):
@@ -375,15 +380,14 @@ TABLES = [(stage.name, table.name) for stage in STAGES for table in stage.tables
 
 
 @pytest.fixture(scope="module")
-def judges(subject: Subject) -> Iterator[Mapping[str, Relations]]:
+def judges(subject: Subject) -> Mapping[str, Relations]:
     """The relations of the good partition, of which the checks find nothing wrong."""
-    with ExitStack() as stack:
-        made = {name: stack.enter_context(closing(Relations(context))) for name, context in subject.contexts.items()}
-        for name, relations in made.items():
-            fresh = Recorded(subject.contexts[name])
+    made = {name: Relations(context) for name, context in subject.contexts.items()}
+    for name, relations in made.items():
+        with closing(Recorded(subject.contexts[name])) as fresh:
             origins = OriginRelations(subject.contexts[name], fresh)
             assert [c.name for c in checks_of(name) if relations.fails(c, None, fresh, origins)] == []
-        yield made
+    return made
 
 
 def missed_of(subject: Subject, judges: Mapping[str, Relations], asset: str, table: str, step: int) -> set[str]:
