@@ -11,8 +11,10 @@ import click
 from mm_assets.cli.options import field_option
 from mm_assets.cli.output import echo
 from mm_assets.dataset.manifest import FORMATS
-from mm_assets.errors import FormatError, MmAssetsError
+from mm_assets.errors import BadMagicError, FormatError, MmAssetsError
 from mm_assets.summaries import counted
+
+_SOUND, _DAMAGED = "ok", "DAMAGED"
 
 
 @click.command()
@@ -23,9 +25,24 @@ def command(files: tuple[str, ...]) -> None:
 
     Of a manifest, or a folder, all files are checked in each format, with the digests of the manifest.
     """
-    sound = [_verify(file, form) for file in files for form in _formats_in(file)]
-    if not all(sound):
+    states = [(file, _verify(file, form)) for file in files for form in _formats_in(file)]
+    for line in dict.fromkeys(_advice(file) for file, state in states if state == _DAMAGED):
+        echo(line, err=True)
+    if any(state != _SOUND for _, state in states):
         sys.exit(1)
+
+
+def _advice(file: str) -> str:
+    """How to make a damaged file again."""
+    from mm_assets.storage.urls import is_local, local_path
+
+    if is_local(file):
+        path = local_path(file)
+        for folder in (path, *path.parents[:2]):
+            if (folder / "shards.json").is_file():
+                command = f"`mm-assets run --dataset {folder.name}`"
+                return f"to repair the dataset {folder}: delete its damaged files; {command} packs them again"
+    return "to repair a file that is in no dataset's folder: copy it again, or make it again"
 
 
 def _formats_in(file: str) -> Sequence[str | None]:
@@ -55,8 +72,8 @@ def _formats_listed(file: str) -> Sequence[str]:
     return FORMATS
 
 
-def _verify(file: str, form: str | None) -> bool:
-    """Checks and reports the files of a format; whether they are undamaged."""
+def _verify(file: str, form: str | None) -> str:
+    """Checks and reports the files of a format; the state that they are in."""
     import mm_assets
 
     shown = file if form is None else f"{file} ({form})"
@@ -64,17 +81,19 @@ def _verify(file: str, form: str | None) -> bool:
         with mm_assets.open(file, format=form) as dataset:
             report = dataset.verify()
     except MmAssetsError as error:
-        state = "DAMAGED" if isinstance(error, FormatError) else "cannot be checked"
-        echo(f"{shown}: {state}: {error}")
-        return False
+        is_packed = isinstance(error, FormatError) and not isinstance(error, BadMagicError)
+        state = _DAMAGED if is_packed else "cannot be checked"
+        echo(f"{shown}: {state}: {str(error).removeprefix(f'{file}: ')}")
+        return state
     except OSError as error:
-        echo(f"{shown}: cannot be read: {error.strerror or error}")
-        return False
-    state = "ok" if report.ok else "DAMAGED"
+        state = "cannot be read"
+        echo(f"{shown}: {state}: {error.strerror or error}")
+        return state
+    state = _SOUND if report.ok else _DAMAGED
     checked = f"{counted(report.num_payloads, 'payload')} checked, {counted(len(report.damage), 'fault')}"
     echo(f"{shown}: {state}, {checked}")
     for damage in report.damage:
         place = f"sample {damage.sample} ({damage.sample_id})" if damage.sample is not None else "file"
         modality = f", {damage.modality}" if damage.modality else ""
         echo(f"  {place}{modality}: {damage.message}")
-    return report.ok
+    return state

@@ -4,6 +4,7 @@ A bad partition never stops the others; its errors are returned as text. Nothing
 """
 
 import importlib
+import importlib.util
 import os
 import re
 import sqlite3
@@ -159,10 +160,26 @@ def declared_datasets(module: str) -> dict[str, DatasetSpec | ConfigError]:
         while type(reason).__name__ == "ComponentTreeException" and reason.__cause__ is not None:
             reason = reason.__cause__  # it draws a tree of files and leaves the reason to its cause
         said = " ".join(str(reason).split())
-        raise ConfigError(module, "module", f"cannot be loaded: {type(reason).__name__}: {said}") from error
+        raise ConfigError(
+            module, "module", f"cannot be loaded: {type(reason).__name__}: {said}{_wrong_types(module, said)}"
+        ) from error
     if not found:
         raise ConfigError(module, "module", "holds no Dagster definitions")
     return {component.name: component.declared for component in components}
+
+
+def _wrong_types(module: str, said: str) -> str:
+    """The files whose component type Dagster does not find, which its error does not name, and what to do."""
+    found = re.fullmatch(r"Module `(?P<module>[\w.]+)` (not found|has no attribute `(?P<name>\w+)`)\.", said)
+    package = importlib.util.find_spec(module.partition(".")[0])
+    if found is None or package is None:
+        return ""
+    wrong = re.escape(".".join(filter(None, (found["module"], found["name"]))))
+    declared = re.compile(rf"^type:\s*['\"]?{wrong}\b", re.MULTILINE)
+    files = [file for folder in package.submodule_search_locations or () for file in Path(folder).rglob("defs.yaml")]
+    named = [str(file) for file in sorted(files) if declared.search(file.read_text(encoding="utf-8", errors="replace"))]
+    advice = f"correct it, such as {ShardDataset.__module__.rpartition('.')[0]}.{ShardDataset.__name__}"
+    return f" It is the `type` of {', '.join(named)}: {advice}" if named else ""
 
 
 def register_dataset(

@@ -138,7 +138,8 @@ _REJECTED = {  # what to do about each reason of a reject; of a user's own sourc
 _ADVICE = {  # by stage and the start of reason and detail, the longest that fits
     "": "see the message, then run the partition again",
     **{f"{stage.name}/{FAILED}": "do as the message says, then run the partition again" for stage in CHAIN},
-    f"{RAW_SHARDS.name}/{FAILED}": "do as the message says; of a damaged tar, on_damaged_shard: salvage takes the rest",
+    f"{RAW_SHARDS.name}/{FAILED}": "do as the message says; if the shard is damaged, copy it again, "
+    "or set on_damaged_shard: salvage, which takes the rest",
     f"{RAW_SHARDS.name}/{MISSING_END}": "replace it if its original is larger; on_missing_end: fail refuses such tars",
     **{
         f"{stage.name}/{FAILED}: check losses: ": f"correct the shard, or raise {stage.loss_limit}"
@@ -245,12 +246,12 @@ def losses_command(dataset: str, partition: str | None = None) -> str:
 
 
 def totals_said(totals: Iterable[LossTotal]) -> str:
-    """How many partitions failed, and how many items are of which kind, in words."""
+    """How many partitions failed, and how many items are of which kind, in words; without any, that none is lost."""
     counts = dict.fromkeys((FAILED, *KINDS), 0)
     for total in totals:
         counts[FAILED if total.example.reason == FAILED else total.example.kind] += total.count
     said = [f"{counted(counts[FAILED], 'partition')} failed"] if counts[FAILED] else []
-    said += [f"{counted(counts['lost'], 'item')} lost"]
+    said += [f"{counted(counts['lost'], 'item')} lost"] if counts["lost"] or not said else []
     said += [f"{counts['kept']:,} published in spite of a fault"] if counts["kept"] else []
     said += [f"{counts['harmless']:,} harmless"] if counts["harmless"] else []
     return ", ".join(said)

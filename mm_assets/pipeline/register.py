@@ -19,7 +19,7 @@ from mm_assets.pipeline.spec import PARTITION_KEY, DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, Partition, Registered
 from mm_assets.rows.base import shard_suffixes, source_formats
 from mm_assets.storage.listing import ShardFile, expand_shards
-from mm_assets.storage.urls import is_local
+from mm_assets.storage.urls import is_local, local_path
 from mm_assets.summaries import counted
 
 __all__ = ["Registration", "group_shards", "list_partitions", "no_shards", "refusal", "register"]
@@ -93,13 +93,19 @@ def group_shards(spec: DatasetSpec, shards: Iterable[ShardFile]) -> list[Partiti
 def no_shards(spec: DatasetSpec, *, registered: int = 0) -> SourceError:
     """The error of a place without shards, which had those of so many partitions."""
     more = f", though it held {counted(registered, 'partition')} before" if registered else ""
-    if is_local(spec.shards) and not any(c in spec.shards for c in "*?[") and not os.path.lexists(spec.shards):
-        return SourceError(spec.shards, f"no shard was found there{more}: there is no such file or folder")
+    named = "" if spec.where == "arguments" else f" (`shards` of {spec.where})"
+    said = f"no shard was found there{more}{named}"
+    if is_local(spec.shards):
+        place = re.split(r"[*?\[]", spec.shards, maxsplit=1)[0]
+        folder = place if place == spec.shards else os.path.dirname(place)
+        if folder and not os.path.lexists(local_path(folder)):
+            what = "such file or folder" if place == spec.shards else f"folder {local_path(folder)}"
+            return SourceError(spec.shards, f"{said}: there is no {what}")
     suffixes = " ".join(shard_suffixes(spec.source, where=spec.where))
     return SourceError(
         spec.shards,
-        f"no shard was found there{more}: give a folder with names that end in {suffixes}, a glob such as '*.parquet' "
-        "for Parquet files and lists, or one file",
+        f"{said}: give a folder with names that end in {suffixes}, a glob such as '*.parquet' for Parquet files and "
+        "lists, or one file",
     )
 
 

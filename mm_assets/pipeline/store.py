@@ -26,6 +26,7 @@ from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
 from mm_assets.storage.store import ListedFile, PublishedFile, Snapshot, Store
+from mm_assets.storage.urls import local_path, reason
 
 __all__ = [
     "MARKER_VERSION",
@@ -242,6 +243,10 @@ class DatasetStore:
             self.store = Store(spec.root, spec.root_options).child(spec.name)
         except (MmAssetsError, ValueError, TypeError) as error:
             raise ConfigError(spec.where, "root", f"{spec.root!r} cannot be used: {error}") from error
+        if self.store.is_local and local_path(spec.root).is_file():
+            raise ConfigError(
+                spec.where, "root", f"{spec.root!r} is a file, expected a folder or the name of a new one"
+            )
         if spec.root_options:
             try:
                 self.store.connect()
@@ -414,7 +419,10 @@ class DatasetStore:
             cause = error.__cause__ if isinstance(error, SourceError) else error
             if not isinstance(cause, _OF_THE_ROOT):  # another process is writing, or the transfer failed
                 raise
-            raise ConfigError(self.spec.where, "root", f"{self.spec.root!r} cannot be written: {error}") from error
+            advice = "name a folder, or a bucket that there is, to which you may write"
+            raise ConfigError(
+                self.spec.where, "root", f"{self.spec.root!r} cannot be written: {reason(cause)}; {advice}"
+            ) from error
 
     def partition(self, key: str) -> Partition:
         """One registered partition; `SourceError` if there is none of that key."""

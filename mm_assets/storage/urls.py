@@ -34,6 +34,12 @@ CHAINED = (
 )
 """What is wrong with a URL such as ``simplecache::s3://bucket/x.tar``, and what to do."""
 
+_LACKING = ("NoCredentialsError", "PartialCredentialsError")  # of botocore, an optional package
+_CREDENTIALS = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give them in `storage_options` (of the "
+    "shards) or `root_options` (of the root); a public bucket needs {anon: true} there"
+)
+
 Options = Mapping[str, Any]
 
 
@@ -94,7 +100,8 @@ def reason(error: Exception) -> str:
         return "not found" if cause is None else f"not found ({type(cause).__name__}: {cause})"
     if isinstance(error, OSError):
         return error.strerror or str(error) or type(error).__name__
-    return f"{type(error).__name__}: {error}"
+    said = f"{type(error).__name__}: {error}"
+    return f"{said}; {_CREDENTIALS}" if type(error).__name__ in _LACKING else said
 
 
 @contextmanager

@@ -81,6 +81,7 @@ def test_a_table_fits_the_terminal(
             monkeypatch.setenv(name, value)
     report_losses(DatasetChoice(root="r"), "data", [LossTotal(count=1, example=LOSS)])
     said = click.unstyle(capsys.readouterr().out)
+    assert said.startswith("data: 1 partition failed\n"), "without an item, none is counted"
     if columns is None:
         assert f"│ web-00017: in/w.tar: its member is truncated │ {LOSS.advice} │" in said
         return

@@ -113,7 +113,12 @@ def test_verify_names_damaged_samples(cli: Cli, demo_shards: Path) -> None:
     damaged[damaged.index(needle) + 40] ^= 1
     (cli.work / "bad.mult").write_bytes(damaged)
     done = cli("verify", "bad.mult", code=1)
-    assert "DAMAGED" in done.stdout
+    assert done.stdout.startswith("bad.mult: DAMAGED, ")
+    assert done.stderr == "to repair a file that is in no dataset's folder: copy it again, or make it again\n"
+    (cli.work / "other.mult").write_bytes(b"something else")
+    other = cli("verify", "other.mult", code=1)
+    assert (other.stdout.count("other.mult"), other.stderr) == (1, "")
+    assert "other.mult: cannot be checked: not a packed file" in other.stdout
     assert f"sample 3 ({sample_id}), image" in done.stdout
     for whole in ("out/default/packed", "out/default", "out/default/manifest.json"):
         assert re.findall(r"\((\w+)\): ok", cli("verify", whole).stdout) == ["mult", "mstr"]
@@ -122,6 +127,10 @@ def test_verify_names_damaged_samples(cli: Cli, demo_shards: Path) -> None:
     done = cli("verify", "out/default/manifest.json", code=1)
     assert "(mult): ok" in done.stdout
     assert "(mstr): DAMAGED" in done.stdout
+    assert "delete its damaged files; `mm-assets run --dataset default` packs them again" in done.stderr
+    mstr.unlink()
+    cli("run", "--shards", str(demo_shards / "captions-*.tar"), "--root", "out")
+    cli("verify", "out/default/manifest.json")
 
 
 PROJECT = """
@@ -162,6 +171,16 @@ def test_a_wrong_declaration_is_one_line(cli: Cli, attributes: str, says: str) -
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert re.search(says, line)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["mm_assets.orchestration.ShardDatase", "mm_assets.orchstration.ShardDataset"])
+def test_a_misspelt_component_type_names_its_file(cli: Cli, wrong: str) -> None:
+    """The error has the file with the wrong `type`, not one with a right type, and the type that is meant."""
+    write_project(cli.work, "  shards: x", good="  name: b\n  shards: x")
+    file = cli.work / "theirs/defs/mine/defs.yaml"
+    file.write_text(file.read_text().replace("mm_assets.orchestration.ShardDataset", wrong))
+    said = cli("status", "-m", "theirs.definitions", code=2).stderr
+    assert f"It is the `type` of {file}: correct it, such as mm_assets.orchestration.ShardDataset\n" in said
 
 
 def test_a_wrong_declaration_does_not_block_the_others(cli: Cli, demo_shards: Path) -> None:

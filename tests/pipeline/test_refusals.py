@@ -23,7 +23,7 @@ def test_an_unusable_root_is_named_by_its_key(tmp_path: Path) -> None:
     shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
     with pytest.raises(ConfigError, match=r": root: 's4://bucket' cannot be used: .* s4:// is not known"):
         DatasetStore(declare(tmp_path, shard).replace(root="s4://bucket"))
-    with pytest.raises(ConfigError, match=r": root: '.*s\.tar' cannot be written: .*Not a directory"):
+    with pytest.raises(ConfigError, match=r": root: '.*s\.tar' is a file, expected a folder"):
         register(DatasetStore(declare(shard, shard)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,15 @@ def test_shards_since_the_registration(dataset: DatasetStore) -> None:
     waiting = dataset_status(DatasetStore(dataset.spec.replace(settle_seconds=3600.0))).shards
     assert waiting is not None
     assert (waiting.unsettled, waiting.new, waiting.gone) == (("a", "b", "new"), (), ("c",))
+
+
+@pytest.mark.parametrize(
+    ("shards", "says"), [("gone/*.tar", "there is no folder .*/gone$"), ("gone", "there is no such file or folder$")]
+)
+def test_a_missing_folder_is_named(tmp_path: Path, shards: str, says: str) -> None:
+    """A glob in a folder that does not exist says so, with the declaration's file and key."""
+    refused = str(dataset_status(DatasetStore(declare(tmp_path / "root", tmp_path / shards))).refused)
+    assert re.search(rf"no shard was found there \(`shards` of defs\.yaml\): {says}", refused)
 
 
 def test_a_place_without_shards_is_refused(dataset: DatasetStore) -> None:
