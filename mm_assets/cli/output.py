@@ -32,6 +32,7 @@ __all__ = [
     "report_missing_streams",
     "report_planned",
     "report_registration",
+    "report_set_aside",
     "table_console",
     "wait_for_shards",
 ]
@@ -189,6 +190,14 @@ def report_missing_streams(chosen: DatasetChoice, dataset: str, missing: Mapping
         advice = chosen.complete(f"`mm-assets add-stream --dataset {dataset} --name {name}`")
         line = f"stream {name!r} is not in the manifest: it is missing in {named_in_part(keys)}"
         echo(f"{dataset}: {line}; add it with {advice} and its --field and --values", err=True)
+
+
+def report_set_aside(dataset: str, streams: Mapping[str, tuple[str, ...]]) -> None:
+    """Writes to standard error which added streams wait for `formats` to name MSTR, and how to have them again."""
+    for name, keys in streams.items():
+        why = "it was added to MSTR files, which `formats` leaves out"
+        line = f"stream {name!r} is set aside in {named_in_part(keys)}: {why}"
+        echo(f"{dataset}: {line}; add `mstr` to `formats` to have it again, or leave it: its files are kept", err=True)
 
 
 def report_planned(dataset: str, planned: Mapping[str, Stale]) -> None:

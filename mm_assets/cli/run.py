@@ -27,6 +27,7 @@ from mm_assets.cli.output import (
     report_missing_streams,
     report_planned,
     report_registration,
+    report_set_aside,
     wait_for_shards,
 )
 from mm_assets.errors import ConfigError, MmAssetsError
@@ -254,6 +255,7 @@ class _Run:
 
     def report(self) -> None:
         """Prints what was done and what went wrong."""
+        from mm_assets.pipeline.added_streams import set_aside_streams
         from mm_assets.pipeline.losses import loss_totals, losses_command
         from mm_assets.pipeline.pending import Present, pending_reasons
         from mm_assets.pipeline.publish import missing_streams
@@ -270,6 +272,7 @@ class _Run:
             if totals:
                 echo(f"all of them: {self.chosen.complete(f'`{losses_command(name)}`')}")
             report_missing_streams(self.chosen, name, missing_streams(present[name]))
+            report_set_aside(name, set_aside_streams(present[name].published().values()))
         for result in self.ended:
             for line in result.warnings:
                 echo(f"warning: {result.dataset}/{result.partition}: {self.chosen.complete(line)}", err=True)

@@ -11,6 +11,7 @@ from mm_assets.checks.catalog import Check
 from mm_assets.checks.context import Outcome
 from mm_assets.orchestration.checks import UNIQUE_IDS, rules_of
 from mm_assets.orchestration.partitions import asset_key
+from mm_assets.pipeline.added_streams import names_set_aside
 from mm_assets.pipeline.chain import MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage, packed_files
 from mm_assets.pipeline.duplicate_ids import duplicates_said
 from mm_assets.pipeline.losses import KINDS, LossTotal, loss_totals
@@ -116,13 +117,14 @@ def stage_version(record: StageRecord) -> str:
 
 def published_result(dataset: DatasetStore, key: str, marker: Mapping[str, Any]) -> MaterializeResult:
     """What Dagster stores of a partition's marker."""
-    totals = loss_totals(dataset, [key])
+    totals, aside = loss_totals(dataset, [key]), names_set_aside(marker.get("added"))
     return dg.MaterializeResult(
         asset_key=asset_key(dataset.spec, PUBLISHED),
         metadata={
             "count/samples": marker["num_samples"],
             **{f"count/{kind}": sum(t.count for t in totals if t.example.kind == kind) for kind in KINDS},
             "losses": losses_table(totals),
+            **({"streams_set_aside": ", ".join(aside)} if aside else {}),
         },
         data_version=marker_version(marker),
     )

@@ -3,12 +3,12 @@
 A packed file never changes. The stream is added to a copy (a clone, where the file system supports it), which is named
 by its own digest and is in the marker beside the file that was packed. Stage records and earlier manifests do not
 change. A manifest lists the copies only where all its partitions have the same added streams, so that its files are
-always alike.
+always alike. While `formats` leaves out MSTR, markers keep the copies set aside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,15 @@ from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.store import DatasetStore, canonical_json, size_fault
 from mm_assets.storage.store import PublishedFile
 
-__all__ = ["AddedStreams", "PartitionAdded", "add_to_dataset", "added_streams", "carried_over"]
+__all__ = [
+    "AddedStreams",
+    "PartitionAdded",
+    "add_to_dataset",
+    "added_streams",
+    "carried_over",
+    "names_set_aside",
+    "set_aside_streams",
+]
 
 FORMAT = "mstr"  # the packed format that streams can be added to
 
@@ -69,7 +77,7 @@ def added_streams(markers: Mapping[str, Marker], sizes: Mapping[str, int]) -> Ad
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     known: set[str] = set()
     for key, marker in markers.items():
-        added = marker.added
+        added = marker.added if FORMAT in marker.packed else None  # else they are set aside
         streams: list[Mapping[str, Any]] = added["streams"] if added else []
         known |= {stream["name"] for stream in streams}
         if FORMAT in marker.packed:  # else they are not missing
@@ -90,16 +98,35 @@ def added_streams(markers: Mapping[str, Marker], sizes: Mapping[str, int]) -> Ad
     return AddedStreams(streams=tuple(first[name] for name in sorted(first)), files=files, missing=missing)
 
 
+def set_aside_streams(markers: Iterable[Marker]) -> Mapping[str, tuple[str, ...]]:
+    """Added streams that wait for `formats` to name their format again, each with the partitions that have it."""
+    found: dict[str, list[str]] = {}
+    for marker in markers:
+        for name in names_set_aside(marker.added):
+            found.setdefault(name, []).append(marker.key)
+    return {name: tuple(sorted(keys)) for name, keys in sorted(found.items())}
+
+
+def names_set_aside(added: Mapping[str, Any] | None) -> list[str]:
+    """Names of the streams that a marker has under `added`, where they are set aside."""
+    return [stream["name"] for stream in added["streams"]] if added and "of" in added else []
+
+
 def carried_over(old: Mapping[str, Any] | None, marker: Mapping[str, Any]) -> dict[str, Any]:
     """A new marker with the added streams of one before it, of which there may be several.
 
-    Where the same MSTR file was made again, byte for byte, they are retained. Where another was, or none, they are
-    lost, and the new marker lists them.
+    Where the same MSTR file was made again, byte for byte, they are retained. Where none is made, they are set aside
+    with the MSTR file that they were added to, until it is made again. Where another was made, they are lost, and the
+    new marker lists them.
     """
     kept, old = dict(marker), old or {}
     added, lost = old.get("added"), {*old.get("lost_streams", ()), *kept.pop("lost_streams", ())}
-    if added and old["files"].get(FORMAT) == marker["files"].get(FORMAT):
-        kept["added"] = added
+    packed = marker["files"].get(FORMAT)
+    of = added.get("of", old["files"].get(FORMAT)) if added else None
+    if added and packed is None:
+        kept["added"] = {**added, "of": of}
+    elif added and of == packed:
+        kept["added"] = {name: value for name, value in added.items() if name != "of"}
     elif added:
         lost |= {stream["name"] for stream in added["streams"]}
     if "added" in kept:  # by this marker or by another one

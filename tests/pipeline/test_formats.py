@@ -14,6 +14,7 @@ from mm_assets.cli.main import main
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.fields import ScalarField
 from mm_assets.orchestration.build import build_definitions
+from mm_assets.orchestration.report import published_result
 from mm_assets.pipeline import publish
 from mm_assets.pipeline.added_streams import add_to_dataset
 from mm_assets.pipeline.chain import RECORDED_STAGES, recorded_stages, summary_numbers
@@ -21,6 +22,7 @@ from mm_assets.pipeline.partition_run import run_partition
 from mm_assets.pipeline.pending import Present, pending_partitions, stale_partitions
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
+from tests.dataset.test_add_stream import values_of
 
 from .chain import declare, marker_of, run_chain
 from .shards import CAPTIONS, make_shard
@@ -176,3 +178,53 @@ def test_the_order_of_formats_is_not_a_difference() -> None:
     assert spec("mstr", "mult") == spec("mult", "mstr") == declare(Path("root"), "in")
     with pytest.raises(ConfigError, match="'tar', allowed: mult, mstr"):
         spec("tar")
+
+
+def test_added_streams_outlive_a_time_without_mstr(
+    made: dict[tuple[str, ...], DatasetStore], tmp_path: Path, dagster_home: Path
+) -> None:
+    """Without `mstr` added streams are set aside, `run` says so, and `clean` keeps them until the format is back."""
+    both = changed(made[FORMATS], tmp_path, *FORMATS)
+    with mm_assets.open(both.store.url_of("manifest.json"), format="mstr") as data:
+        numbers = {sample_id: float(number) for number, sample_id in enumerate(data.sample_ids)}
+    list(add_to_dataset(both, "score", ScalarField(dtype="float32"), values_of(numbers)))
+    manifest = publish.build_manifest(both).manifest
+    before = {key: marker_of(both, key)["added"] for key in "st"}
+    given = ["--shards", both.spec.shards, "--root", both.spec.root, "--dataset", "data", "--set", "pack=generic"]
+    done = CliRunner().invoke(main, ["run", *given, "--set", "formats=[mult]", "--set", "settle_seconds=0"])
+    assert done.exit_code == 0, done.output
+    said = (
+        "data: stream 'score' is set aside in s, t: it was added to MSTR files, which `formats` leaves out; add `mstr`"
+    )
+    assert said in done.stderr
+    one = DatasetStore(both.spec.replace(formats=("mult",)))
+    report = publish.build_manifest(one)
+    assert "added_streams" not in report.manifest
+    assert report.missing_streams == {}
+    made_now = published_result(one, "s", marker_of(one, "s")).metadata or {}
+    assert made_now["streams_set_aside"] == "score"
+    publish.clean(one, keep=1)
+    assert run(both) == ["packed_mstr"]
+    assert {key: marker_of(both, key)["added"] for key in "st"} == before
+    again = publish.build_manifest(both)
+    assert again.manifest == manifest
+    with mm_assets.open(again.url, format="mstr") as data:
+        assert data.verify().ok
+        assert data.read_modality("score", range(len(data))) == [numbers[key] for key in data.sample_ids]
+
+
+def test_streams_of_other_mstr_files_are_lost(made: dict[tuple[str, ...], DatasetStore], tmp_path: Path) -> None:
+    """Where the MSTR file that is made again is another one, the streams set aside are lost, and the marker says so."""
+    both = changed(made[FORMATS], tmp_path, *FORMATS)
+    with mm_assets.open(both.store.url_of("manifest.json"), format="mstr") as data:
+        numbers = dict.fromkeys(data.sample_ids, 1.0)
+    list(add_to_dataset(both, "score", ScalarField(dtype="float32"), values_of(numbers)))
+    before = marker_of(both, "s")["added"]
+    run(DatasetStore(both.spec.replace(formats=("mult",))))
+    fewer = [{"type": "text_length", "min_chars": 7}]  # drops nothing in `s`
+    for formats in (("mult",), FORMATS):
+        other = DatasetStore(both.spec.replace(formats=formats, filters=fewer))
+        run(other)
+    assert [marker_of(other, key).get("lost_streams") for key in "st"] == [None, ["score"]]
+    assert [marker_of(other, key).get("added") for key in "st"] == [before, None]
+    assert publish.build_manifest(other).missing_streams == {"score": ("t",)}
