@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 )
 @click.option("--partition", "-p", "keys", multiple=True, metavar="K", help="Of the dataset, these partitions.")
 @click.option("--ignore-unknown", is_flag=True, help="Pass over ids that no sample has.")
-@dataset_options()
+@dataset_options(single=True)
 def command(
     chosen: DatasetChoice,
     file: str | None,

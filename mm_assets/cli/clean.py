@@ -19,6 +19,9 @@ def command(chosen: DatasetChoice, keep: int | None, dry_run: bool) -> None:
 
     for dataset in chosen.stores():
         report = clean(dataset, keep=keep, dry_run=dry_run)
+        if not report.files:
+            echo(f"{dataset.spec.name}: nothing to remove")
+            continue
         verb = "would remove" if dry_run else "removed"
         echo(f"{dataset.spec.name}: {verb} {counted(len(report.files), 'file')}, {report.num_bytes:,} bytes")
         for name in report.files:

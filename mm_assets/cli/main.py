@@ -44,6 +44,8 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         found: click.Command = import_module(f"mm_assets.cli.{cmd_name.replace('-', '_')}").command
+        # Click cuts what it derives itself to one line.
+        found.short_help = " ".join((found.help or "").partition("\n\n")[0].split())
         return found
 
     def invoke(self, ctx: click.Context) -> None:

@@ -254,8 +254,13 @@ def field_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-def dataset_options(*, undeclared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Options that name datasets, as the argument `chosen`; `undeclared` adds shards that no YAML declares."""
+def dataset_options(
+    *, undeclared: bool = False, single: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options that name datasets, as the argument `chosen`; `undeclared` adds shards that no YAML declares.
+
+    A command for a `single` dataset refuses more than one.
+    """
     options = [
         click.option(
             "--dataset",
@@ -263,7 +268,7 @@ def dataset_options(*, undeclared: bool = False) -> Callable[[Callable[..., Any]
             "names",
             multiple=True,
             metavar="D",
-            help="Dataset name; may be given again."
+            help=("Dataset name." if single else "Dataset name; may be given again.")
             + (" With --shards one, by default `default`." if undeclared else ""),
         ),
         click.option("--module", "-m", help="Definitions module. Default: that of the Dagster project here or above."),

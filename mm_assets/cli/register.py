@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo, report_registration, wait_for_shards
 from mm_assets.summaries import counted
 
+if TYPE_CHECKING:
+    from mm_assets.pipeline.store import Registered
+
 
 @click.command()
 @dataset_options(undeclared=True)
-@click.option("--new-schema", is_flag=True, help="Decide the dataset's schema again; every partition becomes pending.")
+@click.option("--new-schema", is_flag=True, help="Decide the dataset's schema again; what it changes becomes pending.")
 def command(chosen: DatasetChoice, new_schema: bool) -> None:
     """List the shards and make them partitions of the Dagster instance."""
     from mm_assets.orchestration.launch import open_instance, register_dataset
+    from mm_assets.pipeline.pending import pending_partitions
     from mm_assets.pipeline.store import DatasetStore
 
     specs = chosen.specs()
     with open_instance() as instance:
         for spec in specs:
-            found = register_dataset(instance, DatasetStore(spec), new_schema=new_schema, sleep=wait_for_shards(spec))
+            dataset = DatasetStore(spec)
+            before = _layout(dataset.registered())
+            found = register_dataset(instance, dataset, new_schema=new_schema, sleep=wait_for_shards(spec))
             line = f"{spec.name}: {counted(len(found.partitions), 'partition')}"
             for what, keys in (("new", found.added), ("changed", found.changed), ("gone", found.removed)):
                 line += f", {len(keys)} {what}" if keys else ""
             echo(line)
+            if new_schema:
+                stored = dataset.registered()
+                preset = dataset.schema(stored).pack.get("preset") or "none"
+                layout = "the same layout" if _layout(stored) == before else "a new layout"
+                pending = len(pending_partitions(dataset))
+                number = f"{pending:,} of {counted(len(found.partitions), 'partition')}"
+                echo(f"{spec.name}: decided again: {layout}, preset {preset}; {number} pending")
             report_registration(chosen, spec, found)
             for partition in found.partitions:
                 echo(f"  {partition.key}")
+
+
+def _layout(registered: Registered) -> Mapping[str, Any]:
+    """The stored schema without what it was decided from."""
+    decided = ("declared", "decided_by", "evidence")
+    return {name: value for name, value in registered.stored_schema.items() if name not in decided}

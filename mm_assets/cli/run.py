@@ -189,7 +189,7 @@ class _Run:
                 if dry_run:
                     changes = (("new", found.added), ("changed", found.changed), ("gone", found.removed))
                     said = ", ".join(f"{len(keys):,} {what}" for what, keys in changes if keys)
-                    echo(f"{spec.name}: would register {said or 'no change'}")
+                    echo(f"{spec.name}: " + (f"would register partitions: {said}" if said else "no shard changed"))
                 self.present[spec.name] = present
                 self.pending[spec.name] = set(present.pending())
                 self.work += [(spec, key) for key in chosen_partitions(present, self.keys, self.first)]
@@ -273,13 +273,22 @@ class _Run:
                 echo(f"all of them: {self.chosen.complete(f'`{losses_command(name)}`')}")
             report_missing_streams(self.chosen, name, missing_streams(present[name]))
             report_set_aside(name, set_aside_streams(present[name].published().values()))
-        for result in self.ended:
-            for line in result.warnings:
-                echo(f"warning: {result.dataset}/{result.partition}: {self.chosen.complete(line)}", err=True)
+        for (name, line), keys in self._warnings().items():
+            number = "" if len(keys) == 1 else f"{counted(len(keys), 'partition')}: "
+            place = f"{name}/{keys[0]}" if len(keys) == 1 else name
+            echo(f"warning: {place}: {number}{self.chosen.complete(line)}", err=True)
         for line in (*self.warned, *self._left_out(pending)):
             echo(f"warning: {self.chosen.complete(line)}", err=True)
         for line in self.failed:
             echo(f"failed: {self.chosen.complete(line)}", err=True)
+
+    def _warnings(self) -> dict[tuple[str, str], list[str]]:
+        """The partitions of each dataset with the same warning, such as that of a setting."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for result in self.ended:
+            for line in result.warnings:
+                found.setdefault((result.dataset, line), []).append(result.partition)
+        return found
 
     def _left_out(self, pending: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
         """For each dataset the partitions that did not run and are not in its manifest, by the reason."""

@@ -14,7 +14,7 @@ from mm_assets.errors import ConfigError
 
 
 @click.command()
-@dataset_options()
+@dataset_options(single=True)
 @click.argument("query")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; the default where no terminal reads them.")
 def command(chosen: DatasetChoice, query: str, as_csv: bool) -> None:

@@ -171,6 +171,7 @@ class Stage:
             if name.startswith(_SCHEMA)
             else f"`{name}`"
             for name in names
+            if name.removeprefix(_SCHEMA) == name or name.removeprefix(_SCHEMA) not in names
         ]
         return f"{', '.join(said)} changed" if said else ""
 

@@ -233,7 +233,7 @@ def planned_runs(present: Present, keys: Sequence[str], first: Stage | None = No
     given = {key: given_start(first, is_pending=key in pending) for key in keys}
     as_given = {key for key, start in given.items() if start is RAW_SHARDS and key not in pending}
     stale = stale_partitions(present, [key for key in given if key not in as_given])
-    wanted = Fault("it is up to date, and wanted again")
+    wanted = Fault("it is up to date; an option runs it again")
 
     def planned(key: str, start: Stage | None) -> Stale:
         if start is None:
@@ -311,7 +311,7 @@ def first_stale(
             makes it is stale.
     """
     if not records:
-        reason = "it has never run" if failure is None else "no stage of it has ended"
+        reason = "it has never run" if failure is None else "its first stage has not succeeded yet"
         return Stale(first=RAW_SHARDS, fault=Fault(reason), failure=failure)
     for stage in recorded_stages(dataset.spec):
         fault = stage_fault(stage, partition, records, made_with[stage], size=size)

@@ -21,3 +21,10 @@ def test_every_command_is_listed_with_its_help(command: str) -> None:
 def test_help_says_what_happens(command: str, says: str) -> None:
     """The help uses the words that a user would search for."""
     assert says in " ".join(CliRunner().invoke(main, [command, "--help"]).output.split())
+
+
+def test_no_description_is_cut() -> None:
+    """The help of the group has the first paragraph of each command's help as a whole."""
+    listed = " ".join(CliRunner().invoke(main, ["--help"], env={"COLUMNS": "80"}).output.split())
+    assert "run Register the shards, run every pending partition from its first stale stage on, make the" in listed
+    assert listed.count("...") == 1, "of the arguments, in the first line"

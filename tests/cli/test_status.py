@@ -101,3 +101,29 @@ def test_a_stage_that_a_dataset_does_not_have_is_refused(invoke: Invoke) -> None
     assert (result.exit_code, result.stdout) == (2, "")
     assert "arguments: --from: data has no packed_mstr: its `formats` are mult; its stages are: " in result.stderr
     assert "packed_mult, published" in result.stderr
+
+
+def test_a_new_decision_is_told(invoke: Invoke) -> None:
+    """`register --new-schema` says which preset it decided, whether the layout is another, and what became pending."""
+    same = invoke("register", "--new-schema").stdout
+    assert "data: decided again: the same layout, preset image_text; 0 of 1 partition pending\n" in same
+    other = invoke("register", "--new-schema", "--pack", "generic").stdout
+    assert "data: decided again: a new layout, preset generic; 1 of 1 partition pending\n" in other
+
+
+def test_what_a_dry_run_would_register(invoke: Invoke) -> None:
+    """With nothing to register and nothing to clean, the commands say so in words, not as a count of 0."""
+    assert invoke("run", "--dry-run").stdout.startswith("data: no shard changed\n")
+    assert "from raw_shards: it is up to date; an option runs it again" in invoke("run", "--force", "--dry-run").stdout
+    assert invoke("clean").stdout == "data: nothing to remove\n"
+
+
+def test_the_same_warning_of_several_partitions_is_one_line(tmp_path: Path, dagster_home: Path) -> None:
+    """What a setting causes in each partition is said once for the dataset, with the number of partitions."""
+    for name in "ab":
+        make_shard(tmp_path / "in" / f"{name}.tar", {f"{name}{member}": value for member, value in CAPTIONS.items()})
+    given = ["run", "--shards", str(tmp_path / "in"), "--root", str(tmp_path / "root"), "--set", "retain=none"]
+    result = CliRunner().invoke(main, given)
+    assert result.exit_code == 0, result.output
+    (line,) = [line for line in result.stderr.splitlines() if "`retain`" in line]
+    assert line.startswith("warning: default: 2 partitions: ")

@@ -98,7 +98,7 @@ class Opened:
     [
         ({"samples": {"texts_field": "t"}}, "rows", "`samples.texts_field` changed", 1),
         ({"filters": [{"type": "text_length", "min_chars": 9}]}, "filtered_rows", "`filters` changed", 0),
-        ({"pack": {"columns": ["n"]}}, "packed_mult", "`pack`, `pack` of the dataset's schema changed", 0),
+        ({"pack": {"columns": ["n"]}}, "packed_mult", "`pack` changed", 0),
         ({"on_misaligned": "fail"}, "packed_mult", "`on_misaligned` changed", 0),
     ],
     ids=["rows", "filter", "columns", "checks of packing"],
