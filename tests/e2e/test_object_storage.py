@@ -22,6 +22,7 @@ from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, PACKED_STAGES, PUBLIS
 from mm_assets.pipeline.decide import decide_layout
 from mm_assets.pipeline.partition_run import PartitionReport, run_partition
 from mm_assets.pipeline.pending import pending_partitions
+from mm_assets.pipeline.publish import build_manifest
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -217,6 +218,44 @@ def test_a_run_that_starts_later_reads_the_one_table_that_it_needs(
     shard = case.recorder.reads_of(f"/{bucket}/shards/{case.shard.name}")
     assert not shard
     assert files_of(case.remote) == before
+
+
+def test_a_manifest_costs_few_requests(
+    server: tuple[str, Any], options: dict[str, Any], bucket: str, tmp_path: Path
+) -> None:
+    """Besides listings, a manifest of nothing new takes 7 requests, and one with a new partition of 12 takes 26."""
+    shard = pairs(tmp_path, 3)
+    spec = declare(f"s3://{bucket}/root", f"s3://{bucket}/shards/*.tar", storage_options=options, root_options=options)
+    fs = fsspec.filesystem("s3", **options)
+
+    def run_new(numbers: range) -> None:
+        for number in numbers:
+            fs.put_file(str(shard), f"{bucket}/shards/{number:02}.tar")
+        dataset = DatasetStore(spec)
+        register(dataset)
+        for partition in dataset.partitions().values():
+            if int(partition.key) in numbers:
+                assert run_partition(spec, partition, dataset.schema(), markers=()).ok
+
+    def manifest() -> list[Any]:
+        """The requests of a manifest, without listings."""
+        server[1].requests.clear()
+        assert build_manifest(DatasetStore(spec)).left_out == {}
+        return [request for request in server[1].requests if request.path.strip("/") != bucket]
+
+    run_new(range(11))
+    manifest()
+    assert Counter(request.method for request in manifest()) == {"GET": 5, "HEAD": 2}
+    run_new(range(11, 12))
+    requests = manifest()
+    marker = Path(DatasetStore(spec).marker_names()["11"][0]).name
+    table = [request for request in requests if request.path.endswith("/filtered_rows/11.parquet")]
+    assert sum(request.method == "GET" for request in table) == 2
+    assert len(table) <= 12, "DuckDB asks ten times for its size"
+    others = [request for request in requests if request not in table]
+    assert Counter(request.method for request in others) == {"GET": 8, "HEAD": 2, "PUT": 4}
+    read = [Path(request.path).name for request in others if "/published/" in request.path]
+    assert read == [marker], "of the others the cache has what counts"
 
 
 @pytest.mark.parametrize("retain", ["filtered", "none"])
