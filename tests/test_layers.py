@@ -4,10 +4,14 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from mm_assets.cli.main import COMMANDS
+from mm_assets.pipeline.register import register
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
 
 CODE = """
 import importlib, sys
@@ -30,6 +34,7 @@ HEAVY = {
     "pandas",
     "s3fs",
 }
+CONFIG = {"name": "data", "shards": "in", "settle_seconds": 0, "pack": "generic"}
 
 
 def loaded_by(*modules: str) -> set[str]:
@@ -50,6 +55,23 @@ def test_help_of_commands_is_fast() -> None:
     """No command's module imports Dagster, Arrow or DuckDB: they are imported where a command runs."""
     modules = [f"mm_assets.cli.{name.replace('-', '_')}" for name in COMMANDS]
     assert not loaded_by(*modules) & {"dagster", "pyarrow", "duckdb"}
+
+
+@pytest.mark.parametrize("command", ["status", "clean", "losses"])
+def test_undeclared_datasets_need_no_dagster(tmp_path: Path, command: str) -> None:
+    """Looking at a dataset that no YAML declares, and cleaning it, do not import Dagster, which takes a second."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.tar").write_bytes(bytes(1024))
+    register(DatasetStore(DatasetSpec.from_config(CONFIG | {"root": str(tmp_path)}, where="arguments", base=tmp_path)))
+    given = [command, "--root", str(tmp_path), "-d", "data"]
+    given += ["--shards", str(tmp_path / "in")] if command == "status" else []
+    code = (
+        "import sys; from mm_assets.cli.main import main; main(standalone_mode=False); print('dagster' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *given], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "dagster" not in done.stdout.splitlines()[-1].split()
 
 
 def test_reading_needs_no_heavy_library() -> None:

@@ -103,8 +103,7 @@ class DatasetChoice:
             ConfigError: a dataset is not declared, or is not below the given root.
         """
         from mm_assets.cli.project import project_folder
-        from mm_assets.orchestration.component import default_root
-        from mm_assets.orchestration.launch import find_dagster_home
+        from mm_assets.pipeline.home import default_root, find_dagster_home
         from mm_assets.pipeline.store import DatasetStore
 
         if self.root and self.names:
@@ -133,7 +132,7 @@ class DatasetChoice:
 
     def complete(self, message: str) -> str:
         """A message whose suggested commands carry the given options, so that they work when pasted."""
-        from mm_assets.orchestration.component import default_root
+        from mm_assets.pipeline.home import default_root
 
         def completed(found: re.Match[str]) -> str:
             options = {"--module": self.module, "--root": self.root}
@@ -159,7 +158,7 @@ class DatasetChoice:
 
     def _undeclared(self, shards: str, *, needs_home: bool = True, read_only: bool = False) -> DatasetSpec:
         from mm_assets.cli.project import make_importable
-        from mm_assets.orchestration.component import default_root
+        from mm_assets.pipeline.home import default_root
         from mm_assets.pipeline.spec import DatasetSpec
 
         if len(self.names) > 1:
@@ -217,10 +216,15 @@ def _parsed(settings: Iterable[str]) -> dict[str, Any]:
 
 def _find_dagster_home(*, read_only: bool) -> None:
     from mm_assets.cli.project import project_folder
-    from mm_assets.orchestration.launch import ensure_dagster_home, find_dagster_home
+    from mm_assets.pipeline.home import find_dagster_home
 
     given, here = os.environ.get("DAGSTER_HOME"), Path.cwd()
-    home = (find_dagster_home if read_only else ensure_dagster_home)(project_folder(here))
+    if read_only:
+        home = find_dagster_home(project_folder(here))
+    else:
+        from mm_assets.orchestration.launch import ensure_dagster_home
+
+        home = ensure_dagster_home(project_folder(here))
     os.environ["DAGSTER_HOME"] = str(home)
     if not given and home.parent != here:
         echo(f"DAGSTER_HOME is not set: using {home}", err=True)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any, Self
 
 import dagster as dg
@@ -19,9 +18,10 @@ from pydantic import BaseModel, RootModel, model_validator
 
 from mm_assets.errors import ConfigError
 from mm_assets.orchestration.build import build_definitions
+from mm_assets.pipeline.home import default_root
 from mm_assets.pipeline.spec import DatasetSpec
 
-__all__ = ["ShardDataset", "default_root", "wrong_declarations_left_out"]
+__all__ = ["ShardDataset", "wrong_declarations_left_out"]
 
 WRONG_DECLARATIONS = "wrong_declarations"  # group of the assets that show the errors of declarations
 
@@ -196,12 +196,3 @@ def _unset_variables(attributes: Mapping[str, Any]) -> Iterator[tuple[str, str, 
         for opening, attribute, argument, closing in _VARIABLE.findall(json.dumps(value, default=str)):
             if (attribute or argument) not in os.environ:
                 yield key, attribute or argument, bool(attribute and opening and closing)
-
-
-def default_root(home: Path | None = None) -> str:
-    """Storage root of datasets that name none: $MM_ASSETS_ROOT, else a folder beside Dagster's own storage.
-
-    `home` is the instance's folder; by default $DAGSTER_HOME, else this folder.
-    """
-    home = home or Path(os.environ.get("DAGSTER_HOME") or Path.cwd())
-    return os.environ.get("MM_ASSETS_ROOT") or str(Path(home) / "data")

@@ -29,6 +29,7 @@ from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.runs import load_config, process_tags
 from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.engines.processes import Processes
+from mm_assets.pipeline.home import find_dagster_home
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
@@ -37,7 +38,6 @@ from mm_assets.pipeline.store import DatasetStore
 __all__ = [
     "declared_datasets",
     "ensure_dagster_home",
-    "find_dagster_home",
     "open_instance",
     "register_dataset",
     "run_load",
@@ -55,24 +55,6 @@ nux: {enabled: false}
 run_monitoring: {enabled: true, start_timeout_seconds: 300, max_runtime_seconds: 86400}
 run_retries: {enabled: true, max_retries: 2, retry_on_asset_or_op_failure: false}
 """
-
-
-def find_dagster_home(project: Path | None = None) -> Path:
-    """The instance's folder, which may not exist yet.
-
-    It is $DAGSTER_HOME, else the nearest `dagster_home` in this folder or above it, else a new one here. In a
-    project the search ends at the project's folder, so that no instance around it is used; a new one is made there.
-
-    Args:
-        project: folder of the project around this folder, if there is one.
-    """
-    given = os.environ.get("DAGSTER_HOME")
-    here = Path.cwd()
-    if given:
-        return Path(given).expanduser().absolute()
-    folders = [folder for folder in (here, *here.parents) if project is None or folder.is_relative_to(project)]
-    homes = (folder / "dagster_home" for folder in folders)
-    return next(filter(Path.is_dir, homes), (project or here) / "dagster_home")
 
 
 def ensure_dagster_home(project: Path | None = None) -> Path:
