@@ -77,7 +77,7 @@ class Bench:
     @property
     def _variables(self) -> dict[str, str]:
         variables = {"DAGSTER_HOME": str(self.folder / "out" / "home"), "PYTHONPATH": str(REPOSITORY)}
-        variables["PYTHONDONTWRITEBYTECODE"] = ""  # what is measured is not compiled anew each time
+        variables["PYTHONDONTWRITEBYTECODE"] = ""  # the code that is measured is compiled once
         if self.curator is not None:  # it starts the program `ray` of the same environment
             variables["PATH"] = f"{Path(self.curator).parent}:{os.environ['PATH']}"
         return variables

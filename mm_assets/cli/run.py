@@ -184,7 +184,8 @@ class _Run:
                     continue
                 self.datasets[spec.name] = dataset
                 report_registration(self.chosen, spec, found)
-                schema = None if found.decision is None else found.decision.schema
+                # The stored schema has more than the decision: the evidence for it.
+                schema = found.decision.schema if dry_run and found.decision is not None else None
                 present = Present(dataset, schema, partitions={p.key: p for p in found.partitions})
                 if dry_run:
                     changes = (("new", found.added), ("changed", found.changed), ("gone", found.removed))

@@ -26,6 +26,7 @@ from mm_assets.pipeline.partition_run import run_partition
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
+from ..pipeline.shards import make_shard
 from .loads import pack, run_partitions
 
 SpecOf = Callable[..., DatasetSpec]
@@ -186,6 +187,20 @@ def test_a_worker_that_dies_before_its_task_fails_one_partition(
     assert reports["b"].ok
     assert reports["a"].failure is not None
     assert "was killed (signal 9" in reports["a"].failure.detail
+
+
+def test_the_run_that_decides_the_schema_notes_what_does_not_fit_it(
+    instance: dg.DagsterInstance, inbox: Inbox, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition without the images of those that decided the schema has a note, also in the run that decided it."""
+    monkeypatch.setattr("mm_assets.pipeline.decide.MAX_SHARDS", 2)
+    monkeypatch.setattr("mm_assets.pipeline.decide.MAX_TRIED", 2)
+    shards = copies(inbox, "ac")
+    make_shard(shards / "b.tar", {f"{n}.txt": "words" for n in range(3)})
+    given = ["run", "--shards", f"{shards}/*.tar", "--set", "settle_seconds=0", "--root", str(root), "--dataset", "d"]
+    done = CliRunner().invoke(main, given, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "d/b: none of 3 packed samples has 'image', which 80 of 80 had when the schema was decided" in done.stderr
 
 
 def test_a_long_summary_has_totals(
