@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.errors import SourceError, first_line
 from mm_assets.pipeline.chain import FILTERED_ROWS
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.rows.parquet import open_table, read_batches
 from mm_assets.summaries import counted
 
 __all__ = ["duplicate_ids", "duplicates_said"]
@@ -33,10 +37,15 @@ _EMPTY = pa.schema([("partition", pa.string()), ("sample_id", pa.string())])
 
 # The metadata row of each sample is read, its two columns only. Ids are unique within a partition.
 _OF_TABLES = """
+insert into new_ids
 select parse_filename(mm_assets_file, true) as partition, sample_id
 from read_parquet($files, filename = 'mm_assets_file', hive_partitioning = false)
 where position = -1
 """
+
+_READS = 16  # remote tables at a time: each waits for the storage most of its time
+_BATCH_BYTES = 4 << 20
+_COLUMNS = ("sample_id", "position")
 
 _DUPLICATES = """
 create temp table duplicates as
@@ -138,12 +147,38 @@ def _select(connection: Any, dataset: DatasetStore, kept: Mapping[str, _Kept], n
             f"create temp view {name}_ids as select partition, sample_id from read_parquet('{_quoted(file.path)}') "
             f"semi join {name}_keys using (partition)"
         )
-    if new:
+    connection.execute("create temp table new_ids (partition varchar, sample_id varchar)")
+    if new and dataset.store.is_local:
         files = [dataset.duckdb_path(dataset.table(FILTERED_ROWS.tables[0].name, key)) for key in sorted(new)]
-        connection.execute(f"create temp table new_ids as {_OF_TABLES}", {"files": files})
-    else:
-        connection.execute("create temp table new_ids (partition varchar, sample_id varchar)")
+        connection.execute(_OF_TABLES, {"files": files})
+    elif new:
+        _read_remote(connection, dataset, sorted(new))
     connection.execute("create temp view ids as from large_ids union all from small_ids union all from new_ids")
+
+
+def _read_remote(connection: Any, dataset: DatasetStore, keys: Sequence[str]) -> None:
+    """Adds the ids of tables in an object store, of which DuckDB would ask for each size ten times."""
+    with ThreadPoolExecutor(_READS, thread_name_prefix="ids") as pool:
+        for first in range(0, len(keys), _READS):
+            found = pa.concat_tables(pool.map(partial(_read, dataset), keys[first : first + _READS]))
+            connection.register("found", found)
+            connection.execute("insert into new_ids from found")
+            connection.unregister("found")
+
+
+def _read(dataset: DatasetStore, key: str) -> pa.Table:
+    """The sample ids of a partition, which are unique in it: those of the metadata row of each sample."""
+    name = dataset.table(FILTERED_ROWS.tables[0].name, key)
+    file = open_table(dataset.store, name)
+    try:
+        ids = [
+            batch.filter(pc.equal(batch["position"], -1))["sample_id"].cast(pa.string())
+            for batch in read_batches(file, batch_bytes=_BATCH_BYTES, columns=_COLUMNS, name=dataset.store.url_of(name))
+        ]
+    finally:
+        file.close(force=True)
+    found = pa.chunked_array(ids, pa.string())
+    return pa.table({"partition": pa.repeat(pa.scalar(key, pa.string()), len(found)), "sample_id": found}, _EMPTY)
 
 
 def _keep(dataset: DatasetStore, connection: Any, name: str, relation: str, tables: Mapping[str, str]) -> None:
