@@ -121,8 +121,9 @@ def publish(work: PartitionWork) -> Mapping[str, Any]:
 def _other_markers(work: PartitionWork, published: Snapshot) -> dict[str, bytes]:
     """The markers of a partition that publication replaces by one of another name."""
     dataset, found = work.dataset, {}
-    for listed in work.marker_names():
-        # A manifest may have withdrawn it since it was listed.
+    # Those that were listed, and one that another run of the partition has published since.
+    for listed in dict.fromkeys([*work.marker_names(), work.marker_name]):
+        # A manifest may have withdrawn it meanwhile.
         for name in dict.fromkeys((listed, dataset.withdrawn_name(listed))):
             is_published = name == work.marker_name
             content = published.content if is_published else dataset.store.found_bytes(name)

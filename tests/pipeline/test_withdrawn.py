@@ -73,6 +73,17 @@ def test_run_carries_over_streams_of_a_marker_that_was_withdrawn_meanwhile(tmp_p
     assert len(marker_names(dataset)) == 1
 
 
+def test_run_replaces_a_marker_that_was_published_and_withdrawn_meanwhile(tmp_path: Path) -> None:
+    """Of two runs of a new partition the later one leaves no withdrawn marker of the other."""
+    dataset = published_dataset(tmp_path, with_stream=True)
+    lose_mult(dataset)
+    publish.build_manifest(dataset)
+    assert ran(dataset, markers=())  # none was there when the run began
+    publish.build_manifest(dataset)
+    assert streams_in_manifest(dataset) == ["score"]
+    assert len(marker_names(dataset)) == 1
+
+
 def test_withdrawn_marker_belongs_to_its_own_partition(tmp_path: Path) -> None:
     """Where one key is another with 16 digits, a withdrawn marker of the one is not taken for one of the other."""
     long, short = "data.0123456789abcdef", "data"
