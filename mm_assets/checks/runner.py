@@ -117,8 +117,9 @@ class Session:
             else:
                 self._arrow[name] = made
                 self._num_rows[name] = made.num_rows
-            needed = min(_ROW_MEMORY * self._num_rows[name], memory_share())
+            needed = _ROW_MEMORY * self._num_rows[name]
             if known_as in self._context.tables and needed > self._memory:
+                needed = max(self._memory, min(needed, memory_share()))  # files of the kernel are read: only if needed
                 self._least_memory = max(self._least_memory, needed)
                 self._allow(needed)
         return self._num_rows[name]
