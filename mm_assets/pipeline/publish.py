@@ -112,6 +112,9 @@ def publish(work: PartitionWork) -> Mapping[str, Any]:
     marker = _carried_over(dataset, {**others, work.marker_name: published.content}, marker)
     dataset.store.sync([work.record_file.path, *(file.path for r in records.values() for file in r.files.values())])
     dataset.store.replace(published, canonical_json(marker, indent=1))
+    if published.content is not None and not dataset.store.exists(work.marker_name):
+        where = dataset.store.url_of(work.marker_name)
+        raise ChangedError(where, f"a manifest withdrew the marker of partition {key!r} meanwhile: run it again")
     for other in others:  # after the new one: there is a marker at any time
         dataset.store.delete(other)
     work.clear_failure()
@@ -275,6 +278,7 @@ def _settle(present: Present) -> bool:
                 continue
             marker = dataset.marker_in(published) or {}
             contents = {other: dataset.store.found_bytes(other) for other in others}
+            contents[name] = published.content  # the last, since streams may have been added to it
             dataset.store.replace(published, canonical_json(_carried_over(dataset, contents, marker), indent=1))
             for other in others:
                 dataset.store.delete(other)

@@ -174,6 +174,37 @@ def test_killed_between_the_steps_of_withdrawing(
     assert pending_partitions(dataset) == []
 
 
+def test_streams_of_the_present_marker_count(tmp_path: Path) -> None:
+    """Where a killed run left a former marker, streams that were added to the present one since remain."""
+    dataset = published_dataset(tmp_path, with_stream=True)
+    (name,) = marker_names(dataset)
+    dataset.store.write_bytes(dataset.marker_name("s", "0123456789abcdef"), dataset.store.read_bytes(name))
+    path = Path(dataset.store.path_of(marker_of(dataset, "s")["files"]["mstr"]["path"]))
+    with MstrReader(path) as reader:
+        values = values_of(dict.fromkeys(reader.sample_ids, 2.0))
+    list(add_to_dataset(dataset, "second", ScalarField(dtype="float32"), values))
+    publish.build_manifest(DatasetStore(dataset.spec))
+    assert streams_in_manifest(dataset) == ["score", "second"]
+    assert marker_names(dataset) == [name]
+
+
+def test_run_whose_marker_is_withdrawn_meanwhile_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that finds its very marker, which a manifest then withdraws, does not report success."""
+    dataset = published_dataset(tmp_path)
+    (name,) = marker_names(dataset)
+    real = publish.canonical_json
+
+    def withdrawing(value: object, **options: Any) -> bytes:
+        dataset.withdraw_markers([name])
+        return real(value, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(publish, "canonical_json", withdrawing)
+        assert not ran(dataset, first=FILTERED_ROWS)
+    assert pending_partitions(dataset) == ["s"]
+    assert ran(dataset)
+
+
 def test_marker_of_other_settings_is_merged_before_it_is_removed(tmp_path: Path) -> None:
     """A run killed between publishing and removing the former marker loses no stream that only the former lists."""
     dataset = published_dataset(tmp_path, with_stream=True)
