@@ -97,8 +97,8 @@ def _waits(spec: DatasetSpec, before: Attempt, num_due: int) -> str:
     """Why a load is not requested again yet."""
     again = datetime.fromtimestamp(before.due(), tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return (
-        f"run {before.run_id} of {load_job_name(spec)} (attempt {before.number}) failed before any of its partitions "
-        f"ended, and {num_due:,} partitions are due: its page says why; the next attempt is after {again}, or at once "
+        f"run {before.run_id} of {load_job_name(spec)} (attempt {before.number}) ended before any of its partitions "
+        f"did, and {num_due:,} partitions are due: its page says why; the next attempt is after {again}, or at once "
         f"with `mm-assets run --dataset {spec.name}`"
     )
 
