@@ -124,7 +124,7 @@ class Mirror:
         known = self._instance.event_log_storage.get_latest_tags_by_partition(
             asset_key(self._spec, PUBLISHED), DagsterEventType.ASSET_MATERIALIZATION, [_VERSION]
         )
-        names = {key: str(present.name(key)) for key in present.names if key not in running}
+        names = {key: name for key in present.names if key not in running and (name := present.name(key)) is not None}
         cached = present.cache.read(names.values())
         for key, name in names.items():
             is_of = known.get(key, {}).get(_VERSION)

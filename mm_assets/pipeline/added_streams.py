@@ -9,6 +9,7 @@ always alike. While `formats` leaves out MSTR, markers keep the copies set aside
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 FORMAT = "mstr"  # the packed format that streams can be added to
+_RUN = "run `mm-assets run --dataset {}` first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +145,7 @@ def add_to_dataset(
     keys: Collection[str] = (),
     ignore_unknown: bool = False,
 ) -> Iterator[PartitionAdded]:
-    """Adds a modality to the MSTR file of every published partition, one after the other.
+    """Adds a modality to the MSTR file of every partition that is up to date, one after the other.
 
     After an interruption it can be started again: a partition that has the very same stream is skipped. The manifest
     has to be made again afterwards.
@@ -153,14 +155,14 @@ def add_to_dataset(
         name: the new modality.
         field: how its values are encoded.
         values: by sample id; samples that are not among them do not have the modality.
-        keys: the partitions to add to; all by default.
+        keys: the partitions to add to; all that are up to date by default.
         ignore_unknown: pass over ids that no sample has.
 
     Yields:
         What was done, as each partition is done.
 
     Raises:
-        SourceError: the dataset is in an object store, no partition or not such a partition is published, one is not
+        SourceError: the dataset is in an object store, no partition or not such a partition is up to date, one is not
             packed as MSTR, or a file is not as its marker says.
         EncodeError: an id belongs to no sample, a value does not fit, or a modality has that name already.
     """
@@ -168,22 +170,22 @@ def add_to_dataset(
         detail = "streams can be added in a local file system only: put the column into the shards, or copy the dataset"
         raise SourceError(dataset.store.url, detail)
     present = Present(dataset)
-    markers = present.markers(present.partitions)
+    markers = present.markers(present.current)
+    where = dataset.store.url_of(PUBLISHED.name)
+    for key in sorted(set(keys) - set(markers)):
+        raise SourceError(where, f"partition {key!r}: {present.fault(key)}: {_RUN.format(dataset.spec.name)}")
     if not markers:
-        raise SourceError(dataset.store.url_of(PUBLISHED.name), "no partition is published yet")
+        raise SourceError(where, f"no partition is up to date: {_RUN.format(dataset.spec.name)}")
     for key, marker in sorted(markers.items()):
         if FORMAT not in marker["files"]:
             detail = f"partition {key!r} has no MSTR file: add `{FORMAT}` to `formats`, and run it"
-            raise SourceError(dataset.store.url_of(PUBLISHED.name), detail)
-    absent = sorted(set(keys) - set(markers))
-    if absent:
-        raise SourceError(dataset.store.url_of(PUBLISHED.name), f"partition {absent[0]!r} is not published")
+            raise SourceError(where, detail)
     if not ignore_unknown:
         values.check_ids(_sample_ids(dataset, key, marker) for key, marker in sorted(markers.items()))
     for key, marker in sorted(markers.items()):
         if keys and key not in keys:
             continue
-        yield _add_to_partition(dataset, _Marker(key, str(present.name(key)), marker), name, field, values)
+        yield _add_to_partition(dataset, _Marker(key, present.current[key], marker), name, field, values)
 
 
 def _sample_ids(dataset: DatasetStore, key: str, marker: Mapping[str, Any]) -> list[str]:
@@ -217,15 +219,18 @@ def _add_to_partition(
     with MstrReader(source) as reader:
         if added and name in reader.names:
             return _had_before(reader, key, name, field, values)
-        # The lock of the draft also keeps a run from packing this partition meanwhile.
-        with dataset.store.draft(f"{PACKED_FOLDER}/{key}.{FORMAT}") as draft:
-            with source.open("rb") as old, draft.path.open("wb") as new:
-                splice(old, new, marker["files"][FORMAT]["size"] if not added else added["file"]["size"])
-            # No sync here: publishing the draft syncs the whole file.
-            summary = add_stream(draft.path, name, field, values.of(reader.sample_ids), fsync=False)
-            draft.name = f"{PACKED_FOLDER}/{packed_name(key, sha256=draft.digest(), form=FORMAT)}"
-    stream = {"name": name, "field": type(field).__name__, "config": field.config}
-    _write_marker(dataset, published, draft.result(), [*(added["streams"] if added else []), stream])
+        with ExitStack() as held:
+            # The lock of the draft also keeps a run from packing this partition meanwhile.
+            with dataset.store.draft(f"{PACKED_FOLDER}/{key}.{FORMAT}") as draft:
+                with source.open("rb") as old, draft.path.open("wb") as new:
+                    splice(old, new, marker["files"][FORMAT]["size"] if not added else added["file"]["size"])
+                # No sync here: publishing the draft syncs the whole file.
+                summary = add_stream(draft.path, name, field, values.of(reader.sample_ids), fsync=False)
+                draft.name = f"{PACKED_FOLDER}/{packed_name(key, sha256=draft.digest(), form=FORMAT)}"
+                # From here to the marker the file belongs to nothing: `clean` waits.
+                held.enter_context(dataset.markers_held(key))
+            stream = {"name": name, "field": type(field).__name__, "config": field.config}
+            _write_marker(dataset, published, draft.result(), [*(added["streams"] if added else []), stream])
     return PartitionAdded(
         partition=key, num_samples=summary.num_samples, num_present=summary.num_present[name], added=True
     )

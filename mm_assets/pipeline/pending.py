@@ -36,6 +36,7 @@ __all__ = [
     "chosen_partitions",
     "first_stale",
     "given_start",
+    "lost_files",
     "pending_partitions",
     "pending_reasons",
     "planned_runs",
@@ -136,8 +137,9 @@ class Present:
         self.current = {key: name for key, name in names.items() if name in self.names.get(key, ())}
 
     def name(self, key: str) -> str | None:
-        """The marker of a partition: the one that is up to date, else any; None where there is none."""
-        return self.current.get(key) or next(iter(self.names.get(key, ())), None)
+        """The marker of a partition: the one that is up to date, else any that is not withdrawn, else None."""
+        listed = (name for name in self.names.get(key, ()) if not name.endswith(WITHDRAWN))
+        return self.current.get(key) or next(listed, None)
 
     def markers(self, keys: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """The marker of each partition that has one, by key; errors as `DatasetStore.markers`."""
@@ -153,7 +155,7 @@ class Present:
     def fault(self, key: str) -> str | None:
         """Why a partition's marker is not up to date, as far as listings show, or None."""
         if key not in self.partitions:
-            return self.unregistered
+            return self.unregistered if key in self.names else "it is not registered"
         if key in self.current:
             return None
         if key not in self.names:
@@ -165,24 +167,33 @@ class Present:
     @property
     def unregistered(self) -> str:
         """Why a published partition is not a registered one."""
-        return "its shards are gone" if self.partitions else "no partition is registered: there is no shards.json"
+        return "its shards are gone" if self.partitions else "shards.json is missing, so no partition is registered"
 
     def lost_files(self, marker: Marker) -> str | None:
-        """Which packed file of a marker is gone or of another size, or that its records are others now, or None.
-
-        A run that failed, with other settings for instance, has replaced tables and records of the marker.
-        """
-        for path, size in marker.served_files():
-            if fault := size_fault(size, self.packed.get(path)):
-                return f"{path} {fault}"
-        if size_fault(marker.record[0], self.records.get(self.dataset.records_name(marker.key))):
-            return "a stage has been made again since it was published"
-        return None
+        """As `lost_files`, by the listings."""
+        return lost_files(marker, lambda name: self.packed.get(name, self.records.get(name)))
 
     def pending(self) -> list[str]:
         """Registered partitions without an up-to-date marker and its packed files, sorted; errors as `published`."""
         complete = {key for key, marker in self.published().items() if not self.lost_files(marker)}
         return sorted(self.partitions.keys() - complete)
+
+
+def lost_files(marker: Marker, size_of: Callable[[str], int | None]) -> str | None:
+    """Which packed file of a marker is gone or of another size, or that its records are others now, or None.
+
+    A run that failed, with other settings for instance, has replaced tables and records of the marker.
+
+    Args:
+        marker: the marker.
+        size_of: bytes of a file of the dataset, None where there is none.
+    """
+    for path, size in marker.served_files():
+        if fault := size_fault(size, size_of(path)):
+            return f"{path} {fault}"
+    if size_fault(marker.record[0], size_of(DatasetStore.records_name(marker.key))):
+        return "a stage has been made again since it was published"
+    return None
 
 
 def pending_partitions(dataset: DatasetStore) -> list[str]:

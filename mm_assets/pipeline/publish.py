@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ from mm_assets.pipeline.chain import (
 from mm_assets.pipeline.duplicate_ids import duplicate_ids
 from mm_assets.pipeline.losses import published_losses, sum_losses
 from mm_assets.pipeline.markers import Marker
-from mm_assets.pipeline.pending import Present, stage_fault
+from mm_assets.pipeline.pending import Present, lost_files, stage_fault
 from mm_assets.pipeline.store import (
     MARKER_VERSION,
     RECORDS,
@@ -41,6 +41,7 @@ from mm_assets.pipeline.store import (
     DatasetStore,
     StageRecord,
     canonical_json,
+    digest_fault,
     size_fault,
 )
 from mm_assets.pipeline.work import PartitionWork
@@ -81,8 +82,7 @@ def publish(work: PartitionWork) -> Mapping[str, Any]:
     """
     dataset, key = work.dataset, work.key
     # Before the records: what another process publishes after this line is noticed.
-    published = dataset.store.snapshot(work.marker_name)
-    others = _other_markers(work, published)
+    before = dataset.store.snapshot(work.marker_name)
     records = {stage: work.record(stage) for stage in recorded_stages(work.spec)}
     assert work.record_file is not None  # the records were read from it
     faults = _chain_faults(work, records)
@@ -109,15 +109,30 @@ def publish(work: PartitionWork) -> Mapping[str, Any]:
         "files": {name: file.to_json() for record in records.values() for name, file in sorted(record.files.items())},
         "record": work.record_file.to_json(),
     }
-    marker = _carried_over(dataset, {**others, work.marker_name: published.content}, marker)
     dataset.store.sync([work.record_file.path, *(file.path for r in records.values() for file in r.files.values())])
-    dataset.store.replace(published, canonical_json(marker, indent=1))
-    if published.content is not None and not dataset.store.exists(work.marker_name):
-        where = dataset.store.url_of(work.marker_name)
-        raise ChangedError(where, f"a manifest withdrew the marker of partition {key!r} meanwhile: run it again")
-    for other in others:  # after the new one: there is a marker at any time
-        dataset.store.delete(other)
+    with dataset.markers_held(key) as is_held:
+        marker = _replace_markers(work, before, marker, is_held=is_held)
     work.clear_failure()
+    return marker
+
+
+def _replace_markers(
+    work: PartitionWork, before: Snapshot, marker: Mapping[str, Any], *, is_held: bool
+) -> Mapping[str, Any]:
+    """Publishes a marker in place of all others of its partition, with their added streams, and returns it."""
+    dataset, store, name = work.dataset, work.dataset.store, work.marker_name
+    if before.content is not None and is_held and not store.exists(name):
+        before = store.snapshot(name)  # a manifest withdrew it meanwhile: this one is of files that are there
+    others = _other_markers(work, before)
+    marker = _carried_over(dataset, {**others, name: before.content}, marker)
+    store.replace(before, canonical_json(marker, indent=1))
+    if before.content is not None and not store.exists(name):  # withdrawn since, without the lock
+        detail = f"a manifest withdrew the marker of partition {work.key!r} meanwhile: run it again"
+        raise ChangedError(store.url_of(name), detail)
+    # After the new one: there is a marker at any time. Without a lock, a manifest that has just copied this
+    # one to its withdrawn name may still remove it: that copy is then the only one with the added streams.
+    for other in others.keys() - (set() if is_held else {dataset.withdrawn_name(name)}):
+        store.delete(other)
     return marker
 
 
@@ -220,7 +235,8 @@ def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestRep
         for key in {*present.partitions, *present.names} - listed.keys()
     }
     if faults := _faults(present, listed):
-        _withdraw(present, {key: listed.pop(key) for key in faults})
+        _withdraw(present, faults)
+        listed = {key: marker for key, marker in listed.items() if key not in faults}
     left_out = dict(sorted({**left_out, **faults}.items()))
     added = added_streams(listed, present.packed)
     before = None
@@ -265,17 +281,21 @@ def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestRep
 def _settle(present: Present) -> bool:
     """Removes markers of runs that were killed right after they had published the next one; whether there were any.
 
-    The next one carries over their added streams first. A marker that is being withdrawn is left alone: while there are
-    both, the process may still remove the other.
+    The next one carries over their added streams first. Where its files are no longer those that it lists, it may be
+    the other that counts for a process with another declaration: both are left alone.
     """
     dataset, found = present.dataset, False
-    for key, name in present.current.items():
-        others = sorted({*present.names[key]} - {name, dataset.withdrawn_name(name)})
-        if others:
-            found = True
-            published = dataset.store.snapshot(name)
-            if published.content is None:  # it was withdrawn meanwhile
+    several = {key: name for key, name in present.current.items() if len(present.names[key]) > 1}
+    for key, name in several.items():
+        with dataset.markers_held(key) as is_held:
+            # Without a lock, a marker may just be being withdrawn: while there are both, it may be removed.
+            others = sorted({*present.names[key]} - {name} - (set() if is_held else {dataset.withdrawn_name(name)}))
+            if not others:
                 continue
+            published = dataset.store.snapshot(name)
+            if published.content is None or _fault_now(dataset, published.content):
+                continue
+            found = True
             marker = dataset.marker_in(published) or {}
             contents = {other: dataset.store.found_bytes(other) for other in others}
             contents[name] = published.content  # the last, since streams may have been added to it
@@ -289,25 +309,38 @@ def _faults(present: Present, markers: Mapping[str, Marker]) -> dict[str, str]:
     """How the files of partitions differ from what their markers say."""
     listings = present.dataset.listings(*TABLES)
     tables = {name: file.size for listed in listings for name, file in listed.items()}
-    found = {key: present.lost_files(marker) or _made_again(marker, tables) for key, marker in markers.items()}
+    found = {key: present.lost_files(marker) or _made_again(marker, tables.get) for key, marker in markers.items()}
     return {key: fault for key, fault in found.items() if fault}
 
 
-def _withdraw(before: Present, markers: Mapping[str, Marker]) -> None:
-    """Withdraws markers whose files are not what they say, so that a run makes them again; `ChangedError` otherwise.
+def _withdraw(present: Present, faulty: Iterable[str]) -> None:
+    """Withdraws markers whose files are not what they say, so that a run makes them again.
 
-    The files were listed after the markers, so a run may have published a partition between the two: all are looked at
-    again.
+    Raises:
+        ChangedError: the files were listed after the markers, and a run has published a partition between the two.
     """
-    present, dataset = Present(before.dataset, known=before), before.dataset
-    published = present.published()
-    unchanged = {key: marker for key, marker in markers.items() if published.get(key) == marker}
-    faults = _faults(present, unchanged)
-    for key in faults:
-        dataset.withdraw_markers(present.names[key])
-    if changed := markers.keys() - faults.keys():
-        where = dataset.store.url_of("manifest.json")
-        raise ChangedError(where, f"partition {min(changed)!r} was published while the manifest was made: run it again")
+    dataset = present.dataset
+    for key in faulty:
+        with dataset.markers_held(key):
+            contents = {name: dataset.store.found_bytes(name) for name in present.names[key]}
+            found = {name: _fault_now(dataset, content) for name, content in contents.items() if content is not None}
+            if not found.get(present.current[key]):
+                where, detail = dataset.store.url_of("manifest.json"), "was published while the manifest was made"
+                raise ChangedError(where, f"partition {key!r} {detail}: run it again")
+            dataset.withdraw_markers(name for name, fault in found.items() if fault)
+
+
+def _fault_now(dataset: DatasetStore, content: bytes) -> str | None:
+    """How the files of a marker differ from what it says at this moment, or None."""
+    size = dataset.store.size
+    try:
+        marker = Marker.of(json.loads(content))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"it is not a marker: {error!r}"
+    if fault := lost_files(marker, size) or _made_again(marker, size):
+        return fault
+    # Records of other settings may have the same size.
+    return digest_fault(marker.record[1], dataset.store.digest(dataset.records_name(marker.key)))
 
 
 def _duplicate_ids(
@@ -335,10 +368,10 @@ def missing_streams(present: Present) -> Mapping[str, tuple[str, ...]]:
     return added_streams(present.published(), present.packed).missing
 
 
-def _made_again(marker: Marker, tables: Mapping[str, int]) -> str | None:
-    """What changed in a partition's tables since its marker was written, or None; `tables` are those that are there."""
+def _made_again(marker: Marker, size_of: Callable[[str], int | None]) -> str | None:
+    """What changed in a partition's tables since its marker was written, or None; `size_of` is None of what is gone."""
     for path, size in marker.table_files():
-        if fault := size_fault(size, tables.get(path)):
+        if fault := size_fault(size, size_of(path)):
             return f"{path} {fault}"
     return None
 
@@ -407,7 +440,8 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
         dry_run: report only.
 
     Raises:
-        SourceError: the storage could not be read.
+        SourceError: the storage could not be read, or a marker of a partition with packed files that are not needed is
+            damaged.
     """
     store = dataset.store
     keep = dataset.spec.keep_manifests if keep is None else max(keep, 1)
@@ -421,18 +455,20 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
         needed |= {path for path, _ in marker.served_files()}
         if marker.added is not None:
             needed.add(marker.added["file"]["path"])
-    others = {name for key in registered for name in present.names.get(key, ())} - set(present.current.values())
-    for former in dataset.markers(sorted(others)):
-        needed |= {file["path"] for file in former["files"].values()}
-        if former.get("added"):
-            needed.add(former["added"]["file"]["path"])
     sizes = {**store.sizes(PACKED_FOLDER), **store.sizes("manifests")}
-    surplus = {name: packed for name in sizes if name not in needed and (packed := _PACKED_PATH.fullmatch(name))}
-    for key in registered.keys() & {packed[1] for packed in surplus.values()}:
-        # Packed and not published yet: a run may be between the two.
-        records = dataset.records(key)
-        needed |= {file.path for stage, made in records.items() if stage.packed_format for file in made.files.values()}
-    doomed = [name for name in surplus if name not in needed]
+    surplus: dict[str, list[str]] = {}
+    for name in sizes.keys() - needed:
+        if packed := _PACKED_PATH.fullmatch(name):
+            surplus.setdefault(packed[1], []).append(name)
+    doomed = [name for key in sorted(surplus.keys() - registered.keys()) for name in sorted(surplus[key])]
+    for key in sorted(surplus.keys() & registered.keys()):
+        # No stream is added to it meanwhile, and no marker of it withdrawn.
+        with dataset.markers_held(key):
+            needed = _packed_by(dataset, key, present.names.get(key, ()))
+            unneeded = [name for name in sorted(surplus[key]) if name not in needed]
+            for name in unneeded if not dry_run else ():
+                store.delete(name)
+        doomed += unneeded
     doomed += manifests[keep:]
     markers = store.sizes(PUBLISHED.name)
     for name in (name for key, names in present.names.items() if key not in registered for name in names):
@@ -450,6 +486,26 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
         files=tuple(doomed),
         num_bytes=sum(sizes[name] for name in doomed),
     )
+
+
+def _packed_by(dataset: DatasetStore, key: str, listed: Iterable[str]) -> set[str]:
+    """The packed files that the records and markers of a partition name, also those whose run is not at its end.
+
+    Raises:
+        SourceError: they cannot be read.
+        SchemaMismatchError: they are damaged: which files are needed is not known.
+    """
+    records, store = dataset.records(key), dataset.store
+    needed = {file.path for stage, made in records.items() if stage.packed_format for file in made.files.values()}
+    for name in listed:
+        snapshots = map(store.snapshot, (name, dataset.withdrawn_name(name)))
+        marker = next(filter(None, map(dataset.marker_in, snapshots)), None)
+        if marker is None:  # another process has replaced it since
+            return _packed_by(dataset, key, dataset.marker_names().get(key, ()))
+        needed |= {file["path"] for file in marker["files"].values()}
+        if marker.get("added"):
+            needed.add(marker["added"]["file"]["path"])
+    return needed
 
 
 def _modified(store: Store, name: str) -> float:

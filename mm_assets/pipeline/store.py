@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -295,10 +295,15 @@ class DatasetStore:
         """The name that a marker has once it is withdrawn; that of a withdrawn one is as it is."""
         return name if name.endswith(WITHDRAWN) else name.removesuffix(".json") + WITHDRAWN
 
+    def markers_held(self, partition: str) -> AbstractContextManager[bool]:
+        """Keeps other processes from changing the markers of a partition; `Store.exclusive` says where."""
+        return self.store.exclusive(f"{PUBLISHED.name}/{partition}.markers")
+
     def withdraw_markers(self, names: Iterable[str]) -> list[str]:
         """Renames markers of a partition, so that it is pending whatever shards and settings are restored.
 
-        Its next publication carries over the added streams that they list. Markers that are gone are passed over.
+        Its next publication carries over the added streams that they list. Markers that are gone are passed over. To be
+        called in `markers_held`.
 
         Returns:
             The names that they have then, also of those that are gone: another process may have withdrawn them.
@@ -338,7 +343,9 @@ class DatasetStore:
             raise SourceError(self.store.url_of(name), f"is not JSON: {error}{advice}") from error
 
     def _advice_on(self, name: str) -> str:
-        """What to do about a damaged file of the registration, as the end of a message; empty for any other file."""
+        """What to do about a damaged file of the registration, or a marker, as the end of a message; else empty."""
+        if name.startswith(f"{PUBLISHED.name}/"):
+            return f"; run `mm-assets run --dataset {self.spec.name}`, which writes it again or removes it"
         if name not in _OF_REGISTRATION:
             return ""
         return f"; delete it and run `mm-assets register --dataset {self.spec.name}`, which {_OF_REGISTRATION[name]}"
@@ -524,7 +531,7 @@ class DatasetStore:
         """The marker that a file of that name and content is; errors as `markers`."""
         value = self._parsed(name, content)
         if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
-            raise SchemaMismatchError(f"{self.store.url_of(name)}: not a publication marker")
+            raise SchemaMismatchError(f"{self.store.url_of(name)}: not a publication marker{self._advice_on(name)}")
         return value
 
     def marker_in(self, snapshot: Snapshot) -> dict[str, Any] | None:

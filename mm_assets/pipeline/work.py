@@ -201,7 +201,8 @@ class PartitionWork:
 
     def withdraw_markers(self) -> None:
         """Makes the partition pending until it is published again, also if the settings of its markers are restored."""
-        self._markers = self.dataset.withdraw_markers(self.marker_names())
+        with self.dataset.markers_held(self.key):
+            self._markers = self.dataset.withdraw_markers(self.marker_names())
 
     def marker_names(self) -> Sequence[str]:
         """Names of its markers, of other settings and withdrawn ones too, as they were listed at first."""

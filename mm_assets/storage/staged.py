@@ -112,6 +112,12 @@ class StagedStore(Store):
         """As `Store.delete`, in the remote store."""
         self.remote.delete(name)
 
+    @contextmanager
+    def exclusive(self, name: str) -> Iterator[bool]:
+        """As `Store.exclusive`, of the remote store."""
+        with self.remote.exclusive(name) as is_held:
+            yield is_held
+
     def sync(self, names: Iterable[str]) -> None:
         """Nothing: the local folder is scratch."""
 

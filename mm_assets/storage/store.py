@@ -27,6 +27,8 @@ _NOT_IMPLEMENTED = 501
 _ONE_REQUEST = {"max_concurrency": 1}  # else s3fs asks for the size first, and gets a file in pieces
 _VERSION_FACTS = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")  # file systems differ in them
 _UPLOAD = {"chunksize": 16 << 20, "max_concurrency": 2}  # bytes of one part, and parts in memory at a time
+_WRITE_PATIENCE = 1.0  # seconds: runs of one partition must not overlap at all
+_EXCLUSIVE_PATIENCE = 30.0  # seconds: such a block takes milliseconds, or the upload of a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,6 +370,27 @@ class Store:
                 self._expect_unchanged(Snapshot(name=before.name, content=content), content)
         return True
 
+    @contextmanager
+    def exclusive(self, name: str) -> Iterator[bool]:
+        """Keeps other processes out of blocks of the same `name`, for which they wait.
+
+        Args:
+            name: relative to the root; there need not be a file.
+
+        Yields:
+            True in a local file system; False in an object store, which has no locks.
+
+        Raises:
+            SourceError: another process has been in such a block for 30 seconds.
+        """
+        if not self.is_local:
+            yield False
+            return
+        target = Path(self.path_of(name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target, f".{target.name}.exclusive", _EXCLUSIVE_PATIENCE):
+            yield True
+
     def delete(self, name: str) -> None:
         """Remove a file if it exists."""
         with suppress(FileNotFoundError):
@@ -406,26 +429,34 @@ def _locked_path(target: Path) -> Iterator[Path]:
     """A temporary path beside a local file, which no other process builds in the meantime."""
     target.parent.mkdir(parents=True, exist_ok=True)
     path = target.with_name(f".{target.name}.tmp")
-    # The lock is on a file beside the content: writers that replace their file would lose a lock held on it.
-    guard = target.with_name(f".{target.name}.lock")
-    lock = _lock(guard, target)
+    with _locked(target, f".{target.name}.lock", _WRITE_PATIENCE):
+        try:
+            path.unlink(missing_ok=True)  # left by a run that was killed
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(target: Path, guard_name: str, patience: float) -> Iterator[None]:
+    """Holds a lock on a file beside the target: writers that replace their file would lose a lock held on it."""
+    guard = target.with_name(guard_name)
+    lock = _lock(guard, target, patience)
     try:
-        path.unlink(missing_ok=True)  # left by a run that was killed
-        yield path
+        yield
     finally:
-        path.unlink(missing_ok=True)
         guard.unlink(missing_ok=True)
         os.close(lock)
 
 
-def _lock(guard: Path, target: Path) -> int:
+def _lock(guard: Path, target: Path, patience: float) -> int:
     """Lock the right to build `target` for this process; the lock ends with the process at the latest."""
     try:
         import fcntl
     except ImportError as error:
         detail = "publishing files needs POSIX file locks (fcntl), which this system does not have"
         raise SourceError(target, detail) from error
-    deadline = time.monotonic() + 1.0
+    deadline = time.monotonic() + patience
     while True:
         fd = os.open(guard, os.O_RDWR | os.O_CREAT, 0o644)
         try:

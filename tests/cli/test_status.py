@@ -78,7 +78,7 @@ def test_a_lost_list_of_partitions_is_named(invoke: Invoke, tmp_path: Path) -> N
     (tmp_path / "root" / "data" / "shards.json").unlink()
     found = state(invoke("status", "--json"))
     assert (found["shards"]["new"], found["shards"]["gone"]) == (["a"], [])
-    assert found["manifest"]["outdated"] == {"a": "no partition is registered: there is no shards.json"}
+    assert found["manifest"]["outdated"] == {"a": "shards.json is missing, so no partition is registered"}
 
 
 def test_partitions_are_named_in_a_file(invoke: Invoke, tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ def test_a_partition_published_meanwhile(dataset: DatasetStore) -> None:
 
 def test_a_partition_that_is_not_published(dataset: DatasetStore) -> None:
     """Naming a partition that is not published is refused before anything is written."""
-    with pytest.raises(SourceError, match="partition 'docs-7' is not published"):
+    with pytest.raises(SourceError, match="partition 'docs-7': it is not registered: run `mm-assets run"):
         list(add_to_dataset(dataset, "clip_score", SCORE, values_of({}), keys=["docs-00000", "docs-7"]))
     assert "added" not in marker_of(dataset, "docs-00000")
 
@@ -437,7 +437,7 @@ def test_object_storage_is_refused(tmp_path: Path) -> None:
 def test_nothing_is_published(tmp_path: Path) -> None:
     """A dataset without a published partition says so."""
     config = {"name": "x", "shards": "s", "root": str(tmp_path)}
-    with pytest.raises(SourceError, match="no partition is published yet"):
+    with pytest.raises(SourceError, match="no partition is up to date: run `mm-assets run --dataset x`"):
         list(add_to_dataset(DatasetStore(DatasetSpec.from_config(config, where="test")), "a", SCORE, values_of({})))
 
 

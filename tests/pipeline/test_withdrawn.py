@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mm_assets.errors import SourceError
 from mm_assets.fields import ScalarField
 from mm_assets.formats import MstrReader
 from mm_assets.pipeline import publish
@@ -19,6 +22,7 @@ from mm_assets.pipeline.chain import FILTERED_ROWS
 from mm_assets.pipeline.partition_run import run_partition
 from mm_assets.pipeline.pending import Present, pending_partitions
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.storage.store import Store
 from tests.dataset.test_add_stream import values_of
 from tests.pipeline.chain import declare, marker_of, run_chain
 from tests.pipeline.shards import CAPTIONS, make_shard
@@ -189,7 +193,7 @@ def test_streams_of_the_present_marker_count(tmp_path: Path) -> None:
 
 
 def test_run_whose_marker_is_withdrawn_meanwhile_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that finds its very marker, which a manifest then withdraws, does not report success."""
+    """A run whose very marker is withdrawn while it replaces it, without the lock, does not report success."""
     dataset = published_dataset(tmp_path)
     (name,) = marker_names(dataset)
     real = publish.canonical_json
@@ -203,6 +207,126 @@ def test_run_whose_marker_is_withdrawn_meanwhile_fails(tmp_path: Path, monkeypat
         assert not ran(dataset, first=FILTERED_ROWS)
     assert pending_partitions(dataset) == ["s"]
     assert ran(dataset)
+
+
+def during_first_call(
+    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, act: Callable[[], object]
+) -> list[Future[object]]:
+    """Lets another thread `act` while a method is called for the first time, until it waits or ends."""
+    real, calls = getattr(owner, method), list[Future[object]]()
+
+    def calling(*args: Any, **options: Any) -> Any:
+        if not calls:
+            calls.append(Future())
+            thread = threading.Thread(target=lambda: calls[0].set_result(act()))
+            thread.start()
+            thread.join(1.0)
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, method, calling)
+    return calls
+
+
+def test_run_that_publishes_during_a_withdrawal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that publishes while a manifest withdraws its marker waits, and leaves its own with the added stream."""
+    dataset = published_dataset(tmp_path, with_stream=True)
+    lose_mult(dataset)
+    with monkeypatch.context() as patched:
+        calls = during_first_call(patched, Store, "delete", lambda: ran(DatasetStore(dataset.spec)))
+        publish.build_manifest(DatasetStore(dataset.spec))
+        assert calls[0].result(timeout=60)
+    assert len(marker_names(dataset)) == 1
+    assert pending_partitions(dataset) == []
+    publish.build_manifest(DatasetStore(dataset.spec))
+    assert streams_in_manifest(dataset) == ["score"]
+
+
+def test_stream_that_is_added_during_a_withdrawal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream whose partition is withdrawn while it is added is reported as not added, and the one before remains."""
+    dataset = published_dataset(tmp_path, with_stream=True)
+    values = values_of({})
+
+    def added() -> str:
+        with pytest.raises(SourceError) as caught:
+            list(add_to_dataset(DatasetStore(dataset.spec), "second", ScalarField(dtype="float32"), values))
+        return str(caught.value)
+
+    dataset.store.delete("filtered_rows/s.parquet")
+    with monkeypatch.context() as patched:
+        calls = during_first_call(patched, Store, "delete", added)
+        publish.build_manifest(DatasetStore(dataset.spec))
+        assert "was published again while a stream was added to it: add it again" in calls[0].result(timeout=60)
+    assert ran(dataset)
+    publish.build_manifest(DatasetStore(dataset.spec))
+    assert streams_in_manifest(dataset) == ["score"]
+
+
+def test_stream_that_is_added_while_clean_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of a stream that is being added is not removed: it is there before a marker lists it."""
+    dataset = published_dataset(tmp_path)
+    calls = during_first_call(monkeypatch, Store, "replace", lambda: publish.clean(DatasetStore(dataset.spec), keep=1))
+    list(add_to_dataset(dataset, "score", ScalarField(dtype="float32"), values_of({})))
+    report = calls[0].result(timeout=60)
+    assert isinstance(report, publish.CleanReport)
+    assert report.files == ()
+    publish.build_manifest(dataset)
+    assert streams_in_manifest(dataset) == ["score"]
+
+
+def test_markers_of_two_declarations(tmp_path: Path) -> None:
+    """A manifest by a declaration that was changed since leaves the marker of the changed one as it is."""
+    dataset = published_dataset(tmp_path)
+    spec = declare(tmp_path / "root", tmp_path / "in" / "s.tar", filters=[{"type": "text_length", "min_chars": 0}])
+    (name,) = marker_names(dataset)
+    former = dataset.store.read_bytes(name)
+    changed, _ = run_chain(spec)
+    (new,) = marker_names(changed)
+    dataset.store.write_bytes(name, former)  # the other run published it after this one had listed the markers
+    publish.build_manifest(DatasetStore(dataset.spec))
+    assert marker_names(changed) == sorted([new, name])
+    assert pending_partitions(DatasetStore(spec)) == []
+
+
+def test_clean_beside_a_withdrawal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A marker that is withdrawn after `clean` listed it still protects the file with its added stream."""
+    dataset = published_dataset(tmp_path, with_stream=True)
+    (name,) = marker_names(dataset)
+    lost = marker_of(dataset, "s")["added"]["file"]["path"]
+    dataset.store.delete("manifest.json")
+
+    def withdraw() -> None:
+        dataset.withdraw_markers([name])
+
+    monkeypatch.setattr(Present, "published", after_first_call(withdraw, Present.published))
+    publish.clean(DatasetStore(dataset.spec), keep=1)
+    assert marker_names(dataset) == [dataset.withdrawn_name(name)]
+    assert dataset.store.exists(lost)
+
+
+def test_clean_needs_every_marker(tmp_path: Path) -> None:
+    """A damaged marker stops `clean`, which cannot know what it protects; a run removes it."""
+    dataset = published_dataset(tmp_path, with_stream=True)
+    dataset.withdraw_markers(marker_names(dataset))
+    (name,) = marker_names(dataset)
+    dataset.store.write_bytes(name, b"{")
+    dataset.store.write_bytes("manifest.json", b'{"shards": []}')
+    before = dataset.store.sizes("packed")
+    with pytest.raises(SourceError, match=r"withdrawn.json: is not JSON: .*; run `mm-assets run --dataset data`"):
+        publish.clean(DatasetStore(dataset.spec), keep=1)
+    assert dataset.store.sizes("packed") == before
+    assert ran(dataset)
+    publish.build_manifest(DatasetStore(dataset.spec))
+    assert publish.clean(DatasetStore(dataset.spec), keep=1).files
+    assert pending_partitions(dataset) == []
+
+
+def test_stream_for_a_pending_partition(tmp_path: Path) -> None:
+    """A stream is not added to a partition that has to run again: it would be lost with its file."""
+    dataset = published_dataset(tmp_path)
+    dataset.withdraw_markers(marker_names(dataset))
+    message = "partition 's': its files are not those that were published: run `mm-assets run --dataset data` first"
+    with pytest.raises(SourceError, match=message):
+        list(add_to_dataset(dataset, "score", ScalarField(dtype="float32"), values_of({}), keys=["s"]))
 
 
 def test_marker_of_other_settings_is_merged_before_it_is_removed(tmp_path: Path) -> None:
