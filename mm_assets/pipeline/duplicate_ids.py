@@ -69,12 +69,15 @@ class _Kept:
     keys: frozenset[str]
 
 
-def duplicate_ids(dataset: DatasetStore, tables: Mapping[str, str]) -> dict[str, Any]:
+def duplicate_ids(
+    dataset: DatasetStore, tables: Mapping[str, str], sizes: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """The ids that several published partitions have, as the manifest holds them.
 
     Args:
         dataset: the dataset's folder.
         tables: by partition key the SHA-256 of its `filtered_rows`.
+        sizes: the same tables' bytes, where they are known: small remote ones are then read in one request.
 
     Returns:
         `count`, the number of ids, and `examples`, the first 5 in their order: `sample_id`, `num_partitions` and the
@@ -96,7 +99,7 @@ def duplicate_ids(dataset: DatasetStore, tables: Mapping[str, str]) -> dict[str,
         small = _kept(dataset, _SMALL, {k: v for k, v in tables.items() if k not in large.keys}, Path(scratch))
         new = tables.keys() - large.keys - small.keys
         try:
-            _select(connection, dataset, {"large": large, "small": small}, new)
+            _select(connection, dataset, {"large": large, "small": small}, {key: (sizes or {}).get(key) for key in new})
             connection.execute(_DUPLICATES)
             ((count,),) = connection.execute("select count(*) from duplicates").fetchall()
             found = connection.execute(f"select * from duplicates order by sample_id limit {_EXAMPLES}").fetchall()
@@ -104,7 +107,7 @@ def duplicate_ids(dataset: DatasetStore, tables: Mapping[str, str]) -> dict[str,
             if large.num_partitions or small.num_partitions:  # a file of the cache may be damaged: all tables are read
                 dataset.store.delete(_LARGE)
                 dataset.store.delete(_SMALL)
-                return duplicate_ids(dataset, tables)
+                return duplicate_ids(dataset, tables, sizes)
             where = dataset.store.url_of(FILTERED_ROWS.tables[0].name)
             raise SourceError(where, f"the sample ids could not be compared: {first_line(error)}") from error
         in_small = new | small.keys
@@ -139,8 +142,11 @@ def _kept(dataset: DatasetStore, name: str, tables: Mapping[str, str], scratch: 
     return _Kept(str(path), 0, frozenset())
 
 
-def _select(connection: Any, dataset: DatasetStore, kept: Mapping[str, _Kept], new: set[str]) -> None:
-    """Makes the views `large_ids`, `small_ids` and `new_ids`, and `ids` of all of them: of each partition once."""
+def _select(connection: Any, dataset: DatasetStore, kept: Mapping[str, _Kept], new: Mapping[str, int | None]) -> None:
+    """Makes the views `large_ids`, `small_ids` and `new_ids`, and `ids` of all of them: of each partition once.
+
+    `new` are the partitions whose tables are read, with the bytes of these where they are known.
+    """
     for name, file in kept.items():
         connection.register(f"{name}_keys", pa.table({"partition": pa.array(sorted(file.keys), pa.string())}))
         connection.execute(
@@ -152,24 +158,26 @@ def _select(connection: Any, dataset: DatasetStore, kept: Mapping[str, _Kept], n
         files = [dataset.duckdb_path(dataset.table(FILTERED_ROWS.tables[0].name, key)) for key in sorted(new)]
         connection.execute(_OF_TABLES, {"files": files})
     elif new:
-        _read_remote(connection, dataset, sorted(new))
+        _read_remote(connection, dataset, sorted(new.items()))
     connection.execute("create temp view ids as from large_ids union all from small_ids union all from new_ids")
 
 
-def _read_remote(connection: Any, dataset: DatasetStore, keys: Sequence[str]) -> None:
+def _read_remote(connection: Any, dataset: DatasetStore, tables: Sequence[tuple[str, int | None]]) -> None:
     """Adds the ids of tables in an object store, of which DuckDB would ask for each size ten times."""
     with ThreadPoolExecutor(_READS, thread_name_prefix="ids") as pool:
-        for first in range(0, len(keys), _READS):
-            found = pa.concat_tables(pool.map(partial(_read, dataset), keys[first : first + _READS]))
+        for first in range(0, len(tables), _READS):
+            found = pa.concat_tables(
+                pool.map(partial(_read, dataset), *zip(*tables[first : first + _READS], strict=True))
+            )
             connection.register("found", found)
             connection.execute("insert into new_ids from found")
             connection.unregister("found")
 
 
-def _read(dataset: DatasetStore, key: str) -> pa.Table:
+def _read(dataset: DatasetStore, key: str, size: int | None) -> pa.Table:
     """The sample ids of a partition, which are unique in it: those of the metadata row of each sample."""
     name = dataset.table(FILTERED_ROWS.tables[0].name, key)
-    file = open_table(dataset.store, name)
+    file = open_table(dataset.store, name, size=size)
     try:
         ids = [
             batch.filter(pc.equal(batch["position"], -1))["sample_id"].cast(pa.string())

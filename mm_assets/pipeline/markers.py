@@ -126,6 +126,7 @@ class Markers:
         self._dataset = dataset
         self._listed = listed
         self._stored: Mapping[str, str] = {} if known is None else known._stored  # version of each in the cache's file
+        self._has_read_cache: bool = known is not None and known._has_read_cache
         self._read: dict[str, Marker] = {}
         if known is not None:
             self._read = {name: of for name, of in known._read.items() if known._listed[name] == listed.get(name)}
@@ -139,8 +140,9 @@ class Markers:
             SourceError: one cannot be read.
         """
         names = list(names)
-        if any(name not in self._read for name in names):
+        if not self._has_read_cache and any(name not in self._read for name in names):
             self._read = {**self._cached, **self._read}
+            self._has_read_cache = True
         unknown = [name for name in names if name not in self._read]
         with ThreadPoolExecutor(_READS, thread_name_prefix="markers") as pool:
             for name, content in zip(unknown, pool.map(self._dataset.store.found_bytes, unknown), strict=True):

@@ -224,11 +224,14 @@ def build_manifest(dataset: DatasetStore, known: Present | None = None) -> Manif
 
 def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestReport:
     store = dataset.store
-    newest = store.snapshot("manifest.json")  # before the markers: a manifest of newer ones is not replaced
-    present = Present(dataset, known=known)
+    listing = store.listing("")
+    # Before the markers: a manifest of newer ones is not replaced.
+    newest = store.snapshot("manifest.json", listing.get("manifest.json"))
+    registered = dataset.registered(listing)
+    schema = dataset.schema(registered)
+    present = Present(dataset, schema, partitions=registered.partitions, known=known)
     if _settle(present):
         present = Present(dataset, known=present)
-    schema = present.schema if present.partitions else dataset.schema()
     listed = dict(sorted(present.published().items()))
     left_out = {
         key: present.fault(key) or "its marker is damaged"
@@ -261,7 +264,7 @@ def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestRep
     if content is None or manifest != before:
         content = canonical_json(manifest, indent=1)
     digest = hashlib.sha256(content).hexdigest()
-    if not store.exists(f"manifests/{digest}.json"):
+    if content != newest.content or not store.exists(f"manifests/{digest}.json"):
         store.write_bytes(f"manifests/{digest}.json", content)
     catalog = _catalog(dataset).encode()
     if store.found_bytes("catalog.sql") != catalog:
@@ -356,7 +359,8 @@ def _duplicate_ids(
         if files(newest["shards"]) == files(shards):
             known: Mapping[str, Any] = newest["duplicate_ids"]
             return known
-    return duplicate_ids(dataset, {key: marker.rows_digest for key, marker in markers.items()})
+    sizes = {key: marker.tables[FILTERED_ROWS.tables[0].name] for key, marker in markers.items()}
+    return duplicate_ids(dataset, {key: marker.rows_digest for key, marker in markers.items()}, sizes)
 
 
 def missing_streams(present: Present) -> Mapping[str, tuple[str, ...]]:

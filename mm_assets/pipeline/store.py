@@ -350,16 +350,20 @@ class DatasetStore:
             return ""
         return f"; delete it and run `mm-assets register --dataset {self.spec.name}`, which {_OF_REGISTRATION[name]}"
 
-    def registered(self) -> Registered:
-        """What registration stored; its files are read again only where one listing shows other versions of them.
+    def registered(self, listed: Mapping[str, ListedFile] | None = None) -> Registered:
+        """What registration stored; its files are read again only where a listing shows other versions of them.
 
         There may be very many partitions, and a load asks for them at each of its steps.
+
+        Args:
+            listed: the files in the dataset's folder; None lists them.
 
         Raises:
             SourceError: a file cannot be read.
             SchemaMismatchError: the list of partitions is damaged.
         """
-        listed = self.store.listing("")  # before the content: a version in between is read again
+        if listed is None:
+            listed = self.store.listing("")  # before the content: a version in between is read again
         source, partitions = self._read_if_new("shards.json", listed, self._listed_partitions) or (None, {})
         return Registered(
             partitions=dict(partitions),

@@ -28,6 +28,7 @@ MAX_ROW_GROUP_ROWS = 1 << 20  # rows of text are small, but a reader needs to sk
 MAX_BATCH_ROWS = 1 << 16  # bounds the memory of repeated values that take a few bytes in the file
 MAX_VALUE = (1 << 31) - (1 << 16)  # a Parquet page states its size in an int32, and a value is within one page
 READ_BUFFER = 1 << 20  # bytes of a local column chunk that are read at a time; a chunk of media is a whole row group
+_ONE_READ = 1 << 20  # bytes of a remote table that is read whole
 _MEDIA_BATCH = 1  # values between two checks of the page size: pages of media stay near their 1 MiB
 _TEXT_BATCH = 1024
 _LONG_TEXT = frozenset({"text_content", "metadata_json", "source_ref", "member", "detail"})  # values rarely repeat
@@ -200,8 +201,13 @@ class ParquetSink:
         self._held, self._held_bytes, self._held_rows = [], 0, 0
 
 
-def open_table(store: Store, name: str) -> pq.ParquetFile:
+def open_table(store: Store, name: str, *, size: int | None = None) -> pq.ParquetFile:
     """Opens a table of a store; close it with ``close(force=True)``.
+
+    Args:
+        store: the store.
+        name: the file, relative to the store's root.
+        size: its bytes, if they are known: a small remote file is then read whole, in one request instead of three.
 
     Raises:
         SourceError: it is not there, cannot be read, or is not a Parquet file.
@@ -210,6 +216,8 @@ def open_table(store: Store, name: str) -> pq.ParquetFile:
         if store.is_local:
             # By its path, so that Python is not involved in reading, and a piece of a column chunk at a time.
             return pq.ParquetFile(store.local_path(name), buffer_size=READ_BUFFER, pre_buffer=False)
+        if size is not None and size <= _ONE_READ:
+            return pq.ParquetFile(pa.BufferReader(store.read_bytes(name)))
         return pq.ParquetFile(store.open(name), pre_buffer=True)  # whole row groups: each piece would be a request
     except pa.ArrowException as error:
         raise SourceError(store.url_of(name), f"is not a Parquet file: {error}") from error

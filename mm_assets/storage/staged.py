@@ -100,9 +100,9 @@ class StagedStore(Store):
     def _put(self, name: str) -> None:
         self.remote.upload_file(Path(self.path_of(name)), name)
 
-    def snapshot(self, name: str) -> Snapshot:
+    def snapshot(self, name: str, listed: ListedFile | None = None) -> Snapshot:
         """As `Store.snapshot`, of the remote store."""
-        return self.remote.snapshot(name)
+        return self.remote.snapshot(name, listed)
 
     def replace(self, before: Snapshot, content: bytes) -> None:
         """As `Store.replace`, in the remote store."""

@@ -56,10 +56,12 @@ class ListedFile(NamedTuple):
     Attributes:
         size: bytes.
         version: changes when the file is replaced, also by one of the same size: the facts that the storage gives.
+        etag: what an S3 store calls this version of it; None elsewhere.
     """
 
     size: int
     version: str
+    etag: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +205,7 @@ class Store:
             base = info["name"].rstrip("/").rsplit("/", 1)[-1]
             if info["type"] == "file" and base:
                 version = " ".join(str(info[fact]) for fact in _VERSION_FACTS if info.get(fact) is not None)
-                found[base] = ListedFile(int(info["size"]), version)
+                found[base] = ListedFile(int(info["size"]), version, info.get("ETag"))
         return found
 
     def read_bytes(self, name: str) -> bytes:
@@ -305,8 +307,12 @@ class Store:
             draft.path.write_bytes(content)
         return draft.result()
 
-    def snapshot(self, name: str) -> Snapshot:
+    def snapshot(self, name: str, listed: ListedFile | None = None) -> Snapshot:
         """A small file as it is now, to be replaced by `replace` only where no other process did so meanwhile.
+
+        Args:
+            name: relative to the root.
+            listed: the file in a listing that was made just before, which saves one request.
 
         Raises:
             SourceError: the file cannot be read.
@@ -316,7 +322,8 @@ class Store:
             try:
                 if self._is_s3:
                     # Before the content: a version in between is noticed, because its tag is another one.
-                    etag = str(self.fs.info(self.path_of(name), refresh=True)["ETag"])
+                    etag = listed.etag if listed is not None else None
+                    etag = etag or str(self.fs.info(self.path_of(name), refresh=True)["ETag"])
                 return Snapshot(name=name, content=self._get(name), etag=etag)
             except FileNotFoundError:
                 return Snapshot(name=name, content=None)

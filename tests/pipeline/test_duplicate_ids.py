@@ -74,7 +74,7 @@ def test_ids_in_several_partitions_are_counted_with_examples(dataset: DatasetSto
     assert duplicates_said(found).startswith("8 sample ids in several partitions, 's0' in 2, a.0 and c among them")
     compared: list[list[str]] = []
     monkeypatch.setattr(
-        publish, "duplicate_ids", lambda _, keys: compared.append([*keys]) or {"count": 0, "examples": []}
+        publish, "duplicate_ids", lambda _, keys, sizes: compared.append([*keys]) or {"count": 0, "examples": []}
     )
     assert publish.build_manifest(dataset).digest == report.digest
     assert compared == []
