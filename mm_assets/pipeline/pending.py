@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from mm_assets.errors import ConfigError, SchemaMismatchError
@@ -130,6 +131,7 @@ class Present:
         self.names = dataset.marker_names(markers)
         self.packed = {name: file.size for name, file in packed.items()}
         self.records = {name: file.size for name, file in records.items()}
+        self._sizes = {**self.packed, **self.records}
         self.cache: Markers = Markers(dataset, markers, None if known is None else known.cache)
         self.schema = schema or (dataset.schema(registered) if self.partitions else DatasetSchema())
         made_with = PUBLISHED.digest(dataset.spec, self.schema)
@@ -171,10 +173,14 @@ class Present:
 
     def lost_files(self, marker: Marker) -> str | None:
         """As `lost_files`, by the listings."""
-        return lost_files(marker, lambda name: self.packed.get(name, self.records.get(name)))
+        return lost_files(marker, self._sizes.get)
 
     def pending(self) -> list[str]:
         """Registered partitions without an up-to-date marker and its packed files, sorted; errors as `published`."""
+        return list(self._pending)
+
+    @cached_property
+    def _pending(self) -> list[str]:
         complete = {key for key, marker in self.published().items() if not self.lost_files(marker)}
         return sorted(self.partitions.keys() - complete)
 
