@@ -56,7 +56,7 @@ MAX_REREAD_BYTES = 4 << 20  # of all of them: the check must not cost what the s
 DIGEST = 16  # bytes
 _DERIVED = ("content", "reread", "texts", "source_refs", "user", "digests")  # from the table whose name is before it
 _BATCH_ROWS = 4 << 10  # rows that become Python objects at a time
-_MAX_MEASURED = 16 << 20  # bytes of relations that are kept for later stages
+_MAX_MEASURED = 64 << 20  # bytes of relations that are kept for later stages
 _MAX_HELD = 1 << 16  # rows of a table that is read once; each statement reads a larger one
 
 _TYPES = {  # of the columns that are not text
@@ -153,6 +153,11 @@ class Measured:
     def __init__(self) -> None:
         self._kept: dict[tuple[str, Path], tuple[tuple[int, int, int], pa.Table]] = {}
 
+    def forget_others(self, paths: Iterable[Path]) -> None:
+        """Drops the relations over all other files: no stage reads the tables of one that is further back again."""
+        read = set(paths)
+        self._kept = {name: kept for name, kept in self._kept.items() if name[1] in read}
+
     def get(self, relation: str, path: Path, make: Callable[[], pa.Table]) -> pa.Table:
         """A relation over a local table, made where it is not kept; the oldest goes where all need too much memory."""
         status = os.stat(path)
@@ -178,6 +183,8 @@ class TableRelations:
         self.context = context
         self._open: dict[str, pq.ParquetFile] = {}
         self._measured = measured or Measured()
+        store = context.store
+        self._measured.forget_others(Path(store.path_of(file.path)) for file in context.tables.values())
         self._remote: dict[tuple[str, str], pa.Table] = {}
 
     def close(self) -> None:
