@@ -192,12 +192,12 @@ def report_missing_streams(chosen: DatasetChoice, dataset: str, missing: Mapping
         echo(f"{dataset}: {line}; add it with {advice} and its --field and --values", err=True)
 
 
-def report_set_aside(dataset: str, streams: Mapping[str, tuple[str, ...]]) -> None:
-    """Writes to standard error which added streams wait for `formats` to name MSTR, and how to have them again."""
+def report_set_aside(dataset: str, streams: Mapping[str, tuple[str, ...]], *, err: bool = True) -> None:
+    """Writes which added streams wait for `formats` to name MSTR, and how to have them again."""
     for name, keys in streams.items():
         why = "it was added to MSTR files, which `formats` leaves out"
         line = f"stream {name!r} is set aside in {named_in_part(keys)}: {why}"
-        echo(f"{dataset}: {line}; add `mstr` to `formats` to have it again, or leave it: its files are kept", err=True)
+        echo(f"{dataset}: {line}; add `mstr` to `formats` to have it again, or leave it: its files are kept", err=err)
 
 
 def report_planned(dataset: str, planned: Mapping[str, Stale]) -> None:

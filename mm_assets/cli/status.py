@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
-from mm_assets.cli.output import echo, named_in_part, report_error, report_faults
+from mm_assets.cli.output import echo, named_in_part, report_error, report_faults, report_set_aside
 from mm_assets.errors import MmAssetsError
 from mm_assets.summaries import counted
 
@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from mm_assets.pipeline.status import DatasetStatus, ShardChanges
 
 _SHOWN = 10  # failures
-_KEYS = ("url", "registered", "published", "pending", "failures", "shards", "manifest", "refused", "unknown")
+_KEYS = (
+    "url",
+    "registered",
+    "published",
+    "pending",
+    "failures",
+    "shards",
+    "manifest",
+    "set_aside",
+    "refused",
+    "unknown",
+)
 
 
 @click.command()
@@ -70,6 +81,7 @@ def _print(chosen: DatasetChoice, status: DatasetStatus) -> None:
     if len(status.failures) > _SHOWN:
         echo(f"{name}: and {len(status.failures) - _SHOWN:,} more failed: --json has all")
     _print_manifest(status)
+    report_set_aside(name, status.set_aside, err=False)
     if status.refused is not None:
         echo(f"{name}: a run is refused: {chosen.complete(str(status.refused))}")
     elif status.pending or (status.shards is not None and (status.shards.new or status.shards.changed)):
@@ -118,6 +130,7 @@ def _as_json(status: DatasetStatus) -> Mapping[str, Any]:
         {key: {**asdict(failure), "said": failure.said} for key, failure in status.failures.items()},
         None if status.shards is None else asdict(status.shards),
         None if status.manifest is None else asdict(status.manifest),
+        {stream: list(keys) for stream, keys in status.set_aside.items()},
         None if status.refused is None else str(status.refused),
         list(status.unknown),
     )

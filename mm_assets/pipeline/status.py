@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from mm_assets.errors import MmAssetsError, SourceError
+from mm_assets.pipeline.added_streams import set_aside_streams
 from mm_assets.pipeline.pending import Present, Stale, stale_partitions
 from mm_assets.pipeline.publish import partitions_in_manifest
 from mm_assets.pipeline.register import list_partitions, no_shards, refusal
@@ -73,6 +74,7 @@ class DatasetStatus:
         failures: by key, the error that ended the last run of a partition.
         shards: how the shards differ from those registered; None where they could not be listed.
         manifest: the newest; None before the first, and where it could not be read.
+        set_aside: by name, the partitions with an added stream that `formats` leaves out.
         refused: why registration, and so a run, will fail until something is done, or None.
         unknown: what could not be read, one line each.
     """
@@ -84,6 +86,7 @@ class DatasetStatus:
     failures: Mapping[str, StageFailure]
     shards: ShardChanges | None
     manifest: ManifestStatus | None
+    set_aside: Mapping[str, tuple[str, ...]]
     refused: MmAssetsError | None
     unknown: tuple[str, ...]
 
@@ -121,6 +124,7 @@ def dataset_status(dataset: DatasetStore) -> DatasetStatus:
         failures=_failures(present, pending),
         shards=shards,
         manifest=manifest,
+        set_aside=set_aside_streams(present.published().values()),
         refused=refused,
         unknown=tuple(unknown),
     )

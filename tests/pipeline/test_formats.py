@@ -183,7 +183,7 @@ def test_the_order_of_formats_is_not_a_difference() -> None:
 def test_added_streams_outlive_a_time_without_mstr(
     made: dict[tuple[str, ...], DatasetStore], tmp_path: Path, dagster_home: Path
 ) -> None:
-    """Without `mstr` added streams are set aside, `run` says so, and `clean` keeps them until the format is back."""
+    """Without `mstr` added streams are set aside, `run` and `status` say so, and `clean` keeps their files."""
     both = changed(made[FORMATS], tmp_path, *FORMATS)
     with mm_assets.open(both.store.url_of("manifest.json"), format="mstr") as data:
         numbers = {sample_id: float(number) for number, sample_id in enumerate(data.sample_ids)}
@@ -197,6 +197,8 @@ def test_added_streams_outlive_a_time_without_mstr(
         "data: stream 'score' is set aside in s, t: it was added to MSTR files, which `formats` leaves out; add `mstr`"
     )
     assert said in done.stderr
+    done = CliRunner().invoke(main, ["status", *given, "--set", "formats=[mult]", "--set", "settle_seconds=0"])
+    assert said in done.stdout
     one = DatasetStore(both.spec.replace(formats=("mult",)))
     report = publish.build_manifest(one)
     assert "added_streams" not in report.manifest
