@@ -2,7 +2,8 @@
 
 Runs the stages and checks of the demo shards, and of a shard of JPEG documents that it makes (500 MB by default), with
 either mode, each in a fresh process: processor seconds of the whole chain and of `filtered_rows`, where media are
-judged, and the peak resident memory. The demo shards run once before they are measured, so that imports do not count;
+judged, and the peak resident memory; and what decoding the same items takes in a loop over Pillow, soundfile or PyAV
+that does nothing else. The demo shards run once before they are measured, so that imports do not count;
 of several runs the fastest counts.
 
     python benchmarks/decodable.py [--megabytes 500] [--runs 3]
@@ -11,6 +12,7 @@ of several runs the fastest counts.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import subprocess
 import sys
@@ -19,8 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import av
+import pyarrow.parquet as pq
+import soundfile
 import yaml
 from memory import make_shard, peak_bytes
+from PIL import Image
 
 DECLARATIONS = Path(__file__).resolve().parents[1] / "mm_assets" / "defs" / "demo" / "defs.yaml"
 MODES = ("headers", "full")
@@ -34,6 +40,36 @@ def declaration_of(name: str, shards: str, root: str, mode: str) -> dict[str, An
         if each["attributes"]["name"] == name:
             settings = each["attributes"]
     return {**settings, "root": root, "settle_seconds": 0, "decodable": mode}
+
+
+def decode(modality: str, content: bytes) -> None:
+    """Decodes one item by its library."""
+    if modality == "image":
+        Image.open(io.BytesIO(content)).load()
+    elif modality == "audio":
+        soundfile.read(io.BytesIO(content))
+    else:
+        with av.open(io.BytesIO(content)) as container:
+            for _ in container.decode():
+                pass
+
+
+def bare(tables: list[Path]) -> float:
+    """Processor seconds of decoding a media item of tables, in a loop that does nothing else."""
+    seconds, number = 0.0, 0
+    for table in tables:
+        for batch in pq.ParquetFile(table).iter_batches(batch_size=64, columns=["modality", "binary_content"]):
+            items = [
+                (row["modality"], row["binary_content"])
+                for row in batch.to_pylist()
+                if row["modality"] in ("image", "audio", "video") and row["binary_content"] is not None
+            ]
+            began = time.process_time()
+            for modality, content in items:
+                decode(modality, content)
+            seconds += time.process_time() - began
+            number += len(items)
+    return seconds / number
 
 
 def chain(name: str, shards: str, root: str, mode: str) -> dict[str, Any]:
@@ -72,7 +108,8 @@ def measure(name: str, shards: str, folder: str, mode: str) -> dict[str, Any]:
     """One dataset in this process."""
     if name != JPEG:
         chain(name, shards, f"{folder}/warm", mode)
-    return {**chain(name, shards, f"{folder}/measured", mode), "peak": peak_bytes()}
+    found = {**chain(name, shards, f"{folder}/measured", mode), "peak": peak_bytes()}
+    return {**found, "bare": bare(sorted(Path(folder, "measured", name, "filtered_rows").glob("*.parquet")))}
 
 
 def measured(name: str, shards: str, folder: Path, mode: str, runs: int) -> dict[str, Any]:
@@ -100,15 +137,18 @@ def main() -> None:
         folder = Path(name)
         shard = folder / "shard-00000.tar"
         make_shard(shard, options.megabytes, JPEG)
-        print("| dataset | media | `headers`, s | `full`, s | chain | ms per item | MB, `headers` | MB, `full` |")
-        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+        names = ("media", "`headers`, s", "`full`, s", "chain", "ms per item", "bare decoder, ms", "by it")
+        print(f"| dataset | {' | '.join(names)} | MB, `headers` | MB, `full` |")
+        print("| --- |" + " ---: |" * (len(names) + 2))
         for dataset in ("captions", "docs", "speech", "video", JPEG):
             runs = 1 if dataset == JPEG else options.runs
             cheap, full = (measured(dataset, str(shard), folder, mode, runs) for mode in MODES)
             more = full["filtered"] - cheap["filtered"]
+            of_item = more / full["judged"]
             print(
                 f"| {dataset} | {full['judged']:,} | {cheap['seconds']:.2f} | {full['seconds']:.2f} "
-                f"| {more / cheap['seconds']:+.0%} | {1000 * more / max(full['judged'], 1):.2f} "
+                f"| {more / cheap['seconds']:+.0%} "
+                f"| {1000 * of_item:.2f} | {1000 * full['bare']:.2f} | {of_item / full['bare']:.2f} x "
                 f"| {cheap['peak'] / 1e6:.0f} | {full['peak'] / 1e6:.0f} |",
                 flush=True,
             )
