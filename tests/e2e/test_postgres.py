@@ -1,6 +1,6 @@
 """Postgres as the storage of the Dagster instance, directly and behind PgBouncer, restarted during a load.
 
-It needs dagster-postgres with psycopg2, and the programs of Postgres and PgBouncer (Debian: `postgresql`, `pgbouncer`).
+It needs the programs of Postgres and PgBouncer (Debian: `postgresql`, `pgbouncer`).
 """
 
 import os
@@ -17,7 +17,6 @@ import pytest
 
 from mm_assets.pipeline.chain import CHAIN
 
-pytest.importorskip("dagster_postgres")
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
 pytestmark = pytest.mark.skipif(not PROGRAMS, reason="Debian's package postgresql is not installed")
 COMMAND = (sys.executable, "-P", "-c", "from mm_assets.cli.main import main; main()")
