@@ -242,7 +242,7 @@ class _Run:
                 *_, rest = run_load(
                     dataset.spec,
                     keys,
-                    processes=processes,
+                    engine=processes,
                     first=self.first,
                     observed=observe,
                     present=self.present.pop(name),

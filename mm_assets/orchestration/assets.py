@@ -20,7 +20,7 @@ from mm_assets.orchestration.report import (
 )
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.rollup import rolled_up, rollup_of_records
-from mm_assets.orchestration.runs import exclusive_step, tag_process
+from mm_assets.orchestration.runs import exclusive_step, leased_run
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage, packed_stages
 from mm_assets.pipeline.losses import loss_totals
@@ -94,7 +94,11 @@ def _described(spec: DatasetSpec, stage: Stage) -> dict[str, Any]:
 def _working(context: dg.AssetExecutionContext, spec: DatasetSpec, stage: Stage) -> Iterator[PartitionWork]:
     """The run's partition for a stage, for this process alone; errors as `_reported` reports them."""
     dataset, key = open_dataset(context, spec), context.partition_key
-    with exclusive_step(context, spec), _reported(dataset, stage, key), PartitionWork.registered(dataset, key) as work:
+    with (
+        exclusive_step(context, dataset),
+        _reported(dataset, stage, key),
+        PartitionWork.registered(dataset, key) as work,
+    ):
         yield work
 
 
@@ -111,8 +115,7 @@ def _asset(spec: DatasetSpec, stage: Stage, make: _Make) -> dg.AssetsDefinition:
 def _manifest_asset(spec: DatasetSpec) -> dg.AssetsDefinition:
     def body(context: dg.AssetExecutionContext) -> MaterializeResult:
         dataset = open_dataset(context, spec)
-        tag_process(context)
-        with _reported(dataset, MANIFEST):
+        with _reported(dataset, MANIFEST), leased_run(context, dataset):
             return manifest_result(spec, publish.build_manifest(dataset))
 
     return _decorated(spec, MANIFEST, body, partitions_def=None)

@@ -28,7 +28,7 @@ from mm_assets.orchestration.patience import away_named, patient
 from mm_assets.orchestration.resources import StorageRoot, resource_key
 from mm_assets.orchestration.runs import load_config, process_tags
 from mm_assets.pipeline.chain import Stage
-from mm_assets.pipeline.engines.processes import Processes
+from mm_assets.pipeline.engines.base import Engine
 from mm_assets.pipeline.home import find_dagster_home
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.register import Registration, register
@@ -186,7 +186,7 @@ def run_load(
     spec: DatasetSpec,
     keys: Sequence[str],
     *,
-    processes: Processes,
+    engine: Engine,
     first: Stage | None = None,
     observed: Callable[[PartitionRun], object] = lambda _: None,
     present: Present | None = None,
@@ -196,7 +196,7 @@ def run_load(
     Args:
         spec: the declaration.
         keys: the partitions; none makes the manifest only.
-        processes: where they run.
+        engine: where they run.
         first: as `Load.first`.
         observed: called with each partition as it ends.
         present: the dataset as it is, if that is known.
@@ -218,7 +218,7 @@ def run_load(
             dataset=dataset,
             present=present,
             keys=keys[number : number + MOST_PARTITIONS],
-            processes=processes,
+            engine=engine,
             first=first,
             observed=observe,
         )

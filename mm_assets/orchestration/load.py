@@ -5,11 +5,10 @@ materializations and check results as those of the job of one partition.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 
 import dagster as dg
 from pydantic import Field
@@ -20,9 +19,11 @@ from mm_assets.orchestration.partitions import add_partitions, load_job_name, lo
 from mm_assets.orchestration.patience import patient
 from mm_assets.orchestration.report import losses_table, manifest_result
 from mm_assets.orchestration.resources import open_dataset, resource_key
-from mm_assets.orchestration.runs import end_dead_loads, partition_lock, tag_process, working_runs
+from mm_assets.orchestration.runs import end_dead_loads, leased_run, tag_process, working_runs
 from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage
-from mm_assets.pipeline.engines.processes import Processes, Task, num_processors
+from mm_assets.pipeline.drive import run_tasks
+from mm_assets.pipeline.engines.base import Engine, Task
+from mm_assets.pipeline.engines.processes import Processes, num_processors
 from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report, rare_collections
 from mm_assets.pipeline.pending import Present, chosen_partitions, given_start, stage_named
@@ -121,7 +122,7 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
             context.log.warning(said + more)
         with Processes(config.processes or num_processors()) as processes:
             taken = keys[:MOST_PARTITIONS]
-            Load(dataset=dataset, keys=taken, first=first, processes=processes, present=present).run(context)
+            Load(dataset=dataset, keys=taken, first=first, engine=processes, present=present).run(context)
 
     return load_job(spec, drive)
 
@@ -152,7 +153,7 @@ class Load:
     Attributes:
         dataset: the dataset's folder.
         keys: the partitions to run.
-        processes: where they run.
+        engine: where they run.
         first: the stage to start at, or an earlier one that is stale; None for the first stale one of what is pending.
         observed: called with each partition as it ends.
         present: the dataset as it is, if that is known; then as the last manifest lists it.
@@ -164,7 +165,7 @@ class Load:
 
     dataset: DatasetStore
     keys: Sequence[str]
-    processes: Processes
+    engine: Engine
     first: Stage | None = None
     observed: Callable[[PartitionRun], object] = lambda _: None
     present: Present | None = None
@@ -179,45 +180,32 @@ class Load:
         Raises:
             dg.Failure: partitions failed, the manifest could not be made, or something could not be recorded.
         """
-        spec, home = self.dataset.spec, Path(context.instance.root_directory)
+        spec = self.dataset.spec
         present = self.present = self.present or Present(self.dataset)
-        schema = present.schema if present.partitions else self.dataset.schema()
         mirror = Mirror(context, present)
         self.unrecorded = mirror.lost
-        end_dead_loads(context.instance, spec)
-        elsewhere = working_runs(context.instance, spec)
-
-        def guard(key: str) -> AbstractContextManager[None]:
-            if key in elsewhere:
-                detail = f"run {elsewhere[key]} is working on this partition: run it again when that has ended"
-                raise SourceError(self.dataset.store.url_of(PUBLISHED.name), f"{key}: {detail}")
-            return partition_lock(home, spec.name, key)
-
-        pending = set(present.pending())
-        tasks = [
-            Task(
-                partition=present.partitions[key],
-                first=given_start(self.first, is_pending=key in pending),
-                markers=present.names.get(key, ()),
-            )
-            for key in self.keys
-            if key in present.partitions
-        ]
-        detail = "it is not registered any more"
-        gone = [
-            failed_report(StageFailure(partition=key, stage=RAW_SHARDS.name, detail=detail), is_refused=True)
-            for key in self.keys
-            if key not in present.partitions
-        ]
+        end_dead_loads(context.instance, self.dataset)
+        elsewhere = working_runs(context.instance, self.dataset)
+        tasks, gone = partition_tasks(present, self.keys, self.first)
         made = time.monotonic()
         try:
-            with rare_collections(), mirror, closing(self.processes.run(spec, schema, tasks, guard=guard)) as reports:
+            with rare_collections(), ExitStack() as held:
+                leases = held.enter_context(leased_run(context, self.dataset))
+
+                def guard(key: str) -> AbstractContextManager[None]:
+                    if key in elsewhere:
+                        detail = f"run {elsewhere[key]} is working on this partition: run it again when that has ended"
+                        raise SourceError(self.dataset.store.url_of(PUBLISHED.name), f"{key}: {detail}")
+                    return leases.held(key)
+
+                held.enter_context(mirror)
+                reports = held.enter_context(closing(run_tasks(self.engine, tasks, guard=guard)))
                 mirror.catch_up(set(self.keys))
                 for report in chain(gone, reports):
                     mirror.record(report)
                     if not report.ok:
                         self.failed.append(report.partition)
-                    self.observed(_partition_run(spec.name, context.run_id, report))
+                    self.observed(partition_run(spec.name, context.run_id, report))
                     if time.monotonic() - made > _MANIFEST_SECONDS:
                         try:
                             self._make_manifest(mirror)
@@ -247,7 +235,35 @@ class Load:
         mirror.add(made, "the manifest")
 
 
-def _partition_run(dataset: str, run_id: str, report: PartitionReport) -> PartitionRun:
+def partition_tasks(
+    present: Present, keys: Iterable[str], first: Stage | None
+) -> tuple[list[Task], list[PartitionReport]]:
+    """What a load does: the tasks of registered partitions, and the reports of those that are not registered any more.
+
+    Args:
+        present: the dataset as it is.
+        keys: the partitions.
+        first: as `Load.first`.
+    """
+    spec, schema = present.dataset.spec, present.schema if present.partitions else present.dataset.schema()
+    pending, tasks, gone = set(present.pending()), [], []
+    for key in keys:
+        if key in present.partitions:
+            task = Task(
+                spec=spec,
+                schema=schema,
+                partition=present.partitions[key],
+                first=given_start(first, is_pending=key in pending),
+                markers=present.names.get(key, ()),
+            )
+            tasks.append(task)
+        else:
+            failure = StageFailure(partition=key, stage=RAW_SHARDS.name, detail="it is not registered any more")
+            gone.append(failed_report(failure, is_refused=True))
+    return tasks, gone
+
+
+def partition_run(dataset: str, run_id: str, report: PartitionReport) -> PartitionRun:
     failures: list[str] = []
     warnings: dict[str, str] = {note: note for result in report.results.values() for note in result.record.notes}
     for name, result in report.results.items():
@@ -283,7 +299,7 @@ def catch_up(context: dg.OpExecutionContext, dataset: DatasetStore) -> Recorded:
     Raises:
         dg.Failure: something could not be recorded.
     """
-    end_dead_loads(context.instance, dataset.spec)
+    end_dead_loads(context.instance, dataset)
     add_partitions(context.instance, dataset.spec, dataset.partitions().values())
     with Mirror(context, Present(dataset)) as mirror:
         recorded = Recorded(num_partitions=mirror.catch_up(), manifest=mirror.catch_up_manifest())

@@ -1,29 +1,28 @@
 """The runs of a dataset: runs of one partition must not overlap, and a dead one must not block it.
 
 Two mechanisms separate runs. A request for runs leaves out the partitions that a live run is working on; and each step
-holds a lock on its partition while it works, which decides when two runs were requested nevertheless.
+holds the lease of its partition while it works, which decides when two runs were requested nevertheless, also on two
+hosts. A run is alive while its process is, and on another host while it renews its lease.
 """
 
-import fcntl
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 from dagster import DagsterEventType
 from dagster._core.errors import DagsterExecutionInterruptedError
 
-from mm_assets.errors import SourceError
+from mm_assets.errors import MmAssetsError
 from mm_assets.orchestration.partitions import asset_key, job_name, load_job_name, load_op_name
-from mm_assets.orchestration.processes import PROCESS_TAG, process_is_gone, process_tag
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED
+from mm_assets.pipeline.leases import LEASE_SECONDS, LeasedError, Leases
+from mm_assets.pipeline.liveness import process_is_gone, process_tag
 from mm_assets.pipeline.pending import Present, Stale, planned_runs
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, Partition
@@ -32,6 +31,7 @@ __all__ = [
     "ATTEMPT_TAG",
     "FINGERPRINT_TAG",
     "PARTITION_TAG",
+    "PROCESS_TAG",
     "Attempt",
     "attempt_tags",
     "busy_partitions",
@@ -41,17 +41,18 @@ __all__ = [
     "failed_attempts",
     "fruitless_load",
     "is_running",
+    "leased_run",
     "load_config",
     "load_request",
     "pack_requests",
     "partition_fingerprints",
-    "partition_lock",
     "process_tags",
     "tag_process",
     "working_runs",
 ]
 
 PARTITION_TAG = "dagster/partition"
+PROCESS_TAG = "mm_assets/process"
 FINGERPRINT_TAG = "mm_assets/fingerprint"
 ATTEMPT_TAG = "mm_assets/attempt"
 REASON_TAG = "mm_assets/reason"
@@ -63,7 +64,9 @@ _WORKING = [
 _UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, *_WORKING]
 _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _DAY = 86_400.0
-_MAX_SILENCE = _DAY  # of a run whose process is on another host; a partition takes minutes
+_MAX_SILENCE = 2 * LEASE_SECONDS  # of a run at work on another host, without a lease
+_GLANCE = 1.0  # seconds between two looks for a lease: steps of one run take it one after the other
+_MAX_LAUNCH = 3600.0  # of a run that waits to be started on another host: a cluster may have to grow
 _MAX_START = 300.0  # between the start of a run and that of its first step, which tags it; it takes a second
 _FIRST_PAUSE = 600.0  # shorter than the default period of the schedule: the first retry is its next tick
 _ONE_PROCESS = {dg.in_process_executor.name, "execute_in_process_executor"}  # the latter is not public
@@ -71,70 +74,39 @@ _MAX_FAILED_RUNS = 10_000  # that are read; older ones are ignored
 _MAX_FAILED_LOADS = 300  # of these the events of partitions that failed are read; two days have so many ticks
 
 
-# -- locks
+# -- leases
 
 
 @contextmanager
-def partition_lock(home: Path, dataset: str, partition: str) -> Iterator[None]:
-    """Holds the right to work on a partition; the lock is released when its process dies.
-
-    Args:
-        home: the instance's folder, $DAGSTER_HOME.
-        dataset: dataset name.
-        partition: partition key.
-
-    Raises:
-        SourceError: another run holds it.
-    """
-    path = home / "locks" / dataset / f"{partition}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    held = _lock(path)
-    if held is None:
-        detail = (
-            f"another run is working on partition {partition!r} of {dataset}, which holds this file: runs of one "
-            "partition must not overlap; run it again when the other has ended"
-        )
-        raise SourceError(path, detail)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(held)
-
-
-def _lock(path: Path) -> int | None:
-    while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(file).st_nlink:
-                return file
-        except BlockingIOError:
-            os.close(file)
-            return None
-        os.close(file)  # its last holder removed the name between our open and our lock: try the name again
-
-
-@contextmanager
-def exclusive_step(context: dg.AssetExecutionContext, spec: DatasetSpec) -> Iterator[None]:
+def exclusive_step(context: dg.AssetExecutionContext, dataset: DatasetStore) -> Iterator[None]:
     """Works on the partition of a step alone, and tags its run with this process.
 
     Raises:
         DagsterExecutionInterruptedError: another run is working on the partition: this one is canceled, since a run
             that fails makes its partition failed.
-        dg.Failure: the run has no partition.
+        dg.Failure: the run has no partition, or the storage failed.
     """
     if not context.has_partition_key:
         how = 'in the UI under Materialize, on the command line with --tags \'{"dagster/partition": "KEY"}\''
         raise dg.Failure(description=f"this asset has a partition per shard: choose one, {how}", allow_retries=False)
     tag_process(context)
-    with ExitStack() as held:
+    with Leases(dataset, context.run.run_id) as leases, ExitStack() as held:
         try:
-            held.enter_context(partition_lock(Path(context.instance.root_directory), spec.name, context.partition_key))
-        except SourceError as error:
+            held.enter_context(leases.held(context.partition_key))
+        except LeasedError as error:
             context.instance.report_run_canceling(context.run, message=f"canceled: {error}")
             raise DagsterExecutionInterruptedError(str(error)) from error
+        except MmAssetsError as error:
+            raise dg.Failure(description=f"{type(error).__name__}: {error}") from error
         yield
+
+
+@contextmanager
+def leased_run(context: dg.AssetExecutionContext | dg.OpExecutionContext, dataset: DatasetStore) -> Iterator[Leases]:
+    """Tags a run of many partitions, or of none, and holds a lease in its own name: it shows that the run is alive."""
+    tag_process(context)
+    with Leases(dataset, context.run.run_id) as leases, leases.of_run():
+        yield leases
 
 
 def tag_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> None:
@@ -155,10 +127,10 @@ def process_tags(run_id: str) -> dict[str, str]:
 # -- runs that have not finished
 
 
-def busy_partitions(instance: dg.DagsterInstance, spec: DatasetSpec, registered: Iterable[str]) -> set[str]:
+def busy_partitions(instance: dg.DagsterInstance, dataset: DatasetStore, registered: Iterable[str]) -> set[str]:
     """Those of the registered keys that a live run is working on or waiting for; dead runs are ended."""
-    busy = set(_by_partition(instance, spec, _UNFINISHED))
-    for run in _live_runs(instance, dg.RunsFilter(job_name=load_job_name(spec), statuses=_UNFINISHED)):
+    busy, spec = set(_by_partition(instance, dataset, _UNFINISHED)), dataset.spec
+    for run in _live_runs(instance, dataset, dg.RunsFilter(job_name=load_job_name(spec), statuses=_UNFINISHED)):
         busy |= set(loaded_partitions(run, spec) or registered)
     return busy
 
@@ -221,36 +193,36 @@ def loaded_partitions(run: dg.DagsterRun, spec: DatasetSpec) -> list[str]:
     return list(ops.get(load_op_name(spec), {}).get("config", {}).get("partitions", ()))
 
 
-def working_runs(instance: dg.DagsterInstance, spec: DatasetSpec) -> Mapping[str, str]:
+def working_runs(instance: dg.DagsterInstance, dataset: DatasetStore) -> Mapping[str, str]:
     """Partition key to the id of the live run of the pack job that is working on it; dead runs are ended.
 
     A run in the queue does not count: without a daemon it would stay there forever.
     """
-    return _by_partition(instance, spec, _WORKING)
+    return _by_partition(instance, dataset, _WORKING)
 
 
-def end_dead_loads(instance: dg.DagsterInstance, spec: DatasetSpec) -> None:
+def end_dead_loads(instance: dg.DagsterInstance, dataset: DatasetStore) -> None:
     """Ends the loads whose process is gone: one that could not report its end seems to be at work."""
-    is_running(instance, load_job_name(spec))
+    is_running(instance, dataset, load_job_name(dataset.spec))
 
 
 def _by_partition(
-    instance: dg.DagsterInstance, spec: DatasetSpec, statuses: list[dg.DagsterRunStatus]
+    instance: dg.DagsterInstance, dataset: DatasetStore, statuses: list[dg.DagsterRunStatus]
 ) -> dict[str, str]:
-    runs = _live_runs(instance, dg.RunsFilter(job_name=job_name(spec), statuses=statuses))
+    runs = _live_runs(instance, dataset, dg.RunsFilter(job_name=job_name(dataset.spec), statuses=statuses))
     return {run.tags[PARTITION_TAG]: run.run_id for run in runs if PARTITION_TAG in run.tags}
 
 
-def is_running(instance: dg.DagsterInstance, job: str) -> bool:
+def is_running(instance: dg.DagsterInstance, dataset: DatasetStore, job: str) -> bool:
     """Whether a live run of the job has not finished; dead runs are ended."""
-    return bool(_live_runs(instance, dg.RunsFilter(job_name=job, statuses=_UNFINISHED)))
+    return bool(_live_runs(instance, dataset, dg.RunsFilter(job_name=job, statuses=_UNFINISHED)))
 
 
-def _live_runs(instance: dg.DagsterInstance, wanted: dg.RunsFilter) -> list[dg.DagsterRun]:
-    return [r.dagster_run for r in instance.get_run_records(wanted) if not _end_if_dead(instance, r)]
+def _live_runs(instance: dg.DagsterInstance, dataset: DatasetStore, wanted: dg.RunsFilter) -> list[dg.DagsterRun]:
+    return [r.dagster_run for r in instance.get_run_records(wanted) if not _end_if_dead(instance, dataset, r)]
 
 
-def _end_if_dead(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
+def _end_if_dead(instance: dg.DagsterInstance, dataset: DatasetStore, record: dg.RunRecord) -> bool:
     run = record.dagster_run
     if run.status == dg.DagsterRunStatus.QUEUED:
         return False
@@ -259,10 +231,12 @@ def _end_if_dead(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
     gone = process_is_gone(run.run_id, tag)
     if gone is None:
         # The jobs run in one process: before its first step a run has no tag, or that of the run that it repeats.
-        begun = process_tag("") is None or run.status != dg.DagsterRunStatus.STARTED or tag.startswith(run.run_id)
-        silence = _MAX_SILENCE if begun else _MAX_START
+        begun = process_tag("") is None or tag.startswith(run.run_id)
+        started = run.status == dg.DagsterRunStatus.STARTED
+        silence = _MAX_LAUNCH if not started else _MAX_SILENCE if begun else _MAX_START
         gone = time.time() - record.update_timestamp.timestamp() > silence
-        message = f"this run has reported nothing for {silence / 60:.0f} minutes"
+        gone = gone and not (started and begun and _is_leased(dataset, run))
+        message = f"this run has reported nothing for {silence / 60:.0f} minutes, and has no lease of its work"
     if not gone:
         return False
     # Read again: it may have finished, and its process with it, after we asked for the runs.
@@ -270,6 +244,20 @@ def _end_if_dead(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
     if latest is not None and not latest.is_finished:
         instance.report_run_failed(latest, message)
     return True
+
+
+def _is_leased(dataset: DatasetStore, run: dg.DagsterRun) -> bool:
+    """Whether a run holds a lease, so that it is alive; True where that cannot be read."""
+    with Leases(dataset, run.run_id) as leases:
+        for pause in (0.0, _GLANCE):
+            time.sleep(pause)
+            try:
+                lease = leases.live(run.tags.get(PARTITION_TAG) or leases.run_name(run.run_id))
+            except MmAssetsError:
+                return True
+            if lease is not None and lease.run == run.run_id:
+                return True
+    return False
 
 
 # -- runs that failed

@@ -76,12 +76,13 @@ def build_schedules(spec: DatasetSpec) -> list[dg.ScheduleDefinition]:
         **given,
     )
     def pending_load(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        due = _due(context, open_dataset(context, spec))
+        dataset = open_dataset(context, spec)
+        due = _due(context, dataset)
         if isinstance(due, dg.SkipReason):
             return due
         if len(due) <= spec.bulk_threshold:
             return dg.SkipReason(f"{len(due):,} partitions are due, not more than {spec.bulk_threshold:,}")
-        if is_running(context.instance, load_job_name(spec)):  # another one would take the same processors
+        if is_running(context.instance, dataset, load_job_name(spec)):  # another one would take the same processors
             return dg.SkipReason(f"a load is at work; then {len(due):,} more partitions are due")
         fingerprints = {key: tags[FINGERPRINT_TAG] for key, tags in due.items()}
         before = fruitless_load(context.instance, spec, fingerprints)
@@ -116,7 +117,7 @@ def _due(context: dg.ScheduleEvaluationContext, dataset: DatasetStore) -> dict[s
     spec = dataset.spec
     found = register(dataset, allow_empty=True)
     add_partitions(context.instance, spec, found.partitions)
-    busy = busy_partitions(context.instance, spec, (partition.key for partition in found.partitions))
+    busy = busy_partitions(context.instance, dataset, (partition.key for partition in found.partitions))
     pending = [key for key in pending_partitions(dataset) if key not in busy]
     if not pending:
         return dg.SkipReason(f"none of {len(found.partitions)} registered partitions is pending{_young(spec, found)}")

@@ -56,14 +56,15 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
         }
         state, settled, due, is_bulk = dataset_state(dataset), before.settled, list[str](), False
         # Also while nothing is due: it ends the runs whose process is gone, and Dagster's run_retries repeats them.
-        busy = busy_partitions(context.instance, spec, fingerprints) if requested or state != settled else set()
+        busy = busy_partitions(context.instance, dataset, fingerprints) if requested or state != settled else set()
         if state != settled:
             pending = pending_partitions(dataset)
             requested = {key: requested[key] for key in pending if key in requested}
             waiting = [key for key in pending if key in fingerprints and key not in requested]
             due = [key for key in waiting if key not in busy]
             is_bulk = len(due) > spec.bulk_threshold
-            if is_bulk and is_running(context.instance, load_job_name(spec)):  # it would take the same processors
+            # Another load would take the same processors.
+            if is_bulk and is_running(context.instance, dataset, load_job_name(spec)):
                 due, is_bulk = [], False
             due = due[: MOST_PARTITIONS if is_bulk else spec.runs_per_tick]
             requested |= {key: fingerprints[key] for key in due}
@@ -150,7 +151,7 @@ def _manifest_sensor(spec: DatasetSpec) -> dg.SensorDefinition:
         if not context.cursor and not dataset.store.sizes(PUBLISHED.name):
             return dg.SkipReason("no partition is published")
         # Before anything else: it ends a run whose process is gone, and Dagster's run_retries repeats it.
-        if is_running(context.instance, manifest_job_name(spec)):
+        if is_running(context.instance, dataset, manifest_job_name(spec)):
             return dg.SkipReason("a manifest is being made")
         state = dataset_state(dataset)
         if state == context.cursor:

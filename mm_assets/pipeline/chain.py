@@ -120,6 +120,9 @@ class Stage:
     harmless: frozenset[str] = frozenset()
     numbers: tuple[tuple[str, str], ...] = ()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _of_name, (self.name,)  # stages are compared by identity, and have functions
+
     @property
     def files(self) -> tuple[str, ...]:
         """Names of the files that it makes of a partition, as in its record."""
@@ -383,6 +386,10 @@ PACKED_STAGES: Mapping[str, Stage] = {stage.packed_format: stage for stage in CH
 
 STAGE_OF_FILE: Mapping[str, Stage] = {name: stage for stage in RECORDED_STAGES for name in stage.files}
 """The stage that makes a file of a partition: a table or a packed format, as in a record or a marker."""
+
+
+def _of_name(name: str) -> Stage:
+    return next(stage for stage in CHAIN if stage.name == name)
 
 
 def recorded_stages(spec: DatasetSpec) -> tuple[Stage, ...]:

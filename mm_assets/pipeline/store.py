@@ -26,7 +26,7 @@ from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
 from mm_assets.storage.store import ListedFile, PublishedFile, Snapshot, Store
-from mm_assets.storage.urls import local_path, reason
+from mm_assets.storage.urls import local_path, reason, storage_fault
 
 __all__ = [
     "MARKER_VERSION",
@@ -177,6 +177,7 @@ class StageFailure:
         path: path or URL of the file that it is about, or None.
         member: member of that file, or None.
         byte_offset: position in that file, or None.
+        storage_fault: as `storage.urls.storage_fault`, where the storage failed with what may pass.
     """
 
     partition: str
@@ -185,6 +186,7 @@ class StageFailure:
     path: str | None = None
     member: str | None = None
     byte_offset: int | None = None
+    storage_fault: str | None = None
 
     @property
     def said(self) -> str:
@@ -206,6 +208,7 @@ class StageFailure:
             path=None if found is None else found.path,
             member=None if found is None else found.member,
             byte_offset=None if found is None else found.byte_offset,
+            storage_fault=storage_fault(error),
         )
 
 

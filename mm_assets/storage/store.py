@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from mm_assets.errors import ChangedError, SourceError, full_disk_named
 from mm_assets.storage.hashed_file import HashedFile, file_state
-from mm_assets.storage.urls import Options, filesystem, is_local, local_path, protocols, storage_errors
+from mm_assets.storage.urls import Options, filesystem, http_status, is_local, local_path, protocols, storage_errors
 
 __all__ = ["Draft", "ListedFile", "PublishedFile", "Snapshot", "Store"]
 
@@ -368,7 +368,7 @@ class Store:
             try:
                 self.fs.pipe_file(target, content, **condition)
             except OSError as error:
-                status = _http_status(error)
+                status = http_status(error)
                 if status == _NOT_IMPLEMENTED:
                     return False
                 if status not in _CONFLICTS:
@@ -415,13 +415,6 @@ def _local_files(folder: str) -> dict[str, ListedFile]:
                     version = f"{status.st_size} {status.st_ino} {status.st_mtime_ns}"
                     found[entry.name] = ListedFile(status.st_size, version)
     return found
-
-
-def _http_status(error: BaseException) -> int | None:
-    """The status of the reply that an S3 client's error, or its cause, is about."""
-    reply = getattr(error.__cause__, "response", None) or getattr(error, "response", None) or {}
-    status = reply.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status if isinstance(status, int) else None
 
 
 @contextmanager

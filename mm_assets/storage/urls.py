@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -17,12 +17,14 @@ __all__ = [
     "CHAINED",
     "Options",
     "filesystem",
+    "http_status",
     "is_local",
     "local_path",
     "protocols",
     "public_url",
     "reason",
     "storage_errors",
+    "storage_fault",
 ]
 
 # Connections of an S3 client: the ranges of a random batch are requested together, and its own default is 10.
@@ -102,6 +104,45 @@ def reason(error: Exception) -> str:
         return error.strerror or str(error) or type(error).__name__
     said = f"{type(error).__name__}: {error}"
     return f"{said}; {_CREDENTIALS}" if type(error).__name__ in _LACKING else said
+
+
+_SLOW_DOWN = (429, 503)  # of HTTP: too many requests, and S3's "SlowDown"
+_UNAVAILABLE = (408, 500, 502, 504)
+# Of botocore and aiohttp, which are optional packages, by name.
+_CONNECTION_ERRORS = {"HTTPClientError", "ClientConnectionError", "ClientPayloadError", "IncompleteReadError"}
+
+StorageFault = Literal["slow_down", "unavailable"]
+
+
+def http_status(error: BaseException) -> int | None:
+    """The status of the reply that a client's error, or what caused it, is about."""
+    for cause in _causes(error):
+        reply = getattr(cause, "response", None)  # of botocore's errors
+        status = reply.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(reply, Mapping) else None
+        status = getattr(cause, "status", None) if status is None else status  # of aiohttp's
+        if isinstance(status, int):
+            return status
+    return None
+
+
+def storage_fault(error: BaseException) -> StorageFault | None:
+    """What a storage failed with that may pass, by an error or what caused it; None for any other error."""
+    status = http_status(error)
+    if status is not None:
+        return "slow_down" if status in _SLOW_DOWN else "unavailable" if status in _UNAVAILABLE else None
+    for cause in _causes(error):
+        names = {cls.__name__ for cls in type(cause).__mro__}
+        if isinstance(cause, (ConnectionError, TimeoutError)) or names & _CONNECTION_ERRORS:
+            return "unavailable"
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that led to it, the latest first."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 import itertools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import dagster as dg
 
@@ -10,7 +11,9 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import run_load
 from mm_assets.orchestration.load import PartitionRun
 from mm_assets.pipeline.engines.processes import Processes
+from mm_assets.pipeline.leases import Leases
 from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import DatasetStore
 
 
 def run_partitions(work: Iterable[tuple[DatasetSpec, str]], *, num_processes: int = 1) -> list[PartitionRun]:
@@ -18,15 +21,22 @@ def run_partitions(work: Iterable[tuple[DatasetSpec, str]], *, num_processes: in
     ended: list[PartitionRun] = []
     for spec, pairs in itertools.groupby(work, operator.itemgetter(0)):
         with Processes(num_processes) as processes:
-            ended += run_load(spec, [key for _, key in pairs], processes=processes)[:-1]
+            ended += run_load(spec, [key for _, key in pairs], engine=processes)[:-1]
     return ended
 
 
 def make_manifest(spec: DatasetSpec) -> PartitionRun:
     """A load of no partition."""
     with Processes() as processes:
-        (made,) = run_load(spec, [], processes=processes)
+        (made,) = run_load(spec, [], engine=processes)
     return made
+
+
+@contextmanager
+def leased(spec: DatasetSpec, partition: str) -> Iterator[None]:
+    """Another run, of this process, works on a partition."""
+    with Leases(DatasetStore(spec), "another") as leases, leases.held(partition):
+        yield
 
 
 def pack(instance: dg.DagsterInstance, spec: DatasetSpec, partition: str) -> dg.ExecuteInProcessResult:

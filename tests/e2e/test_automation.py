@@ -1,7 +1,9 @@
 """Sensor and schedule ticks: shards become partitions and runs, once, and never two runs of one partition."""
 
 import shutil
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset
 from mm_assets.orchestration.resources import StorageRoot
-from mm_assets.orchestration.runs import load_config
+from mm_assets.orchestration.runs import PROCESS_TAG, load_config
+from mm_assets.pipeline.leases import Lease, Leases
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -344,21 +347,19 @@ def test_a_killed_run_does_not_block_its_partition(
     import subprocess
     import sys
 
-    from mm_assets.orchestration import processes
-
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
     register_dataset(instance, DatasetStore(spec))
     job = build_definitions(spec).resolve_job_def("docs_pack")
     run = instance.create_run_for_job(
         job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
     )
-    code = f"from mm_assets.orchestration.processes import process_tag; print(process_tag({run.run_id!r}), flush=True)"
+    code = f"from mm_assets.pipeline.liveness import process_tag; print(process_tag({run.run_id!r}), flush=True)"
     with subprocess.Popen(
         [sys.executable, "-c", f"{code}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
         tag = child.stdout.readline().strip()
-        instance.add_run_tags(run.run_id, {processes.PROCESS_TAG: tag})
+        instance.add_run_tags(run.run_id, {PROCESS_TAG: tag})
         if killed:
             child.kill()
             child.wait()
@@ -381,7 +382,7 @@ def test_a_sensor_without_work_ends_a_dead_run(
     job: str,
 ) -> None:
     """A run that a sensor requested and whose process is gone is failed by a later tick, to be repeated by Dagster."""
-    from mm_assets.orchestration import processes, runs
+    from mm_assets.orchestration import runs
 
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
     register_dataset(instance, DatasetStore(spec))
@@ -391,7 +392,7 @@ def test_a_sensor_without_work_ends_a_dead_run(
     assert len(ticker.tick().run_requests or []) == 1
     run = instance.create_run_for_job(
         job_def=build_definitions(spec).resolve_job_def(job),
-        tags={"dagster/partition": "docs-00000", processes.PROCESS_TAG: "of a process"},
+        tags={"dagster/partition": "docs-00000", PROCESS_TAG: "of a process"},
         status=dg.DagsterRunStatus.STARTED,
     )
     monkeypatch.setattr(runs, "process_is_gone", lambda run_id, tag: tag == "of a process")
@@ -402,7 +403,7 @@ def test_a_sensor_without_work_ends_a_dead_run(
 
 
 @NEEDS_PROC
-@pytest.mark.parametrize(("begun", "patience"), [(True, 86_400.0), (False, 300.0)])
+@pytest.mark.parametrize(("begun", "patience"), [(True, 90.0), (False, 300.0)])
 def test_a_silent_run_is_given_up(
     instance: dg.DagsterInstance,
     demo_spec: SpecOf,
@@ -411,18 +412,14 @@ def test_a_silent_run_is_given_up(
     begun: bool,
     patience: float,
 ) -> None:
-    """A run at work on another host blocks its partition for a day, one without a first step for minutes, no longer."""
-    import time
-
-    from mm_assets.orchestration import processes
-
+    """A run on another host that lets its lease end blocks its partition for 90 s, one without a first step longer."""
     spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
     register_dataset(instance, DatasetStore(spec))
     job = build_definitions(spec).resolve_job_def("docs_pack")
     run = instance.create_run_for_job(
         job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
     )
-    instance.add_run_tags(run.run_id, {processes.PROCESS_TAG: f"{run.run_id if begun else 'parent'} other/x boot 1 2"})
+    instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id if begun else 'parent'} other/x boot 1 2"})
     now = time.time()
     monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 0.9 * patience)
     assert _schedule_keys(instance, spec) == []
@@ -430,12 +427,32 @@ def test_a_silent_run_is_given_up(
     assert _schedule_keys(instance, spec) == ["docs-00000"]
 
 
+@NEEDS_PROC
+def test_a_run_on_another_host_is_alive_while_it_renews_its_lease(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of another host that has said nothing for hours, and whose lease is valid, keeps its partition."""
+    spec = demo_spec("docs", shards=str(inbox("docs-00000.tar")))
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    job = build_definitions(spec).resolve_job_def("docs_pack")
+    run = instance.create_run_for_job(
+        job_def=job, tags={"dagster/partition": "docs-00000"}, status=dg.DagsterRunStatus.STARTED
+    )
+    instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id} other/x boot 1 2"})
+    now = time.time()
+    monkeypatch.setattr("mm_assets.orchestration.runs.time.time", lambda: now + 7200)
+    lease = Lease(run=run.run_id, owner="other/x boot 1 2", until=now + 300)
+    dataset.store.write_bytes(Leases.file_name("docs-00000"), lease.to_bytes())
+    assert _schedule_keys(instance, spec) == []
+    dataset.store.write_bytes(Leases.file_name("docs-00000"), replace(lease, until=now - 1).to_bytes())
+    assert _schedule_keys(instance, spec) == ["docs-00000"]
+
+
 def test_a_dead_manifest_run_does_not_block_the_next(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The marker sensor waits for a manifest run that may live, and not for one that cannot."""
-    import time
-
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
     dataset = DatasetStore(spec)
     register_dataset(instance, dataset)

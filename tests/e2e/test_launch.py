@@ -19,14 +19,13 @@ from mm_assets.errors import ConfigError, SourceError
 from mm_assets.filters.registry import build_filter
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import declared_datasets, open_instance, register_dataset
-from mm_assets.orchestration.processes import process_is_gone, process_tag
-from mm_assets.orchestration.runs import partition_lock
 from mm_assets.pipeline import stages
+from mm_assets.pipeline.liveness import process_is_gone, process_tag
 from mm_assets.pipeline.losses import FAILED, loss_totals
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
-from .loads import run_partitions
+from .loads import leased, run_partitions
 
 WAIT = 200.0  # for what takes seconds on an idle machine
 
@@ -40,7 +39,7 @@ from pathlib import Path
 from mm_assets.filters.base import Filter
 
 class Killer(Filter):
-    """Kills the first process that gets here."""
+    """Kills the first process that gets here, or every one if its note cannot be made."""
 
     scope = "row"
 
@@ -52,6 +51,8 @@ class Killer(Filter):
             os.mkdir(self.note)
         except FileExistsError:
             return ()
+        except FileNotFoundError:
+            pass
         os.kill(os.getpid(), signal.SIGKILL)
 
 class Broken(Filter):
@@ -101,32 +102,37 @@ def runs_of(instance: dg.DagsterInstance, partition: str) -> list[dg.DagsterRun]
     return list(instance.get_runs(dg.RunsFilter(tags={"dagster/partition": partition})))
 
 
-def test_a_dead_process_fails_its_own_partition_only(
+def test_a_partition_whose_process_dies_is_repeated(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, module: Module, tmp_path: Path
 ) -> None:
-    """A process that is killed fails its run with the reason and what to do, also in the losses; others are done."""
+    """A process that is killed once costs nothing; a partition that kills each fails with the reason and what to do."""
     folder = inbox("captions-00000.tar")
     for name in "abc":
         shutil.copy(folder / "captions-00000.tar", folder / f"{name}.tar")
     (folder / "captions-00000.tar").unlink()
-    killer = {"type": f"{module('killing', FILTERS)}:Killer", "note": str(tmp_path / "killed")}
-    spec = demo_spec("captions", shards=str(folder), filters=(killer,))
+    once = {"type": f"{module('killing', FILTERS)}:Killer", "note": str(tmp_path / "killed")}
+    spec = demo_spec("captions", shards=str(folder), filters=(once,))
     register_dataset(instance, DatasetStore(spec))
-    ended = {run.partition: run for run in run_partitions([(spec, key) for key in "abc"], num_processes=2)}
-    assert sorted(ended) == ["a", "b", "c"]
-    (dead,) = [run for run in ended.values() if not run.ok]
+    ended = run_partitions([(spec, key) for key in "abc"], num_processes=2)
+    assert sorted(run.partition for run in ended if run.ok) == ["a", "b", "c"]
+    assert (tmp_path / "killed").exists()
+
+    always = {"type": f"{module('killing', FILTERS)}:Killer", "note": str(tmp_path / "missing" / "note")}
+    spec = demo_spec("captions", shards=str(folder), filters=(always,))
+    (dead, other) = run_partitions([(spec, "a"), (spec, "b")], num_processes=2)
+    assert {dead.partition, other.partition} == {"a", "b"}
     again = f"`mm-assets run --dataset captions --partition {dead.partition}` runs the partition alone"
-    reason = f"the process was killed (signal 9; out of memory?): {again}, without others that need memory"
+    reason = f"the process was killed (signal 9; out of memory?), 4 times: {again}"
     assert dead.failures == (f"filtered_rows: {reason}",)
-    (total,) = loss_totals(DatasetStore(spec), "abc")
+    (total,) = loss_totals(DatasetStore(spec), [dead.partition])
     assert (total.example.partition, total.example.stage) == (dead.partition, "filtered_rows")
     assert (total.example.reason, total.example.detail) == (FAILED, reason)
     found = instance.get_run_by_id(dead.run_id)
     assert found is not None
     assert found.status == dg.DagsterRunStatus.FAILURE
-    (again_run,) = run_partitions([(spec, dead.partition)])
+    (again_run,) = run_partitions([(demo_spec("captions", shards=str(folder), filters=(once,)), dead.partition)])
     assert again_run.ok
-    assert loss_totals(DatasetStore(spec), "abc") == []
+    assert loss_totals(DatasetStore(spec), [dead.partition]) == []
 
 
 @pytest.mark.parametrize("num_processes", [1, 0, -1])
@@ -165,16 +171,16 @@ def test_steps_of_two_runs_do_not_overlap(
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
     dataset = DatasetStore(spec)
     register_dataset(instance, dataset)
-    with partition_lock(dagster_home, "captions", "captions-00000"):
+    with leased(spec, "captions-00000"):
         (refused,) = run_partitions([(spec, "captions-00000")])
         assert "another run is working on partition 'captions-00000'" in refused.failures[0]
         assert not dataset.store.exists(dataset.records_name("captions-00000"))
     (run,) = run_partitions([(spec, "captions-00000")])
     assert run.ok
-    assert list((dagster_home / "locks").rglob("*.lock")) == []
+    assert not dataset.store.sizes("leases")
 
 
-def test_each_step_holds_the_lock_and_names_its_process(
+def test_each_step_holds_the_lease_and_names_its_process(
     instance: dg.DagsterInstance,
     dagster_home: Path,
     demo_spec: SpecOf,
@@ -187,7 +193,7 @@ def test_each_step_holds_the_lock_and_names_its_process(
     seen: list[bool] = []
 
     def packed(*args: object, **options: object) -> object:
-        with pytest.raises(SourceError), partition_lock(dagster_home, "captions", "captions-00000"):
+        with pytest.raises(SourceError), leased(spec, "captions-00000"):
             pass
         (run,) = runs_of(instance, "captions-00000")
         seen.append(process_is_gone(run.run_id, run.tags.get("mm_assets/process")) is (None if tag is None else False))
@@ -199,25 +205,6 @@ def test_each_step_holds_the_lock_and_names_its_process(
     job = build_definitions(spec).resolve_job_def("captions_pack")
     assert job.execute_in_process(instance=instance, partition_key="captions-00000").success
     assert seen == [True]
-
-
-def test_a_killed_holder_releases_the_lock(tmp_path: Path) -> None:
-    """The lock of a process that was killed does not outlive it."""
-    code = (
-        "import sys; from pathlib import Path; from mm_assets.orchestration.runs import partition_lock\n"
-        "with partition_lock(Path(sys.argv[1]), 'd', 'p'):\n    print('held', flush=True); input()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline().strip() == "held"
-        with pytest.raises(SourceError), partition_lock(tmp_path, "d", "p"):
-            pass
-        child.kill()
-        child.wait(WAIT)
-        with partition_lock(tmp_path, "d", "p"):
-            assert (tmp_path / "locks" / "d" / "p.lock").exists()
 
 
 def test_a_command_that_is_killed_at_first_leaves_a_usable_instance(dagster_home: Path) -> None:

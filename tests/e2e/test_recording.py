@@ -27,16 +27,16 @@ from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset, run_load, sync
 from mm_assets.orchestration.load import PartitionRun
 from mm_assets.orchestration.partitions import shard_partitions
-from mm_assets.orchestration.processes import PROCESS_TAG, process_tag
-from mm_assets.orchestration.runs import failed_attempts, partition_fingerprints, partition_lock
+from mm_assets.orchestration.runs import PROCESS_TAG, failed_attempts, partition_fingerprints
 from mm_assets.pipeline.chain import CHAIN
-from mm_assets.pipeline.engines import processes
+from mm_assets.pipeline.engines import base
 from mm_assets.pipeline.engines.processes import Processes
+from mm_assets.pipeline.liveness import process_tag
 from mm_assets.pipeline.partition_run import PartitionReport, run_partition
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
-from .loads import pack, run_partitions
+from .loads import leased, pack, run_partitions
 
 SpecOf = Callable[..., DatasetSpec]
 Inbox = Callable[..., Path]
@@ -148,7 +148,7 @@ def test_many_failures_read_the_earlier_ones_once(
 
 @pytest.mark.parametrize("why", ["locked", "elsewhere", "gone"])
 def test_a_partition_that_was_refused_is_as_before(
-    instance: dg.DagsterInstance, dagster_home: Path, demo_spec: SpecOf, inbox: Inbox, why: str
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, why: str
 ) -> None:
     """Of what another run works on, or is not registered, a load says that it did not run, and records no failure."""
     folder = copies(inbox, "ab")
@@ -159,7 +159,7 @@ def test_a_partition_that_was_refused_is_as_before(
     assert set(done.values()) == {AssetPartitionStatus.MATERIALIZED.value}
     with ExitStack() as held:
         if why == "locked":
-            held.enter_context(partition_lock(dagster_home, "captions", "a"))
+            held.enter_context(leased(spec, "a"))
         elif why == "elsewhere":
             job = build_definitions(spec).resolve_job_def("captions_pack")
             tags = {"dagster/partition": "a"}
@@ -180,20 +180,20 @@ def test_a_partition_that_was_refused_is_as_before(
 
 
 def test_a_run_of_a_partition_that_another_holds_is_canceled(
-    instance: dg.DagsterInstance, dagster_home: Path, demo_spec: SpecOf, inbox: Inbox
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox
 ) -> None:
     """The job of a locked partition is canceled with the reason in its log, and the partition is shown as before."""
     spec = demo_spec("captions", shards=str(copies(inbox, "a")))
     register_dataset(instance, DatasetStore(spec))
     assert pack(instance, spec, "a").success
     done = statuses(instance, spec, "a")
-    with partition_lock(dagster_home, "captions", "a"):
+    with leased(spec, "a"):
         refused = pack(instance, spec, "a")
     run = instance.get_run_by_id(refused.run_id)
     assert run is not None
     assert run.status == dg.DagsterRunStatus.CANCELED
     (said,) = (e.get_dagster_event().message for e in instance.all_logs(run.run_id, of_type=CANCELING))
-    assert "another run is working on partition 'a' of captions" in said
+    assert "another run is working on partition 'a', on host " in said
     assert "run it again when the other has ended" in said
     assert statuses(instance, spec, "a") == done
     assert pack(instance, spec, "a").success
@@ -314,7 +314,7 @@ def load(
 ) -> tuple[dict[str, PartitionRun], PartitionRun]:
     """A load of these partitions: how each ended, and how the rest did."""
     with Processes() as processes:
-        *ended, rest = run_load(spec, list(keys), processes=processes, observed=observed)
+        *ended, rest = run_load(spec, list(keys), engine=processes, observed=observed)
     return {run.partition: run for run in ended}, rest
 
 
@@ -430,7 +430,7 @@ def test_a_database_that_stays_away_is_an_error(
         return real(*args, **kwargs)
 
     with monkeypatch.context() as leaving:
-        leaving.setattr(processes, "run_partition", run_partition_and_leave)
+        leaving.setattr(base, "run_partition", run_partition_and_leave)
         done = CliRunner().invoke(main, command)
     assert done.exit_code == 1
     assert done.stdout.startswith("2 partitions run in ")

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from mm_assets.cli.main import main
-from mm_assets.orchestration.processes import process_is_gone
+from mm_assets.pipeline.liveness import process_is_gone
 
 COMMAND = (sys.executable, "-P", "-c", "from mm_assets.cli.main import main; main()")
 WAIT = 120.0  # for what takes seconds on an idle machine
@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 
 from mm_assets.filters.base import Filter
-from mm_assets.orchestration.processes import process_tag
+from mm_assets.pipeline.liveness import process_tag
 
 
 class Wait(Filter):

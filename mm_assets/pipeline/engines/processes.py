@@ -1,6 +1,6 @@
 """Many partitions, side by side in processes of this machine that stay warm from one partition to the next.
 
-A worker works on one partition at a time. One that is killed fails its partition only, and another takes its place.
+A worker works on one partition at a time. One that is killed loses its partition only, and another takes its place.
 Workers are spawned and not forked: a fork of a process with threads (Arrow, DuckDB) may hang. They end with this
 process, however that ends.
 """
@@ -9,47 +9,27 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from types import TracebackType
 from typing import Any, Self
 
 from mm_assets.checks.database import share_memory
-from mm_assets.errors import MmAssetsError
-from mm_assets.pipeline.chain import CHAIN, RAW_SHARDS, Stage
-from mm_assets.pipeline.partition_run import PartitionReport, failed_report, run_partition
-from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, Partition, StageFailure
-from mm_assets.rows.schema import DatasetSchema
+from mm_assets.pipeline.engines.base import Ended, Loss, Task
+from mm_assets.storage.urls import is_local
 
-__all__ = ["Guard", "Processes", "Task", "num_processors"]
+__all__ = ["Processes", "num_processors", "scratch_bytes"]
 
 WORKER_SECONDS = 2.5  # for workers to end by themselves
 _SPAWN = multiprocessing.get_context("spawn")
-
-Guard = Callable[[str], AbstractContextManager[object]]
-"""Holds the right to work on a partition, by its key; raises `MmAssetsError` if another process has it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One partition to run.
-
-    Attributes:
-        partition: as registered.
-        first: the stage to start at; None for the first that is stale.
-        markers: names of its markers; None lists them.
-    """
-
-    partition: Partition
-    first: Stage | None = None
-    markers: tuple[str, ...] | None = None
+_COPIES = 3  # a shard is fetched, its tables with media and packed files are made beside it, then uploaded
 
 
 def num_processors() -> int:
@@ -57,17 +37,28 @@ def num_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def scratch_bytes(task: Task) -> int:
+    """Scratch space that a task needs at most, in bytes: none where its shards and files are local."""
+    is_remote = not is_local(task.spec.root) or not is_local(task.spec.shards)
+    return _COPIES * task.size if is_remote else 0
+
+
 class Processes:
     """A pool of worker processes, started when they are needed.
 
     Args:
-        num_processes: how many partitions are in flight; 1 or less runs them in this process.
+        num_processes: how many partitions are in flight; 1 or less runs them in this process, when `ended` is called.
     """
 
+    spans_hosts = False
+    group_bytes = 0  # a partition costs one message each way
+
     def __init__(self, num_processes: int = 1) -> None:
-        self.num_processes = num_processes
+        self.slots = max(num_processes, 1)
+        self._here: deque[Task] = deque()
         self._free: list[_Worker] = []
         self._busy: dict[connection.Connection, _Flight] = {}
+        self._ended: list[Ended] = []
 
     def __enter__(self) -> Self:
         return self
@@ -77,98 +68,87 @@ class Processes:
 
     def close(self) -> None:
         """Ends the workers; what they are working on is abandoned."""
+        self._here.clear()
+        self._ended.clear()
         flights, self._busy = list(self._busy.values()), {}
         workers, self._free = [*self._free, *(flight.worker for flight in flights)], []
         end_workers(worker.process for worker in workers)
         for worker in workers:
             worker.connection.close()
-        for flight in flights:
-            flight.held.close()
 
-    def run(
-        self, spec: DatasetSpec, schema: DatasetSchema, tasks: Iterable[Task], *, guard: Guard = nullcontext
-    ) -> Generator[PartitionReport, None, None]:
-        """Runs partitions of one dataset and yields the report of each as it ends.
+    def fits(self, task: Task) -> bool:
+        """Whether the temporary folder has space for a task and for all that those at work may still need."""
+        needed = scratch_bytes(task)
+        if not needed or not self._busy:  # alone it may at least try
+            return True
+        at_work = sum(scratch_bytes(flight.task) for flight in self._busy.values())
+        return shutil.disk_usage(tempfile.gettempdir()).free >= needed + at_work
 
-        Closing the iterator ends the workers that are at work.
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Gives each task to a free worker, or to a new one."""
+        for task in tasks:
+            if self.slots == 1:
+                self._here.append(task)
+            else:
+                self._start(task)
 
-        Args:
-            spec: the declaration.
-            schema: the dataset's, as registered.
-            tasks: the partitions.
-            guard: entered before a partition is worked on and left after it; a partition that it refuses is not run.
-        """
-        if self.num_processes <= 1:
-            for task in tasks:
-                yield _run_here(spec, schema, task, guard)
-            return
-        todo = deque(tasks)
-        try:
-            while todo or self._busy:
-                while todo and len(self._busy) < self.num_processes:
-                    refused = self._start(spec, schema, todo.popleft(), guard)
-                    if refused is not None:
-                        yield refused
-                if self._busy:
-                    yield from self._ended(connection.wait(list(self._busy)))
-        finally:
-            if self._busy:
-                self.close()
+    def ended(self, timeout: float | None) -> Iterable[Ended]:
+        """Those that ended, as `Engine.ended`; in this process, the next one is run first."""
+        if self._here:
+            task = self._here.popleft()
+            return [Ended(task=task, report=task.run())]
+        found, self._ended = self._ended, []
+        if found:
+            return found
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._busy and not found:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            ready = connection.wait(list(self._busy), left)
+            if not ready:
+                break
+            found = list(self._received(ready))
+        return found
 
-    def _start(self, spec: DatasetSpec, schema: DatasetSchema, task: Task, guard: Guard) -> PartitionReport | None:
-        """Gives a partition to a free worker; the report if it cannot be started."""
-        with ExitStack() as held:
+    def cancel(self, task: Task) -> None:
+        """Kills the worker of a task."""
+        for pipe, flight in list(self._busy.items()):
+            if flight.task is task:
+                del self._busy[pipe]
+                flight.worker.process.kill()
+                flight.worker.end()
+
+    def _start(self, task: Task) -> None:
+        while True:
+            is_new = not self._free
+            worker = _Worker(self.slots) if is_new else self._free.pop()
+            flight = _Flight(worker, task)
             try:
-                held.enter_context(guard(task.partition.key))
-            except MmAssetsError as error:
-                return _refused(error, task)
-            while True:
-                is_new = not self._free
-                worker = _Worker(self.num_processes) if is_new else self._free.pop()
-                flight = _Flight(worker=worker, spec=spec, task=task)
-                try:
-                    worker.connection.send((spec, task.partition, schema, task.first and task.first.name, task.markers))
-                except OSError:
-                    code = worker.end()
-                    if is_new:
-                        return flight.died(code)
-                    continue  # it died between two partitions
-                flight.held = held.pop_all()
-                self._busy[worker.connection] = flight
-                return None
+                worker.connection.send(task)
+            except OSError:
+                code = worker.end()
+                if is_new:
+                    self._ended.append(flight.lost(code))
+                    return
+                continue  # it died between two partitions
+            self._busy[worker.connection] = flight
+            return
 
-    def _ended(self, ready: Iterable[Any]) -> Iterator[PartitionReport]:
-        """The reports among the messages of workers; that of a worker that died says how."""
+    def _received(self, ready: Iterable[Any]) -> Iterator[Ended]:
+        """The ends of tasks among the messages of workers."""
         for each in ready:
             flight = self._busy[each]
             try:
                 message = each.recv()
             except (EOFError, OSError):  # reset, where it died before it read its task
-                report = flight.died(flight.worker.end())
+                ended = flight.lost(flight.worker.end())
             else:
                 if isinstance(message, str):
                     flight.stage = message
                     continue
-                report = message
+                ended = Ended(task=flight.task, report=message)
                 self._free.append(flight.worker)
             del self._busy[each]
-            flight.held.close()
-            yield report
-
-
-def _run_here(spec: DatasetSpec, schema: DatasetSchema, task: Task, guard: Guard) -> PartitionReport:
-    with ExitStack() as held:
-        try:
-            held.enter_context(guard(task.partition.key))
-        except MmAssetsError as error:
-            return _refused(error, task)
-        return run_partition(spec, task.partition, schema, first=task.first, markers=task.markers)
-
-
-def _refused(error: MmAssetsError, task: Task) -> PartitionReport:
-    """The report of a partition that another process works on; it is not stored, since that process may succeed."""
-    failure = StageFailure.of(error, stage=(task.first or RAW_SHARDS).name, partition=task.partition.key)
-    return failed_report(failure, is_refused=True)
+            yield ended
 
 
 class _Worker:
@@ -191,35 +171,23 @@ class _Worker:
 
 
 class _Flight:
-    """A partition at a worker.
+    """A task at a worker; `stage` is the name of the one at work, as far as it is known."""
 
-    Attributes:
-        stage: name of the stage at work, as far as it is known.
-        held: the right to work on it.
-    """
-
-    def __init__(self, *, worker: _Worker, spec: DatasetSpec, task: Task) -> None:
+    def __init__(self, worker: _Worker, task: Task) -> None:
         self.worker = worker
-        self.held = ExitStack()
-        self._spec = spec
-        self._key = task.partition.key
-        self.stage = (task.first or RAW_SHARDS).name
+        self.task = task
+        self.stage = task.first_stage
 
-    def died(self, code: int | None) -> PartitionReport:
-        """The report of a partition whose worker died; it is stored as the partition's failure."""
-        failure = StageFailure(partition=self._key, stage=self.stage, detail=self._death(code))
-        with suppress(MmAssetsError, OSError):  # the storage may be what failed
-            DatasetStore(self._spec).write_failure(failure)
-        return failed_report(failure)
-
-    def _death(self, code: int | None) -> str:
-        """How the worker ended, and what to do."""
-        alone = f"`mm-assets run --dataset {self._spec.name} --partition {self._key}` runs the partition alone"
+    def lost(self, code: int | None) -> Ended:
+        """The loss of a task whose worker ended with this exit code."""
         if code == -signal.SIGKILL:
-            return f"the process was killed (signal 9; out of memory?): {alone}, without others that need memory"
-        if code is not None and code < 0:
-            return f"the process was ended by signal {-code} ({signal.strsignal(-code)}): {alone}"
-        return f"the process ended with exit code {code}: {alone}"
+            loss = Loss(kind="memory", stage=self.stage, detail="the process was killed (signal 9; out of memory?)")
+        elif code is not None and code < 0:
+            how = f"the process was ended by signal {-code} ({signal.strsignal(-code)})"
+            loss = Loss(kind="worker", stage=self.stage, detail=how)
+        else:
+            loss = Loss(kind="worker", stage=self.stage, detail=f"the process ended with exit code {code}")
+        return Ended(task=self.task, loss=loss)
 
 
 def _work(theirs: connection.Connection, num_processes: int) -> None:
@@ -229,12 +197,8 @@ def _work(theirs: connection.Connection, num_processes: int) -> None:
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     with suppress(EOFError, BrokenPipeError):
         while True:
-            spec, partition, schema, name, markers = theirs.recv()
-            first = next((stage for stage in CHAIN if stage.name == name), None)
-            report = run_partition(
-                spec, partition, schema, first=first, markers=markers, started=lambda stage: theirs.send(stage.name)
-            )
-            theirs.send(report)
+            task: Task = theirs.recv()
+            theirs.send(task.run(started=lambda stage: theirs.send(stage.name)))
 
 
 def _end_with_parent() -> None:

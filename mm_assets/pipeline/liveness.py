@@ -1,15 +1,14 @@
-"""Tags a run with the process that works on it, so that a run whose process is gone is detected.
+"""Names the process that works on a run, so that a run whose process is gone is detected.
 
-The facts come from Linux's /proc. On other systems a run has no such tag, and its process is not known.
+The facts come from Linux's /proc. On other systems a process has no such name.
 """
 
 import os
 import socket
 from pathlib import Path
 
-__all__ = ["PROCESS_TAG", "process_is_gone", "process_tag"]
+__all__ = ["process_is_gone", "process_tag"]
 
-PROCESS_TAG = "mm_assets/process"
 _PROC = Path("/proc")
 _DEAD_STATES = "ZX"  # killed, and not yet collected by its parent
 

@@ -1,0 +1,314 @@
+"""The load driver: runs many partitions on an engine, repeats what was lost, and never exceeds its bounds.
+
+What ended a partition decides what follows. A worker or host that was lost, too little memory, a time-out: the
+partition is repeated at once, three times at most, after too little memory with twice as much. A storage that fails for
+a moment: it is repeated after a pause that doubles. A damaged shard, a wrong setting, a violated check: never, since
+its next run would end the same way.
+
+Where an engine spans hosts, the last partitions are watched: one that takes three times as long as the median gets a
+second copy, and what is published first counts. Both copies make the same bytes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from mm_assets.errors import MmAssetsError
+from mm_assets.pipeline.engines.base import Ended, Engine, Loss, Task
+from mm_assets.pipeline.leases import LeasedError
+from mm_assets.pipeline.partition_run import PartitionReport, failed_report
+from mm_assets.pipeline.store import DatasetStore, StageFailure
+
+__all__ = ["Guard", "run_tasks"]
+
+Guard = Callable[[str], AbstractContextManager[object]]
+"""Holds the right to work on a partition, by its key; raises `MmAssetsError` if another process has it."""
+
+REPEATS = 3  # of a partition, after losses
+STORAGE_PAUSES = (5.0, 20.0, 60.0)  # seconds, in addition to the attempts of the storage's client
+STRAGGLES = 3.0  # times the median
+_FEWEST = 5  # partitions that have ended before a median means something
+_LATEST = 1000  # of whose times the median is taken
+_ALL_DUE = 2.0  # seconds after which a bound that fell may fall again: what was in flight may fail for the same reason
+_WATCH = 1.0  # seconds between looks at time-outs and stragglers
+_GROUP = 16  # tasks at most
+_NOT_BEGUN = float("inf")
+
+
+@dataclass(eq=False)
+class _Run:
+    """A partition on its way to a report.
+
+    Attributes:
+        task: as it is submitted next.
+        held: the right to work on it.
+        copies: its tasks at work, with the time at which each was submitted.
+        losses: how many tasks of it were lost.
+        faults: how many failed because of the storage.
+        has_waited: whether it has waited for the end of a lease.
+    """
+
+    task: Task
+    held: ExitStack = field(default_factory=ExitStack)
+    copies: dict[Task, float] = field(default_factory=dict)
+    losses: int = 0
+    faults: int = 0
+    has_waited: bool = False
+
+
+def run_tasks(
+    engine: Engine,
+    tasks: Iterable[Task],
+    *,
+    guard: Guard = nullcontext,
+    timeout: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Generator[PartitionReport, None, None]:
+    """Runs partitions and yields the report of each as it ends.
+
+    Closing the iterator abandons what is at work, which ends with `Engine.close`.
+
+    Args:
+        engine: where they run.
+        tasks: one for each partition.
+        guard: entered before a partition is worked on and left after it; a partition that it refuses is not run.
+        timeout: seconds after which a task is ended and repeated; None lets it run.
+        clock: seconds that pass.
+        sleep: waits for some.
+    """
+    driver = _Driver(engine, tasks, guard, timeout, clock, sleep)
+    try:
+        yield from driver.reports()
+    finally:
+        driver.release()
+
+
+class _Driver:
+    def __init__(
+        self,
+        engine: Engine,
+        tasks: Iterable[Task],
+        guard: Guard,
+        timeout: float | None,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._engine = engine
+        self._guard = guard
+        self._timeout = timeout
+        self._clock = clock
+        self._sleep = sleep
+        self._todo = deque(_Run(task) for task in tasks)
+        self._waiting: list[tuple[float, int, _Run]] = []  # until a time
+        self._numbers = count()  # runs are not ordered
+        self._at_work: dict[Task, _Run] = {}
+        self._after: dict[Task, Task] = {}  # in a group
+        self._seconds: deque[float] = deque(maxlen=_LATEST)
+        self._bound = float("inf")  # of tasks at work, below the engine's own
+        self._may_fall = float("-inf")
+
+    def reports(self) -> Iterator[PartitionReport]:
+        while self._todo or self._waiting or self._at_work:
+            while self._waiting and self._waiting[0][0] <= self._clock():
+                self._todo.appendleft(heapq.heappop(self._waiting)[-1])
+            yield from self._submit()
+            if not self._at_work:
+                if not self._todo and self._waiting:
+                    self._sleep(max(self._waiting[0][0] - self._clock(), 0.0))
+                continue
+            for ended in self._engine.ended(self._pause()):
+                yield from self._take(ended)
+            yield from self._end_late()
+            self._copy_stragglers()
+
+    def release(self) -> None:
+        """Ends what is at work, and leaves its guards."""
+        for task, run in list(self._at_work.items()):
+            self._cancel(task)
+            self._leave(run)
+
+    # -- submitting
+
+    def _submit(self) -> Iterator[PartitionReport]:
+        """Fills the engine with what is to be done; yields the reports of what the guard refuses."""
+        while self._todo and len(self._at_work) < self._most():
+            if self._at_work and not self._engine.fits(self._todo[0].task):
+                return
+            group = []
+            for run in self._next_group():
+                if (yield from self._enter(run)):
+                    group.append(run)
+            if group:
+                self._start(group)
+
+    def _most(self) -> int:
+        return max(int(min(self._engine.slots, self._bound)), 1)
+
+    def _next_group(self) -> list[_Run]:
+        """The next partitions to run, in one place one after the other: several only where they are tiny."""
+        group = [self._todo.popleft()]
+        size = group[0].task.size
+        # Near the end of a load groups would leave hosts idle.
+        most = min(_GROUP, len(self._todo) // max(self._engine.slots, 1) + 1)
+        while self._todo and len(group) < most and not group[-1].losses:  # what was lost may lose its neighbors
+            size += self._todo[0].task.size
+            if size > self._engine.group_bytes or self._todo[0].losses:
+                break
+            group.append(self._todo.popleft())
+        return group
+
+    def _enter(self, run: _Run) -> Generator[PartitionReport, None, bool]:
+        """Whether the guard of a run was entered; else it waits, or its report is yielded."""
+        try:
+            run.held.enter_context(self._guard(run.task.partition.key))
+            return True
+        except LeasedError as error:
+            if error.seconds is None or run.has_waited:
+                yield _refused(error, run.task)
+            else:  # its host may be lost
+                run.has_waited = True
+                self._wait(run, error.seconds)
+        except MmAssetsError as error:
+            report = _refused(error, run.task)
+            if not self._waits_for_storage(run, report):
+                yield report
+        return False
+
+    def _wait(self, run: _Run, seconds: float) -> None:
+        heapq.heappush(self._waiting, (self._clock() + seconds, next(self._numbers), run))
+
+    def _start(self, group: Sequence[_Run]) -> None:
+        began = self._clock()
+        tasks: list[Task] = []
+        for run in group:
+            task = replace(run.task)  # copies are distinguished by identity
+            if tasks:
+                self._after[tasks[-1]] = task
+            tasks.append(task)
+            run.copies[task] = began
+            began = _NOT_BEGUN  # before the one before it has ended
+            self._at_work[task] = run
+        self._engine.submit(tasks)
+
+    # -- ends
+
+    def _take(self, ended: Ended) -> Iterator[PartitionReport]:
+        following = self._after.pop(ended.task, None)
+        if following in self._at_work:
+            self._at_work[following].copies[following] = self._clock()
+        run = self._at_work.pop(ended.task, None)
+        if run is None:  # it was canceled while it ended
+            return
+        began = run.copies.pop(ended.task)
+        report = ended.report
+        if report is None:
+            assert ended.loss is not None
+            yield from self._lost(run, ended.loss)
+        elif report.ok or not run.copies:
+            if self._waits_for_storage(run, report):
+                return
+            self._seconds.append(self._clock() - began)
+            self._bound += 1 / self._bound
+            yield self._finish(run, report)
+
+    def _waits_for_storage(self, run: _Run, report: PartitionReport) -> bool:
+        """Whether a partition is repeated later, because the storage failed with what may pass."""
+        fault = None if report.failure is None else report.failure.storage_fault
+        if fault == "slow_down":
+            self._fall()
+        if fault is None or run.faults == len(STORAGE_PAUSES):
+            return False
+        self._leave(run)
+        self._wait(run, STORAGE_PAUSES[run.faults])
+        run.faults += 1
+        return True
+
+    def _finish(self, run: _Run, report: PartitionReport) -> PartitionReport:
+        if run.copies:
+            for task in list(run.copies):
+                self._cancel(task)
+            with suppress(MmAssetsError, OSError):  # what a copy wrote of its end: the storage may be what failed
+                DatasetStore(run.task.spec).clear_failure(report.partition)
+        self._leave(run)
+        return report
+
+    def _leave(self, run: _Run) -> None:
+        run.held.close()
+        run.held = ExitStack()
+
+    def _lost(self, run: _Run, loss: Loss) -> Iterator[PartitionReport]:
+        """Repeats a task that was lost, or yields the report of a partition that was lost too often."""
+        if loss.kind == "memory":
+            self._fall()
+        if run.copies:  # the other one goes on
+            return
+        run.losses += 1
+        self._leave(run)
+        if run.losses <= REPEATS:
+            if loss.kind == "memory":
+                run.task = replace(run.task, memory_factor=2 * run.task.memory_factor)
+            self._todo.appendleft(run)
+            return
+        key, spec = run.task.partition.key, run.task.spec
+        again = f"`mm-assets run --dataset {spec.name} --partition {key}` runs the partition alone"
+        failure = StageFailure(partition=key, stage=loss.stage, detail=f"{loss.detail}, {run.losses} times: {again}")
+        with suppress(MmAssetsError, OSError):  # the storage may be what failed
+            DatasetStore(spec).write_failure(failure)
+        yield failed_report(failure)
+
+    def _fall(self) -> None:
+        """Halves the bound of what is at work."""
+        if self._clock() >= self._may_fall:
+            self._bound = max(min(self._bound, len(self._at_work) + 1) / 2, 1)
+            self._may_fall = self._clock() + _ALL_DUE
+
+    # -- what takes long
+
+    def _pause(self) -> float | None:
+        """Seconds to wait for ends: until something else is to be done."""
+        found = [self._waiting[0][0] - self._clock()] if self._waiting else []
+        if self._timeout is not None or (self._engine.spans_hosts and not self._todo):
+            found.append(_WATCH)
+        if self._todo:  # slots may come, and scratch space be freed
+            found.append(_WATCH * 5)
+        return max(min(found), 0.0) if found else None
+
+    def _end_late(self) -> Iterator[PartitionReport]:
+        if self._timeout is None:
+            return
+        now = self._clock()
+        for task, run in list(self._at_work.items()):
+            if now - run.copies[task] > self._timeout:
+                self._cancel(task)
+                loss = Loss(
+                    kind="timeout", stage=task.first_stage, detail=f"it took longer than {self._timeout:.0f} seconds"
+                )
+                yield from self._lost(run, loss)
+
+    def _cancel(self, task: Task) -> None:
+        run = self._at_work.pop(task)
+        del run.copies[task]
+        self._engine.cancel(task)
+
+    def _copy_stragglers(self) -> None:
+        if not self._engine.spans_hosts or self._todo or self._waiting or len(self._seconds) < _FEWEST:
+            return
+        late = self._clock() - STRAGGLES * statistics.median(self._seconds)
+        for run in {id(run): run for run in self._at_work.values()}.values():
+            free = len(self._at_work) < self._most() and self._engine.fits(run.task)
+            if free and len(run.copies) == 1 and min(run.copies.values()) < late:
+                self._start([run])
+
+
+def _refused(error: MmAssetsError, task: Task) -> PartitionReport:
+    """The report of a partition that another process works on; it is not stored, since that process may succeed."""
+    failure = StageFailure.of(error, stage=task.first_stage, partition=task.partition.key)
+    return failed_report(failure, is_refused=True)

@@ -1,0 +1,115 @@
+"""What a load driver asks of an engine, and what an engine answers.
+
+An engine runs partitions somewhere and reports how each ended. It decides nothing: what is repeated, which of two
+copies counts, and who may work on a partition is up to `pipeline.drive`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from mm_assets.pipeline.chain import RAW_SHARDS, Stage
+from mm_assets.pipeline.partition_run import PartitionReport, run_partition
+from mm_assets.pipeline.spec import DatasetSpec
+from mm_assets.pipeline.store import Partition
+from mm_assets.rows.schema import DatasetSchema
+
+__all__ = ["Ended", "Engine", "Loss", "Task"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Task:
+    """One partition to run once, with all that its run needs; can be pickled.
+
+    Attributes:
+        spec: the declaration.
+        schema: the dataset's, as registered.
+        partition: as registered.
+        first: the stage to start at; None for the first that is stale.
+        markers: names of its markers; None lists them.
+        memory_factor: how many times the engine's memory per task it needs.
+    """
+
+    spec: DatasetSpec
+    schema: DatasetSchema
+    partition: Partition
+    first: Stage | None = None
+    markers: tuple[str, ...] | None = None
+    memory_factor: int = 1
+
+    @property
+    def first_stage(self) -> str:
+        """Name of the stage that it starts at, as far as that is known before it runs."""
+        return (self.first or RAW_SHARDS).name
+
+    @property
+    def size(self) -> int:
+        """Bytes of its shards."""
+        return sum(shard.size for shard in self.partition.shards)
+
+    def run(self, started: Callable[[Stage], object] = lambda _: None) -> PartitionReport:
+        """Runs it in this process; `started` as that of `run_partition`."""
+        return run_partition(
+            self.spec, self.partition, self.schema, first=self.first, markers=self.markers, started=started
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Why a task ended without a report.
+
+    Attributes:
+        kind: `memory` where more of it may help, `host` where the place where it ran may be at fault, else `worker`.
+        stage: name of the stage that was at work, as far as it is known.
+        detail: what ended it, as a clause.
+    """
+
+    kind: Literal["worker", "host", "memory", "timeout"]
+    stage: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The end of a task: a report, or else a loss."""
+
+    task: Task
+    report: PartitionReport | None = None
+    loss: Loss | None = None
+
+
+class Engine(Protocol):
+    """Runs tasks, each once.
+
+    Attributes:
+        slots: how many tasks can be at work at a time; may change as hosts come and go.
+        spans_hosts: whether a second copy of a task may run on another host.
+        group_bytes: bytes of shards up to which tasks are submitted as one group; 0 submits each alone.
+    """
+
+    spans_hosts: bool
+    group_bytes: int
+
+    @property
+    def slots(self) -> int: ...  # noqa: D102 - an attribute of the protocol
+
+    def fits(self, task: Task) -> bool:
+        """Whether there is scratch space for a task beside what is at work."""
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Starts a group of tasks in one place, one after the other."""
+
+    def ended(self, timeout: float | None) -> Iterable[Ended]:
+        """Those that ended since the last call; waits for the first of them.
+
+        Args:
+            timeout: seconds to wait at most; None waits without a limit.
+        """
+
+    def cancel(self, task: Task) -> None:
+        """Ends a task without a result, if it has not ended; others of its group are lost with it."""
+
+    def close(self) -> None:
+        """Ends what is at work, and the engine."""
