@@ -198,6 +198,7 @@ _EXTRAS = {  # import name of an optional package: the extra that installs it
     "pillow_jxl": "images-extra",
     "pyarrow": "arrow",
     "pytest": "testing",
+    "ray": "ray",
     "s3fs": "s3",
     "soundfile": "audio",
     "soxr": "video",

@@ -10,10 +10,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -37,20 +37,26 @@ if TYPE_CHECKING:
     from mm_assets.orchestration.interrupts import Stop
     from mm_assets.orchestration.load import PartitionRun
     from mm_assets.pipeline.chain import Stage
+    from mm_assets.pipeline.engines.base import Engine
     from mm_assets.pipeline.pending import Present
-    from mm_assets.pipeline.spec import DatasetSpec
+    from mm_assets.pipeline.spec import DatasetSpec, EngineOptions
     from mm_assets.pipeline.store import DatasetStore, StageRecord
 
 _SHOWN = 10  # partitions that are listed after a signal
 _NAMED = 50  # partitions in the command that continues
 _LISTED = 50  # partitions that have a row each in the summary
+ENGINES = ("processes", "ray")
 
 
 @click.command()
 @dataset_options(undeclared=True)
 @click.option("--partition", "-p", "keys", multiple=True, metavar="K", help="Run these partitions, pending or not.")
 @click.option("--partitions-from", "file", type=click.File(), metavar="FILE", help="The same, a key in each line.")
-@click.option("--jobs", "-j", "num_processes", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
+@click.option("--jobs", "-j", type=click.IntRange(1), help="Partitions at a time. Default: 1, or as `engine` declares.")
+@click.option("--engine", type=click.Choice(ENGINES), help="Where they run. Default: as declared, else processes.")
+@click.option(
+    "--address", metavar="HOST:PORT", help="Head of the Ray cluster. Default: as declared, else $RAY_ADDRESS."
+)
 @click.option(
     "--from",
     "stage",
@@ -63,7 +69,9 @@ def command(
     chosen: DatasetChoice,
     keys: tuple[str, ...],
     file: IO[str] | None,
-    num_processes: int,
+    jobs: int | None,
+    engine: str | None,
+    address: str | None,
     stage: str | None,
     force: bool,
     dry_run: bool,
@@ -72,11 +80,25 @@ def command(
     from mm_assets.pipeline.partition_run import rare_collections
 
     keys = _chosen_keys(keys, file)
-    run = _Run(chosen=chosen, keys=keys, num_processes=num_processes, first=_first_stage(stage, force=force))
+    given = {
+        name: value for name, value in (("type", engine), ("address", address), ("jobs", jobs)) if value is not None
+    }
+    run = _Run(chosen=chosen, keys=keys, engine=given, first=_first_stage(stage, force=force))
     with rare_collections():  # there may be very many partitions
         _carry_out(run, dry_run=dry_run)
     if run.failed:
         sys.exit(1)
+
+
+def _with_engine(spec: DatasetSpec, given: Mapping[str, Any]) -> DatasetSpec:
+    """The declaration with the settings of its engine that the options give."""
+    if not given:
+        return spec
+    declared = spec.engine.model_dump() if given.get("type", spec.engine.type) == spec.engine.type else {}
+    engine = {**declared, **given}
+    if "address" in given and engine.get("type") != "ray":
+        raise ConfigError("arguments", "--address", "is of a Ray cluster: give --engine ray too")
+    return spec.replace(engine=engine)
 
 
 def _carry_out(run: _Run, *, dry_run: bool) -> None:
@@ -129,7 +151,7 @@ class _Run:
     Attributes:
         chosen: the datasets that it was given.
         keys: the partitions that it was given; none means those that are pending, or with a `first` stage all.
-        num_processes: as given.
+        engine: settings of `engine` that it was given.
         first: the stage that it was given.
         datasets: by name, those that are registered.
         present: of each, what there was before the first run; then what its manifest lists.
@@ -144,7 +166,7 @@ class _Run:
 
     chosen: DatasetChoice
     keys: tuple[str, ...]
-    num_processes: int
+    engine: Mapping[str, Any]
     first: Stage | None
     datasets: dict[str, DatasetStore] = field(default_factory=dict)
     present: dict[str, Present] = field(default_factory=dict)
@@ -165,7 +187,7 @@ class _Run:
         from mm_assets.pipeline.register import register
         from mm_assets.pipeline.store import DatasetStore
 
-        specs = self.chosen.specs(read_only=dry_run)
+        specs = [_with_engine(spec, self.engine) for spec in self.chosen.specs(read_only=dry_run)]
         if self.first is not None:
             stage_named(self.first.name, option="--from", specs=specs)
         with nullcontext() if dry_run else open_instance() as instance:
@@ -217,15 +239,16 @@ class _Run:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         from mm_assets.orchestration.launch import run_load
-        from mm_assets.pipeline.engines.processes import Processes
+        from mm_assets.pipeline.engines.choice import open_engine
 
         self.began = time.perf_counter()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         console = Console(stderr=True)
         with (
             Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-            Processes(min(self.num_processes, len(self.work))) as processes,
+            ExitStack() as opened,
         ):
+            engines: dict[EngineOptions, Engine] = {}  # one for the datasets that declare the same
             task = progress.add_task("partitions", total=len(self.work))
 
             def observe(result: PartitionRun) -> None:
@@ -239,10 +262,13 @@ class _Run:
 
             for name, dataset in self.datasets.items():
                 keys = [key for spec, key in self.work if spec.name == name]
+                options = dataset.spec.engine
+                if options not in engines:
+                    engines[options] = opened.enter_context(open_engine(options, jobs=1, most=len(self.work)))
                 *_, rest = run_load(
                     dataset.spec,
                     keys,
-                    engine=processes,
+                    engine=engines[options],
                     first=self.first,
                     observed=observe,
                     present=self.present.pop(name),
@@ -350,7 +376,8 @@ class _Run:
     def _left_commands(self, left: Sequence[tuple[str, str]]) -> Iterator[list[str]]:
         """The options of the commands that run what is left, and nothing that is done; quoted for a shell."""
         start = [] if self.first is None else ["--from", self.first.name]
-        jobs = ["--jobs", str(self.num_processes)] if self.num_processes > 1 else []
+        names = (("--engine", "type"), ("--address", "address"), ("--jobs", "jobs"))
+        jobs = [word for option, name in names if name in self.engine for word in (option, str(self.engine[name]))]
         given = [word for name in self.chosen.names for word in ("--dataset", shlex.quote(name))]
         if not self.ended or not (self.keys or start):  # the same command: it runs what is pending, or nothing is done
             yield [*given, *_partition_options(self.keys), *start, *jobs]

@@ -23,7 +23,8 @@ from mm_assets.orchestration.runs import end_dead_loads, leased_run, tag_process
 from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage
 from mm_assets.pipeline.drive import run_tasks
 from mm_assets.pipeline.engines.base import Engine, Task
-from mm_assets.pipeline.engines.processes import Processes, num_processors
+from mm_assets.pipeline.engines.choice import open_engine
+from mm_assets.pipeline.engines.processes import num_processors
 from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report, rare_collections
 from mm_assets.pipeline.pending import Present, chosen_partitions, given_start, stage_named
@@ -85,14 +86,13 @@ class LoadConfig(dg.Config):
         first_stage: run from this stage on, or from an earlier one that is stale, also what is up to date; without
             `partitions` all that are registered. Empty starts each at its first stale stage.
         only_pending: leave out those that were published since they were named.
-        processes: partitions that are in flight at a time; 1 runs them in the process of the load, 0 takes as many
-            as it may use processors.
+        jobs: partitions that are at work at a time; 0 takes those of the dataset's `engine`.
     """
 
     partitions: list[str] = Field(default_factory=list)
     first_stage: str = ""
     only_pending: bool = False
-    processes: int = 0
+    jobs: int = 0
 
 
 def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
@@ -120,9 +120,14 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
             said = f"{len(keys):,} partitions are to run: this run takes the first {MOST_PARTITIONS:,}"
             more = "" if first is None else f", up to {keys[MOST_PARTITIONS - 1]}: name the others in `partitions`"
             context.log.warning(said + more)
-        with Processes(config.processes or num_processors()) as processes:
-            taken = keys[:MOST_PARTITIONS]
-            Load(dataset=dataset, keys=taken, first=first, engine=processes, present=present).run(context)
+        taken = keys[:MOST_PARTITIONS]
+        options = spec.engine.model_copy(update={"jobs": config.jobs} if config.jobs else {})
+        try:
+            opened = open_engine(options, jobs=num_processors(), most=max(len(taken), 1))
+        except MmAssetsError as error:
+            raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+        with opened as engine:
+            Load(dataset=dataset, keys=taken, first=first, engine=engine, present=present).run(context)
 
     return load_job(spec, drive)
 
@@ -199,7 +204,9 @@ class Load:
                     return leases.held(key)
 
                 held.enter_context(mirror)
-                reports = held.enter_context(closing(run_tasks(self.engine, tasks, guard=guard)))
+                reports = held.enter_context(
+                    closing(run_tasks(self.engine, tasks, guard=guard, timeout=spec.engine.timeout_seconds))
+                )
                 mirror.catch_up(set(self.keys))
                 for report in chain(gone, reports):
                     mirror.record(report)

@@ -32,7 +32,7 @@ from mm_assets.rows.base import source_formats
 from mm_assets.rows.schema import MemberRules, Settings, Text, Texts
 from mm_assets.storage.urls import CHAINED, is_local
 
-__all__ = ["PARTITION_KEY", "DatasetSpec", "ParquetOptions", "expected", "plain"]
+__all__ = ["PARTITION_KEY", "DatasetSpec", "EngineOptions", "ParquetOptions", "expected", "plain"]
 
 PARTITION_KEY = re.compile(r"[A-Za-z0-9._-]+")
 _NAME = "[A-Za-z][A-Za-z0-9_]*"  # the names that Dagster allows in asset keys and job names
@@ -198,6 +198,43 @@ class ParquetOptions(Settings):
         ge=1 << 16,
         description="Content of one row group, media included, in bytes.",
         examples=[64 << 20],
+    )
+
+
+class EngineOptions(Settings):
+    """Where a load runs partitions; nothing of it changes a file."""
+
+    type: Literal["processes", "ray"] = Field(
+        default="processes",
+        description="`processes` of the host that runs the load; `ray`: tasks on the hosts of a Ray cluster "
+        "(docs/many-machines.md).",
+        examples=["ray"],
+    )
+    address: Text | None = Field(
+        default=None,
+        description="Of a Ray cluster, `HOST:PORT`. Default: $RAY_ADDRESS, else a cluster on this host.",
+        examples=["head.example.org:6379"],
+    )
+    jobs: int | None = Field(
+        default=None,
+        ge=1,
+        description="Partitions at work at a time. Default: a process per processor, or as many Ray tasks as the "
+        "cluster has processors and memory for. A cluster that starts nodes on demand needs a number.",
+        examples=[500],
+    )
+    memory_bytes: int = Field(
+        default=1 << 30,  # a partition needs about half of it beside its largest media
+        ge=1 << 20,
+        description="Memory that a Ray task asks for; twice as much after a task that had too little.",
+        examples=[4 << 30],
+    )
+    timeout_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="A partition that takes longer is ended and repeated, three times at most. A load with one job "
+        "runs it in its own process, which is not ended.",
+        examples=[3600],
     )
 
 
@@ -388,6 +425,11 @@ class DatasetSpec(Settings):
             "`<dataset>_load`, in place of a run for each."
         ),
         examples=[1000],
+    )
+    engine: EngineOptions = Field(
+        default_factory=EngineOptions,
+        description="Where a load runs partitions, and how many at a time.",
+        examples=[{"type": "ray", "address": "head.example.org:6379"}],
     )
     cron: Text = Field(default="*/15 * * * *", description="When the schedule ticks.", examples=["0 * * * *"])
     poll_seconds: int = Field(

@@ -193,7 +193,7 @@ def test_a_load_takes_the_stage(instance: dg.DagsterInstance, demo_spec: SpecOf,
     job = build_definitions(spec).resolve_job_def("docs_load")
 
     def load(**config: Any) -> dg.ExecuteInProcessResult:
-        run_config = load_config(spec, [], processes=1, **config)
+        run_config = load_config(spec, [], jobs=1, **config)
         return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
 
     assert load().success

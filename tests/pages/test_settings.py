@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 import yaml
 
-from mm_assets.pipeline.spec import DatasetSpec, ParquetOptions, expected
+from mm_assets.pipeline.spec import DatasetSpec, EngineOptions, ParquetOptions, expected
 from mm_assets.rows.schema import MemberRules, Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
-MODELS: dict[str, type[Settings]] = {"dataset": DatasetSpec, "samples": MemberRules, "parquet": ParquetOptions}
+MODELS: dict[str, type[Settings]] = {
+    "dataset": DatasetSpec,
+    "samples": MemberRules,
+    "parquet": ParquetOptions,
+    "engine": EngineOptions,
+}
 
 
 def table(model: type[Settings]) -> str:
@@ -20,8 +25,8 @@ def table(model: type[Settings]) -> str:
     lines = ["| key | value | default | meaning | example |", "| --- | --- | --- | --- | --- |"]
     properties = model.model_json_schema()["properties"]
     for name in model.model_fields:
-        schema = {"type": "object"} | properties[name]  # `samples` and `parquet` refer to their own table
-        meaning = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", schema["description"])
+        schema = {"type": "object"} | properties[name]  # `samples` and others refer to their own table
+        meaning = re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", schema["description"])
         (example,) = schema["examples"]
         cells = (f"`{name}`", expected(schema), default(name, schema), meaning, f"`{name}: {inline(example)}`")
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")

@@ -1,1 +1,1 @@
-"""Engines run `run_partition` for many partitions: they bound what is in flight, and know nothing of Dagster."""
+"""Engines run partitions, each once: processes of this host, or tasks of a Ray cluster. They do not know Dagster."""
