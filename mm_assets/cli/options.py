@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DatasetChoice", "dataset_options", "field_option"]
 
-_SUGGESTED = re.compile(r"`mm-assets (plan|register|run|status|losses|add-stream|sql|clean)\b")
-_TAKES_SHARDS = ("plan", "register", "run", "status")
+_SUGGESTED = re.compile(r"`mm-assets (plan|register|run|status|sync|losses|add-stream|sql|clean)\b")
+_TAKES_SHARDS = ("plan", "register", "run", "status", "sync")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,9 +35,9 @@ from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
     from mm_assets.orchestration.interrupts import Stop
-    from mm_assets.orchestration.load import PartitionRun
     from mm_assets.pipeline.chain import Stage
     from mm_assets.pipeline.engines.base import Engine
+    from mm_assets.pipeline.load import PartitionRun, Slice
     from mm_assets.pipeline.pending import Present
     from mm_assets.pipeline.spec import DatasetSpec, EngineOptions
     from mm_assets.pipeline.store import DatasetStore, StageRecord
@@ -64,6 +64,10 @@ ENGINES = ("processes", "ray")
     help="Start at this stage, or at an earlier one that is stale: every partition, or those of --partition.",
 )
 @click.option("--force", is_flag=True, help="Start at the first stage: every partition, or those of --partition.")
+@click.option("--slice", "part", metavar="K/N", help="Run one of N parts of the partitions, by hashes of their keys.")
+@click.option(
+    "--no-record", is_flag=True, help="Use no Dagster instance, make no manifest: `mm-assets sync` does later."
+)
 @click.option("--dry-run", is_flag=True, help="Dry run: list what would run, from which stage and why.")
 def command(
     chosen: DatasetChoice,
@@ -74,16 +78,26 @@ def command(
     address: str | None,
     stage: str | None,
     force: bool,
+    part: str | None,
+    no_record: bool,
     dry_run: bool,
 ) -> None:
     """Register the shards, run every pending partition from its first stale stage on, make the manifests."""
+    from mm_assets.pipeline.load import Slice
     from mm_assets.pipeline.partition_run import rare_collections
 
     keys = _chosen_keys(keys, file)
     given = {
         name: value for name, value in (("type", engine), ("address", address), ("jobs", jobs)) if value is not None
     }
-    run = _Run(chosen=chosen, keys=keys, engine=given, first=_first_stage(stage, force=force))
+    run = _Run(
+        chosen=chosen,
+        keys=keys,
+        engine=given,
+        first=_first_stage(stage, force=force),
+        part=None if part is None else Slice.parse(part),
+        is_recorded=not no_record,
+    )
     with rare_collections():  # there may be very many partitions
         _carry_out(run, dry_run=dry_run)
     if run.failed:
@@ -99,6 +113,17 @@ def _with_engine(spec: DatasetSpec, given: Mapping[str, Any]) -> DatasetSpec:
     if "address" in given and engine.get("type") != "ray":
         raise ConfigError("arguments", "--address", "is of a Ray cluster: give --engine ray too")
     return spec.replace(engine=engine)
+
+
+def _expect_shared_root(specs: Iterable[DatasetSpec]) -> None:
+    """Raises `ConfigError` for a root below $DAGSTER_HOME: other hosts, which run other parts, do not see it."""
+    from mm_assets.pipeline.home import default_root
+
+    for spec in specs:
+        if "MM_ASSETS_ROOT" not in os.environ and spec.root == default_root():
+            detail = f"of {spec.name} is {spec.root}, which each host has for itself"
+            advice = "give --root, or set MM_ASSETS_ROOT, to what all hosts share"
+            raise ConfigError("arguments", "--root", f"{detail}: {advice}")
 
 
 def _carry_out(run: _Run, *, dry_run: bool) -> None:
@@ -153,6 +178,8 @@ class _Run:
         keys: the partitions that it was given; none means those that are pending, or with a `first` stage all.
         engine: settings of `engine` that it was given.
         first: the stage that it was given.
+        part: the part of the partitions that it was given; None runs all.
+        is_recorded: whether Dagster records the partitions, and the manifest is made.
         datasets: by name, those that are registered.
         present: of each, what there was before the first run; then what its manifest lists.
         pending: of each, the partitions that were pending then.
@@ -168,6 +195,8 @@ class _Run:
     keys: tuple[str, ...]
     engine: Mapping[str, Any]
     first: Stage | None
+    part: Slice | None
+    is_recorded: bool
     datasets: dict[str, DatasetStore] = field(default_factory=dict)
     present: dict[str, Present] = field(default_factory=dict)
     pending: dict[str, set[str]] = field(default_factory=dict)
@@ -187,16 +216,19 @@ class _Run:
         from mm_assets.pipeline.register import register
         from mm_assets.pipeline.store import DatasetStore
 
-        specs = [_with_engine(spec, self.engine) for spec in self.chosen.specs(read_only=dry_run)]
+        needs_instance = self.is_recorded and not dry_run
+        specs = [_with_engine(spec, self.engine) for spec in self.chosen.specs(read_only=not needs_instance)]
         if self.first is not None:
             stage_named(self.first.name, option="--from", specs=specs)
-        with nullcontext() if dry_run else open_instance() as instance:
+        if self.part is not None or not self.is_recorded:
+            _expect_shared_root(specs)
+        with open_instance() if needs_instance else nullcontext() as instance:
             for spec in specs:
                 wait = wait_for_shards(spec)
                 try:
                     dataset = DatasetStore(spec)
                     if instance is None:
-                        found = register(dataset, wait=True, dry_run=True, sleep=wait)
+                        found = register(dataset, wait=True, dry_run=dry_run, sleep=wait)
                     else:
                         found = register_dataset(instance, dataset, sleep=wait)
                 except MmAssetsError as error:
@@ -214,9 +246,10 @@ class _Run:
                     said = ", ".join(f"{len(keys):,} {what}" for what, keys in changes if keys)
                     echo(f"{spec.name}: " + (f"would register partitions: {said}" if said else "no shard changed"))
                 self.present[spec.name] = present
-                self.pending[spec.name] = set(present.pending())
-                self.work += [(spec, key) for key in chosen_partitions(present, self.keys, self.first)]
-        missing = [key for key in self.keys if key not in {key for _, key in self.work}]
+                self.pending[spec.name] = {key for key in present.pending() if self._is_in_part(key)}
+                chosen = chosen_partitions(present, self.keys, self.first)
+                self.work += [(spec, key) for key in chosen if self._is_in_part(key)]
+        missing = [key for key in self.keys if not any(key in found.partitions for found in self.present.values())]
         if missing:
             names = ", ".join(spec.name for spec in specs)
             raise ConfigError("arguments", "--partition", f"{missing[0]!r} is not a registered partition of {names}")
@@ -229,7 +262,7 @@ class _Run:
             planned = planned_runs(present, [key for spec, key in self.work if spec.name == name], self.first)
             report_planned(name, planned)
             number = f"{len(planned):,} of {counted(len(present.partitions), 'partition')}"
-            echo(f"{name}: would run {number} and make the manifest")
+            echo(f"{name}: would run {number}" + (" and make the manifest" if self.is_recorded else ""))
         for line in self.failed:
             echo(f"failed: {self.chosen.complete(line)}", err=True)
 
@@ -240,6 +273,7 @@ class _Run:
 
         from mm_assets.orchestration.launch import run_load
         from mm_assets.pipeline.engines.choice import open_engine
+        from mm_assets.pipeline.load import run_unrecorded
 
         self.began = time.perf_counter()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -265,13 +299,13 @@ class _Run:
                 options = dataset.spec.engine
                 if options not in engines:
                     engines[options] = opened.enter_context(open_engine(options, jobs=1, most=len(self.work)))
+                engine, present = engines[options], self.present.pop(name)
+                if not self.is_recorded:
+                    run_unrecorded(present, keys, engine=engine, first=self.first, observed=observe)
+                    stop.check()
+                    continue
                 *_, rest = run_load(
-                    dataset.spec,
-                    keys,
-                    engine=engines[options],
-                    first=self.first,
-                    observed=observe,
-                    present=self.present.pop(name),
+                    dataset.spec, keys, engine=engine, first=self.first, observed=observe, present=present
                 )
                 if rest.present is not None:
                     self.present[name] = rest.present
@@ -289,8 +323,17 @@ class _Run:
 
         self.failed += [f"{r.dataset}/{r.partition}: {line}" for r in self.ended for line in r.failures]
         present = {name: self.present.get(name) or Present(dataset) for name, dataset in self.datasets.items()}
-        pending = {name: pending_reasons(found) for name, found in present.items()}
-        _print_summary(present, self.ended, pending, time.perf_counter() - self.began)
+        pending = {
+            name: {key: fault for key, fault in pending_reasons(found).items() if self._is_in_part(key)}
+            for name, found in present.items()
+        }
+        mine = {name: [key for key in found.partitions if self._is_in_part(key)] for name, found in present.items()}
+        _print_summary(present, mine, self.ended, pending, time.perf_counter() - self.began)
+        if self.is_recorded:
+            _print_manifests(present)
+        else:
+            names = " ".join(f"--dataset {shlex.quote(name)}" for name in self.datasets)
+            echo(f"not recorded: {self.chosen.complete(f'`mm-assets sync {names}`')} records it and makes the manifest")
         for name, dataset in self.datasets.items():
             ran = [result.partition for result in self.ended if result.dataset == name]
             totals = loss_totals(dataset, ran)
@@ -304,10 +347,13 @@ class _Run:
             number = "" if len(keys) == 1 else f"{counted(len(keys), 'partition')}: "
             place = f"{name}/{keys[0]}" if len(keys) == 1 else name
             echo(f"warning: {place}: {number}{self.chosen.complete(line)}", err=True)
-        for line in (*self.warned, *self._left_out(pending)):
+        for line in (*self.warned, *(self._left_out(pending) if self.is_recorded else ())):
             echo(f"warning: {self.chosen.complete(line)}", err=True)
         for line in self.failed:
             echo(f"failed: {self.chosen.complete(line)}", err=True)
+
+    def _is_in_part(self, key: str) -> bool:
+        return self.part is None or key in self.part
 
     def _warnings(self) -> dict[tuple[str, str], list[str]]:
         """The partitions of each dataset with the same warning, such as that of a setting."""
@@ -362,7 +408,7 @@ class _Run:
         ]
         name = signal.Signals(signum).name
         said = f"{len(self.work) - len(left)} of {counted(len(self.work), 'partition')} done"
-        kept = [dataset for dataset in self.datasets if dataset not in self.manifests]
+        kept = [dataset for dataset in self.datasets if dataset not in self.manifests and self.is_recorded]
         manifest = "the manifest is" if len(self.datasets) == 1 else f"the manifests of {', '.join(kept)} are"
         echo(f"stopped by {name}: {said}" + (f", {manifest} as before" if kept else ""), err=True)
         for dataset, key in left[:_SHOWN]:
@@ -378,6 +424,8 @@ class _Run:
         start = [] if self.first is None else ["--from", self.first.name]
         names = (("--engine", "type"), ("--address", "address"), ("--jobs", "jobs"))
         jobs = [word for option, name in names if name in self.engine for word in (option, str(self.engine[name]))]
+        jobs += [] if self.part is None else ["--slice", str(self.part)]
+        jobs += [] if self.is_recorded else ["--no-record"]
         given = [word for name in self.chosen.names for word in ("--dataset", shlex.quote(name))]
         if not self.ended or not (self.keys or start):  # the same command: it runs what is pending, or nothing is done
             yield [*given, *_partition_options(self.keys), *start, *jobs]
@@ -387,7 +435,7 @@ class _Run:
             dataset = given if len(self.datasets) == 1 else ["--dataset", shlex.quote(name)]
             if keys:
                 yield [*dataset, *_partition_options(keys), *start, *jobs]
-            elif name not in self.manifests:
+            elif name not in self.manifests and self.is_recorded:
                 yield [*dataset, *jobs]
 
 
@@ -402,11 +450,11 @@ def _partition_options(keys: Sequence[str]) -> list[str]:
 
 def _print_summary(
     datasets: Mapping[str, Present],
+    keys: Mapping[str, Sequence[str]],
     ended: Sequence[PartitionRun],
     pending: Mapping[str, Mapping[str, str]],
     seconds: float,
 ) -> None:
-    from mm_assets.packing.plan import declared_imports
     from mm_assets.pipeline.chain import summary_numbers
 
     numbers = {name: summary_numbers(present.dataset.spec) for name, present in datasets.items()}
@@ -414,7 +462,6 @@ def _print_summary(
     echo(f"{counted(len(ended), 'partition')} run in {seconds:.1f} s")
     rows = []
     results = {(result.dataset, result.partition): result for result in ended}
-    keys = {name: list(present.partitions) for name, present in datasets.items()}
     is_short = sum(map(len, keys.values())) <= _LISTED
     for name, present in datasets.items():
         dataset = present.dataset
@@ -441,6 +488,11 @@ def _print_summary(
             rows.append((name, ran_of_all, status, *sums, f"{sum(map(_faults, done)):,}"))
     headings.append("faults")
     print_table(("dataset", "partition", "status", *headings), rows, numbers=headings, wrapped=("partition", "status"))
+
+
+def _print_manifests(datasets: Mapping[str, Present]) -> None:
+    from mm_assets.packing.plan import declared_imports
+
     commands = []
     for name, present in datasets.items():
         dataset = present.dataset

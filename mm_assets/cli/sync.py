@@ -1,23 +1,57 @@
-"""`mm-assets sync`: record in Dagster what is published and was not recorded."""
+"""`mm-assets sync`: record in Dagster what was done and not recorded, and make the manifest."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo
+from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
+
+if TYPE_CHECKING:
+    from mm_assets.pipeline.store import DatasetStore
 
 
 @click.command()
-@dataset_options()
+@dataset_options(undeclared=True)
 def command(chosen: DatasetChoice) -> None:
-    """Record in Dagster what is published and was not recorded: a load was killed, or the database was away."""
+    """Record in Dagster what slices did, or what a load that was killed had published, and make the manifest."""
     from mm_assets.orchestration.launch import open_instance, sync
 
-    datasets = chosen.stores()
+    datasets = list(_datasets(chosen))
     open_instance().dispose()
-    for dataset in datasets:
-        recorded = sync(dataset)
+    for dataset, is_declared in datasets:
+        recorded = sync(dataset, makes_manifest=is_declared)
+        name = dataset.spec.name
         manifest = " and the manifest" if recorded.manifest else ""
-        echo(f"{dataset.spec.name}: {counted(recorded.num_partitions, 'partition')}{manifest} recorded")
+        echo(f"{name}: {counted(recorded.num_partitions, 'partition')}{manifest} recorded")
+        if recorded.failed:
+            losses = chosen.complete(f"`mm-assets losses --dataset {name}`")
+            echo(f"{name}: {counted(len(recorded.failed), 'partition')} recorded as failed: {losses}")
+        if not is_declared:
+            how = "give --shards, or --module, to make it"
+            echo(f"{name}: the manifest is as it was: the declaration that it takes is not known: {how}", err=True)
+
+
+def _datasets(chosen: DatasetChoice) -> Iterator[tuple[DatasetStore, bool]]:
+    """The datasets, and whether the declaration of each is that of its shards."""
+    from mm_assets.pipeline.store import DatasetStore
+
+    try:
+        found = [DatasetStore(spec) for spec in chosen.specs()]
+    except ConfigError as error:
+        if chosen.shards is not None or error.key not in ("--dataset", "--module"):
+            raise
+        found = []
+    declared = {dataset.spec.name: dataset for dataset in found if _is_registered_with(dataset)}
+    for dataset in found if found and len(declared) == len(found) else chosen.stores():
+        of_spec = declared.get(dataset.spec.name)
+        yield (dataset, False) if of_spec is None else (of_spec, True)
+
+
+def _is_registered_with(dataset: DatasetStore) -> bool:
+    return dataset.registered().source == dataset.spec.shards

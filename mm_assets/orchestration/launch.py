@@ -21,7 +21,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
-from mm_assets.orchestration.load import MOST_PARTITIONS, Load, PartitionRun, Recorded, catch_up, load_job
+from mm_assets.orchestration.load import MOST_PARTITIONS, Load, Recorded, catch_up, load_job, named_keys
 from mm_assets.orchestration.mirror import lost_said
 from mm_assets.orchestration.partitions import add_partitions
 from mm_assets.orchestration.patience import away_named, patient
@@ -30,10 +30,12 @@ from mm_assets.orchestration.runs import load_config, process_tags
 from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.engines.base import Engine
 from mm_assets.pipeline.home import find_dagster_home
+from mm_assets.pipeline.load import PartitionRun
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.summaries import counted
 
 __all__ = [
     "declared_datasets",
@@ -245,17 +247,27 @@ def run_load(
     return [*ended, manifest]
 
 
-def sync(dataset: DatasetStore) -> Recorded:
-    """Records in Dagster what is published and was not recorded, in a run of the job `<dataset>_load`.
+def sync(dataset: DatasetStore, *, makes_manifest: bool = False) -> Recorded:
+    """Records in Dagster what was done and not recorded, in a run of the job `<dataset>_load`.
+
+    Args:
+        dataset: the dataset's folder.
+        makes_manifest: as for `catch_up`.
 
     Raises:
-        SourceError: the run failed.
+        SourceError: the run failed, other than by the partitions that had failed.
     """
     recorded: list[Recorded] = []
-    failures = _execute(
-        dataset.spec, lambda context: recorded.append(catch_up(context, dataset)), [], str(uuid.uuid4())
-    )
-    if failures:
+
+    def drive(context: dg.OpExecutionContext) -> None:
+        found = catch_up(context, dataset, makes_manifest=makes_manifest)
+        recorded.append(found)
+        if found.failed:  # Dagster shows partitions as failed that were planned in a run that failed
+            said = f"{counted(len(found.failed), 'partition')} had failed: {named_keys(found.failed)}"
+            raise dg.Failure(description=said, allow_retries=False)
+
+    failures = _execute(dataset.spec, drive, [], str(uuid.uuid4()))
+    if not recorded:
         raise SourceError(dataset.store.url, failures[0])
     return recorded[0]
 

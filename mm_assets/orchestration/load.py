@@ -5,7 +5,7 @@ materializations and check results as those of the job of one partition.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,62 +20,35 @@ from mm_assets.orchestration.patience import patient
 from mm_assets.orchestration.report import losses_table, manifest_result
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import end_dead_loads, leased_run, tag_process, working_runs
-from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, STAGE_OF_FILE, Stage
+from mm_assets.pipeline.chain import PUBLISHED, Stage
 from mm_assets.pipeline.drive import run_tasks
-from mm_assets.pipeline.engines.base import Engine, Task
+from mm_assets.pipeline.engines.base import Engine
 from mm_assets.pipeline.engines.choice import open_engine
 from mm_assets.pipeline.engines.processes import num_processors
+from mm_assets.pipeline.load import PartitionRun, partition_tasks
 from mm_assets.pipeline.losses import loss_totals
-from mm_assets.pipeline.partition_run import PartitionReport, failed_report, rare_collections
-from mm_assets.pipeline.pending import Present, chosen_partitions, given_start, stage_named
+from mm_assets.pipeline.partition_run import rare_collections
+from mm_assets.pipeline.pending import Present, chosen_partitions, stage_named
 from mm_assets.pipeline.publish import build_manifest
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, StageFailure, StageRecord
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.summaries import counted
 
 __all__ = [
     "MOST_PARTITIONS",
     "Load",
     "LoadConfig",
-    "PartitionRun",
     "Recorded",
     "build_load_job",
     "catch_up",
     "load_job",
+    "named_keys",
 ]
 
 MOST_PARTITIONS = 1000  # of one run: its page reads all events, 25 of each
 _MANIFEST_SECONDS = 900.0  # a long load makes what it has published available meanwhile
 _NAMED = 10  # failed partitions in the message of a run
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionRun:
-    """How the run of one partition ended, or that of a manifest.
-
-    Attributes:
-        dataset: dataset name.
-        partition: partition key; empty for a manifest.
-        run_id: Dagster's run id; empty where no run was created.
-        failures: what went wrong, one line each; empty on success.
-        warnings: violations of checks that do not stop a partition, and remarks of its stages, one line each.
-        records: what the stages recorded that ran, by name.
-        present: the dataset as the manifest lists it; None for a partition, or where no manifest was made.
-    """
-
-    dataset: str
-    partition: str
-    run_id: str
-    failures: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
-    records: Mapping[Stage, StageRecord] = field(default_factory=dict)
-    present: Present | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether the run succeeded and every check that stops a partition passed."""
-        return not self.failures
 
 
 class LoadConfig(dg.Config):
@@ -212,7 +185,7 @@ class Load:
                     mirror.record(report)
                     if not report.ok:
                         self.failed.append(report.partition)
-                    self.observed(partition_run(spec.name, context.run_id, report))
+                    self.observed(PartitionRun.of(spec.name, context.run_id, report))
                     if time.monotonic() - made > _MANIFEST_SECONDS:
                         try:
                             self._make_manifest(mirror)
@@ -225,8 +198,8 @@ class Load:
         self.is_complete = True
         said: list[str] = []
         if self.failed:
-            named = ", ".join(self.failed[:_NAMED]) + (", …" if len(self.failed) > _NAMED else "")
-            said.append(f"{len(self.failed):,} of {counted(len(self.keys), 'partition')} failed: {named}")
+            number = f"{len(self.failed):,} of {counted(len(self.keys), 'partition')}"
+            said.append(f"{number} failed: {named_keys(self.failed)}")
         if self.unrecorded:
             said.append(lost_said(spec, self.unrecorded))
         if said:
@@ -242,74 +215,41 @@ class Load:
         mirror.add(made, "the manifest")
 
 
-def partition_tasks(
-    present: Present, keys: Iterable[str], first: Stage | None
-) -> tuple[list[Task], list[PartitionReport]]:
-    """What a load does: the tasks of registered partitions, and the reports of those that are not registered any more.
-
-    Args:
-        present: the dataset as it is.
-        keys: the partitions.
-        first: as `Load.first`.
-    """
-    spec, schema = present.dataset.spec, present.schema if present.partitions else present.dataset.schema()
-    pending, tasks, gone = set(present.pending()), [], []
-    for key in keys:
-        if key in present.partitions:
-            task = Task(
-                spec=spec,
-                schema=schema,
-                partition=present.partitions[key],
-                first=given_start(first, is_pending=key in pending),
-                markers=present.names.get(key, ()),
-            )
-            tasks.append(task)
-        else:
-            failure = StageFailure(partition=key, stage=RAW_SHARDS.name, detail="it is not registered any more")
-            gone.append(failed_report(failure, is_refused=True))
-    return tasks, gone
-
-
-def partition_run(dataset: str, run_id: str, report: PartitionReport) -> PartitionRun:
-    failures: list[str] = []
-    warnings: dict[str, str] = {note: note for result in report.results.values() for note in result.record.notes}
-    for name, result in report.results.items():
-        for outcome in result.outcomes:
-            if outcome.stops:
-                failures.append(f"{name}: check {outcome.name}: {outcome.said}")
-            elif not outcome.passed:  # MULT and MSTR hold the same samples: one line for both
-                line = f"check {outcome.name}: {outcome.said}"
-                warnings.setdefault(line, f"{name}: {line}")
-    if report.failure is not None:
-        failures.append(f"{report.failure.stage}: {report.failure.said}")
-    return PartitionRun(
-        dataset=dataset,
-        partition=report.partition,
-        run_id=run_id,
-        failures=tuple(failures),
-        warnings=tuple(warnings.values()),
-        records={STAGE_OF_FILE[next(iter(r.record.files))]: r.record for r in report.results.values()},
-    )
+def named_keys(keys: Sequence[str]) -> str:
+    """Partition keys in a message: the first of them."""
+    return ", ".join(keys[:_NAMED]) + (", …" if len(keys) > _NAMED else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What was recorded: the number of partitions, and whether the manifest was."""
+    """What was recorded: the number of published partitions, the keys of failed ones, and whether the manifest was."""
 
     num_partitions: int
+    failed: tuple[str, ...]
     manifest: bool
 
 
-def catch_up(context: dg.OpExecutionContext, dataset: DatasetStore) -> Recorded:
-    """Records in Dagster what is published and was not recorded, and that loads whose process is gone have ended.
+def catch_up(context: dg.OpExecutionContext, dataset: DatasetStore, *, makes_manifest: bool) -> Recorded:
+    """Records in Dagster what was done and not recorded, and that loads whose process is gone have ended.
+
+    Args:
+        context: of the step that works.
+        dataset: the dataset's folder.
+        makes_manifest: whether to make the manifest first, which takes the dataset's true declaration.
 
     Raises:
-        dg.Failure: something could not be recorded.
+        dg.Failure: something could not be recorded, or the manifest could not be made.
     """
     end_dead_loads(context.instance, dataset)
     add_partitions(context.instance, dataset.spec, dataset.partitions().values())
-    with Mirror(context, Present(dataset)) as mirror:
-        recorded = Recorded(num_partitions=mirror.catch_up(), manifest=mirror.catch_up_manifest())
+    try:
+        with leased_run(context, dataset), Mirror(context, Present(dataset)) as mirror:
+            num_partitions, failed = mirror.catch_up(), mirror.catch_up_failures()
+            if makes_manifest:
+                build_manifest(dataset)
+            manifest = mirror.catch_up_manifest()
+    except MmAssetsError as error:
+        raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
     if mirror.lost:
         raise dg.Failure(description=lost_said(dataset.spec, mirror.lost), allow_retries=False)
-    return recorded
+    return Recorded(num_partitions=num_partitions, failed=tuple(failed), manifest=manifest)

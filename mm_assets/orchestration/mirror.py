@@ -38,7 +38,7 @@ from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.publish import ManifestReport, missing_streams, partitions_in_manifest
 from mm_assets.pipeline.run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import StageRecord
+from mm_assets.pipeline.store import RECORDS, StageRecord
 
 __all__ = ["Mirror", "lost_said"]
 
@@ -144,6 +144,40 @@ class Mirror:
             self._end(key)
             num_partitions += 1
         return num_partitions
+
+    def catch_up_failures(self) -> list[str]:
+        """Records the partitions that failed in runs that recorded nothing: their keys."""
+        dataset, found = self._dataset, list[str]()
+        ran = {name.rpartition("/")[2] for folder in ("failures", RECORDS) for name in dataset.store.sizes(folder)}
+        pending = [key for key in self._present.pending() if f"{key}.json" in ran]
+        if pending:
+            self._read_attempts()
+        for key in pending:
+            fingerprint = self._present.partitions[key].fingerprint(self._made_with)
+            if key in (known := self._attempts or {}) and known[key].fingerprint == fingerprint:
+                continue
+            try:
+                failure, records = dataset.failure(key), dataset.records(key)
+            except MmAssetsError as error:  # of one partition, which others do not wait for
+                self.warn(f"{key} is not recorded: {error}")
+                continue
+            if failure is not None:  # records of later stages are of an earlier run
+                names = [stage.name for stage in CHAIN]
+                before = set(names[: names.index(failure.stage)])
+                records = {stage: record for stage, record in records.items() if stage.name in before}
+            done = {stage.name: StageResult.of_record(record, {}) for stage, record in records.items()}
+            if failure is None and all(result.passed for result in done.values()):
+                continue  # a run that was killed: it has not failed
+            report = PartitionReport(
+                partition=key, results=done, marker=None, failure=failure, seconds=0.0, peak_memory=0
+            )
+            self._add_missing(key, records)
+            self._batch.calls.append(partial(self._log_failed, report))
+            if failure is not None:
+                self._say(logging.ERROR, f"{key}: {failure.stage}: {failure.said}")
+            self._end(key)
+            found.append(key)
+        return found
 
     def catch_up_manifest(self) -> bool:
         """Records the newest manifest if it is not what Dagster knows as the latest one: whether it did."""

@@ -25,13 +25,13 @@ from mm_assets.cli.main import main
 from mm_assets.orchestration import mirror, patience
 from mm_assets.orchestration.build import build_definitions
 from mm_assets.orchestration.launch import register_dataset, run_load, sync
-from mm_assets.orchestration.load import PartitionRun
 from mm_assets.orchestration.partitions import shard_partitions
 from mm_assets.orchestration.runs import PROCESS_TAG, failed_attempts, partition_fingerprints
 from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.engines import base
 from mm_assets.pipeline.engines.processes import Processes
 from mm_assets.pipeline.liveness import process_tag
+from mm_assets.pipeline.load import PartitionRun
 from mm_assets.pipeline.partition_run import PartitionReport, run_partition
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
