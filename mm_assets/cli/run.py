@@ -9,9 +9,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _SHOWN = 10  # partitions that are listed after a signal
 _NAMED = 50  # partitions in the command that continues
 _LISTED = 50  # partitions that have a row each in the summary
+_FAULTS = "faults"
 ENGINES = ("processes", "ray")
 
 
@@ -188,6 +190,7 @@ class _Run:
         failed: what went wrong, one line each.
         warned: what the checks of the manifests found, one line each.
         manifests: names of the datasets whose manifest was made.
+        sums: of each dataset, of those that ran well, what the summary has a heading for.
         began: when the first run was started.
     """
 
@@ -205,6 +208,7 @@ class _Run:
     failed: list[str] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
     manifests: list[str] = field(default_factory=list)
+    sums: dict[str, Counter[str]] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
     _abandoned: threading.Lock = field(default_factory=threading.Lock)
     _stderr: int = field(default_factory=lambda: os.dup(2))  # while a step runs, Dagster redirects the standard one
@@ -288,7 +292,7 @@ class _Run:
             def observe(result: PartitionRun) -> None:
                 if not result.ok:
                     stop.check()  # of a partition that a signal interrupted
-                self.ended.append(result)
+                self._note(result)
                 stop.check()
                 progress.update(task, advance=1, description=f"{result.dataset}/{result.partition}")
                 if not console.is_terminal:
@@ -304,15 +308,28 @@ class _Run:
                     run_unrecorded(present, keys, engine=engine, first=self.first, observed=observe)
                     stop.check()
                     continue
-                *_, rest = run_load(
-                    dataset.spec, keys, engine=engine, first=self.first, observed=observe, present=present
-                )
+                rest = run_load(dataset.spec, keys, engine=engine, first=self.first, observed=observe, present=present)
                 if rest.present is not None:
                     self.present[name] = rest.present
                 stop.check()  # Dagster fails the run that a signal interrupts
                 self.manifests.append(name)
                 self.failed += [f"{name}: {line}" for line in rest.failures]
                 self.warned += [f"{name}: {line}" for line in rest.warnings]
+
+    def _note(self, result: PartitionRun) -> None:
+        """Takes up how a partition ended; of its records, of which a load has very many, only the sums."""
+        from mm_assets.pipeline.chain import recorded_stages, summary_numbers
+
+        self.ended.append(replace(result, records={}))
+        if result.ok:
+            dataset, records = self.datasets[result.dataset], result.records
+            if len(records) < len(recorded_stages(dataset.spec)):  # it did not start at the first stage
+                records = dataset.records(result.partition)
+            sums = self.sums.setdefault(result.dataset, Counter())
+            for heading, (stage, count) in summary_numbers(dataset.spec).items():
+                if stage in records:
+                    sums[heading] += records[stage].counts.get(count, 0)
+            sums[_FAULTS] += _faults(records)
 
     def report(self) -> None:
         """Prints what was done and what went wrong."""
@@ -328,15 +345,18 @@ class _Run:
             for name, found in present.items()
         }
         mine = {name: [key for key in found.partitions if self._is_in_part(key)] for name, found in present.items()}
-        _print_summary(present, mine, self.ended, pending, time.perf_counter() - self.began)
+        _print_summary(present, mine, self.ended, self.sums, pending, time.perf_counter() - self.began)
         if self.is_recorded:
             _print_manifests(present)
         else:
             names = " ".join(f"--dataset {shlex.quote(name)}" for name in self.datasets)
             echo(f"not recorded: {self.chosen.complete(f'`mm-assets sync {names}`')} records it and makes the manifest")
         for name, dataset in self.datasets.items():
-            ran = [result.partition for result in self.ended if result.dataset == name]
-            totals = loss_totals(dataset, ran)
+            ran = {result.partition: result.ok for result in self.ended if result.dataset == name}
+            markers = present[name].published()
+            listed = [markers[key].losses for key, is_ok in ran.items() if is_ok and key in markers]
+            read = [key for key, is_ok in ran.items() if not is_ok or key not in markers]
+            totals = loss_totals(dataset, read, listed)
             if ran:
                 report_losses(self.chosen, name, totals)
             if totals:
@@ -452,6 +472,7 @@ def _print_summary(
     datasets: Mapping[str, Present],
     keys: Mapping[str, Sequence[str]],
     ended: Sequence[PartitionRun],
+    sums: Mapping[str, Counter[str]],
     pending: Mapping[str, Mapping[str, str]],
     seconds: float,
 ) -> None:
@@ -473,20 +494,21 @@ def _print_summary(
                 status = "pending" if key in pending[name] else "unchanged"
             # The tables of a failed run do not hold all of the shard.
             records = {} if status == "FAILED" else dataset.records(key)
-            shown = (_number([records], numbers[name].get(heading)) for heading in headings)
+            shown = (_number(records, numbers[name].get(heading)) for heading in headings)
             rows.append((name, key, status, *shown, f"{_faults(records):,}" if records else "-"))
         if not is_short:
             mine = [result for result in ended if result.dataset == name]
-            done = [dataset.records(result.partition) for result in mine if result.ok]
-            sums = (_number(done, numbers[name].get(heading)) for heading in headings)
+            of_done = sums.get(name, Counter())
+            shown = (f"{of_done[heading]:,}" if heading in of_done else "-" for heading in headings)
             ran = {result.partition for result in mine}
             waiting = sum(key not in ran for key in pending[name])
-            counts = {"done": len(done), "FAILED": len(mine) - len(done), "pending": waiting}
+            done = sum(result.ok for result in mine)
+            counts = {"done": done, "FAILED": len(mine) - done, "pending": waiting}
             counts["unchanged"] = len(keys[name]) - sum(counts.values())
             status = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
             ran_of_all = f"{len(mine):,} of {len(keys[name]):,}"  # the figures are of those that ran
-            rows.append((name, ran_of_all, status, *sums, f"{sum(map(_faults, done)):,}"))
-    headings.append("faults")
+            rows.append((name, ran_of_all, status, *shown, f"{of_done.get(_FAULTS, 0):,}"))
+    headings.append(_FAULTS)
     print_table(("dataset", "partition", "status", *headings), rows, numbers=headings, wrapped=("partition", "status"))
 
 
@@ -506,10 +528,9 @@ def _print_manifests(datasets: Mapping[str, Present]) -> None:
         echo(f"next: {commands[0]}")
 
 
-def _number(records: Sequence[Mapping[Stage, StageRecord]], found: tuple[Stage, str] | None) -> str:
-    """A count of a stage, summed over partitions that have run it; "-" where there are none."""
-    counts = [] if found is None else [r[found[0]].counts.get(found[1], 0) for r in records if found[0] in r]
-    return f"{sum(counts):,}" if counts else "-"
+def _number(records: Mapping[Stage, StageRecord], found: tuple[Stage, str] | None) -> str:
+    """A count of a stage of a partition; "-" where that has not run."""
+    return "-" if found is None or found[0] not in records else f"{records[found[0]].counts.get(found[1], 0):,}"
 
 
 def _faults(records: Mapping[Stage, StageRecord]) -> int:

@@ -69,7 +69,7 @@ def build_assets(spec: DatasetSpec) -> list[dg.AssetsDefinition]:
         return table
 
     def published(work: PartitionWork, _: dg.AssetExecutionContext) -> MaterializeResult:
-        return published_result(work.dataset, work.key, publish.publish(work))
+        return published_result(work.spec, publish.publish(work))
 
     tables = [_asset(spec, stage, made(make)) for stage, make in stages.TABLE_STAGES.items()]
     return [*tables, _packed_assets(spec), _asset(spec, PUBLISHED, published), _manifest_asset(spec)]

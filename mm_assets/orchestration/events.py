@@ -195,6 +195,7 @@ class _Transactions(SqlEventLogStorage):
     _databases: Mapping[tuple[str, ...], sqlalchemy.Engine]
     _connections: dict[tuple[str, ...], sqlalchemy.Connection]
     _has_table: dict[str, bool]
+    _has_column: dict[str, bool]
     _stored: int | None
 
     @classmethod
@@ -215,7 +216,7 @@ class _Transactions(SqlEventLogStorage):
         kind = type(cls.__name__, (cls, type(storage)), {})
         made: _Transactions = object.__new__(kind)
         own = {name: value for name, value in vars(storage).items() if not isinstance(value, Patient)}
-        vars(made).update(own, _databases=databases, _connections={}, _has_table={}, _stored=None)
+        vars(made).update(own, _databases=databases, _connections={}, _has_table={}, _has_column={}, _stored=None)
         return made
 
     @contextmanager
@@ -250,6 +251,12 @@ class _Transactions(SqlEventLogStorage):
             dagsters: Any = super()  # abstract to mypy
             self._has_table[table_name] = dagsters.has_table(table_name)
         return self._has_table[table_name]
+
+    def _has_asset_key_col_on_connection(self, conn: sqlalchemy.Connection, column_name: str) -> bool:
+        if column_name not in self._has_column:  # Dagster looks at the table's columns for each event
+            dagsters: Any = super()
+            self._has_column[column_name] = dagsters._has_asset_key_col_on_connection(conn, column_name)
+        return self._has_column[column_name]
 
     def _store_asset_event(self, conn: sqlalchemy.Connection, event: dg.EventLogEntry, event_id: int) -> None:
         self._stored = event_id

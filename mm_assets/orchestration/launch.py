@@ -17,16 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.errors import DagsterExecutionInterruptedError
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.orchestration.component import ShardDataset, wrong_declarations_left_out
-from mm_assets.orchestration.load import MOST_PARTITIONS, Load, Recorded, catch_up, load_job, named_keys
+from mm_assets.orchestration.load import Load, Recorded, catch_up, execute_load, named_keys
 from mm_assets.orchestration.mirror import lost_said
 from mm_assets.orchestration.partitions import add_partitions
 from mm_assets.orchestration.patience import away_named, patient
-from mm_assets.orchestration.resources import StorageRoot, resource_key
-from mm_assets.orchestration.runs import load_config, process_tags
+from mm_assets.orchestration.runs import LOAD_TAG, MOST_PARTITIONS
 from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.engines.base import Engine
 from mm_assets.pipeline.home import find_dagster_home
@@ -46,8 +44,6 @@ __all__ = [
     "sync",
 ]
 
-_MAX_RETRIES = "dagster/max_retries"  # by the daemon
-_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}  # the event log has it all
 _DATABASES = ("history", "schedules")  # the folders of Dagster's databases, below the instance's
 _HOME_SETTINGS = """\
 # Settings of the local Dagster instance.
@@ -192,7 +188,7 @@ def run_load(
     first: Stage | None = None,
     observed: Callable[[PartitionRun], object] = lambda _: None,
     present: Present | None = None,
-) -> list[PartitionRun]:
+) -> PartitionRun:
     """Runs registered partitions and makes the manifest, as runs of the job `<dataset>_load` in this process.
 
     Args:
@@ -204,47 +200,36 @@ def run_load(
         present: the dataset as it is, if that is known.
 
     Returns:
-        Each partition that ended, and the manifest as the last one, with an empty partition.
+        How the manifest, and what is not about one partition, ended; its partition is empty.
     """
-    ended: list[PartitionRun] = []
-
-    def observe(run: PartitionRun) -> None:
-        ended.append(run)
-        observed(run)
-
     failures: list[str] = []
-    lost: dict[str, str] = {}
     dataset = DatasetStore(spec) if present is None else present.dataset
-    for number in range(0, max(len(keys), 1), MOST_PARTITIONS):
-        load = Load(
-            dataset=dataset,
-            present=present,
-            keys=keys[number : number + MOST_PARTITIONS],
-            engine=engine,
-            first=first,
-            observed=observe,
-        )
-        run_id = str(uuid.uuid4())
-        try:
-            said = _execute(spec, load.run, load.keys, run_id, first_stage="" if first is None else first.name)
-            failures += () if load.is_complete else said  # those of partitions are in their results
-        except SourceError as error:
-            failures.append(error.detail)
-        lost |= load.unrecorded
-        present = load.present
-        if not load.is_complete:
-            break
-    if lost:
-        failures.append(lost_said(spec, lost))
-    manifest = PartitionRun(
+    named = keys if len(keys) <= MOST_PARTITIONS else ()
+    config = {"first_stage": "" if first is None else first.name}
+    tags: dict[str, str] = {}
+    run_id = ""
+    with Load(dataset=dataset, keys=keys, engine=engine, first=first, observed=observed, present=present) as load:
+        while not load.is_complete:
+            run_id, recorded = str(uuid.uuid4()), load.num_runs
+            try:
+                said = _execute(spec, load.run, run_id=run_id, keys=named, tags=tags, **config)
+            except SourceError as error:
+                said = (error.detail,)
+                failures.append(error.detail)
+            if load.num_runs == recorded:  # it did not come to its end
+                failures += said
+                break
+            tags = tags or {LOAD_TAG: run_id}
+        if load.unrecorded:
+            failures.append(lost_said(spec, load.unrecorded))
+    return PartitionRun(
         dataset=spec.name,
         partition="",
         run_id=run_id,
         failures=tuple(dict.fromkeys(failures)),
         warnings=tuple(load.warnings),
-        present=present if load.is_complete else None,
+        present=load.present if load.is_complete else None,
     )
-    return [*ended, manifest]
 
 
 def sync(dataset: DatasetStore, *, makes_manifest: bool = False) -> Recorded:
@@ -266,41 +251,20 @@ def sync(dataset: DatasetStore, *, makes_manifest: bool = False) -> Recorded:
             said = f"{counted(len(found.failed), 'partition')} had failed: {named_keys(found.failed)}"
             raise dg.Failure(description=said, allow_retries=False)
 
-    failures = _execute(dataset.spec, drive, [], str(uuid.uuid4()))
+    failures = _execute(dataset.spec, drive, run_id=str(uuid.uuid4()))
     if not recorded:
         raise SourceError(dataset.store.url, failures[0])
     return recorded[0]
 
 
-def _execute(
-    spec: DatasetSpec,
-    drive: Callable[[dg.OpExecutionContext], object],
-    keys: Sequence[str],
-    run_id: str,
-    **config: object,
-) -> tuple[str, ...]:
-    """Executes a load with its driver in this process: why it failed.
+def _execute(spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext], object], **options: Any) -> tuple[str, ...]:
+    """Executes a load with its driver in this process, as `execute_load`: why it failed.
 
     Raises:
         SourceError: the instance's database is away.
     """
-
-    def stoppable(context: dg.OpExecutionContext, _: object) -> None:
-        try:
-            drive(context)
-        except (KeyboardInterrupt, DagsterExecutionInterruptedError):
-            context.instance.report_run_canceling(context.run)  # else Dagster says that the run failed, and is repeated
-            raise
-
     with away_named(), patient(dg.DagsterInstance.get()) as instance:
-        result = load_job(spec, stoppable).execute_in_process(
-            run_config={**_QUIET, **load_config(spec, keys, **config)},
-            instance=instance,
-            raise_on_error=False,
-            run_id=run_id,
-            tags={**process_tags(run_id), _MAX_RETRIES: "0"},  # who gave the command decides whether to repeat it
-            resources={resource_key(spec): StorageRoot(root=spec.root)},
-        )
+        result = execute_load(instance, spec, drive, **options)
     return () if result.success else tuple(_failures(result.all_events))
 
 

@@ -1,16 +1,20 @@
-"""The load: one run of Dagster that takes many partitions from shards to markers, and makes the manifest.
+"""The load: takes many partitions from shards to markers, and makes the manifest.
 
-Its driver hands partitions to processes that know nothing of Dagster, and records each as it ends: the same
-materializations and check results as those of the job of one partition.
+Its driver hands partitions to an engine that knows nothing of Dagster, and records each as it ends: the same
+materializations and check results as those of the job of one partition. It records them in one run of Dagster, and
+those of a large load in several, one after the other, while the driver goes on: the page of a run reads all its events.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
+from typing import Self
 
 import dagster as dg
+from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
 from mm_assets.errors import ConfigError, MmAssetsError, SourceError
@@ -18,8 +22,17 @@ from mm_assets.orchestration.mirror import Mirror, lost_said
 from mm_assets.orchestration.partitions import add_partitions, load_job_name, load_op_name
 from mm_assets.orchestration.patience import patient
 from mm_assets.orchestration.report import losses_table, manifest_result
-from mm_assets.orchestration.resources import open_dataset, resource_key
-from mm_assets.orchestration.runs import end_dead_loads, leased_run, tag_process, working_runs
+from mm_assets.orchestration.resources import StorageRoot, open_dataset, resource_key
+from mm_assets.orchestration.runs import (
+    LOAD_TAG,
+    MOST_PARTITIONS,
+    end_dead_loads,
+    leased_run,
+    load_config,
+    process_tags,
+    tag_process,
+    working_runs,
+)
 from mm_assets.pipeline.chain import PUBLISHED, Stage
 from mm_assets.pipeline.drive import run_tasks
 from mm_assets.pipeline.engines.base import Engine
@@ -27,7 +40,7 @@ from mm_assets.pipeline.engines.choice import open_engine
 from mm_assets.pipeline.engines.processes import num_processors
 from mm_assets.pipeline.load import PartitionRun, partition_tasks
 from mm_assets.pipeline.losses import loss_totals
-from mm_assets.pipeline.partition_run import rare_collections
+from mm_assets.pipeline.partition_run import PartitionReport, rare_collections
 from mm_assets.pipeline.pending import Present, chosen_partitions, stage_named
 from mm_assets.pipeline.publish import build_manifest
 from mm_assets.pipeline.register import register
@@ -36,26 +49,27 @@ from mm_assets.pipeline.store import DatasetStore
 from mm_assets.summaries import counted
 
 __all__ = [
-    "MOST_PARTITIONS",
     "Load",
     "LoadConfig",
     "Recorded",
     "build_load_job",
     "catch_up",
+    "execute_load",
     "load_job",
     "named_keys",
 ]
 
-MOST_PARTITIONS = 1000  # of one run: its page reads all events, 25 of each
 _MANIFEST_SECONDS = 900.0  # a long load makes what it has published available meanwhile
 _NAMED = 10  # failed partitions in the message of a run
+_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}  # the event log has it all
+_MAX_RETRIES = "dagster/max_retries"  # by the daemon
 
 
 class LoadConfig(dg.Config):
     """What a load does.
 
     Attributes:
-        partitions: keys of the partitions to run; none means those that are pending, as many as one run takes.
+        partitions: keys of the partitions to run; none means those that are pending.
         first_stage: run from this stage on, or from an earlier one that is stale, also what is up to date; without
             `partitions` all that are registered. Empty starts each at its first stale stage.
         only_pending: leave out those that were published since they were named.
@@ -89,20 +103,88 @@ def build_load_job(spec: DatasetSpec) -> dg.JobDefinition:
         ):  # its first attempt may have done a part
             pending = set(present.pending())
             keys = [key for key in keys if key in pending]
-        if len(keys) > MOST_PARTITIONS:
-            said = f"{len(keys):,} partitions are to run: this run takes the first {MOST_PARTITIONS:,}"
-            more = "" if first is None else f", up to {keys[MOST_PARTITIONS - 1]}: name the others in `partitions`"
-            context.log.warning(said + more)
-        taken = keys[:MOST_PARTITIONS]
         options = spec.engine.model_copy(update={"jobs": config.jobs} if config.jobs else {})
         try:
-            opened = open_engine(options, jobs=num_processors(), most=max(len(taken), 1))
+            opened = open_engine(options, jobs=num_processors(), most=max(len(keys), 1))
         except MmAssetsError as error:
             raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
-        with opened as engine:
-            Load(dataset=dataset, keys=taken, first=first, engine=engine, present=present).run(context)
+        with opened as engine, Load(dataset=dataset, keys=keys, first=first, engine=engine, present=present) as load:
+            _run_all(load, context)
 
     return load_job(spec, drive)
+
+
+def _run_all(load: "Load", context: dg.OpExecutionContext) -> None:
+    """Runs a load in the run at hand, and records what is left in further runs, in this process.
+
+    Raises:
+        dg.Failure: partitions of this run failed, or the load ended early.
+        DagsterExecutionInterruptedError: a signal ended one of the further runs.
+    """
+    own: dg.Failure | None = None
+    interrupted: list[BaseException] = []
+
+    def run(further: dg.OpExecutionContext) -> None:
+        try:
+            load.run(further)
+        except (KeyboardInterrupt, DagsterExecutionInterruptedError) as error:
+            interrupted.append(error)
+            raise
+
+    try:
+        load.run(context)
+    except dg.Failure as error:
+        if not load.num_runs:
+            raise
+        own = error
+    while not load.is_complete:
+        run_id, recorded = str(uuid.uuid4()), load.num_runs
+        execute_load(context.instance, load.dataset.spec, run, run_id=run_id, tags={LOAD_TAG: context.run_id})
+        if interrupted:
+            raise interrupted[0]
+        if load.num_runs == recorded:
+            raise dg.Failure(description=f"the load ended early: run {run_id} says why", allow_retries=False)
+    if own is not None:
+        raise own
+
+
+def execute_load(
+    instance: dg.DagsterInstance,
+    spec: DatasetSpec,
+    drive: Callable[[dg.OpExecutionContext], object],
+    *,
+    run_id: str,
+    keys: Sequence[str] = (),
+    tags: Mapping[str, str] | None = None,
+    **config: object,
+) -> dg.ExecuteInProcessResult:
+    """Executes a run of the job `<dataset>_load` in this process, with a driver of its own.
+
+    Args:
+        instance: where it is recorded.
+        spec: the declaration.
+        drive: what its step does.
+        run_id: the run's.
+        keys: the partitions that its configuration names.
+        tags: of the run.
+        config: the rest of its configuration, as of `load_config`.
+    """
+
+    def stoppable(context: dg.OpExecutionContext, _: object) -> None:
+        try:
+            drive(context)
+        except (KeyboardInterrupt, DagsterExecutionInterruptedError):
+            context.instance.report_run_canceling(context.run)  # else Dagster says that the run failed, and is repeated
+            raise
+
+    return load_job(spec, stoppable).execute_in_process(
+        run_config={**_QUIET, **load_config(spec, keys, **config)},
+        instance=instance,
+        raise_on_error=False,
+        run_id=run_id,
+        tags={**process_tags(run_id), _MAX_RETRIES: "0", **(tags or {})},  # its caller repeats the load
+        resources={resource_key(spec): StorageRoot(root=spec.root)},
+    )
 
 
 def load_job(spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext, LoadConfig], object]) -> dg.JobDefinition:
@@ -126,7 +208,7 @@ def load_job(spec: DatasetSpec, drive: Callable[[dg.OpExecutionContext, LoadConf
 
 @dataclass(kw_only=True)
 class Load:
-    """A load at work.
+    """A load at work, to be used in a `with` block, whose end abandons what is at work.
 
     Attributes:
         dataset: the dataset's folder.
@@ -135,9 +217,9 @@ class Load:
         first: the stage to start at, or an earlier one that is stale; None for the first stale one of what is pending.
         observed: called with each partition as it ends.
         present: the dataset as it is, if that is known; then as the last manifest lists it.
-        failed: keys of the partitions that failed.
         warnings: what the manifest's check found, one line each.
         unrecorded: as `Mirror.lost`.
+        num_runs: runs of Dagster that have recorded a part of it.
         is_complete: whether every partition ended, and the manifest was made.
     """
 
@@ -147,64 +229,91 @@ class Load:
     first: Stage | None = None
     observed: Callable[[PartitionRun], object] = lambda _: None
     present: Present | None = None
-    failed: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    unrecorded: Mapping[str, str] = field(default_factory=dict)
+    unrecorded: dict[str, str] = field(default_factory=dict)
+    num_runs: int = 0
     is_complete: bool = False
 
+    def __post_init__(self) -> None:
+        self._held = ExitStack()
+        self._reports: Iterator[PartitionReport] | None = None  # once it has begun
+        self._num_left = len(self.keys)
+        self._made = time.monotonic()  # when there was a manifest last
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
     def run(self, context: dg.OpExecutionContext) -> None:
-        """Runs the partitions and makes the manifest.
+        """Runs partitions and records them, as many as one run of Dagster takes; after the last it makes the manifest.
+
+        What is at work then goes on, and is recorded by the next call.
 
         Raises:
             dg.Failure: partitions failed, the manifest could not be made, or something could not be recorded.
         """
         spec = self.dataset.spec
-        present = self.present = self.present or Present(self.dataset)
-        mirror = Mirror(context, present)
-        self.unrecorded = mirror.lost
-        end_dead_loads(context.instance, self.dataset)
-        elsewhere = working_runs(context.instance, self.dataset)
-        tasks, gone = partition_tasks(present, self.keys, self.first)
-        made = time.monotonic()
+        failed: list[str] = []
+        number = min(self._num_left, MOST_PARTITIONS)
         try:
+            present = self.present = self.present or Present(self.dataset)
+            mirror = Mirror(context, present)
             with rare_collections(), ExitStack() as held:
-                leases = held.enter_context(leased_run(context, self.dataset))
-
-                def guard(key: str) -> AbstractContextManager[None]:
-                    if key in elsewhere:
-                        detail = f"run {elsewhere[key]} is working on this partition: run it again when that has ended"
-                        raise SourceError(self.dataset.store.url_of(PUBLISHED.name), f"{key}: {detail}")
-                    return leases.held(key)
-
+                is_first = self._reports is None
+                reports = self._begun(context, present)
+                if not is_first:  # the lease of the first one is that of the load
+                    held.enter_context(leased_run(context, self.dataset))
                 held.enter_context(mirror)
-                reports = held.enter_context(
-                    closing(run_tasks(self.engine, tasks, guard=guard, timeout=spec.engine.timeout_seconds))
-                )
-                mirror.catch_up(set(self.keys))
-                for report in chain(gone, reports):
+                if is_first:
+                    mirror.catch_up(set(self.keys))
+                for report in islice(reports, number):
+                    self._num_left -= 1
                     mirror.record(report)
                     if not report.ok:
-                        self.failed.append(report.partition)
+                        failed.append(report.partition)
                     self.observed(PartitionRun.of(spec.name, context.run_id, report))
-                    if time.monotonic() - made > _MANIFEST_SECONDS:
+                    if time.monotonic() - self._made > _MANIFEST_SECONDS:
                         try:
                             self._make_manifest(mirror)
                         except MmAssetsError as error:  # partitions do not wait for it, and another one follows
                             mirror.warn(f"the manifest is as before: {error}")
-                        made = time.monotonic()
-                self._make_manifest(mirror)
+                        self._made = time.monotonic()
+                if not self._num_left:
+                    self._make_manifest(mirror)
         except MmAssetsError as error:
             raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
-        self.is_complete = True
+        self.num_runs += 1
+        self.unrecorded |= mirror.lost
+        self.is_complete = not self._num_left
         said: list[str] = []
-        if self.failed:
-            number = f"{len(self.failed):,} of {counted(len(self.keys), 'partition')}"
-            said.append(f"{number} failed: {named_keys(self.failed)}")
-        if self.unrecorded:
-            said.append(lost_said(spec, self.unrecorded))
+        if failed:
+            said.append(f"{len(failed):,} of {counted(number, 'partition')} failed: {named_keys(failed)}")
+        if mirror.lost:
+            said.append(lost_said(spec, mirror.lost))
         if said:
-            metadata = {"losses": losses_table(loss_totals(self.dataset, self.failed[:_NAMED]))}
+            metadata = {"losses": losses_table(loss_totals(self.dataset, failed[:_NAMED]))}
             raise dg.Failure(description="; ".join(said), metadata=metadata, allow_retries=False)
+
+    def _begun(self, context: dg.OpExecutionContext, present: Present) -> Iterator[PartitionReport]:
+        """The reports of the partitions that have not ended; the first call begins with them."""
+        if self._reports is None:
+            spec = self.dataset.spec
+            end_dead_loads(context.instance, self.dataset)
+            elsewhere = working_runs(context.instance, self.dataset)
+            tasks, gone = partition_tasks(present, self.keys, self.first)
+            leases = self._held.enter_context(leased_run(context, self.dataset))
+
+            def guard(key: str) -> AbstractContextManager[None]:
+                if key in elsewhere:
+                    detail = f"run {elsewhere[key]} is working on this partition: run it again when that has ended"
+                    raise SourceError(self.dataset.store.url_of(PUBLISHED.name), f"{key}: {detail}")
+                return leases.held(key)
+
+            running = run_tasks(self.engine, tasks, guard=guard, timeout=spec.engine.timeout_seconds)
+            self._reports = chain(gone, self._held.enter_context(closing(running)))
+        return self._reports
 
     def _make_manifest(self, mirror: Mirror) -> None:
         report = build_manifest(self.dataset, self.present)

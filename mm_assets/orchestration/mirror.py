@@ -32,7 +32,7 @@ from mm_assets.orchestration.report import (
 )
 from mm_assets.orchestration.rollup import failed_before, rolled_up
 from mm_assets.orchestration.runs import Attempt, attempt_tags, failed_attempts
-from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, STAGE_OF_FILE, Stage, packed_files
+from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, STAGE_OF_FILE, Stage, packed_files, recorded_stages
 from mm_assets.pipeline.partition_run import PartitionReport
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.publish import ManifestReport, missing_streams, partitions_in_manifest
@@ -76,6 +76,7 @@ class Mirror:
         self._refusal = ""  # why the last attempt failed
         self._passed: dict[str, tuple[dg.AssetCheckResult, list[str]]] = {}  # by asset, with `checks: rollup`
         self._failed: dict[dg.AssetKey, Mapping[str, str]] = {}  # by asset, those that its latest result names
+        self._codes: dict[Stage, str | None] = {}
         self._attempts: Mapping[str, Attempt] | None = None  # by partition, its last failure before this load
 
     def __enter__(self) -> Self:
@@ -94,19 +95,19 @@ class Mirror:
 
         What became of one that was refused is not known here: only the log says so.
         """
-        if report.marker is not None:
+        marker = report.marker
+        if marker is not None and len(report.results) < len(recorded_stages(self._spec)):
+            # A file is read: with a store that answers in 20 ms no load records more than 50 partitions a second.
             try:
                 self._add_missing(report.partition, self._dataset.records(report.partition), report.results)
-                made = published_result(self._dataset, report.partition, report.marker)
-            except MmAssetsError as error:  # its losses cannot be read: the next load records it
+            except MmAssetsError as error:  # the next load records it
                 self._lose(report.partition, error)
-                made = None
+                marker = None
         for result in report.results.values():
             self._add_stage(result, report.partition)
-        if report.marker is not None:
-            if made is not None:
-                self._add(made, report.partition, _marker_inputs(report.marker))
-        elif not report.is_refused:
+        if marker is not None:
+            self._add(published_result(self._spec, marker), report.partition, _marker_inputs(marker))
+        elif report.marker is None and not report.is_refused:
             self._batch.reads.append(self._read_attempts)
             self._batch.calls.append(partial(self._log_failed, report))
         if report.failure is not None:
@@ -133,7 +134,7 @@ class Mirror:
             try:
                 marker = present.markers([key])[key]
                 records, file = self._dataset.recorded(key)
-                published = published_result(self._dataset, key, marker)
+                published = published_result(self._spec, marker)
             except MmAssetsError as error:  # of one partition, which others do not wait for
                 self.warn(f"{key} is not recorded: {error}")
                 continue
@@ -323,7 +324,16 @@ class Mirror:
         """Stores a materialization with those that it was made from: without them Dagster takes it for outdated."""
         above = {stage: self._events.latest(asset_key(self._spec, stage), key) for stage in inputs}
         pointers = {stage: "NULL" if found is None else str(found.storage_id) for stage, found in above.items()}
-        self._events.made(_materialization(self._spec, made, key, inputs, pointers, made_with))
+        assert made.asset_key is not None
+        stage = next(stage for stage in CHAIN if stage.name == dg.AssetKey.from_coercible(made.asset_key).path[-1])
+        code = self._code_version(stage) if made_with is None else code_version(self._spec, stage, made_with)
+        self._events.made(_materialization(self._spec, made, key, inputs, pointers, code))
+
+    def _code_version(self, stage: Stage) -> str | None:
+        """What the stage would be made with now; the same for every partition."""
+        if stage not in self._codes:
+            self._codes[stage] = code_version(self._spec, stage)
+        return self._codes[stage]
 
     def _log_check(self, found: dg.AssetCheckResult, partition: str | None) -> None:
         """Stores a check result with the materialization that it is about: without it Dagster takes it for outdated."""
@@ -420,15 +430,13 @@ def _materialization(
     key: str | None,
     inputs: Mapping[Stage, str],
     pointers: Mapping[Stage, str],
-    made_with: MadeWith | None,
+    code: str | None,
 ) -> dg.AssetMaterialization:
     """A result of an asset as the event that Dagster stores of one, with the tags that tell whether it is stale."""
     assert made.asset_key is not None
     asset = dg.AssetKey.from_coercible(made.asset_key)
     version = "" if made.data_version is None else made.data_version.value
     tags = {_VERSION: version, f"{_TAG}data_version_is_user_provided": "true"}
-    stage = next(stage for stage in CHAIN if stage.name == asset.path[-1])
-    code = code_version(spec, stage, made_with)
     if code is not None:
         tags[_CODE] = code
     for above, of_above in inputs.items():

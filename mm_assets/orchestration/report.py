@@ -14,11 +14,11 @@ from mm_assets.orchestration.partitions import asset_key
 from mm_assets.pipeline.added_streams import names_set_aside
 from mm_assets.pipeline.chain import MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE_OF_FILE, Stage, packed_files
 from mm_assets.pipeline.duplicate_ids import duplicates_said
-from mm_assets.pipeline.losses import KINDS, LossTotal, loss_totals
+from mm_assets.pipeline.losses import KINDS, LossTotal, listed_totals
 from mm_assets.pipeline.publish import ManifestReport
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import StageResult
-from mm_assets.pipeline.store import DatasetStore, StageRecord
+from mm_assets.pipeline.store import StageRecord
 from mm_assets.rows.columns import Kept
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS, DatasetSchema
 
@@ -115,11 +115,11 @@ def stage_version(record: StageRecord) -> str:
     return record.files[stage.files[0]].sha256
 
 
-def published_result(dataset: DatasetStore, key: str, marker: Mapping[str, Any]) -> MaterializeResult:
+def published_result(spec: DatasetSpec, marker: Mapping[str, Any]) -> MaterializeResult:
     """What Dagster stores of a partition's marker."""
-    totals, aside = loss_totals(dataset, [key]), names_set_aside(marker.get("added"))
+    totals, aside = listed_totals([marker["losses"]]), names_set_aside(marker.get("added"))
     return dg.MaterializeResult(
-        asset_key=asset_key(dataset.spec, PUBLISHED),
+        asset_key=asset_key(spec, PUBLISHED),
         metadata={
             "count/samples": marker["num_samples"],
             **{f"count/{kind}": sum(t.count for t in totals if t.example.kind == kind) for kind in KINDS},

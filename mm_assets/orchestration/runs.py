@@ -30,6 +30,8 @@ from mm_assets.pipeline.store import DatasetStore, Partition
 __all__ = [
     "ATTEMPT_TAG",
     "FINGERPRINT_TAG",
+    "LOAD_TAG",
+    "MOST_PARTITIONS",
     "PARTITION_TAG",
     "PROCESS_TAG",
     "Attempt",
@@ -56,6 +58,8 @@ PROCESS_TAG = "mm_assets/process"
 FINGERPRINT_TAG = "mm_assets/fingerprint"
 ATTEMPT_TAG = "mm_assets/attempt"
 REASON_TAG = "mm_assets/reason"
+LOAD_TAG = "mm_assets/load"  # id of the first run of the load
+MOST_PARTITIONS = 1000  # of one run, which has 25 events of each; its page reads all
 _WORKING = [
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
@@ -163,7 +167,7 @@ def load_request(
 
     Args:
         spec: the declaration.
-        due: fingerprints by the key of the partitions to run.
+        due: fingerprints by the key of the partitions to run; of more than `MOST_PARTITIONS` all that are pending run.
         run_key: the request's.
         before: the last attempt, where it is repeated.
     """
@@ -171,7 +175,7 @@ def load_request(
     return dg.RunRequest(
         run_key=run_key,
         job_name=load_job_name(spec),
-        run_config=load_config(spec, [*due], only_pending=True),
+        run_config=load_config(spec, [*due] if len(due) <= MOST_PARTITIONS else (), only_pending=True),
         tags={FINGERPRINT_TAG: _digest(due), ATTEMPT_TAG: str(number)},
     )
 
@@ -323,7 +327,7 @@ def fruitless_load(instance: dg.DagsterInstance, spec: DatasetSpec, due: Mapping
     record = next((record for record in failed if FINGERPRINT_TAG in record.dagster_run.tags), None)
     if record is None:
         return None
-    attempt, named = _attempt(record), loaded_partitions(record.dagster_run, spec)
+    attempt, named = _attempt(record), loaded_partitions(record.dagster_run, spec) or due
     if _digest({key: due.get(key, "") for key in named}) != attempt.fingerprint:
         return None
     return None if any(_failed_in(instance, spec, attempt.run_id)) else attempt

@@ -13,7 +13,6 @@ from typing import Any
 import dagster as dg
 from dagster._core.scheduler.instigation import InstigatorStatus, InstigatorType
 
-from mm_assets.orchestration.load import MOST_PARTITIONS
 from mm_assets.orchestration.partitions import add_partitions, job_name, load_job_name
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
@@ -89,7 +88,7 @@ def build_schedules(spec: DatasetSpec) -> list[dg.ScheduleDefinition]:
         if before is not None and before.due() > time.time():
             return dg.SkipReason(_waits(spec, before, len(due)))
         run_key = f"{of_loads}:{context.scheduled_execution_time.isoformat()}"
-        return load_request(spec, dict([*fingerprints.items()][:MOST_PARTITIONS]), run_key, before)
+        return load_request(spec, fingerprints, run_key, before)
 
     return [pending, pending_load]
 

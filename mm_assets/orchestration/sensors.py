@@ -9,7 +9,6 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.orchestration.checks import slow_pages
-from mm_assets.orchestration.load import MOST_PARTITIONS
 from mm_assets.orchestration.partitions import job_name, load_job_name, manifest_job_name, shard_partitions
 from mm_assets.orchestration.resources import open_dataset, resource_key
 from mm_assets.orchestration.runs import (
@@ -66,7 +65,7 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
             # Another load would take the same processors.
             if is_bulk and is_running(context.instance, dataset, load_job_name(spec)):
                 due, is_bulk = [], False
-            due = due[: MOST_PARTITIONS if is_bulk else spec.runs_per_tick]
+            due = due if is_bulk else due[: spec.runs_per_tick]
             requested |= {key: fingerprints[key] for key in due}
             settled = state if len(due) == len(waiting) else ""
         known = set(context.instance.get_dynamic_partitions(partitions_def.name or ""))

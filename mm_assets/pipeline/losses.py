@@ -38,6 +38,7 @@ __all__ = [
     "KINDS",
     "Loss",
     "LossTotal",
+    "listed_totals",
     "loss_counts",
     "loss_totals",
     "losses",
@@ -283,13 +284,19 @@ def losses(dataset: DatasetStore, keys: Iterable[str]) -> Iterator[Loss]:
                         yield _loss(key, part.stage, row)
 
 
-def loss_totals(dataset: DatasetStore, keys: Iterable[str]) -> list[LossTotal]:
+def loss_totals(dataset: DatasetStore, keys: Iterable[str], listed: Iterable[Losses] = ()) -> list[LossTotal]:
     """The items of some partitions by reason: by kind, in the order of the chain, the most frequent first.
+
+    Args:
+        dataset: the dataset's folder.
+        keys: partitions whose tables are read.
+        listed: what the markers of others list.
 
     Raises:
         SourceError: a table could not be read.
     """
-    return _totals(dataset, (part for key in keys for part in _of_partition(dataset, key)))
+    read = _totals(dataset, (part for key in keys for part in _of_partition(dataset, key)))
+    return _joined([*read, *listed_totals(listed)])
 
 
 Losses = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -323,6 +330,15 @@ def sum_losses(partitions: Iterable[Losses]) -> Losses:
     return found
 
 
+def listed_totals(listed: Iterable[Losses]) -> list[LossTotal]:
+    """`loss_totals` of published partitions by what their markers list, without reading their tables."""
+    return _joined(
+        LossTotal(count=item["count"], example=Loss(stage=stage, reason=reason, **item["example"]))
+        for stage, reasons in sum_losses(listed).items()
+        for reason, item in reasons.items()
+    )
+
+
 def _published(loss: Loss) -> dict[str, Any]:
     """An example without what its place in a marker says, what is unknown, and the folder of its shard."""
     shard, detail = loss.shard, loss.detail
@@ -337,22 +353,12 @@ def _published(loss: Loss) -> dict[str, Any]:
 
 def _totals(dataset: DatasetStore, parts: Iterable[_Part]) -> list[LossTotal]:
     """The items of some stages by reason, sorted; DuckDB is opened only for tables that have some."""
-    totals: dict[tuple[str, str], LossTotal] = {}
-
-    def add(count: int, example: Loss) -> None:
-        what = example.stage, example.reason
-        known = totals.get(what)
-        totals[what] = (
-            LossTotal(count=count, example=example)
-            if known is None
-            else LossTotal(count=known.count + count, example=known.example)
-        )
-
+    found: list[LossTotal] = []
     with ExitStack() as opened:
         connection = None
         for part in parts:
             for loss in part.named:
-                add(loss.count, loss)
+                found.append(LossTotal(count=loss.count, example=loss))
             for query, files in part.queries:
                 connection = connection or opened.enter_context(dataset.duckdb())
                 first = (
@@ -360,11 +366,21 @@ def _totals(dataset: DatasetStore, parts: Iterable[_Part]) -> list[LossTotal]:
                     "qualify row_number() over (partition by reason order by number) = 1 order by number"
                 )
                 for row in _rows(connection, first, files):
-                    add(row[-1], _loss(part.partition, part.stage, row[:-1]))
+                    found.append(LossTotal(count=row[-1], example=_loss(part.partition, part.stage, row[:-1])))
+    return _joined(found)
+
+
+def _joined(totals: Iterable[LossTotal]) -> list[LossTotal]:
+    """One total for each reason, with the first example; sorted by kind, stage, count and reason."""
+    found: dict[tuple[str, str], LossTotal] = {}
+    for total in totals:
+        known = found.setdefault((total.example.stage, total.example.reason), total)
+        if known is not total:
+            sum_of_both = LossTotal(count=known.count + total.count, example=known.example)
+            found[known.example.stage, known.example.reason] = sum_of_both
     order = {stage.name: number for number, stage in enumerate(CHAIN)}
     return sorted(
-        totals.values(),
-        key=lambda t: (KINDS.index(t.example.kind), order[t.example.stage], -t.count, t.example.reason),
+        found.values(), key=lambda t: (KINDS.index(t.example.kind), order[t.example.stage], -t.count, t.example.reason)
     )
 
 

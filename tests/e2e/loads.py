@@ -21,15 +21,14 @@ def run_partitions(work: Iterable[tuple[DatasetSpec, str]], *, num_processes: in
     ended: list[PartitionRun] = []
     for spec, pairs in itertools.groupby(work, operator.itemgetter(0)):
         with Processes(num_processes) as processes:
-            ended += run_load(spec, [key for _, key in pairs], engine=processes)[:-1]
+            run_load(spec, [key for _, key in pairs], engine=processes, observed=ended.append)
     return ended
 
 
 def make_manifest(spec: DatasetSpec) -> PartitionRun:
     """A load of no partition."""
     with Processes() as processes:
-        (made,) = run_load(spec, [], engine=processes)
-    return made
+        return run_load(spec, [], engine=processes)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from mm_assets.pipeline.drive import run_tasks
 from mm_assets.pipeline.engines.base import Task
 from mm_assets.pipeline.engines.processes import Processes
 from mm_assets.pipeline.partition_run import run_partition
+from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
@@ -150,6 +151,42 @@ def test_a_database_that_is_away_stops_no_work(
     assert [run.ok for run in runs] == [True, True]
     assert instance.get_materialized_partitions(dg.AssetKey(["captions", "published"])) == {"a", "b"}
     assert len(evaluations(instance, runs[0].run_id, "b")) == len(evaluations(instance, runs[0].run_id, "a")) >= 10
+
+
+@pytest.mark.parametrize("by", ["command", "job"])
+def test_a_large_load_is_recorded_in_several_runs(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """One driver runs all partitions; each is recorded once, a run fails by its own, and there is one manifest."""
+    monkeypatch.setattr("mm_assets.orchestration.load.MOST_PARTITIONS", 2)
+    monkeypatch.setattr("mm_assets.orchestration.launch.MOST_PARTITIONS", 2)
+    folder = copies(inbox, "abcde")
+    spec = demo_spec("captions", shards=str(folder), engine={"jobs": 1})
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    (folder / "d.tar").write_bytes((folder / "d.tar").read_bytes()[:9_000])
+    if by == "command":
+        runs = {run.partition: run for run in run_partitions([(spec, key) for key in "abcde"])}
+        assert [key for key, run in runs.items() if not run.ok] == ["d"]
+    else:
+        job = build_definitions(spec).resolve_job_def("captions_load")
+        assert job.execute_in_process(instance=instance, raise_on_error=False).success
+    records = instance.get_run_records(dg.RunsFilter(job_name="captions_load"), ascending=True)
+    assert [record.dagster_run.status.value for record in records] == ["SUCCESS", "FAILURE", "SUCCESS"]
+    first, *further = (record.dagster_run for record in records)
+    assert [run.tags.get("mm_assets/load") for run in further] == [first.run_id] * 2
+    for name, expected in (("published", "abce"), ("manifest", [None])):
+        found = instance.fetch_materializations(dg.AssetKey(["captions", name]), limit=99).records
+        assert sorted(record.partition_key for record in found) == list(expected), name
+    of_runs = {key: run_id for key, run_id in recorded_in(instance, "captions")}
+    assert [of_runs[key] for key in "abe"] == [first.run_id, first.run_id, further[1].run_id]
+    assert sorted(Present(dataset).published()) == list("abce")
+
+
+def recorded_in(instance: dg.DagsterInstance, dataset: str) -> Iterator[tuple[str, str]]:
+    """Each published partition, and the run that recorded it."""
+    for record in instance.fetch_materializations(dg.AssetKey([dataset, "published"]), limit=99).records:
+        yield record.partition_key or "", record.run_id
 
 
 def test_a_partition_that_is_gone_stops_no_other(instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox) -> None:

@@ -313,9 +313,15 @@ def load(
     spec: DatasetSpec, keys: str, observed: Callable[[PartitionRun], object] = lambda _: None
 ) -> tuple[dict[str, PartitionRun], PartitionRun]:
     """A load of these partitions: how each ended, and how the rest did."""
+    ended: dict[str, PartitionRun] = {}
+
+    def observe(run: PartitionRun) -> None:
+        ended[run.partition] = run
+        observed(run)
+
     with Processes() as processes:
-        *ended, rest = run_load(spec, list(keys), engine=processes, observed=observed)
-    return {run.partition: run for run in ended}, rest
+        rest = run_load(spec, list(keys), engine=processes, observed=observe)
+    return ended, rest
 
 
 def test_no_partition_waits_for_a_database(

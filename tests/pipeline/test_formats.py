@@ -203,7 +203,7 @@ def test_added_streams_outlive_a_time_without_mstr(
     report = publish.build_manifest(one)
     assert "added_streams" not in report.manifest
     assert report.missing_streams == {}
-    made_now = published_result(one, "s", marker_of(one, "s")).metadata or {}
+    made_now = published_result(one.spec, marker_of(one, "s")).metadata or {}
     assert made_now["streams_set_aside"] == "score"
     publish.clean(one, keep=1)
     assert run(both) == ["packed_mstr"]
