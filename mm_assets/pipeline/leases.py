@@ -1,9 +1,10 @@
 """Leases: who works on a partition, on whichever host, as a file beside the data.
 
 ``leases/<partition>.json`` has a run, its process and the time until which it is valid. It is created and taken over by
-conditional writes, of which one wins, and renewed while its owner works. A lease saves double work only: two hosts that
-work on one partition nevertheless make the same bytes, and the marker is written by a conditional write of its own. So
-clocks that differ by seconds, or a lease that is lost, cost work and nothing else.
+conditional writes, of which one wins. While its owner works, ``leases/runs/<run>.json`` is renewed, which prolongs all
+leases of the run: a driver with a thousand partitions in flight writes one file. A lease saves double work only: two
+hosts that work on one partition nevertheless make the same bytes, and the marker is written by a conditional write of
+its own. So clocks that differ by seconds, or a lease that is lost, cost work and nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -97,7 +98,8 @@ class Leases:
         self._run = run
         self._owner = (process_tag(run) or f"{run} {socket.gethostname()}/").removeprefix(f"{run} ")
         self._clock = clock
-        self._held: dict[str, float] = {}  # until when, by name
+        self._held: dict[str, float] = {}  # until when without the lease of the run, by name
+        self._renewed = 0.0  # until when with it
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -110,11 +112,14 @@ class Leases:
 
     def close(self) -> None:
         """Ends the thread; leases that are held end by themselves."""
-        with self._lock:
-            self._held.clear()
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
+        with self._lock:
+            self._held.clear()
+            if self._renewed:
+                self._renewed = 0.0
+                self._delete(self.run_name(self._run))
 
     @staticmethod
     def file_name(name: str) -> str:
@@ -152,10 +157,10 @@ class Leases:
             yield
         finally:
             with self._lock:
-                until = self._held.pop(name, 0.0)
-                if until > self._clock() + _MARGIN:  # else it may be another's by now
-                    with suppress(MmAssetsError, OSError):  # it ends by itself
-                        self._store.delete(self.file_name(name))
+                is_held = self._is_held(name)
+                self._held.pop(name, None)
+                if is_held:
+                    self._delete(name)
 
     def live(self, name: str) -> Lease | None:
         """The lease of a name while it is valid, of any run.
@@ -165,7 +170,18 @@ class Leases:
         """
         content = self._store.found_bytes(self.file_name(name))
         lease = None if content is None else Lease.from_bytes(content)
-        return None if lease is None or lease.until <= self._clock() or lease.is_gone else lease
+        return None if lease is None else self._valid(name, lease)
+
+    def _valid(self, name: str, lease: Lease) -> Lease | None:
+        """A lease with the time until which it is valid, by itself or by that of its run; None where it is not."""
+        if lease.is_gone:
+            return None
+        if name != (of_run := self.run_name(lease.run)):
+            content = self._store.found_bytes(self.file_name(of_run))
+            renewed = None if content is None else Lease.from_bytes(content)
+            if renewed is not None and renewed.owner == lease.owner:
+                lease = replace(lease, until=max(lease.until, renewed.until))
+        return lease if lease.until > self._clock() else None
 
     def _take(self, name: str) -> None:
         file = self.file_name(name)
@@ -187,35 +203,36 @@ class Leases:
 
     def _expect_free(self, name: str, found: Snapshot) -> None:
         lease = None if found.content is None else Lease.from_bytes(found.content)
-        if lease is None or lease.until <= self._clock():
-            return
-        is_gone = lease.is_gone
-        if not is_gone:
-            seconds = lease.until - self._clock() if is_gone is None else None
+        if lease is None or (lease.run == self._run and lease.owner == self._owner and name not in self._held):
+            return  # the last is one that could not be deleted
+        valid = self._valid(name, lease)
+        if valid is not None:
+            seconds = valid.until - self._clock() if valid.is_gone is None else None
             where = self._store.url_of(self.file_name(name))
-            raise LeasedError(where, name=name, owner=lease.owner, seconds=seconds)
+            raise LeasedError(where, name=name, owner=valid.owner, seconds=seconds)
 
     def _mine(self, until: float) -> bytes:
         return Lease(run=self._run, owner=self._owner, until=until).to_bytes()
+
+    def _is_held(self, name: str) -> bool:
+        """Whether a lease is valid and stays so for a moment; else it may be another's by now."""
+        return name in self._held and max(self._held[name], self._renewed) > self._clock() + _MARGIN
+
+    def _delete(self, name: str) -> None:
+        with suppress(MmAssetsError, OSError):  # it ends by itself
+            self._store.delete(self.file_name(name))
 
     def _renew_all(self) -> None:
         while not self._wake.wait(LEASE_SECONDS / _RENEWALS):
             self.renew()
 
     def renew(self) -> None:
-        """Writes the leases that are held again, but for those that were taken or renewed just now."""
+        """Prolongs the leases that are held; those that ended, because this process was suspended, stay ended."""
         with self._lock:
-            held = list(self._held)
-        for name in held:
-            with self._lock:  # not while it is released
-                self._renew(name)
-
-    def _renew(self, name: str) -> None:
-        now, until = self._clock(), self._held.get(name, 0.0)
-        is_new = until - now > LEASE_SECONDS * (1 - 0.5 / _RENEWALS)
-        if is_new or until <= now + _MARGIN:  # or it was released, or this process was suspended
-            return
-        with suppress(MmAssetsError, OSError):  # tried again the next time
-            # No other process writes a lease that is valid, so that no condition is needed.
-            self._store.write_bytes(self.file_name(name), self._mine(now + LEASE_SECONDS))
-            self._held[name] = now + LEASE_SECONDS
+            self._held = {name: until for name, until in self._held.items() if self._is_held(name)}
+            if not self._held:
+                return
+            until = self._clock() + LEASE_SECONDS
+            with suppress(MmAssetsError, OSError):  # tried again the next time
+                self._store.write_bytes(self.file_name(self.run_name(self._run)), self._mine(until))
+                self._renewed = until

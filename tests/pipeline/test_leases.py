@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from mm_assets.errors import SourceError
 from mm_assets.pipeline.leases import LEASE_SECONDS, Lease, LeasedError, Leases
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.storage.store import Store
 
 from .chain import declare
 
@@ -87,6 +90,46 @@ def test_a_lease_is_renewed_while_its_owner_works(dataset: DatasetStore) -> None
         assert found is not None
         assert found.run == "other"
     assert dataset.store.exists(Leases.file_name("a"))
+
+
+def test_one_file_is_renewed(dataset: DatasetStore) -> None:
+    """However many leases a run holds, it renews its own; another host sees all of them as valid, and none later."""
+    clock = Clock()
+    with Leases(dataset, "mine", clock=clock) as leases, ExitStack() as held:
+        for number in range(20):
+            held.enter_context(leases.held(f"p{number}"))
+        before = dataset.store.listing("leases")
+        clock.now += LEASE_SECONDS / 3
+        leases.renew()
+        assert dataset.store.listing("leases") == before
+        assert list(dataset.store.sizes("leases/runs")) == [Leases.file_name(Leases.run_name("mine"))]
+        clock.now += LEASE_SECONDS - 1
+        with Leases(dataset, "other", clock=clock) as others:
+            found = others.live("p7")
+            assert found is not None
+            assert found.until == clock.now + 1
+            with pytest.raises(LeasedError), others.held("p7"):
+                pass
+            clock.now += 2
+            assert others.live("p7") is None
+    assert not dataset.store.sizes("leases/runs")
+
+
+def test_a_lease_that_could_not_be_deleted_is_its_runs(dataset: DatasetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose storage failed when a lease was released gets it again at once."""
+    with Leases(dataset, "mine") as leases:
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "delete", refuse)
+            with leases.held("a"):
+                pass
+        assert dataset.store.exists(Leases.file_name("a"))
+        with leases.held("a"):
+            pass
+        assert not dataset.store.exists(Leases.file_name("a"))
+
+
+def refuse(store: Store, name: str) -> None:
+    raise SourceError(name, "the storage is away")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"run": "x", "owner": "y", "until": "soon"}'])
