@@ -6,7 +6,8 @@ a moment: it is repeated after a pause that doubles. A damaged shard, a wrong se
 its next run would end the same way.
 
 Where an engine spans hosts, the last partitions are watched: one that takes three times as long as the median gets a
-second copy, and what is published first counts. Both copies make the same bytes.
+second copy on another host, and what is published first counts. Both copies make the same bytes. The time of a
+partition begins when it is at work, not when it is submitted: a cluster may have to grow first.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ STORAGE_PAUSES = (5.0, 20.0, 60.0)  # seconds, in addition to the attempts of th
 STRAGGLES = 3.0  # times the median
 _FEWEST = 5  # partitions that have ended before a median means something
 _LATEST = 1000  # of whose times the median is taken
+_RECOVERY = 0.1  # of a bound that fell, with each round of partitions that end well: seven rounds double it
 _ALL_DUE = 2.0  # seconds after which a bound that fell may fall again: what was in flight may fail for the same reason
 _WATCH = 1.0  # seconds between looks at time-outs and stragglers
 _GROUP = 16  # tasks at most
-_NOT_BEGUN = float("inf")
 
 
 @dataclass(eq=False)
@@ -49,7 +50,7 @@ class _Run:
     Attributes:
         task: as it is submitted next.
         held: the right to work on it.
-        copies: its tasks at work, with the time at which each was submitted.
+        copies: its tasks at work.
         losses: how many tasks of it were lost.
         faults: how many failed because of the storage.
         has_waited: whether it has waited for the end of a lease.
@@ -57,7 +58,7 @@ class _Run:
 
     task: Task
     held: ExitStack = field(default_factory=ExitStack)
-    copies: dict[Task, float] = field(default_factory=dict)
+    copies: list[Task] = field(default_factory=list)
     losses: int = 0
     faults: int = 0
     has_waited: bool = False
@@ -110,10 +111,12 @@ class _Driver:
         self._waiting: list[tuple[float, int, _Run]] = []  # until a time
         self._numbers = count()  # runs are not ordered
         self._at_work: dict[Task, _Run] = {}
-        self._after: dict[Task, Task] = {}  # in a group
+        self._groups: dict[Task, set[Task]] = {}  # what is at work of the group of each task
+        self._num_groups = 0
         self._seconds: deque[float] = deque(maxlen=_LATEST)
-        self._bound = float("inf")  # of tasks at work, below the engine's own
+        self._bound = float("inf")  # of groups at work, below the engine's own
         self._may_fall = float("-inf")
+        self._watched = float("-inf")  # when
 
     def reports(self) -> Iterator[PartitionReport]:
         while self._todo or self._waiting or self._at_work:
@@ -126,8 +129,7 @@ class _Driver:
                 continue
             for ended in self._engine.ended(self._pause()):
                 yield from self._take(ended)
-            yield from self._end_late()
-            self._copy_stragglers()
+            yield from self._watch()
 
     def release(self) -> None:
         """Ends what is at work, and leaves its guards."""
@@ -139,7 +141,7 @@ class _Driver:
 
     def _submit(self) -> Iterator[PartitionReport]:
         """Fills the engine with what is to be done; yields the reports of what the guard refuses."""
-        while self._todo and len(self._at_work) < self._most():
+        while self._todo and self._num_groups < self._most():
             if self._at_work and not self._engine.fits(self._todo[0].task):
                 return
             group = []
@@ -185,29 +187,35 @@ class _Driver:
     def _wait(self, run: _Run, seconds: float) -> None:
         heapq.heappush(self._waiting, (self._clock() + seconds, next(self._numbers), run))
 
-    def _start(self, group: Sequence[_Run]) -> None:
-        began = self._clock()
-        tasks: list[Task] = []
-        for run in group:
-            task = replace(run.task)  # copies are distinguished by identity
-            if tasks:
-                self._after[tasks[-1]] = task
-            tasks.append(task)
-            run.copies[task] = began
-            began = _NOT_BEGUN  # before the one before it has ended
-            self._at_work[task] = run
+    def _start(self, runs: Sequence[_Run]) -> None:
+        tasks = [replace(run.task) for run in runs]  # copies are distinguished by identity
         self._engine.submit(tasks)
+        self._add(tasks, runs)
+
+    def _add(self, tasks: Sequence[Task], runs: Sequence[_Run]) -> None:
+        group = set(tasks)
+        for task, run in zip(tasks, runs, strict=True):
+            run.copies.append(task)
+            self._at_work[task] = run
+            self._groups[task] = group
+        self._num_groups += 1
+
+    def _remove(self, task: Task) -> _Run | None:
+        """Takes a task from those at work: its run, or None if it was canceled while it ended."""
+        run = self._at_work.pop(task, None)
+        if run is not None:
+            run.copies.remove(task)
+            group = self._groups.pop(task)
+            group.remove(task)
+            self._num_groups -= not group
+        return run
 
     # -- ends
 
     def _take(self, ended: Ended) -> Iterator[PartitionReport]:
-        following = self._after.pop(ended.task, None)
-        if following in self._at_work:
-            self._at_work[following].copies[following] = self._clock()
-        run = self._at_work.pop(ended.task, None)
-        if run is None:  # it was canceled while it ended
+        run = self._remove(ended.task)
+        if run is None:
             return
-        began = run.copies.pop(ended.task)
         report = ended.report
         if report is None:
             assert ended.loss is not None
@@ -215,8 +223,9 @@ class _Driver:
         elif report.ok or not run.copies:
             if self._waits_for_storage(run, report):
                 return
-            self._seconds.append(self._clock() - began)
-            self._bound += 1 / self._bound
+            if report.ok:
+                self._seconds.append(report.seconds)
+                self._bound += max(1 / self._bound, _RECOVERY)
             yield self._finish(run, report)
 
     def _waits_for_storage(self, run: _Run, report: PartitionReport) -> bool:
@@ -246,11 +255,11 @@ class _Driver:
 
     def _lost(self, run: _Run, loss: Loss) -> Iterator[PartitionReport]:
         """Repeats a task that was lost, or yields the report of a partition that was lost too often."""
-        if loss.kind == "memory":
+        if loss.kind == "memory" and not self._engine.spans_hosts:  # one of many hosts says nothing about the others
             self._fall()
         if run.copies:  # the other one goes on
             return
-        run.losses += 1
+        run.losses += loss.kind != "neighbor"
         self._leave(run)
         if run.losses <= REPEATS:
             if loss.kind == "memory":
@@ -267,7 +276,7 @@ class _Driver:
     def _fall(self) -> None:
         """Halves the bound of what is at work."""
         if self._clock() >= self._may_fall:
-            self._bound = max(min(self._bound, len(self._at_work) + 1) / 2, 1)
+            self._bound = max(min(self._bound, self._num_groups + 1) / 2, 1)
             self._may_fall = self._clock() + _ALL_DUE
 
     # -- what takes long
@@ -281,31 +290,44 @@ class _Driver:
             found.append(_WATCH * 5)
         return max(min(found), 0.0) if found else None
 
-    def _end_late(self) -> Iterator[PartitionReport]:
-        if self._timeout is None:
+    def _watch(self) -> Iterator[PartitionReport]:
+        if self._clock() - self._watched < _WATCH:
             return
+        self._watched = self._clock()
+        if self._timeout is not None:
+            for ended in self._engine.ended(0.0):  # while reports were recorded: it did not take too long
+                yield from self._take(ended)
+            yield from self._end_late(self._timeout)
+        self._copy_stragglers()
+
+    def _end_late(self, timeout: float) -> Iterator[PartitionReport]:
         now = self._clock()
-        for task, run in list(self._at_work.items()):
-            if now - run.copies[task] > self._timeout:
-                self._cancel(task)
-                loss = Loss(
-                    kind="timeout", stage=task.first_stage, detail=f"it took longer than {self._timeout:.0f} seconds"
-                )
+        for task in list(self._at_work):
+            began = self._engine.began(task)
+            if began is not None and now - began > timeout:
+                run = self._cancel(task)
+                loss = Loss(kind="timeout", stage=task.first_stage, detail=f"it took longer than {timeout:.0f} seconds")
                 yield from self._lost(run, loss)
 
-    def _cancel(self, task: Task) -> None:
-        run = self._at_work.pop(task)
-        del run.copies[task]
+    def _cancel(self, task: Task) -> _Run:
+        run = self._remove(task)
+        assert run is not None
         self._engine.cancel(task)
+        return run
 
     def _copy_stragglers(self) -> None:
         if not self._engine.spans_hosts or self._todo or self._waiting or len(self._seconds) < _FEWEST:
             return
         late = self._clock() - STRAGGLES * statistics.median(self._seconds)
-        for run in {id(run): run for run in self._at_work.values()}.values():
-            free = len(self._at_work) < self._most() and self._engine.fits(run.task)
-            if free and len(run.copies) == 1 and min(run.copies.values()) < late:
-                self._start([run])
+        for task, run in list(self._at_work.items()):
+            if self._num_groups >= self._most():
+                return
+            began = self._engine.began(task) if len(run.copies) == 1 else None
+            if began is None or began > late or not self._engine.fits(task):
+                continue
+            copy = replace(run.task)
+            if self._engine.submit_copy(copy, task):
+                self._add([copy], [run])
 
 
 def _refused(error: MmAssetsError, task: Task) -> PartitionReport:

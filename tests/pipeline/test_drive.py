@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -22,8 +22,8 @@ from .shards import make_shard
 KEYS = "abcdefghij"
 
 
-def ok(key: str) -> PartitionReport:
-    return PartitionReport(partition=key, results={}, marker={}, failure=None, seconds=1.0, peak_memory=0)
+def ok(key: str, seconds: float = 1.0) -> PartitionReport:
+    return PartitionReport(partition=key, results={}, marker={}, failure=None, seconds=seconds, peak_memory=0)
 
 
 def failed(key: str, *, fault: str | None = None) -> PartitionReport:
@@ -46,8 +46,12 @@ class Script:
     spans_hosts: bool = False
     group_bytes: int = 0
     scratch: Callable[[Task], bool] = lambda _: True
+    places: int | None = None  # of a cluster that has fewer than slots, so that groups wait; None has as many
+    hosts: int = 2
     now: float = 0.0
     at_work: dict[Task, tuple[float, PartitionReport | Loss | None]] = field(default_factory=dict)
+    begin: dict[Task, float] = field(default_factory=dict)
+    free: list[float] = field(default_factory=list)  # when each place is
     submitted: list[list[str]] = field(default_factory=list)
     times: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     tasks: list[Task] = field(default_factory=list)
@@ -58,19 +62,36 @@ class Script:
         self.submitted.append([task.partition.key for task in tasks])
         self.tasks += tasks
         began = self.now
+        if self.places is not None:
+            self.free = sorted(self.free or [0.0] * self.places)
+            began = max(began, self.free.pop(0))
         for task in tasks:
             key = task.partition.key
             self.times[key].append(self.now)
+            self.begin[task] = began
             script = self.ends.get(key)
             seconds, end = script.pop(0) if script else (1.0, None)
             began += seconds
             self.at_work[task] = (began, end)
+        if self.places is not None:
+            self.free.append(began)
         self.most = max(self.most, len(self.at_work))
+
+    def submit_copy(self, task: Task, of: Task) -> bool:
+        if self.hosts == 1:
+            return False
+        self.submit([task])
+        return True
+
+    def began(self, task: Task) -> float | None:
+        return self.begin[task] if task in self.at_work and self.begin[task] <= self.now else None
 
     def fits(self, task: Task) -> bool:
         return self.scratch(task)
 
     def ended(self, timeout: float | None) -> Iterable[Ended]:
+        if timeout == 0.0:
+            return []
         first = min(when for when, _ in self.at_work.values())
         if timeout is not None and first > self.now + timeout:
             self.now += timeout
@@ -80,10 +101,10 @@ class Script:
         return [self._ended(task) for task in done]
 
     def _ended(self, task: Task) -> Ended:
-        _, end = self.at_work.pop(task)
+        when, end = self.at_work.pop(task)
         if isinstance(end, Loss):
             return Ended(task=task, loss=end)
-        return Ended(task=task, report=end or ok(task.partition.key))
+        return Ended(task=task, report=end or ok(task.partition.key, when - self.begin[task]))
 
     def cancel(self, task: Task) -> None:
         self.canceled.append(task.partition.key)
@@ -111,10 +132,10 @@ Drive = Callable[..., dict[str, PartitionReport]]
 
 @pytest.fixture
 def drive(dataset: DatasetStore) -> Drive:
-    partitions, schema = dataset.partitions(), dataset.schema()
+    partition, schema = dataset.partition("a"), dataset.schema()
 
-    def run(engine: Script, keys: str = "ab", **options: object) -> dict[str, PartitionReport]:
-        tasks = [Task(spec=dataset.spec, schema=schema, partition=partitions[key]) for key in keys]
+    def run(engine: Script, keys: Iterable[str] = "ab", **options: object) -> dict[str, PartitionReport]:
+        tasks = [Task(spec=dataset.spec, schema=schema, partition=replace(partition, key=key)) for key in keys]
         reports = list(run_tasks(engine, tasks, clock=lambda: engine.now, sleep=engine.sleep, **options))  # type: ignore[arg-type]
         assert sorted(report.partition for report in reports) == sorted(keys), "each partition has one report"
         assert not engine.at_work
@@ -129,6 +150,13 @@ def test_slots_are_filled_and_not_exceeded(drive: Drive) -> None:
     assert all(report.ok for report in drive(engine, KEYS[:9]).values())
     assert engine.most == 3
     assert engine.now == 3.0
+
+
+def test_an_engine_without_a_slot_gets_one_task(drive: Drive) -> None:
+    """A cluster that has no node yet sees one task that waits, and may start one for it."""
+    engine = Script(slots=0)
+    drive(engine, "abc")
+    assert engine.submitted == [["a"], ["b"], ["c"]]
 
 
 @pytest.mark.parametrize("kind", ["worker", "host", "memory", "timeout"])
@@ -189,6 +217,25 @@ def test_slow_down_lowers_what_is_at_work(drive: Drive) -> None:
     assert after == [4, 0, 3]
 
 
+def test_what_was_lowered_is_raised_again(drive: Drive, dataset: DatasetStore) -> None:
+    """Each round of partitions that end well raises the bound by a tenth: a hundred slots are full after seven."""
+    engine = Script(ends={"0": [(0.5, failed("0", fault="slow_down"))]}, slots=100)
+    drive(engine, [str(number) for number in range(1500)])
+    began = Counter(begun for times in engine.times.values() for begun in times)
+    rounds = [number for begun, number in sorted(began.items()) if begun < 12]
+    assert rounds[0] == 100
+    assert rounds[1] < 65
+    assert max(rounds[8:]) > 90
+
+
+def test_memory_of_one_host_of_many_lowers_nothing(drive: Drive) -> None:
+    """What one host lacks says nothing about the others: only the task asks for more."""
+    engine = Script(ends={"a": [(0.5, lost("memory"))]}, slots=4, spans_hosts=True)
+    drive(engine, KEYS)
+    assert engine.times["a"] == [0.0, 0.5]
+    assert engine.most == 4
+
+
 def test_scratch_space_bounds_what_is_at_work(drive: Drive) -> None:
     """A partition for which there is no scratch space waits until another has ended; alone it is tried."""
     engine = Script(slots=4)
@@ -208,6 +255,25 @@ def test_tiny_partitions_go_together(drive: Drive) -> None:
     assert engine.submitted == [[key] for key in KEYS]
 
 
+def test_groups_fill_the_slots(drive: Drive) -> None:
+    """A slot is a group's, however many partitions that has: no slot is without one while there is work."""
+    engine = Script(group_bytes=1 << 20, slots=4)
+    drive(engine, [str(number) for number in range(160)])
+    assert [len(group) for group in engine.submitted[:4]] == [16] * 4
+    assert engine.now < 160 / 4 + 4
+
+
+def test_what_is_canceled_with_its_group_is_not_counted(drive: Drive) -> None:
+    """A partition whose neighbor takes too long runs again, also when that happens more often than losses may."""
+    late = [(1000.0, None)]
+    ends: dict[str, list[End]] = {"a": [(1.0, lost("neighbor"))] * (REPEATS + 2), "b": list(late)}
+    engine = Script(ends=ends)
+    reports = drive(engine, "ab", timeout=10.0)
+    assert reports["a"].ok
+    assert reports["b"].ok
+    assert len(engine.times["a"]) == REPEATS + 3
+
+
 def test_a_straggler_gets_a_copy(drive: Drive, dataset: DatasetStore) -> None:
     """At the end, what takes three times the median runs twice where there are hosts; the first to end counts."""
     slow: list[End] = [(1000.0, None), (1.0, None)]
@@ -221,6 +287,22 @@ def test_a_straggler_gets_a_copy(drive: Drive, dataset: DatasetStore) -> None:
     engine = Script(ends={"a": list(slow)}, slots=2)
     drive(engine, KEYS)
     assert (engine.canceled, engine.now) == ([], 1000.0)
+
+
+def test_there_is_no_copy_where_there_is_one_host(drive: Drive) -> None:
+    """On the host of the straggler a copy would be as slow."""
+    engine = Script(ends={"a": [(100.0, None)]}, slots=2, spans_hosts=True, hosts=1)
+    drive(engine, KEYS)
+    assert engine.canceled == []
+    assert len(engine.times["a"]) == 1
+
+
+def test_what_waits_for_a_place_is_not_late(drive: Drive) -> None:
+    """A cluster may have to grow: the time of a partition that Ray has queued has not begun."""
+    engine = Script(slots=10, places=1, spans_hosts=True)
+    assert all(report.ok for report in drive(engine, KEYS, timeout=3.0).values())
+    assert engine.canceled == []
+    assert engine.submitted == [[key] for key in KEYS]
 
 
 @pytest.mark.parametrize("end", [lost("host"), failed("a")])

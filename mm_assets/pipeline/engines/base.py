@@ -61,12 +61,13 @@ class Loss:
     """Why a task ended without a report.
 
     Attributes:
-        kind: `memory` where more of it may help, `host` where the place where it ran may be at fault, else `worker`.
+        kind: `memory` where more of it may help, `host` where the place where it ran may be at fault, `neighbor` where
+            another task of its group was canceled, else `worker`.
         stage: name of the stage that was at work, as far as it is known.
         detail: what ended it, as a clause.
     """
 
-    kind: Literal["worker", "host", "memory", "timeout"]
+    kind: Literal["worker", "host", "memory", "timeout", "neighbor"]
     stage: str
     detail: str
 
@@ -84,7 +85,7 @@ class Engine(Protocol):
     """Runs tasks, each once.
 
     Attributes:
-        slots: how many tasks can be at work at a time; may change as hosts come and go.
+        slots: how many groups can be at work at a time; may change as hosts come and go.
         spans_hosts: whether a second copy of a task may run on another host.
         group_bytes: bytes of shards up to which tasks are submitted as one group; 0 submits each alone.
     """
@@ -99,7 +100,13 @@ class Engine(Protocol):
         """Whether there is scratch space for a task beside what is at work."""
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Starts a group of tasks in one place, one after the other."""
+        """Starts a group of tasks in one place, one after the other; they may have to wait for that place."""
+
+    def submit_copy(self, task: Task, of: Task) -> bool:
+        """Starts a task on another host than that of another task, which is at work; False where there is no other."""
+
+    def began(self, task: Task) -> float | None:
+        """When a task that has not ended began to work, by `time.monotonic`; None while it waits."""
 
     def ended(self, timeout: float | None) -> Iterable[Ended]:
         """Those that ended since the last call; waits for the first of them.
@@ -109,7 +116,7 @@ class Engine(Protocol):
         """
 
     def cancel(self, task: Task) -> None:
-        """Ends a task without a result, if it has not ended; others of its group are lost with it."""
+        """Ends a task without a result, if it has not ended; those of its group that have not are lost with it."""
 
     def close(self) -> None:
         """Ends what is at work, and the engine."""

@@ -92,6 +92,14 @@ class Processes:
             else:
                 self._start(task)
 
+    def submit_copy(self, task: Task, of: Task) -> bool:
+        """False: there is no other host."""
+        return False
+
+    def began(self, task: Task) -> float | None:
+        """When a worker got a task; None of one that this process has not run yet."""
+        return next((flight.began for flight in self._busy.values() if flight.task is task), None)
+
     def ended(self, timeout: float | None) -> Iterable[Ended]:
         """Those that ended, as `Engine.ended`; in this process, the next one is run first."""
         if self._here:
@@ -171,12 +179,13 @@ class _Worker:
 
 
 class _Flight:
-    """A task at a worker; `stage` is the name of the one at work, as far as it is known."""
+    """A task at a worker since `began`; `stage` is the name of the one at work, as far as it is known."""
 
     def __init__(self, worker: _Worker, task: Task) -> None:
         self.worker = worker
         self.task = task
         self.stage = task.first_stage
+        self.began = time.monotonic()
 
     def lost(self, code: int | None) -> Ended:
         """The loss of a task whose worker ended with this exit code."""

@@ -3,17 +3,25 @@
 A task asks for one processor, for memory, and for scratch space where the nodes of the cluster have the resource
 ``scratch``, in bytes (``ray start --resources '{"scratch": 100e9}'``). Ray never repeats a task: every loss is
 reported. Workers read and write the dataset's storage, and know neither Dagster nor its database.
+
+A Ray task says on which node it begins, then how each of its partitions ended. A thread receives that as it arrives, so
+that the cost of a message does not depend on how many tasks are in flight.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import pickle
+import queue
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
 from typing import Any, Self
@@ -34,10 +42,14 @@ __all__ = ["RayTasks"]
 _GROUP_BYTES = 32 << 20  # of shards: a task costs milliseconds, a partition of a few kilobytes a third of a second
 _CONNECT_SECONDS = 10.0
 _SIZE_SECONDS = 5.0  # between two looks at the size of the cluster
+_MISSING_SECONDS = 60.0  # for a node that a task fits on to come back
+_GROWING_SECONDS = 1800.0  # for one to come, where the number of tasks is given: nodes may be started on demand
+_END_SECONDS = 2.0  # for Ray to confirm that tasks were canceled
 _SCRATCH = "scratch"
 _LOST_HOSTS = {"NodeDiedError", "LocalRayletDiedError", "ObjectLostError", "OwnerDiedError", "RaySystemError"}
 
 _Report = tuple[int, PartitionReport]  # of the task with this number in its group
+_Message = str | _Report | Exception | None  # the node that a group began on; how it ended, without a report
 
 
 class RayTasks:
@@ -64,12 +76,12 @@ class RayTasks:
         self._ray = ray
         self._num_tasks = num_tasks
         self._memory = memory
-        self._groups: dict[Any, _Group] = {}  # by the generator of its reports
+        self._groups: dict[Task, _Group] = {}  # of each task that has not ended
         self._ended: list[Ended] = []
         self._probes: dict[str, _Probe] = {}  # by the root of each dataset in a local file system
-        self._size = (float("-inf"), 0)  # when it was looked up, and tasks
-        self._most_memory = 0
-        self._has_scratch = False
+        self._nodes: list[_Node] = []
+        self._looked = float("-inf")  # at the nodes
+        self._same_since = time.monotonic()  # the nodes
         self._is_mine = not ray.is_initialized()
         if self._is_mine:
             # No runtime_env: inside a run that Ray's run launcher started, one fails and shows every variable.
@@ -78,7 +90,11 @@ class RayTasks:
                 ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
             except (OSError, ValueError, RuntimeError) as error:
                 raise _unreachable(address, error) from error
-        self._remote = ray.remote(num_returns="streaming", num_cpus=1, max_retries=0)(run_group)
+        self._remote = ray.remote(num_returns="streaming", num_cpus=1, max_retries=0)(_work)
+        self._messages: queue.SimpleQueue[tuple[_Group, _Message]] = queue.SimpleQueue()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ray-messages", daemon=True)
+        self._thread.start()
 
     def __enter__(self) -> Self:
         return self
@@ -89,16 +105,8 @@ class RayTasks:
     @property
     def slots(self) -> int:
         """As many tasks as there are processors and memory for, or as given."""
-        when, found = self._size
-        if time.monotonic() - when > _SIZE_SECONDS:
-            listed: list[dict[str, Any]] = self._ray.nodes()  # type: ignore[no-untyped-call]  # Ray's, without types
-            nodes = [node["Resources"] for node in listed if node["Alive"]]
-            self._most_memory = max((int(node.get("memory", 0)) for node in nodes), default=0)
-            self._has_scratch = any(_SCRATCH in node for node in nodes)
-            memory = max(min(self._memory, self._most_memory), 1)
-            found = sum(min(int(node.get("CPU", 0)), int(node.get("memory", 0)) // memory) for node in nodes)
-            self._size = time.monotonic(), found
-        return found if self._num_tasks is None else self._num_tasks
+        self._look()
+        return sum(node.slots(self._memory) for node in self._nodes) if self._num_tasks is None else self._num_tasks
 
     def fits(self, task: Task) -> bool:
         """True: Ray holds a task back until a node has what it asks for."""
@@ -106,54 +114,150 @@ class RayTasks:
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Submits a group of tasks as one task of Ray."""
-        _ = self.slots  # what nodes have
-        factor = max(task.memory_factor for task in tasks)
-        options: dict[str, Any] = {"memory": min(self._memory * factor, self._most_memory or self._memory)}
-        scratch = max(map(scratch_bytes, tasks))
-        if scratch and self._has_scratch:
-            options["resources"] = {_SCRATCH: scratch}
-        probes = {task.spec.name: self._probe(task) for task in tasks}
-        stream = self._remote.options(scheduling_strategy="SPREAD", **options).remote(
-            __version__, socket.gethostname(), probes, pickle.dumps(tuple(tasks))
-        )
-        self._groups[stream] = _Group(tasks)
+        self._submit(tasks, "SPREAD")
+
+    def submit_copy(self, task: Task, of: Task) -> bool:
+        """Submits a task for the node, other than that of another task, with the most slots that are free."""
+        self._look()
+        busy = Counter(group.node for group in {id(group): group for group in self._groups.values()}.values())
+        free = {node.id: node.slots(self._memory) - busy[node.id] for node in self._nodes}
+        free.pop(self._groups[of].node, None)
+        if not free or max(free.values()) <= 0:
+            return False
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self._submit([task], NodeAffinitySchedulingStrategy(max(free, key=free.__getitem__), soft=True))
+        return True
+
+    def began(self, task: Task) -> float | None:
+        """When a worker began with a task; None while Ray or its group makes it wait."""
+        group = self._groups.get(task)
+        return group.began if group is not None and group.left[0] is task else None
 
     def ended(self, timeout: float | None) -> Iterable[Ended]:
         """Those that ended, as `Engine.ended`."""
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
         found, self._ended = self._ended, []
-        deadline = None if timeout is None else time.monotonic() + timeout
         while self._groups and not found:
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            first, others = self._ray.wait([*self._groups], num_returns=1, timeout=left)
-            if not first:
+            found += self._received(0.0)
+            self._look()
+            found += self._unplaceable()
+            left = deadline - time.monotonic()
+            if found or left <= 0:
                 break
-            ready = [*first, *(self._ray.wait(others, num_returns=len(others), timeout=0)[0] if others else ())]
-            found = [ended for stream in ready for ended in self._received(stream)]
+            found += self._received(min(left, _SIZE_SECONDS))
         return found
 
     def cancel(self, task: Task) -> None:
         """Ends a task, and its group with it."""
-        for stream, group in list(self._groups.items()):
-            if task in group.left:
-                del self._groups[stream]
-                self._end(stream)
-                detail = f"another partition of its group was ended: {task.partition.key}"
-                loss = Loss(kind="worker", stage=task.first_stage, detail=detail)
-                self._ended += [Ended(task=other, loss=loss) for other in group.left if other is not task]
+        group = self._groups.get(task)
+        if group is not None:
+            others = [other for other in group.left if other is not task]
+            self._end(group)
+            detail = f"another partition of its group was ended: {task.partition.key}"
+            self._ended += _Group(others).lost(Loss(kind="neighbor", stage="", detail=detail))
 
     def close(self) -> None:
         """Ends what is at work, and the connection if this made it; a cluster in use by a run stays connected."""
-        for stream in self._groups:
-            self._end(stream)
+        for group in {id(group): group for group in self._groups.values()}.values():
+            self._end(group)
         self._groups.clear()
+        asyncio.run_coroutine_threadsafe(_end_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
         for probe in self._probes.values():
             probe.remove()
         if self._is_mine:
             self._ray.shutdown()
+        self._loop.close()
 
-    def _end(self, stream: Any) -> None:
+    def _look(self) -> None:
+        """Lists the nodes, if that was some time ago."""
+        if time.monotonic() - self._looked < _SIZE_SECONDS:
+            return
+        listed: list[dict[str, Any]] = self._ray.nodes()  # type: ignore[no-untyped-call]  # Ray's, without types
+        nodes = [_Node.of(node) for node in listed if node["Alive"]]
+        self._looked = time.monotonic()
+        if nodes != self._nodes:
+            self._nodes, self._same_since = nodes, self._looked
+
+    def _submit(self, tasks: Sequence[Task], strategy: object) -> None:
+        self._look()
+        memory = self._memory * max(task.memory_factor for task in tasks)
+        if memory > self._memory:  # more than before: as much as there is
+            memory = max(self._memory, min(memory, max((node.memory for node in self._nodes), default=memory)))
+        scratch = max(map(scratch_bytes, tasks)) if any(node.scratch is not None for node in self._nodes) else 0
+        resources = {_SCRATCH: scratch} if scratch else {}
+        probes = {task.spec.name: self._probe(task) for task in tasks}
+        stream = self._remote.options(scheduling_strategy=strategy, memory=memory, resources=resources).remote(
+            __version__, socket.gethostname(), probes, pickle.dumps(tuple(tasks))
+        )
+        group = _Group(tasks, stream, memory=memory, scratch=scratch)
+        self._groups |= dict.fromkeys(tasks, group)
+        asyncio.run_coroutine_threadsafe(self._listen(group), self._loop)
+
+    def _end(self, group: _Group) -> None:
+        for task in group.left:
+            del self._groups[task]
         with suppress(self._ray.exceptions.RayError):  # it may have ended
-            self._ray.cancel(stream, force=True)
+            self._ray.cancel(group.stream, force=True)
+
+    # -- messages
+
+    async def _listen(self, group: _Group) -> None:
+        """Passes on what a group says, in the thread."""
+        stream: AsyncIterator[Any] = group.stream
+        try:
+            async for reference in stream:
+                self._messages.put((group, await reference))
+            self._messages.put((group, None))
+        except Exception as error:  # noqa: BLE001 - whatever ended it is passed on
+            self._messages.put((group, error))
+
+    def _received(self, timeout: float) -> list[Ended]:
+        """The ends among the messages that there are, or that come first until a timeout."""
+        found: list[Ended] = []
+        with suppress(queue.Empty):
+            found += self._read(*self._messages.get(timeout=timeout))
+            while True:
+                found += self._read(*self._messages.get_nowait())
+        return found
+
+    def _read(self, group: _Group, message: _Message) -> Iterator[Ended]:
+        """The ends that a message tells."""
+        if not group.left or group.left[0] not in self._groups:  # it was canceled, or all have ended
+            return
+        if isinstance(message, str):
+            group.node, group.began = message, time.monotonic()
+            return
+        if isinstance(message, tuple):
+            ended = group.reported(*message)
+            del self._groups[ended.task]
+            yield ended
+            return
+        for task in group.left:
+            del self._groups[task]
+        if isinstance(message, self._ray.exceptions.RayTaskError):  # by Python there: the hosts are not set up alike
+            cause = first_line(message.cause)
+            yield from group.refused(f"the Ray task failed: {cause}; install the same packages on every host")
+        elif message is None:
+            yield from group.lost(Loss(kind="worker", stage="", detail="its Ray task ended without a report"))
+        elif isinstance(message, self._ray.exceptions.RayError):
+            yield from group.lost(_loss(message))
+        else:
+            raise message
+
+    def _unplaceable(self) -> list[Ended]:
+        """The ends of tasks that no node has enough for, and none has had for long."""
+        patience = _MISSING_SECONDS if self._num_tasks is None else _GROWING_SECONDS
+        if time.monotonic() - self._same_since < patience:
+            return []
+        waiting = {id(g): g for g in self._groups.values() if g.began is None and not any(map(g.fits, self._nodes))}
+        found: list[Ended] = []
+        for group in waiting.values():
+            self._end(group)
+            found += group.refused(f"{_demand(group)}, and {_offer(self._nodes)}")
+        return found
 
     def _probe(self, task: Task) -> str | None:
         root = task.spec.root
@@ -164,48 +268,94 @@ class RayTasks:
             found = self._probes[task.spec.name] = _Probe(task.spec)
         return found.name
 
-    def _received(self, stream: Any) -> Iterator[Ended]:
-        """The ends of tasks that a stream has next."""
-        group = self._groups[stream]
-        try:
-            reference = next(stream)
-        except StopIteration:
-            del self._groups[stream]
-            yield from group.lost(Loss(kind="worker", stage="", detail="its Ray task ended without a report"))
-            return
-        try:
-            number, report = self._ray.get(reference)
-        except self._ray.exceptions.RayTaskError as error:  # raised by Python there: the hosts are not set up alike
-            del self._groups[stream]
-            detail = f"the Ray task failed: {first_line(error.cause)}; install the same packages on every host"
-            for task in group.left:
-                failure = StageFailure(partition=task.partition.key, stage=task.first_stage, detail=detail)
-                yield Ended(task=task, report=failed_report(failure, is_refused=True))
-        except self._ray.exceptions.RayError as error:
-            del self._groups[stream]
-            yield from group.lost(_loss(error))
-        else:
-            yield group.reported(number, report)
-            if not group.left:
-                del self._groups[stream]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """What a node has; `scratch` is None where that is not declared."""
+
+    id: str
+    num_cpus: int
+    memory: int
+    scratch: int | None
+
+    @classmethod
+    def of(cls, listed: dict[str, Any]) -> _Node:
+        has = listed["Resources"]
+        return cls(
+            id=listed["NodeID"],
+            num_cpus=int(has.get("CPU", 0)),
+            memory=int(has.get("memory", 0)),
+            scratch=int(has[_SCRATCH]) if _SCRATCH in has else None,
+        )
+
+    def slots(self, memory: int) -> int:
+        """Tasks that it has processors and memory for."""
+        return min(self.num_cpus, self.memory // max(memory, 1))
 
 
 class _Group:
-    """The tasks of one Ray task; `left` are those without a report."""
+    """The tasks of one Ray task, and what it asks for.
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    Attributes:
+        stream: the generator of its messages.
+        left: those without a report, of which the first is at work.
+        node: that it is on; empty until it began.
+        began: when the first of those left did.
+    """
+
+    def __init__(self, tasks: Sequence[Task], stream: Any = None, *, memory: int = 0, scratch: int = 0) -> None:
         self._tasks = tuple(tasks)
+        self.stream = stream
+        self.memory = memory
+        self.scratch = scratch
         self.left = list(tasks)
+        self.node = ""
+        self.began: float | None = None
+
+    def fits(self, node: _Node) -> bool:
+        """Whether a node has enough for it, when nothing else is at work there."""
+        return node.num_cpus >= 1 and node.memory >= self.memory and (node.scratch or 0) >= self.scratch
 
     def reported(self, number: int, report: PartitionReport) -> Ended:
         task = self._tasks[number]
         self.left.remove(task)
+        self.began = time.monotonic()
         return Ended(task=task, report=report)
 
     def lost(self, loss: Loss) -> Iterator[Ended]:
         for task in self.left:
             found = Loss(kind=loss.kind, stage=task.first_stage, detail=loss.detail)
             yield Ended(task=task, loss=found)
+
+    def refused(self, detail: str) -> Iterator[Ended]:
+        for task in self.left:
+            failure = StageFailure(partition=task.partition.key, stage=task.first_stage, detail=detail)
+            yield Ended(task=task, report=failed_report(failure, is_refused=True))
+
+
+async def _end_others() -> None:
+    """Ends what else runs in the loop."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        _, left = await asyncio.wait(others, timeout=_END_SECONDS)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+def _demand(group: _Group) -> str:
+    wanted = f"it asks for 1 processor and {group.memory >> 20:,} MiB of memory (`memory_bytes`)"
+    return wanted + (f", and {group.scratch:,} bytes of scratch space on one node" if group.scratch else " on one node")
+
+
+def _offer(nodes: Iterable[_Node]) -> str:
+    nodes = [node for node in nodes if node.num_cpus >= 1]
+    if not nodes:
+        return "no node of the Ray cluster has a processor for tasks: start one, with `ray start --address=...`"
+    memory = max(node.memory for node in nodes) >> 20
+    scratch = max(node.scratch or 0 for node in nodes)
+    has = f"{memory:,} MiB of memory" + (f" or {scratch:,} bytes of scratch space" if scratch else "")
+    return f"no node of the Ray cluster has more than {has}: start a larger one, or lower what is asked for"
 
 
 class _Probe:
@@ -249,6 +399,14 @@ def _unreachable(address: str | None, error: Exception) -> ConfigError:
 
 
 # -- on the workers
+
+
+def _work(version: str, host: str, probes: dict[str, str | None], pickled: bytes) -> Iterator[str | _Report]:
+    """The id of the node, then what `run_group` yields."""
+    import ray
+
+    yield ray.get_runtime_context().get_node_id()
+    yield from run_group(version, host, probes, pickled)
 
 
 def run_group(version: str, host: str, probes: dict[str, str | None], pickled: bytes) -> Iterator[_Report]:
