@@ -8,7 +8,7 @@ those of a large load in several, one after the other, while the driver goes on:
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Self
@@ -17,7 +17,7 @@ import dagster as dg
 from dagster._core.errors import DagsterExecutionInterruptedError
 from pydantic import Field
 
-from mm_assets.errors import ConfigError, MmAssetsError, SourceError
+from mm_assets.errors import ConfigError, MmAssetsError
 from mm_assets.orchestration.mirror import Mirror, lost_said
 from mm_assets.orchestration.partitions import add_partitions, load_job_name, load_op_name
 from mm_assets.orchestration.patience import patient
@@ -33,7 +33,7 @@ from mm_assets.orchestration.runs import (
     tag_process,
     working_runs,
 )
-from mm_assets.pipeline.chain import PUBLISHED, Stage
+from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.drive import run_tasks
 from mm_assets.pipeline.engines.base import Engine
 from mm_assets.pipeline.engines.choice import open_engine
@@ -302,17 +302,10 @@ class Load:
             spec = self.dataset.spec
             end_dead_loads(context.instance, self.dataset)
             elsewhere = working_runs(context.instance, self.dataset)
-            tasks, gone = partition_tasks(present, self.keys, self.first)
             leases = self._held.enter_context(leased_run(context, self.dataset))
-
-            def guard(key: str) -> AbstractContextManager[None]:
-                if key in elsewhere:
-                    detail = f"run {elsewhere[key]} is working on this partition: run it again when that has ended"
-                    raise SourceError(self.dataset.store.url_of(PUBLISHED.name), f"{key}: {detail}")
-                return leases.held(key)
-
-            running = run_tasks(self.engine, tasks, guard=guard, timeout=spec.engine.timeout_seconds)
-            self._reports = chain(gone, self._held.enter_context(closing(running)))
+            tasks, refused = partition_tasks(present, self.keys, self.first, leases.holder, busy=elsewhere)
+            running = run_tasks(self.engine, tasks, timeout=spec.engine.timeout_seconds)
+            self._reports = chain(refused, self._held.enter_context(closing(running)))
         return self._reports
 
     def _make_manifest(self, mirror: Mirror) -> None:

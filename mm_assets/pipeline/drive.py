@@ -17,20 +17,16 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from mm_assets.errors import MmAssetsError
 from mm_assets.pipeline.engines.base import Ended, Engine, Loss, Task
-from mm_assets.pipeline.leases import LeasedError
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report
 from mm_assets.pipeline.store import DatasetStore, StageFailure
 
-__all__ = ["Guard", "run_tasks"]
-
-Guard = Callable[[str], AbstractContextManager[object]]
-"""Holds the right to work on a partition, by its key; raises `MmAssetsError` if another process has it."""
+__all__ = ["run_tasks"]
 
 REPEATS = 3  # of a partition, after losses
 STORAGE_PAUSES = (5.0, 20.0, 60.0)  # seconds, in addition to the attempts of the storage's client
@@ -49,7 +45,6 @@ class _Run:
 
     Attributes:
         task: as it is submitted next.
-        held: the right to work on it.
         copies: its tasks at work.
         losses: how many tasks of it were lost.
         faults: how many failed because of the storage.
@@ -57,7 +52,6 @@ class _Run:
     """
 
     task: Task
-    held: ExitStack = field(default_factory=ExitStack)
     copies: list[Task] = field(default_factory=list)
     losses: int = 0
     faults: int = 0
@@ -68,7 +62,6 @@ def run_tasks(
     engine: Engine,
     tasks: Iterable[Task],
     *,
-    guard: Guard = nullcontext,
     timeout: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -80,12 +73,11 @@ def run_tasks(
     Args:
         engine: where they run.
         tasks: one for each partition.
-        guard: entered before a partition is worked on and left after it; a partition that it refuses is not run.
         timeout: seconds after which a task is ended and repeated; None lets it run.
         clock: seconds that pass.
         sleep: waits for some.
     """
-    driver = _Driver(engine, tasks, guard, timeout, clock, sleep)
+    driver = _Driver(engine, tasks, timeout, clock, sleep)
     try:
         yield from driver.reports()
     finally:
@@ -97,13 +89,11 @@ class _Driver:
         self,
         engine: Engine,
         tasks: Iterable[Task],
-        guard: Guard,
         timeout: float | None,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
         self._engine = engine
-        self._guard = guard
         self._timeout = timeout
         self._clock = clock
         self._sleep = sleep
@@ -122,7 +112,7 @@ class _Driver:
         while self._todo or self._waiting or self._at_work:
             while self._waiting and self._waiting[0][0] <= self._clock():
                 self._todo.appendleft(heapq.heappop(self._waiting)[-1])
-            yield from self._submit()
+            self._submit()
             if not self._at_work:
                 if not self._todo and self._waiting:
                     self._sleep(max(self._waiting[0][0] - self._clock(), 0.0))
@@ -132,24 +122,18 @@ class _Driver:
             yield from self._watch()
 
     def release(self) -> None:
-        """Ends what is at work, and leaves its guards."""
-        for task, run in list(self._at_work.items()):
+        """Ends what is at work."""
+        for task in list(self._at_work):
             self._cancel(task)
-            self._leave(run)
 
     # -- submitting
 
-    def _submit(self) -> Iterator[PartitionReport]:
-        """Fills the engine with what is to be done; yields the reports of what the guard refuses."""
+    def _submit(self) -> None:
+        """Fills the engine with what is to be done."""
         while self._todo and self._num_groups < self._most():
             if self._at_work and not self._engine.fits(self._todo[0].task):
                 return
-            group = []
-            for run in self._next_group():
-                if (yield from self._enter(run)):
-                    group.append(run)
-            if group:
-                self._start(group)
+            self._start(self._next_group())
 
     def _most(self) -> int:
         return max(int(min(self._engine.slots, self._bound)), 1)
@@ -166,23 +150,6 @@ class _Driver:
                 break
             group.append(self._todo.popleft())
         return group
-
-    def _enter(self, run: _Run) -> Generator[PartitionReport, None, bool]:
-        """Whether the guard of a run was entered; else it waits, or its report is yielded."""
-        try:
-            run.held.enter_context(self._guard(run.task.partition.key))
-            return True
-        except LeasedError as error:
-            if error.seconds is None or run.has_waited:
-                yield _refused(error, run.task)
-            else:  # its host may be lost
-                run.has_waited = True
-                self._wait(run, error.seconds)
-        except MmAssetsError as error:
-            report = _refused(error, run.task)
-            if not self._waits_for_storage(run, report):
-                yield report
-        return False
 
     def _wait(self, run: _Run, seconds: float) -> None:
         heapq.heappush(self._waiting, (self._clock() + seconds, next(self._numbers), run))
@@ -221,12 +188,22 @@ class _Driver:
             assert ended.loss is not None
             yield from self._lost(run, ended.loss)
         elif report.ok or not run.copies:
-            if self._waits_for_storage(run, report):
+            if self._waits_for_lease(run, report) or self._waits_for_storage(run, report):
                 return
             if report.ok:
                 self._seconds.append(report.seconds)
                 self._bound += max(1 / self._bound, _RECOVERY)
-            yield self._finish(run, report)
+            self._finish(run)
+            self._submit()  # before what takes the report is done with it
+            yield report
+
+    def _waits_for_lease(self, run: _Run, report: PartitionReport) -> bool:
+        """Whether a partition is tried again when the lease ends that another host has: it may be lost."""
+        if report.retry_after is None or run.has_waited:
+            return False
+        self._wait(run, report.retry_after)
+        run.has_waited = True
+        return True
 
     def _waits_for_storage(self, run: _Run, report: PartitionReport) -> bool:
         """Whether a partition is repeated later, because the storage failed with what may pass."""
@@ -235,23 +212,17 @@ class _Driver:
             self._fall()
         if fault is None or run.faults == len(STORAGE_PAUSES):
             return False
-        self._leave(run)
         self._wait(run, STORAGE_PAUSES[run.faults])
         run.faults += 1
         return True
 
-    def _finish(self, run: _Run, report: PartitionReport) -> PartitionReport:
+    def _finish(self, run: _Run) -> None:
+        """Ends the other copies of a partition."""
         if run.copies:
             for task in list(run.copies):
                 self._cancel(task)
             with suppress(MmAssetsError, OSError):  # what a copy wrote of its end: the storage may be what failed
-                DatasetStore(run.task.spec).clear_failure(report.partition)
-        self._leave(run)
-        return report
-
-    def _leave(self, run: _Run) -> None:
-        run.held.close()
-        run.held = ExitStack()
+                DatasetStore(run.task.spec).clear_failure(run.task.partition.key)
 
     def _lost(self, run: _Run, loss: Loss) -> Iterator[PartitionReport]:
         """Repeats a task that was lost, or yields the report of a partition that was lost too often."""
@@ -260,7 +231,6 @@ class _Driver:
         if run.copies:  # the other one goes on
             return
         run.losses += loss.kind != "neighbor"
-        self._leave(run)
         if run.losses <= REPEATS:
             if loss.kind == "memory":
                 run.task = replace(run.task, memory_factor=2 * run.task.memory_factor)
@@ -328,9 +298,3 @@ class _Driver:
             copy = replace(run.task)
             if self._engine.submit_copy(copy, task):
                 self._add([copy], [run])
-
-
-def _refused(error: MmAssetsError, task: Task) -> PartitionReport:
-    """The report of a partition that another process works on; it is not stored, since that process may succeed."""
-    failure = StageFailure.of(error, stage=task.first_stage, partition=task.partition.key)
-    return failed_report(failure, is_refused=True)

@@ -24,7 +24,7 @@ from mm_assets.pipeline.liveness import process_is_gone, process_tag
 from mm_assets.pipeline.store import DatasetStore, canonical_json
 from mm_assets.storage.store import Snapshot
 
-__all__ = ["LEASE_SECONDS", "Lease", "LeasedError", "Leases"]
+__all__ = ["LEASE_SECONDS", "Holder", "Lease", "LeasedError", "Leases"]
 
 LEASE_SECONDS = 45.0  # a partition of a host that is lost runs again within a minute
 _FOLDER, _RUNS = "leases", "runs"
@@ -84,19 +84,51 @@ class Lease:
         return process_is_gone(self.run, f"{self.run} {self.owner}")
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """In whose name the workers of a load hold leases: its driver renews that of the run while they work.
+
+    Attributes:
+        run: id of the run.
+        owner: as that of a `Lease`, the driver's process.
+    """
+
+    run: str
+    owner: str
+
+    @contextmanager
+    def held(self, dataset: DatasetStore, name: str) -> Iterator[None]:
+        """As `Leases.held`, in a worker; another worker of the same load takes the lease over."""
+        with Leases(dataset, self.run, holder=self) as leases, leases.held(name):
+            yield
+
+
 class Leases:
     """The leases that this process holds in one dataset; a thread renews them.
 
     Args:
         dataset: the dataset's folder.
         run: id of the run that works.
+        holder: in whose name they are held, which renews them; None holds them in the name of this process.
         clock: seconds since 1970.
+
+    Attributes:
+        holder: for the workers of this process.
     """
 
-    def __init__(self, dataset: DatasetStore, run: str, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        dataset: DatasetStore,
+        run: str,
+        *,
+        holder: Holder | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._store = dataset.store
         self._run = run
-        self._owner = (process_tag(run) or f"{run} {socket.gethostname()}/").removeprefix(f"{run} ")
+        self._renews = holder is None
+        self.holder = holder or Holder(run, _owner(run))
+        self._owner = self.holder.owner
         self._clock = clock
         self._held: dict[str, float] = {}  # until when without the lease of the run, by name
         self._renewed = 0.0  # until when with it
@@ -157,7 +189,7 @@ class Leases:
             yield
         finally:
             with self._lock:
-                is_held = self._is_held(name)
+                is_held = self._is_held(name) or (not self._renews and self._is_mine(name))
                 self._held.pop(name, None)
                 if is_held:
                     self._delete(name)
@@ -197,7 +229,7 @@ class Leases:
             break
         with self._lock:
             self._held[name] = until
-            if self._thread is None:
+            if self._thread is None and self._renews:
                 self._thread = threading.Thread(target=self._renew_all, name="leases", daemon=True)
                 self._thread.start()
 
@@ -218,6 +250,12 @@ class Leases:
         """Whether a lease is valid and stays so for a moment; else it may be another's by now."""
         return name in self._held and max(self._held[name], self._renewed) > self._clock() + _MARGIN
 
+    def _is_mine(self, name: str) -> bool:
+        with suppress(MmAssetsError, OSError):  # it ends by itself
+            lease = Lease.from_bytes(self._store.read_bytes(self.file_name(name)))
+            return lease is not None and (lease.run, lease.owner) == (self._run, self._owner)
+        return False
+
     def _delete(self, name: str) -> None:
         with suppress(MmAssetsError, OSError):  # it ends by itself
             self._store.delete(self.file_name(name))
@@ -236,3 +274,8 @@ class Leases:
             with suppress(MmAssetsError, OSError):  # tried again the next time
                 self._store.write_bytes(self.file_name(self.run_name(self._run)), self._mine(until))
                 self._renewed = until
+
+
+def _owner(run: str) -> str:
+    """This process, as the owner of leases of a run."""
+    return (process_tag(run) or f"{run} {socket.gethostname()}/").removeprefix(f"{run} ")

@@ -14,7 +14,7 @@ from mm_assets.errors import ConfigError
 from mm_assets.pipeline.chain import RAW_SHARDS, STAGE_OF_FILE, Stage
 from mm_assets.pipeline.drive import run_tasks
 from mm_assets.pipeline.engines.base import Engine, Task
-from mm_assets.pipeline.leases import Leases
+from mm_assets.pipeline.leases import Holder, Leases
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report, rare_collections
 from mm_assets.pipeline.pending import Present, given_start
 from mm_assets.pipeline.store import StageFailure, StageRecord
@@ -102,31 +102,45 @@ class PartitionRun:
 
 
 def partition_tasks(
-    present: Present, keys: Iterable[str], first: Stage | None
+    present: Present,
+    keys: Iterable[str],
+    first: Stage | None,
+    holder: Holder,
+    *,
+    busy: Mapping[str, str] | None = None,
 ) -> tuple[list[Task], list[PartitionReport]]:
-    """What a load does: the tasks of registered partitions, and the reports of those that are not registered any more.
+    """What a load does: the tasks of partitions, and the reports of those that cannot be run.
 
     Args:
         present: the dataset as it is.
         keys: the partitions.
         first: as `Load.first`.
+        holder: of the leases.
+        busy: key to the id of the run that is working on a partition.
     """
     spec, schema = present.dataset.spec, present.schema if present.partitions else present.dataset.schema()
-    pending, tasks, gone = set(present.pending()), [], []
+    pending, tasks, refused = set(present.pending()), list[Task](), list[PartitionReport]()
+
+    def refuse(key: str, detail: str) -> None:
+        failure = StageFailure(partition=key, stage=RAW_SHARDS.name, detail=detail)
+        refused.append(failed_report(failure, is_refused=True))
+
     for key in keys:
-        if key in present.partitions:
+        if key not in present.partitions:
+            refuse(key, "it is not registered any more")
+        elif busy and key in busy:
+            refuse(key, f"run {busy[key]} is working on this partition: run it again when that has ended")
+        else:
             task = Task(
                 spec=spec,
                 schema=schema,
                 partition=present.partitions[key],
                 first=given_start(first, is_pending=key in pending),
                 markers=present.names.get(key, ()),
+                holder=holder,
             )
             tasks.append(task)
-        else:
-            failure = StageFailure(partition=key, stage=RAW_SHARDS.name, detail="it is not registered any more")
-            gone.append(failed_report(failure, is_refused=True))
-    return tasks, gone
+    return tasks, refused
 
 
 def run_unrecorded(
@@ -149,12 +163,9 @@ def run_unrecorded(
     Raises:
         MmAssetsError: the dataset is not registered, or its schema is damaged.
     """
-    tasks, gone = partition_tasks(present, keys, first)
-    spec, run = present.dataset.spec, str(uuid.uuid4())
-    with (
-        rare_collections(),
-        Leases(present.dataset, run) as leases,
-        closing(run_tasks(engine, tasks, guard=leases.held, timeout=spec.engine.timeout_seconds)) as reports,
-    ):
-        for report in chain(gone, reports):
-            observed(PartitionRun.of(spec.name, "", report))
+    spec = present.dataset.spec
+    with rare_collections(), Leases(present.dataset, str(uuid.uuid4())) as leases, leases.of_run():
+        tasks, refused = partition_tasks(present, keys, first, leases.holder)
+        with closing(run_tasks(engine, tasks, timeout=spec.engine.timeout_seconds)) as reports:
+            for report in chain(refused, reports):
+                observed(PartitionRun.of(spec.name, "", report))

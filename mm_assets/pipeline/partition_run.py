@@ -54,6 +54,8 @@ class PartitionReport:
         failure: the error that ended the run, or None; a failed check is not one.
         is_refused: whether it was not run: another process works on it, or it is not registered any more. `failure`
             says why, and nothing of the partition's own state.
+        retry_after: of one that was refused, seconds after which the right of the other process ends unless it is
+            renewed; None where that process is known to work on.
         seconds: wall clock.
         peak_memory: largest resident memory of this process so far, in bytes.
     """
@@ -65,6 +67,7 @@ class PartitionReport:
     seconds: float
     peak_memory: int
     is_refused: bool = False
+    retry_after: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -213,7 +216,9 @@ class _PartitionRun:
             staged.upload(last=[records])
 
 
-def failed_report(failure: StageFailure, *, is_refused: bool = False) -> PartitionReport:
+def failed_report(
+    failure: StageFailure, *, is_refused: bool = False, retry_after: float | None = None
+) -> PartitionReport:
     """The report of a partition that failed without one: its process died, or it could not be started."""
     return PartitionReport(
         partition=failure.partition,
@@ -223,6 +228,7 @@ def failed_report(failure: StageFailure, *, is_refused: bool = False) -> Partiti
         seconds=0.0,
         peak_memory=0,
         is_refused=is_refused,
+        retry_after=retry_after,
     )
 
 

@@ -5,8 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,16 +212,19 @@ def test_a_worker_that_dies_before_its_task_is_replaced(
     tasks = [Task(spec=spec, schema=schema, partition=partition) for partition in dataset.partitions().values()]
     killed: list[int] = []
 
-    @contextmanager
-    def guard(key: str) -> Iterator[None]:
-        if key == "b" and not killed:  # the first worker is importing
-            (worker,) = multiprocessing.active_children()
-            os.kill(worker.pid or 0, signal.SIGKILL)
-            killed.append(worker.pid or 0)
-        yield
+    class Killing(Processes):
+        num_submitted = 0
 
-    with Processes(2) as processes:
-        reports = {r.partition: r for r in run_tasks(processes, tasks, guard=guard)}
+        def submit(self, tasks: Sequence[Task]) -> None:
+            if self.num_submitted == 1:  # the first worker is importing
+                (worker,) = multiprocessing.active_children()
+                os.kill(worker.pid or 0, signal.SIGKILL)
+                killed.append(worker.pid or 0)
+            self.num_submitted += 1
+            super().submit(tasks)
+
+    with Killing(2) as processes:
+        reports = {r.partition: r for r in run_tasks(processes, tasks)}
     assert killed
     assert [reports["a"].ok, reports["b"].ok] == [True, True]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from mm_assets.pipeline.drive import REPEATS, STORAGE_PAUSES, run_tasks
 from mm_assets.pipeline.engines.base import Ended, Loss, Task
-from mm_assets.pipeline.leases import LeasedError
+from mm_assets.pipeline.leases import Leases
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore, StageFailure
@@ -327,55 +326,51 @@ def test_the_times_of_a_group_are_its_tasks(drive: Drive) -> None:
     assert engine.canceled == []
 
 
-@pytest.mark.parametrize(("frees", "expected"), [(True, [0.0, 30.0]), (False, [0.0, 30.0])])
-def test_a_lease_of_another_host_is_waited_for_once(drive: Drive, frees: bool, expected: list[float]) -> None:
+def refused(key: str, retry_after: float | None) -> PartitionReport:
+    failure = StageFailure(partition=key, stage="raw_shards", detail="another run is working on it")
+    return failed_report(failure, is_refused=True, retry_after=retry_after)
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_a_lease_of_another_host_is_waited_for_once(drive: Drive, frees: bool) -> None:
     """The host may be lost: its partition runs once the lease has ended, and is refused if that was renewed."""
-    engine, asked = Script(), list[float]()
-
-    @contextmanager
-    def guard(key: str) -> Iterator[None]:
-        if key == "a":
-            asked.append(engine.now)
-            if len(asked) == 1 or not frees:
-                raise LeasedError("leases/a.json", name="a", owner="elsewhere/1", seconds=30.0)
-        yield
-
-    report = drive(engine, "ab", guard=guard)["a"]
-    assert asked == expected
+    engine = Script(ends={"a": [(0.0, refused("a", 30.0)), (1.0, None if frees else refused("a", 30.0))]})
+    report = drive(engine, "ab")["a"]
+    assert engine.times["a"] == [0.0, 30.0]
     assert report.ok == frees
     assert report.is_refused != frees
 
 
-def test_a_lease_of_a_living_process_is_refused_at_once(drive: Drive, dataset: DatasetStore) -> None:
-    """A partition that another process works on is not run, and nothing is stored of it."""
-    engine = Script()
+def test_a_lease_of_a_living_process_is_refused_at_once(drive: Drive) -> None:
+    """A partition that another process is known to work on is not tried again."""
+    engine = Script(ends={"c": [(0.0, refused("c", None))]})
+    assert drive(engine, "bc")["c"].is_refused
+    assert engine.times["c"] == [0.0]
 
-    @contextmanager
-    def guard(key: str) -> Iterator[None]:
-        if key == "c":
-            raise LeasedError("leases/c.json", name="c", owner="here/1", seconds=None)
-        yield
 
-    report = drive(engine, "bc", guard=guard)["c"]
-    assert report.is_refused
-    assert engine.submitted == [["b"]]
-    assert dataset.failure("c") is None
+def test_a_task_is_refused_while_its_lease_is_held(dataset: DatasetStore) -> None:
+    """A worker works in the name of its load, beside others of the same load, and stores nothing of what it refuses."""
+    with Leases(dataset, "mine") as mine, Leases(dataset, "other") as other:
+        task = Task(spec=dataset.spec, schema=dataset.schema(), partition=dataset.partition("c"), holder=mine.holder)
+        with other.held("c"):
+            report = task.run()
+            assert report.is_refused
+            assert report.failure is not None
+            assert "another run is working on partition 'c'" in report.failure.detail
+            assert dataset.failure("c") is None
+            assert not dataset.marker_names().get("c")
+        with mine.holder.held(dataset, "c"):  # a copy of the task
+            assert task.run().ok
+        assert other.live("c") is None
+        assert not dataset.store.sizes("leases")
 
 
 def test_an_abandoned_load_ends_its_tasks(dataset: DatasetStore) -> None:
-    """Closing the iterator cancels what is at work, and leaves its guards."""
-    engine, held = Script(), list[str]()
-
-    @contextmanager
-    def guard(key: str) -> Iterator[None]:
-        held.append(key)
-        yield
-        held.remove(key)
-
-    schema = dataset.schema()
+    """Closing the iterator cancels what is at work."""
+    engine, schema = Script(), dataset.schema()
     tasks = [Task(spec=dataset.spec, schema=schema, partition=p) for p in dataset.partitions().values()]
-    reports = run_tasks(engine, tasks, guard=guard, clock=lambda: engine.now, sleep=engine.sleep)
+    reports = run_tasks(engine, tasks, clock=lambda: engine.now, sleep=engine.sleep)
     next(reports)
-    assert held == ["b"]
+    assert engine.at_work
     reports.close()
-    assert (held, engine.at_work) == ([], {})
+    assert engine.at_work == {}

@@ -92,6 +92,25 @@ def test_a_lease_is_renewed_while_its_owner_works(dataset: DatasetStore) -> None
     assert dataset.store.exists(Leases.file_name("a"))
 
 
+def test_a_worker_releases_a_lease_that_its_driver_renews(dataset: DatasetStore) -> None:
+    """A worker writes its lease once, however long it works; it ends with the work, unless another run has it then."""
+    clock = Clock()
+    with Leases(dataset, "load", clock=clock) as driver, driver.of_run():
+        for taken_over in (False, True):
+            with Leases(dataset, "load", holder=driver.holder, clock=clock) as worker, worker.held("a"):
+                written = dataset.store.read_bytes(Leases.file_name("a"))
+                for _ in range(6):
+                    clock.now += LEASE_SECONDS / 3
+                    driver.renew()
+                assert dataset.store.read_bytes(Leases.file_name("a")) == written
+                found = driver.live("a")
+                assert found is not None
+                assert found.until == clock.now + LEASE_SECONDS
+                if taken_over:
+                    on_another_host(dataset, clock.now + 30)
+            assert dataset.store.exists(Leases.file_name("a")) == taken_over
+
+
 def test_one_file_is_renewed(dataset: DatasetStore) -> None:
     """However many leases a run holds, it renews its own; another host sees all of them as valid, and none later."""
     clock = Clock()

@@ -7,13 +7,16 @@ copies counts, and who may work on a partition is up to `pipeline.drive`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from mm_assets.errors import MmAssetsError
 from mm_assets.pipeline.chain import RAW_SHARDS, Stage
-from mm_assets.pipeline.partition_run import PartitionReport, run_partition
+from mm_assets.pipeline.leases import Holder, LeasedError
+from mm_assets.pipeline.partition_run import PartitionReport, failed_report, run_partition
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import Partition
+from mm_assets.pipeline.store import DatasetStore, Partition, StageFailure
 from mm_assets.rows.schema import DatasetSchema
 
 __all__ = ["Ended", "Engine", "Loss", "Task"]
@@ -29,6 +32,7 @@ class Task:
         partition: as registered.
         first: the stage to start at; None for the first that is stale.
         markers: names of its markers; None lists them.
+        holder: in whose name the partition's lease is held meanwhile; None holds none.
         memory_factor: how many times the engine's memory per task it needs.
     """
 
@@ -37,6 +41,7 @@ class Task:
     partition: Partition
     first: Stage | None = None
     markers: tuple[str, ...] | None = None
+    holder: Holder | None = None
     memory_factor: int = 1
 
     @property
@@ -50,10 +55,21 @@ class Task:
         return sum(shard.size for shard in self.partition.shards)
 
     def run(self, started: Callable[[Stage], object] = lambda _: None) -> PartitionReport:
-        """Runs it in this process; `started` as that of `run_partition`."""
-        return run_partition(
-            self.spec, self.partition, self.schema, first=self.first, markers=self.markers, started=started
-        )
+        """Runs it in this process; `started` as that of `run_partition`.
+
+        It is refused while another process has the partition's lease. What became of it then is not known here, so
+        that no failure is stored.
+        """
+        dataset, key = DatasetStore(self.spec), self.partition.key
+        try:
+            with nullcontext() if self.holder is None else self.holder.held(dataset, key):
+                return run_partition(
+                    self.spec, self.partition, self.schema, first=self.first, markers=self.markers, started=started
+                )
+        except MmAssetsError as error:
+            failure = StageFailure.of(error, stage=self.first_stage, partition=key)
+            retry_after = error.seconds if isinstance(error, LeasedError) else None
+            return failed_report(failure, is_refused=True, retry_after=retry_after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
