@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
+from urllib.parse import unquote
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Request:
 
     method: str
     path: str  # /bucket/key
+    query: str
     start: int | None  # of the range asked for
     end: int | None  # exclusive
     sent: int  # bytes of the answer's body
@@ -39,6 +41,7 @@ class Recorder:
         request = Request(
             method=environ["REQUEST_METHOD"],
             path=environ["PATH_INFO"],
+            query=unquote(environ.get("QUERY_STRING", "")),
             start=int(wanted[1]) if wanted else None,
             end=int(wanted[2]) + 1 if wanted else None,
             sent=sum(len(chunk) for chunk in chunks) if environ["REQUEST_METHOD"] != "HEAD" else 0,

@@ -42,7 +42,7 @@ from mm_assets.pipeline.load import PartitionRun, partition_tasks
 from mm_assets.pipeline.losses import loss_totals
 from mm_assets.pipeline.partition_run import PartitionReport, rare_collections
 from mm_assets.pipeline.pending import Present, chosen_partitions, stage_named
-from mm_assets.pipeline.publish import build_manifest
+from mm_assets.pipeline.publish import build_manifest, current_manifest
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -309,12 +309,16 @@ class Load:
         return self._reports
 
     def _make_manifest(self, mirror: Mirror) -> None:
-        report = build_manifest(self.dataset, self.present)
+        assert self.present is not None
+        report = None if self.keys else current_manifest(self.present)
+        is_known = report is not None and mirror.knows_manifest(report.digest)
+        report = report or build_manifest(self.dataset, self.present)
         self.present = report.present
         made = manifest_result(self.dataset.spec, report)
         checks = made.check_results or ()
         self.warnings = [f"manifest: check {c.check_name}: {c.description}" for c in checks if not c.passed]
-        mirror.add(made, "the manifest")
+        if not is_known:
+            mirror.add(made, "the manifest")
 
 
 def named_keys(keys: Sequence[str]) -> str:

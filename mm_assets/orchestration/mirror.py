@@ -180,15 +180,19 @@ class Mirror:
             found.append(key)
         return found
 
+    def knows_manifest(self, digest: str) -> bool:
+        """Whether the manifest with this digest is Dagster's latest one."""
+        found = self._instance.fetch_materializations(asset_key(self._spec, MANIFEST), limit=1).records
+        known = found[0].asset_materialization if found else None
+        return known is not None and (known.tags or {}).get(_VERSION) == digest
+
     def catch_up_manifest(self) -> bool:
         """Records the newest manifest if it is not what Dagster knows as the latest one: whether it did."""
         content = self._dataset.store.found_bytes("manifest.json")
         if content is None:
             return False
         digest = hashlib.sha256(content).hexdigest()
-        found = self._instance.fetch_materializations(asset_key(self._spec, MANIFEST), limit=1).records
-        known = found[0].asset_materialization if found else None
-        if known is not None and (known.tags or {}).get(_VERSION) == digest:
+        if self.knows_manifest(digest):
             return False
         try:
             listed = partitions_in_manifest(self._dataset)

@@ -8,7 +8,7 @@ hosts. A run is alive while its process is, and on another host while it renews 
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from mm_assets.orchestration.partitions import asset_key, job_name, load_job_nam
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED
 from mm_assets.pipeline.leases import LEASE_SECONDS, LeasedError, Leases
 from mm_assets.pipeline.liveness import process_is_gone, process_tag
-from mm_assets.pipeline.pending import Present, Stale, planned_runs
+from mm_assets.pipeline.pending import Stale
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore, Partition
 
@@ -46,9 +46,10 @@ __all__ = [
     "leased_run",
     "load_config",
     "load_request",
-    "pack_requests",
+    "pack_request",
     "partition_fingerprints",
     "process_tags",
+    "registered_state",
     "tag_process",
     "working_runs",
 ]
@@ -139,21 +140,8 @@ def busy_partitions(instance: dg.DagsterInstance, dataset: DatasetStore, registe
     return busy
 
 
-def pack_requests(
-    dataset: DatasetStore, keys: Sequence[str], request: Callable[[str], dg.RunRequest]
-) -> list[dg.RunRequest]:
-    """Requests of runs of single partitions, of the assets from the first stale one on, and tagged with the reason.
-
-    Args:
-        dataset: the dataset's folder.
-        keys: registered partitions.
-        request: the request of a run of a partition.
-    """
-    present = Present(dataset)
-    return [_from_first_stale(dataset.spec, request(key), stale) for key, stale in planned_runs(present, keys).items()]
-
-
-def _from_first_stale(spec: DatasetSpec, request: dg.RunRequest, stale: Stale) -> dg.RunRequest:
+def pack_request(spec: DatasetSpec, request: dg.RunRequest, stale: Stale) -> dg.RunRequest:
+    """The request of a run of one partition, of the assets from the first stale one on, and tagged with the reason."""
     left = CHAIN[CHAIN.index(stale.first) :]
     stages = [stage for stage in left if stage is not MANIFEST and stage.is_made(spec)]
     tags = {**request.tags, REASON_TAG: stale.fault.reason}
@@ -380,23 +368,20 @@ def dataset_state(dataset: DatasetStore) -> str:
 
     Markers are listed and not read: there may be very many.
     """
-    digest = hashlib.sha256(PUBLISHED.digest(dataset.spec).encode())
-    digest.update(dataset.schema().digest.encode() if dataset.store.exists("schema.json") else b"-")
-    digest.update(dataset.store.read_bytes("shards.json") if dataset.store.exists("shards.json") else b"-")
-    for line in sorted(_listed(dataset, PUBLISHED.name)):
-        digest.update(line.encode() + b"\n")
+    digest = hashlib.sha256(registered_state(dataset).encode())
+    for name, file in dataset.store.listing(PUBLISHED.name).items():
+        digest.update(f"{name} {file.version}\n".encode())
     return digest.hexdigest()[:16]
 
 
-def _listed(dataset: DatasetStore, folder: str) -> Iterator[str]:
-    store = dataset.store
-    try:
-        listed = store.fs.ls(store.path_of(folder), detail=True)
-    except FileNotFoundError:
-        return
-    for info in listed:
-        base = str(info["name"]).rstrip("/").rsplit("/", 1)[-1]
-        if info["type"] == "file" and base.endswith(".json") and not base.startswith("."):
-            # File systems differ in what they tell; a marker is replaced and never written in place.
-            facts = [info.get(name) for name in ("size", "ETag", "etag", "md5Hash", "ino", "mtime", "LastModified")]
-            yield f"{base} {facts}"
+def registered_state(dataset: DatasetStore) -> str:
+    """A digest that changes when the registered partitions, the manifest, the configuration or the schema does.
+
+    It takes one request, however many partitions there are. A manifest withdraws markers of lost files, and lists what
+    other runs have published.
+    """
+    digest = hashlib.sha256(PUBLISHED.digest(dataset.spec).encode())
+    listed = dataset.store.listing("")
+    for name in ("schema.json", "shards.json", "manifest.json"):
+        digest.update(f"{name} {listed[name].version if name in listed else None}\n".encode())
+    return digest.hexdigest()[:16]

@@ -24,10 +24,10 @@ from mm_assets.orchestration.runs import (
     fruitless_load,
     is_running,
     load_request,
-    pack_requests,
+    pack_request,
     partition_fingerprints,
 )
-from mm_assets.pipeline.pending import pending_partitions
+from mm_assets.pipeline.pending import Present, pending_partitions, planned_runs
 from mm_assets.pipeline.register import Registration, register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
@@ -66,7 +66,8 @@ def build_schedules(spec: DatasetSpec) -> list[dg.ScheduleDefinition]:
         def request(key: str) -> dg.RunRequest:
             return dg.RunRequest(run_key=f"{spec.name}:{key}:{tick}", partition_key=key, tags=due[key])
 
-        return pack_requests(dataset, [*due][: spec.runs_per_tick], request)
+        planned = planned_runs(Present(dataset), [*due][: spec.runs_per_tick])
+        return [pack_request(spec, request(key), stale) for key, stale in planned.items()]
 
     @dg.schedule(
         name=of_loads,

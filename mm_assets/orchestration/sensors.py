@@ -17,11 +17,13 @@ from mm_assets.orchestration.runs import (
     dataset_state,
     is_running,
     load_request,
-    pack_requests,
+    pack_request,
     partition_fingerprints,
+    registered_state,
 )
 from mm_assets.pipeline.chain import PUBLISHED
-from mm_assets.pipeline.pending import pending_partitions
+from mm_assets.pipeline.partition_run import rare_collections
+from mm_assets.pipeline.pending import Present, planned_runs, registered_runs
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 
@@ -45,31 +47,38 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
         required_resource_keys={resource_key(spec)},
         description=f"Lists the shards of {spec.name}; new or changed ones that have settled are registered and run.",
     )
+    @rare_collections()  # there may be very many partitions
     def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         dataset = open_dataset(context, spec)
         before = _Cursor.read(context.cursor)
+        state = registered_state(dataset)
         found = register(dataset, seen=before.seen, allow_empty=True)
-        fingerprints = partition_fingerprints(dataset, found.partitions)
+        partitions = {partition.key: partition for partition in found.partitions}
+        of_known = (partitions[key] for key in before.requested.keys() & partitions.keys())
+        fingerprints = dict(partition_fingerprints(dataset, of_known))
         requested = {
             key: fingerprint for key, fingerprint in before.requested.items() if fingerprints.get(key) == fingerprint
         }
-        state, settled, due, is_bulk = dataset_state(dataset), before.settled, list[str](), False
+        # What this tick registered is pending. What else is pending is asked where something else has changed: all
+        # markers have to be listed for it.
+        present = None if state == before.settled else Present(dataset)
+        pending = [*found.added, *found.changed] if present is None else present.pending()
         # Also while nothing is due: it ends the runs whose process is gone, and Dagster's run_retries repeats them.
-        busy = busy_partitions(context.instance, dataset, fingerprints) if requested or state != settled else set()
-        if state != settled:
-            pending = pending_partitions(dataset)
+        busy = busy_partitions(context.instance, dataset, partitions) if requested or pending else set()
+        if present is not None:
             requested = {key: requested[key] for key in pending if key in requested}
-            waiting = [key for key in pending if key in fingerprints and key not in requested]
-            due = [key for key in waiting if key not in busy]
-            is_bulk = len(due) > spec.bulk_threshold
-            # Another load would take the same processors.
-            if is_bulk and is_running(context.instance, dataset, load_job_name(spec)):
-                due, is_bulk = [], False
-            due = due if is_bulk else due[: spec.runs_per_tick]
-            requested |= {key: fingerprints[key] for key in due}
-            settled = state if len(due) == len(waiting) else ""
+        waiting = [key for key in pending if key in partitions and key not in requested]
+        due = [key for key in waiting if key not in busy]
+        is_bulk = len(due) > spec.bulk_threshold
+        # Another load would take the same processors.
+        if is_bulk and is_running(context.instance, dataset, load_job_name(spec)):
+            due, is_bulk = [], False
+        due = due if is_bulk else due[: spec.runs_per_tick]
+        fingerprints |= partition_fingerprints(dataset, (partitions[key] for key in due))
+        requested |= {key: fingerprints[key] for key in due}
+        is_settled = len(due) == len(waiting) and not (found.added or found.changed or found.removed)
         known = set(context.instance.get_dynamic_partitions(partitions_def.name or ""))
-        new = [key for key in fingerprints if key not in known]
+        new = [key for key in partitions if key not in known]
         slow = slow_pages(spec, len(found.partitions)) if new else None
         if slow is not None:
             context.log.warning(slow)
@@ -89,9 +98,13 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
             load = {key: fingerprints[key] for key in due}
             requests = [load_request(spec, load, f"{spec.name}:load:{before.count}")]
         else:
-            requests = pack_requests(dataset, due, request)
+            planned = registered_runs(found, due) if present is None else planned_runs(present, due)
+            requests = [pack_request(spec, request(key), stale) for key, stale in planned.items()]
         after = _Cursor(
-            seen=found.seen, requested=requested, settled=settled, count=before.count + (1 if requests else 0)
+            seen=found.seen,
+            requested=requested,
+            settled=state if is_settled else "",
+            count=before.count + (1 if requests else 0),
         )
         return dg.SensorResult(
             run_requests=requests,
@@ -99,7 +112,7 @@ def _shards_sensor(spec: DatasetSpec, jobs: Sequence[Any]) -> dg.SensorDefinitio
             cursor=after.write(),
             skip_reason=None
             if requests
-            else f"{len(fingerprints)} partitions, {len(found.unsettled)} shards not settled yet",
+            else f"{len(partitions)} partitions, {len(found.unsettled)} shards not settled yet",
         )
 
     return sensor
@@ -112,7 +125,7 @@ class _Cursor:
     Attributes:
         seen: shards that have not settled, as `Registration.seen`.
         requested: fingerprints of the keys that were requested and are not published yet.
-        settled: state of the dataset in which everything pending had been requested.
+        settled: `registered_state` in which everything pending had been requested; empty in no such state.
         count: number of the next tick that requests anything. It starts with the time, so that keys stay new when
             the cursor is reset, and counts on from there, so that a repeated tick gives the same keys.
     """

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,10 +20,10 @@ from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
 from mm_assets.pipeline.store import DatasetStore, canonical_json
 from mm_assets.storage.store import ListedFile
 
-__all__ = ["Marker", "Markers"]
+__all__ = ["Listed", "Marker", "Markers"]
 
 INDEX = "cache/markers.json"
-_INDEX_VERSION = 3
+_INDEX_VERSION = 4
 _READS = 32  # of markers at a time: each waits for the storage most of its time
 _HEAD = b'{"version":%d,"sha256":"%s","markers":'
 _JUDGED = ("mode", "on_undecodable", "judged", "undecodable")  # what markers say under `decodable`
@@ -113,6 +113,21 @@ class Marker:
         return ((DatasetStore.table(name, self.key), size) for name, size in self.tables.items())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """What the newest manifest was made of, and when its files were looked at.
+
+    Attributes:
+        digest: SHA-256 of the manifest.
+        state: digest of all that it follows from.
+        looked_at: seconds since 1970 at which the tables of all its partitions were listed.
+    """
+
+    digest: str
+    state: str
+    looked_at: float
+
+
 class Markers:
     """The markers of a dataset, each read once.
 
@@ -126,6 +141,7 @@ class Markers:
         self._dataset = dataset
         self._listed = listed
         self._stored: Mapping[str, str] = {} if known is None else known._stored  # version of each in the cache's file
+        self._manifest: Listed | None = None if known is None else known._manifest
         self._has_read_cache: bool = known is not None and known._has_read_cache
         self._read: dict[str, Marker] = {}
         if known is not None:
@@ -172,18 +188,35 @@ class Markers:
                     for name, (version, *entry) in entries.items()
                     if name in self._listed and self._listed[name].version == version
                 }
+                self._manifest = Listed(**value["markers"]["newest"])
                 self._stored = {name: version for name, (version, *_) in entries.items()}
                 return found
         return {}
 
-    def store(self) -> None:
+    @property
+    def manifest(self) -> Listed | None:
+        """What the last manifest was made of; None where that is not known."""
+        if not self._has_read_cache:
+            self._read = {**self._cached, **self._read}
+            self._has_read_cache = True
+        return self._manifest
+
+    @property
+    def state(self) -> str:
+        """A digest that changes when a marker does, or comes or goes."""
+        lines = "".join(f"{name} {file.version}\n" for name, file in self._listed.items())
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    def store(self, manifest: Listed) -> None:
         """Writes the cache with the markers that were read and are still there, if it changed."""
         versions = {name: self._listed[name].version for name in self._read}
-        if versions == self._stored:
+        before, self._manifest = self._manifest, manifest
+        is_same = before is not None and (before.digest, before.state) == (manifest.digest, manifest.state)
+        if versions == self._stored and is_same:
             return
         tables = sorted({table for marker in self._read.values() for table in marker.tables})
         entries = {name: [versions[name], *marker.to_json(tables)] for name, marker in self._read.items()}
-        body = canonical_json({"tables": tables, "of": entries}).rstrip(b"\n")
+        body = canonical_json({"tables": tables, "of": entries, "newest": asdict(manifest)}).rstrip(b"\n")
         head = _HEAD % (_INDEX_VERSION, hashlib.sha256(body).hexdigest().encode())
         self._dataset.store.write_bytes(INDEX, head + body + b"}\n")
         self._stored = versions

@@ -25,6 +25,7 @@ from mm_assets.pipeline.chain import (
     recorded_stages,
 )
 from mm_assets.pipeline.markers import Marker, Markers
+from mm_assets.pipeline.register import Registration
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import RECORDS, WITHDRAWN, DatasetStore, Partition, StageFailure, StageRecord, size_fault
 from mm_assets.rows.schema import DatasetSchema
@@ -41,6 +42,7 @@ __all__ = [
     "pending_partitions",
     "pending_reasons",
     "planned_runs",
+    "registered_runs",
     "stage_fault",
     "stage_named",
     "stale_partitions",
@@ -262,6 +264,13 @@ def planned_runs(present: Present, keys: Sequence[str], first: Stage | None = No
         return Stale(first=min(found.first, start, key=CHAIN.index), fault=fault, failure=found.failure)
 
     return {key: planned(key, start) for key, start in given.items()}
+
+
+def registered_runs(found: Registration, keys: Iterable[str]) -> dict[str, Stale]:
+    """`planned_runs` of partitions that a registration added or found changed, without reading anything."""
+    added = set(found.added)
+    reasons = {key: "it has never run" if key in added else "its shards changed" for key in keys}
+    return {key: Stale(first=RAW_SHARDS, fault=Fault(reason)) for key, reason in reasons.items()}
 
 
 def by_fault(stale: Mapping[str, Stale]) -> dict[tuple[Stage, str], list[str]]:

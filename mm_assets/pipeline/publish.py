@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ from mm_assets.pipeline.chain import (
 )
 from mm_assets.pipeline.duplicate_ids import duplicate_ids
 from mm_assets.pipeline.losses import published_losses, sum_losses
-from mm_assets.pipeline.markers import Marker
+from mm_assets.pipeline.markers import Listed, Marker
 from mm_assets.pipeline.pending import Present, lost_files, stage_fault
 from mm_assets.pipeline.store import (
     MARKER_VERSION,
@@ -52,12 +53,14 @@ __all__ = [
     "ManifestReport",
     "build_manifest",
     "clean",
+    "current_manifest",
     "missing_streams",
     "partitions_in_manifest",
     "publish",
     "sql_connection",
 ]
 
+_LOOKED_AT_SECONDS = 86_400.0
 _ATTEMPTS = 5  # to make a manifest while other processes do the same
 _PACKED_PATH = re.compile(f"{PACKED_FOLDER}/{PACKED_NAME.pattern}")
 
@@ -232,11 +235,8 @@ def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestRep
     present = Present(dataset, schema, partitions=registered.partitions, known=known)
     if _settle(present):
         present = Present(dataset, known=present)
-    listed = dict(sorted(present.published().items()))
-    left_out = {
-        key: present.fault(key) or "its marker is damaged"
-        for key in {*present.partitions, *present.names} - listed.keys()
-    }
+    listed, looked_at = dict(sorted(present.published().items())), time.time()
+    left_out = _left_out(present, listed)
     if faults := _faults(present, listed):
         _withdraw(present, faults)
         listed = {key: marker for key, marker in listed.items() if key not in faults}
@@ -270,7 +270,7 @@ def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestRep
     if store.found_bytes("catalog.sql") != catalog:
         store.write_bytes("catalog.sql", catalog)
     store.replace(newest, content)
-    present.cache.store()
+    present.cache.store(Listed(digest=digest, state=_state(present), looked_at=looked_at))
     return ManifestReport(
         digest=digest,
         manifest=manifest,
@@ -279,6 +279,48 @@ def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestRep
         left_out=left_out,
         missing_streams=added.missing,
     )
+
+
+def current_manifest(present: Present) -> ManifestReport | None:
+    """The newest manifest, if it is the one that would be made of the dataset as it is; else None.
+
+    The tables of all partitions are listed for a manifest, most of its requests: in an object store they are taken to
+    be there for a day.
+
+    Raises:
+        SourceError: the storage could not be read.
+    """
+    store, known = present.dataset.store, present.cache.manifest
+    if known is None or known.state != _state(present):
+        return None
+    listed = present.published()
+    is_old = abs(time.time() - known.looked_at) > _LOOKED_AT_SECONDS
+    if is_old if not store.is_local else _faults(present, listed):
+        return None
+    content = store.found_bytes("manifest.json")
+    if content is None or hashlib.sha256(content).hexdigest() != known.digest:
+        return None
+    return ManifestReport(
+        digest=known.digest,
+        manifest=json.loads(content),
+        url=store.url_of("manifest.json"),
+        present=present,
+        left_out=_left_out(present, listed),
+        missing_streams=missing_streams(present),
+    )
+
+
+def _state(present: Present) -> str:
+    """A digest of all that a manifest follows from, but for files that are gone or of another size."""
+    spec, schema = present.dataset.spec, present.schema
+    declared = [spec.name, schema.to_json(), PUBLISHED.digest(spec, schema)]
+    found = [sorted(present.partitions), present.cache.state, present.packed]
+    return hashlib.sha256(canonical_json([*declared, *found])).hexdigest()
+
+
+def _left_out(present: Present, listed: Container[str]) -> dict[str, str]:
+    keys = {key for key in (*present.partitions, *present.names) if key not in listed}
+    return {key: present.fault(key) or "its marker is damaged" for key in sorted(keys)}
 
 
 def _settle(present: Present) -> bool:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from mm_assets.checks.context import Outcome
@@ -224,6 +225,7 @@ def digest_fault(expected: str, found: str) -> str | None:
     return None if found == expected else f"was damaged or replaced: its SHA-256 is {found}, expected {expected}"
 
 
+_SHARD = tuple(field.name for field in fields(ShardFile))
 _READS = 8  # of small files at a time
 WITHDRAWN = ".withdrawn.json"  # the end of the name of a marker that counts no more
 _MARKER = re.compile(rf"(?P<key>.+?)(\.[0-9a-f]{{16}})?({re.escape(WITHDRAWN)}|\.json)")
@@ -391,7 +393,10 @@ class DatasetStore:
         Raises:
             SourceError: the dataset has not been registered.
         """
-        found = (registered or self.registered()).stored_schema
+        if registered is None:  # without the list of partitions, which may be long
+            found = self._read_if_new("schema.json", self.store.listing(""), lambda found: found) or {}
+        else:
+            found = registered.stored_schema
         where = self.store.url_of("schema.json")
         if not found:
             detail = f"the dataset is not registered yet: run `mm-assets register --dataset {self.spec.name}`"
@@ -401,7 +406,7 @@ class DatasetStore:
     def write_schema(self, schema: DatasetSchema, *, decided_by: str | None) -> None:
         """Stores the schema with the settings, the first shard and the evidence that it was decided with."""
         decided = {"declared": self.spec.declared, "decided_by": decided_by, "evidence": dict(schema.evidence)}
-        self._register("schema.json", {**schema.to_json(), **decided})
+        self._register("schema.json", canonical_json({**schema.to_json(), **decided}, indent=1))
 
     def partitions(self) -> dict[str, Partition]:
         """Every registered partition by key; empty before the first registration."""
@@ -423,12 +428,15 @@ class DatasetStore:
     def write_partitions(self, partitions: Iterable[Partition]) -> None:
         """Replaces the list of registered partitions."""
         listed = {p.key: [_listed(shard) for shard in p.shards] for p in partitions}
-        self._register("shards.json", {"version": 1, "shards": self.spec.shards, "partitions": listed})
+        # A line for each partition: there may be very many, and Python indents slowly.
+        lines = ",\n".join(f"{_line(key)}: {_line(listed[key])}" for key in sorted(listed))
+        shards = f'{{"partitions": {{\n{lines}\n}},\n"shards": {_line(self.spec.shards)}, "version": 1}}\n'
+        self._register("shards.json", shards.encode())
 
-    def _register(self, name: str, value: object) -> None:
+    def _register(self, name: str, content: bytes) -> None:
         """Writes a file of the registration: the first that are written, so an unusable root is found here."""
         try:
-            self.store.write_bytes(name, canonical_json(value, indent=1))
+            self.store.write_bytes(name, content)
         except (OSError, SourceError) as error:
             cause = error.__cause__ if isinstance(error, SourceError) else error
             if not isinstance(cause, _OF_THE_ROOT):  # another process is writing, or the transfer failed
@@ -586,8 +594,12 @@ class DatasetStore:
                 raise SourceError(shard.url, detail)
 
 
+_line = partial(json.dumps, sort_keys=True, ensure_ascii=False)
+
+
 def _listed(shard: ShardFile) -> dict[str, Any]:
-    return {name: value for name, value in asdict(shard).items() if name != "times" or value is not None}
+    values = {name: getattr(shard, name) for name in _SHARD}
+    return values if shard.times is not None else {name: values[name] for name in _SHARD if name != "times"}
 
 
 def _some(names: Iterable[str], limit: int = 5) -> str:

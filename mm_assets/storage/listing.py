@@ -11,12 +11,14 @@ from datetime import datetime
 from typing import Any
 
 import fsspec
+from fsspec.utils import glob_translate
 
 from mm_assets.errors import SourceError
 from mm_assets.storage.urls import Options, filesystem, protocols, public_url, storage_errors
 
 __all__ = ["UNMARKED", "ShardFile", "describe_file", "expand_shards"]
 
+_NO_TAG = re.compile(r"[^A-Za-z0-9._:+-]+")
 UNMARKED = "unmarked"  # ends the fingerprint of a file whose storage does not report changes
 
 
@@ -58,14 +60,16 @@ def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any])
     size = info.get("size")
     if size is None:
         raise SourceError(public_url(fs, path), "the storage does not report the file's size")
-    modified = next((info[k] for k in ("LastModified", "last_modified", "mtime", "created") if info.get(k)), None)
+    modified = info.get("LastModified")
+    if modified is None:
+        modified = next((info[k] for k in ("last_modified", "mtime", "created") if info.get(k)), None)
     seconds: float | None = None
     if isinstance(modified, datetime | int | float):
         seconds = modified.timestamp() if isinstance(modified, datetime) else float(modified)
-    tag = next((info[k] for k in ("ETag", "etag", "md5Hash", "content_md5", "crc32c") if info.get(k)), None)
+    tag = info.get("ETag") or next((info[k] for k in ("etag", "md5Hash", "content_md5", "crc32c") if info.get(k)), None)
     if tag is None:  # a listing and a single file may give the same time in two types
         tag = modified if seconds is None else seconds
-    tag = re.sub(r"[^A-Za-z0-9._:+-]", "", UNMARKED if tag is None else str(tag))
+    tag = _NO_TAG.sub("", UNMARKED if tag is None else str(tag))
     return ShardFile(url=public_url(fs, path), size=int(size), fingerprint=f"{size}-{tag}", modified=seconds)
 
 
@@ -96,7 +100,7 @@ def expand_shards(
     fs, path = filesystem(pattern, storage_options)
     with storage_errors(pattern, "cannot be listed"):
         if any(c in path for c in "*?["):
-            found = {p: i for p, i in fs.glob(path, detail=True).items() if i.get("type") != "directory"}
+            found = {p: i for p, i in _matching(fs, path).items() if i.get("type") != "directory"}
         elif fs.isdir(path):
             found = {p: i for p, i in fs.find(path, detail=True).items() if p.lower().endswith(suffixes)}
         elif fs.exists(path):
@@ -109,3 +113,15 @@ def expand_shards(
                 with suppress(FileNotFoundError):  # removed since it was listed, or a dangling link
                     listed.append(_describe(fs, place, info))
     return sorted(listed, key=lambda shard: shard.url)
+
+
+def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> dict[str, Mapping[str, Any]]:
+    """What a glob matches, by path; of a single folder of an object store it is listed once, `glob` lists it twice."""
+    folder, _, base = pattern.rpartition("/")
+    if "file" in protocols(fs) or any(c in folder for c in "*?[") or "**" in base:
+        found: dict[str, Mapping[str, Any]] = fs.glob(pattern, detail=True)
+        return found
+    matches = re.compile(glob_translate(pattern)).match
+    with suppress(FileNotFoundError):
+        return {info["name"]: info for info in fs.ls(folder, detail=True) if matches(info["name"])}
+    return {}

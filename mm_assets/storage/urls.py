@@ -12,6 +12,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from mm_assets.errors import MissingExtraError, MmAssetsError, SourceError
+from mm_assets.storage.s3_listing import use_fast_listings
 
 __all__ = [
     "CHAINED",
@@ -82,6 +83,8 @@ def filesystem(url: str, options: Options | None) -> tuple[fsspec.AbstractFileSy
         if is_local(url) or scheme in fsspec.available_protocols():
             raise
         raise SourceError(url, f"{scheme}:// is not known, expected a path or a URL that fsspec reads") from error
+    if "s3" in protocols(fs):
+        use_fast_listings(fs)
     return fs, path
 
 

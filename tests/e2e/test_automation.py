@@ -19,6 +19,7 @@ from mm_assets.pipeline.leases import Lease, Leases
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.storage.store import Store
 
 from ..pipeline.chain import marker_name
 from .loads import make_manifest, run_partitions
@@ -282,7 +283,7 @@ def test_the_cursor_forgets_what_is_published(instance: dg.DagsterInstance, demo
 def test_a_tick_with_nothing_new_reads_no_marker(
     instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both sensors list the markers and do not read them while nothing has changed: there may be very many."""
+    """Neither sensor reads a marker while nothing has changed: there may be very many."""
     spec = demo_spec("captions", shards=str(inbox("captions-00000.tar")))
     tickers = [Ticker(instance, spec, f"captions_{name}") for name in ("shards", "markers")]
     register_dataset(instance, DatasetStore(spec))
@@ -291,14 +292,41 @@ def test_a_tick_with_nothing_new_reads_no_marker(
     for ticker in tickers:
         ticker.tick()
     read: list[str] = []
-    real = type(DatasetStore(spec).store).read_bytes
-    monkeypatch.setattr(
-        "mm_assets.storage.store.Store.read_bytes", lambda self, name: (read.append(name), real(self, name))[1]
-    )
+    real = Store._get
+    monkeypatch.setattr(Store, "_get", lambda self, name: (read.append(name), real(self, name))[1])
     for ticker in tickers:
         assert not ticker.tick().run_requests
     assert "shards.json" in read
     assert not [name for name in read if name.startswith("published/")]
+
+
+def test_a_tick_lists_markers_only_where_something_else_changed(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changed shards are requested without a listing of markers; what a manifest withdraws is requested as well."""
+    folder = inbox("docs-00000.tar", "docs-00001.tar")
+    spec = demo_spec("docs", shards=str(folder))
+    dataset, ticker = DatasetStore(spec), Ticker(instance, spec, "docs_shards")
+    register_dataset(instance, dataset)
+    assert all(run.ok for run in run_partitions([(spec, "docs-00000"), (spec, "docs-00001")]))
+    listed: list[str] = []
+    real = Store.listing
+    monkeypatch.setattr(Store, "listing", lambda self, name: (listed.append(name), real(self, name))[1])
+
+    def tick() -> tuple[list[str], bool]:
+        """The keys that a tick requests, and whether it listed markers."""
+        listed.clear()
+        return keys_of(ticker.tick()), "published" in listed
+
+    assert tick() == ([], True)
+    assert tick() == ([], False)
+    (folder / "docs-00001.tar").write_bytes((folder / "docs-00001.tar").read_bytes() + bytes(10240))
+    assert tick() == (["docs-00001"], False)
+    assert tick() == ([], True)
+    assert tick() == ([], False)
+    Path(dataset.store.path_of(dataset.table("rows", "docs-00000"))).unlink()
+    assert make_manifest(spec).ok
+    assert tick() == (["docs-00000"], True)
 
 
 def test_failing_partitions_do_not_starve_the_others(

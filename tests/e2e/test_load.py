@@ -177,7 +177,7 @@ def test_a_large_load_is_recorded_in_several_runs(
     for name, expected in (("published", "abce"), ("manifest", [None])):
         found = instance.fetch_materializations(dg.AssetKey(["captions", name]), limit=99).records
         assert sorted(record.partition_key for record in found) == list(expected), name
-    of_runs = {key: run_id for key, run_id in recorded_in(instance, "captions")}
+    of_runs = dict(recorded_in(instance, "captions"))
     assert [of_runs[key] for key in "abe"] == [first.run_id, first.run_id, further[1].run_id]
     assert sorted(Present(dataset).published()) == list("abce")
 

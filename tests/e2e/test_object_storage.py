@@ -260,6 +260,45 @@ def test_a_manifest_costs_few_requests(
     assert [request.method for request in table] == ["GET"]
 
 
+def test_a_load_with_nothing_to_do_lists_no_tables(
+    server: tuple[str, Any],
+    instance: dg.DagsterInstance,
+    options: dict[str, Any],
+    bucket: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The manifest stays and is recorded once; the tables are listed a day later, and a lost one is noticed then."""
+    spec = declare(f"s3://{bucket}/root", f"s3://{bucket}/shards/*.tar", storage_options=options, root_options=options)
+    fs = fsspec.filesystem("s3", **options)
+    for name in "ab":
+        fs.put_file(str(pairs(tmp_path, 3)), f"{bucket}/shards/{name}.tar")
+    dataset = DatasetStore(spec)
+    register_dataset(instance, dataset)
+    assert all(run.ok for run in run_partitions([(spec, "a"), (spec, "b")]))
+
+    def listed_tables() -> bool:
+        """Whether a load of no partition lists tables."""
+        server[1].requests.clear()
+        assert make_manifest(spec).ok
+        return any(f"{spec.name}/rows/" in request.query for request in server[1].requests)
+
+    def made() -> int:
+        found = instance.fetch_materializations(dg.AssetKey([spec.name, "manifest"]), limit=99)
+        return len(found.records)
+
+    assert made() == 1
+    assert not listed_tables()
+    assert made() == 1
+    dataset.store.delete(dataset.table("rows", "a"))
+    assert not listed_tables()
+    assert sorted(Present(dataset).published()) == ["a", "b"]
+    monkeypatch.setattr("mm_assets.pipeline.publish._LOOKED_AT_SECONDS", 0.0)
+    assert listed_tables()
+    assert sorted(Present(dataset).published()) == ["b"]
+    assert made() == 2
+
+
 @pytest.mark.parametrize("retain", ["filtered", "none"])
 @pytest.mark.parametrize("first", [FILTERED_ROWS, PACKED_STAGES["mult"]])
 def test_media_that_stay_in_a_remote_shard_are_read_once(

@@ -1,0 +1,81 @@
+"""Listings of S3: what the parser of this project makes of an answer is what the client's own makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("aiobotocore")
+
+from aiobotocore.parsers import AioResponseParserFactory
+from botocore.session import Session
+
+from mm_assets.storage.s3_listing import listing_session
+
+SHAPE = Session().get_service_model("s3").operation_model("ListObjectsV2").output_shape
+# What XML can hold; the store encodes the rest.
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"], exclude_characters="\ufffe\uffff"))
+
+
+def parsed(factory: AioResponseParserFactory, body: str) -> Any:
+    response = {"body": body.encode(), "headers": {}, "status_code": 200, "context": {}}
+    return asyncio.run(factory.create_parser("rest-xml").parse(response, SHAPE))
+
+
+def both(body: str) -> tuple[Any, Any]:
+    """What the parser of this project makes of an answer, and the client's own."""
+    ours = listing_session().get_component("response_parser_factory")
+    return parsed(ours, body), parsed(AioResponseParserFactory(), body)
+
+
+def listing(entries: str, *, more: str = "") -> str:
+    namespace = quoteattr("http://s3.amazonaws.com/doc/2006-03-01/")
+    head = f"<Name>b</Name><Prefix>p/</Prefix><KeyCount>1</KeyCount><IsTruncated>true</IsTruncated>{more}"
+    body = f"<ListBucketResult xmlns={namespace}>{head}{entries}</ListBucketResult>"
+    return f"<?xml version='1.0' encoding='UTF-8'?>\n{body}"
+
+
+def entry(key: str, size: int = 1, more: str = "") -> str:
+    when = "<LastModified>2026-11-24T10:20:30.123Z</LastModified>"
+    return (
+        f"<Contents><Key>{escape(key)}</Key>{when}<ETag>&quot;abc-2&quot;</ETag><Size>{size}</Size>"
+        f"<StorageClass>STANDARD</StorageClass>{more}</Contents>"
+    )
+
+
+@settings(deadline=None)  # the first call imports the client
+@given(st.lists(st.tuples(NAMES, st.integers(0, 2**50)), max_size=5), NAMES)
+def test_any_names_and_sizes(entries: list[tuple[str, int]], token: str) -> None:
+    """Names with any characters, sizes, tags, times, folders and the token of the next page are equal."""
+    more = f"<NextContinuationToken>{escape(token)}</NextContinuationToken>"
+    more += "<CommonPrefixes><Prefix>p/a/</Prefix></CommonPrefixes>"
+    ours, theirs = both(listing("".join(entry(*each) for each in entries), more=more))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "<Owner><ID>1</ID><DisplayName>n</DisplayName></Owner>",
+        "<ChecksumAlgorithm>CRC32C</ChecksumAlgorithm><ChecksumAlgorithm>SHA1</ChecksumAlgorithm>",
+        "<RestoreStatus><IsRestoreInProgress>false</IsRestoreInProgress></RestoreStatus>",
+        "<Unknown/>",
+    ],
+)
+def test_what_is_not_known_is_left_to_the_client(more: str) -> None:
+    """Entries with other elements, nested or repeated, are parsed by the client."""
+    ours, theirs = both(listing(entry("a&b") + entry("c", more=more)))
+    assert ours == theirs
+    assert [found["Key"] for found in ours["Contents"]] == ["a&b", "c"]
+
+
+def test_nothing_is_listed_as_nothing() -> None:
+    """An empty page has no contents."""
+    ours, theirs = both(listing(""))
+    assert ours == theirs
+    assert "Contents" not in ours
