@@ -467,7 +467,7 @@ def _lock(guard: Path, target: Path, patience: float) -> int:
             if time.monotonic() > deadline:
                 os.close(fd)
                 detail = "another process is writing this file: runs of one partition must not overlap"
-                raise SourceError(target, detail) from None
+                raise SourceError(target, detail) from TimeoutError("it is locked")  # what may pass: it may be dying
             time.sleep(0.05)
         # Its last holder removed the guard between our open and our lock: try the name again.
         os.close(fd)
