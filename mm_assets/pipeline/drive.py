@@ -49,6 +49,7 @@ class _Run:
         losses: how many tasks of it were lost.
         faults: how many failed because of the storage.
         has_waited: whether it has waited for the end of a lease.
+        copied: when a second copy was started.
     """
 
     task: Task
@@ -56,6 +57,7 @@ class _Run:
     losses: int = 0
     faults: int = 0
     has_waited: bool = False
+    copied: float = float("-inf")
 
 
 def run_tasks(
@@ -293,8 +295,9 @@ class _Driver:
             if self._num_groups >= self._most():
                 return
             began = self._engine.began(task) if len(run.copies) == 1 else None
-            if began is None or began > late or not self._engine.fits(task):
+            if began is None or max(began, run.copied) > late or not self._engine.fits(task):
                 continue
             copy = replace(run.task)
             if self._engine.submit_copy(copy, task):
                 self._add([copy], [run])
+                run.copied = self._clock()  # a copy that fails at once is not followed by another

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from mm_assets.pipeline.drive import REPEATS, STORAGE_PAUSES, run_tasks
+from mm_assets.pipeline.drive import REPEATS, STORAGE_PAUSES, STRAGGLES, run_tasks
 from mm_assets.pipeline.engines.base import Ended, Loss, Task
 from mm_assets.pipeline.leases import Leases
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report
@@ -307,8 +307,11 @@ def test_what_waits_for_a_place_is_not_late(drive: Drive) -> None:
 @pytest.mark.parametrize("end", [lost("host"), failed("a")])
 def test_a_copy_that_fails_leaves_the_other(drive: Drive, end: PartitionReport | Loss) -> None:
     """Of two copies that of a lost host, or one that the other's files were in the way of, does not count."""
-    engine = Script(ends={"a": [(1000.0, None), (1.0, end)]}, slots=2, spans_hosts=True)
+    engine = Script(ends={"a": [(20.0, None), *[(1.0, end)] * 20]}, slots=2, spans_hosts=True)
     assert drive(engine, KEYS)["a"].ok
+    pauses = [after - before for before, after in zip(engine.times["a"], engine.times["a"][1:], strict=False)]
+    assert len(pauses) <= 20 / STRAGGLES
+    assert min(pauses) >= STRAGGLES
 
 
 def test_a_task_that_takes_too_long_is_ended(drive: Drive) -> None:

@@ -82,6 +82,7 @@ class RayTasks:
         self._nodes: list[_Node] = []
         self._looked = float("-inf")  # at the nodes
         self._same_since = time.monotonic()  # the nodes
+        self._num_lost = 0  # looks at which nodes were gone
         self._is_mine = not ray.is_initialized()
         if self._is_mine:
             # No runtime_env: inside a run that Ray's run launcher started, one fails and shows every variable.
@@ -141,7 +142,7 @@ class RayTasks:
         while self._groups and not found:
             found += self._received(0.0)
             self._look()
-            found += self._unplaceable()
+            found += (*self._on_lost_nodes(), *self._unplaceable())
             left = deadline - time.monotonic()
             if found or left <= 0:
                 break
@@ -179,6 +180,7 @@ class RayTasks:
         nodes = [_Node.of(node) for node in listed if node["Alive"]]
         self._looked = time.monotonic()
         if nodes != self._nodes:
+            self._num_lost += bool({node.id for node in self._nodes} - {node.id for node in nodes})
             self._nodes, self._same_since = nodes, self._looked
 
     def _submit(self, tasks: Sequence[Task], strategy: object) -> None:
@@ -186,13 +188,16 @@ class RayTasks:
         memory = self._memory * max(task.memory_factor for task in tasks)
         if memory > self._memory:  # more than before: as much as there is
             memory = max(self._memory, min(memory, max((node.memory for node in self._nodes), default=memory)))
+        # Ray asks for places of tasks that are alike together. What it asked of a host that does not answer stays
+        # unanswered and holds them all up, so that after a loss no task is like one before.
+        memory -= self._num_lost
         scratch = max(map(scratch_bytes, tasks)) if any(node.scratch is not None for node in self._nodes) else 0
         resources = {_SCRATCH: scratch} if scratch else {}
         probes = {task.spec.name: self._probe(task) for task in tasks}
         stream = self._remote.options(scheduling_strategy=strategy, memory=memory, resources=resources).remote(
             __version__, socket.gethostname(), probes, pickle.dumps(tuple(tasks))
         )
-        group = _Group(tasks, stream, memory=memory, scratch=scratch)
+        group = _Group(tasks, stream, memory=memory, scratch=scratch, strategy=strategy, num_lost=self._num_lost)
         self._groups |= dict.fromkeys(tasks, group)
         asyncio.run_coroutine_threadsafe(self._listen(group), self._loop)
 
@@ -247,6 +252,18 @@ class RayTasks:
         else:
             raise message
 
+    def _on_lost_nodes(self) -> list[Ended]:
+        """The losses of nodes that are dead to the cluster: where a host only stops to answer, Ray lets tasks hang."""
+        alive, found = {node.id for node in self._nodes}, list[Ended]()
+        for group in {id(group): group for group in self._groups.values()}.values():
+            if group.began is None and group.num_lost != self._num_lost:
+                self._end(group)
+                self._submit(group.left, group.strategy)
+            elif group.began is not None and group.began < self._looked and group.node not in alive:
+                self._end(group)
+                found += group.lost(Loss(kind="host", stage="", detail="its Ray node was lost: it does not answer"))
+        return found
+
     def _unplaceable(self) -> list[Ended]:
         """The ends of tasks that no node has enough for, and none has had for long."""
         patience = _MISSING_SECONDS if self._num_tasks is None else _GROWING_SECONDS
@@ -298,16 +315,31 @@ class _Group:
 
     Attributes:
         stream: the generator of its messages.
+        memory: bytes.
+        scratch: bytes.
+        strategy: of Ray, to place it.
+        num_lost: how often nodes had been lost when it was submitted.
         left: those without a report, of which the first is at work.
         node: that it is on; empty until it began.
         began: when the first of those left did.
     """
 
-    def __init__(self, tasks: Sequence[Task], stream: Any = None, *, memory: int = 0, scratch: int = 0) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        stream: Any = None,
+        *,
+        memory: int = 0,
+        scratch: int = 0,
+        strategy: object = None,
+        num_lost: int = 0,
+    ) -> None:
         self._tasks = tuple(tasks)
         self.stream = stream
         self.memory = memory
         self.scratch = scratch
+        self.strategy = strategy
+        self.num_lost = num_lost
         self.left = list(tasks)
         self.node = ""
         self.began: float | None = None
@@ -344,7 +376,7 @@ async def _end_others() -> None:
 
 
 def _demand(group: _Group) -> str:
-    wanted = f"it asks for 1 processor and {group.memory >> 20:,} MiB of memory (`memory_bytes`)"
+    wanted = f"it asks for 1 processor and {round(group.memory / 2**20):,} MiB of memory (`memory_bytes`)"
     return wanted + (f", and {group.scratch:,} bytes of scratch space on one node" if group.scratch else " on one node")
 
 
