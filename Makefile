@@ -18,7 +18,7 @@ help:
 	@echo "make ui          Dagster UI and daemon on http://$(HOST):$(PORT), demo shards registered"
 	@echo "make quick       the tests without tests/e2e, which starts processes, servers and a browser, and without fuzzing"
 	@echo "make test        all tests but those of test-cluster"
-	@echo "make test-cluster loads on a Ray cluster of this machine, whose nodes, workers and driver are killed (5 minutes)"
+	@echo "make test-cluster loads on a Ray cluster of this machine, whose nodes, workers and driver are killed (10 minutes)"
 	@echo "make nightly     the property tests and the fuzzing, with twenty times their examples (hours)"
 	@echo "make fuzz        fuzzing guided by coverage for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make coverage    the lines and branches that the quick tests run, of the parts that must not be wrong"

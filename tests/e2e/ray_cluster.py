@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,20 +32,24 @@ class RayCluster:
     Args:
         folder: for the sockets and logs of Ray; its path must be short.
         path: $PYTHONPATH of its workers.
+        takes_jobs: whether it has a dashboard, to which jobs are submitted at `jobs`; it needs `ray[default]`.
+        variables: of the environment of its nodes, beside this process's.
     """
 
-    def __init__(self, folder: Path, path: str) -> None:
+    def __init__(
+        self, folder: Path, path: str, *, takes_jobs: bool = False, variables: Mapping[str, str] | None = None
+    ) -> None:
         self._folder = folder
-        self._environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path}
-        with socket.socket() as free:  # outside the ports of Ray's workers, which are from 10002 to 19999
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path, **(variables or {})}
+        self._port, dashboard = _free_port(), _free_port()
         self.address = f"127.0.0.1:{self._port}"
-        head = ("--head", f"--port={self._port}", f"--temp-dir={folder}", "--include-dashboard=false")
-        self._head = self._started("head", (), *head)
+        self.jobs = f"http://127.0.0.1:{dashboard}"
+        head = ("--head", f"--port={self._port}", f"--temp-dir={folder}", f"--dashboard-port={dashboard}")
+        self._head = self._started("head", (), *head, f"--include-dashboard={str(takes_jobs).lower()}")
 
     def _started(self, name: str, prefix: tuple[str, ...], *options: str) -> subprocess.Popen[bytes]:
-        command = [*prefix, sys.executable, "-c", _RAY, "start", *options, "--num-cpus=2", "--block"]
+        agent = f"--dashboard-agent-listen-port={_free_port()}"  # nodes share this host's ports
+        command = [*prefix, sys.executable, "-c", _RAY, "start", *options, agent, "--num-cpus=2", "--block"]
         log = (self._folder / f"{name}.log").open("wb")
         with log:
             started = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment, start_new_session=True)
@@ -69,6 +73,12 @@ class RayCluster:
     def close(self) -> None:
         """Ends the head with all that it started."""
         _kill_all(self._head)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:  # outside the ports of Ray's workers, which are from 10002 to 19999
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 class Node:

@@ -1,6 +1,6 @@
 """The files of `deploy/`: they parse, fit the schemas of the programs that read them, and agree with each other.
 
-This needs no container engine and no Kubernetes: a server of this test
+`test_ray_launcher.py` runs loads with them. This needs no container engine and no Kubernetes: a server of this test
 receives what Dagster's launcher sends.
 """
 
