@@ -1,12 +1,13 @@
 """What a partition costs, and a manifest of one new partition, does not depend on how many are registered.
 
-Counted are operations and bytes, not seconds, which `benchmarks/partitions.py` measures.
+Counted are operations and bytes, not seconds, which `benchmarks/scale` measures.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import pickle
+import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from mm_assets.storage.store import Store
 from .chain import declare
 from .shards import CAPTIONS, make_shard
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "partitions.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scale" / "datasets.py"
 
 
 @dataclass(kw_only=True)
@@ -91,16 +92,19 @@ def test_a_partition_costs_as_much_among_100000_as_among_1000(tmp_path: Path, co
     assert costs[0] == costs[1]
 
 
-def test_a_manifest_of_one_new_partition_does_the_same_among_many(tmp_path: Path, counted: Counted) -> None:
+def test_a_manifest_of_one_new_partition_does_the_same_among_many(
+    tmp_path: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Listings, the files of the dataset and those of the new partition are read, whatever else is published."""
-    spec = importlib.util.spec_from_file_location("partitions", SCRIPT)
+    spec = importlib.util.spec_from_file_location("datasets", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "datasets", script)
     spec.loader.exec_module(script)
     costs = []
     for number in (10, 1_000):
-        dataset = script.make_dataset(tmp_path / str(number), number)
+        dataset, _ = script.make_dataset(script.Local(tmp_path / str(number)), number)
         assert not build_manifest(dataset).left_out
         script.withdraw_one(dataset)
         script.publish_one(dataset)
