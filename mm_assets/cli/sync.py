@@ -22,8 +22,8 @@ def command(chosen: DatasetChoice) -> None:
     """Record in Dagster what slices did, or what a load that was killed had published, and make the manifest."""
     from mm_assets.orchestration.launch import open_instance, sync
 
+    open_instance().dispose()  # a database that is away is named, before definitions that need it are loaded
     datasets = list(_datasets(chosen))
-    open_instance().dispose()
     for dataset, is_declared in datasets:
         recorded = sync(dataset, makes_manifest=is_declared)
         name = dataset.spec.name

@@ -223,8 +223,10 @@ class _Driver:
         if run.copies:
             for task in list(run.copies):
                 self._cancel(task)
+            dataset, key = DatasetStore(run.task.spec), run.task.partition.key
             with suppress(MmAssetsError, OSError):  # what a copy wrote of its end: the storage may be what failed
-                DatasetStore(run.task.spec).clear_failure(run.task.partition.key)
+                dataset.clear_failure(key)
+            _release(run.task, dataset)
 
     def _lost(self, run: _Run, loss: Loss) -> Iterator[PartitionReport]:
         """Repeats a task that was lost, or yields the report of a partition that was lost too often."""
@@ -241,8 +243,10 @@ class _Driver:
         key, spec = run.task.partition.key, run.task.spec
         again = f"`mm-assets run --dataset {spec.name} --partition {key}` runs the partition alone"
         failure = StageFailure(partition=key, stage=loss.stage, detail=f"{loss.detail}, {run.losses} times: {again}")
+        dataset = DatasetStore(spec)
         with suppress(MmAssetsError, OSError):  # the storage may be what failed
-            DatasetStore(spec).write_failure(failure)
+            dataset.write_failure(failure)
+        _release(run.task, dataset)
         yield failed_report(failure)
 
     def _fall(self) -> None:
@@ -301,3 +305,9 @@ class _Driver:
             if self._engine.submit_copy(copy, task):
                 self._add([copy], [run])
                 run.copied = self._clock()  # a copy that fails at once is not followed by another
+
+
+def _release(task: Task, dataset: DatasetStore) -> None:
+    """Ends the lease that a worker left which was killed: while the load goes on, it would keep others out."""
+    if task.holder is not None:
+        task.holder.release(dataset, task.partition.key)

@@ -102,6 +102,11 @@ class Holder:
         with Leases(dataset, self.run, holder=self) as leases, leases.held(name):
             yield
 
+    def release(self, dataset: DatasetStore, name: str) -> None:
+        """Ends a lease that a worker left, which was killed, if it is still this holder's."""
+        with Leases(dataset, self.run, holder=self) as leases:
+            leases.release_left(name)
+
 
 class Leases:
     """The leases that this process holds in one dataset; a thread renews them.
@@ -193,6 +198,11 @@ class Leases:
                 self._held.pop(name, None)
                 if is_held:
                     self._delete(name)
+
+    def release_left(self, name: str) -> None:
+        """Ends a lease that another process took in the name of the same holder."""
+        if self._is_mine(name):
+            self._delete(name)
 
     def live(self, name: str) -> Lease | None:
         """The lease of a name while it is valid, of any run.
