@@ -1,9 +1,12 @@
-"""A real HTTP S3 server in this process, and a record of every request that it answered."""
+"""A real HTTP S3 server, and a record of every request that it answered: in this process, or in one of its own."""
 
 from __future__ import annotations
 
+import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -144,3 +147,41 @@ def serve() -> Iterator[tuple[str, Recorder]]:
         server.shutdown()
         thread.join(10)
         server.server_close()
+
+
+class ServerApart:
+    """A server in a process of its own, which takes its share of the processors from no test.
+
+    Attributes:
+        url: of the server.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().strip()
+        assert self.url, "the server did not start"
+
+    def fail(self, every: int) -> dict[str, int]:
+        """Makes one of `every` requests fail, or none; the number of requests and of faults of each kind so far."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{every}\n")
+        self._process.stdin.flush()
+        counts: dict[str, int] = json.loads(self._process.stdout.readline())
+        return counts
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._process.kill()
+        self._process.communicate()
+
+
+if __name__ == "__main__":
+    with serve() as (url, recorder):
+        print(url, flush=True)
+        for line in sys.stdin:
+            recorder.faults.every = int(line)
+            print(json.dumps({"requests": len(recorder.requests), **recorder.faults.injected}), flush=True)

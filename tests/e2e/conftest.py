@@ -1,8 +1,9 @@
-"""Fixtures: a Dagster instance of its own, and datasets over the demo shards with a storage root of their own."""
+"""Fixtures: a Dagster instance, datasets over the demo shards with a storage root of their own, a Ray cluster."""
 
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 from mm_assets.orchestration.launch import declared_datasets
 from mm_assets.pipeline.spec import DatasetSpec
 
-# `demo_project`, for this process and those that it starts.
+from ..s3_server import ServerApart
+from .ray_cluster import RayCluster, can_isolate
+
+# `demo_project` and `noting_filters`, for this process and those that it starts.
 HERE = str(Path(__file__).resolve().parent)
 sys.path.append(HERE)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), HERE)))
@@ -60,3 +64,40 @@ def inbox(tmp_path: Path, demo_shards: Path) -> Callable[..., Path]:
         return folder
 
     return put
+
+
+@pytest.fixture(scope="session")
+def object_store() -> Iterator[ServerApart]:
+    """An S3 server in a process of its own."""
+    pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+    pytest.importorskip("moto", reason="moto's server is not installed")
+    server = ServerApart()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def host_environment(object_store: ServerApart) -> dict[str, str]:
+    """What every host has in its environment: where the object store is, with credentials."""
+    return {
+        "AWS_ENDPOINT_URL": object_store.url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+    }
+
+
+@pytest.fixture(scope="session")
+def cluster(host_environment: dict[str, str]) -> Iterator[RayCluster]:
+    """One Ray cluster for all tests; a host that does not answer is lost after half a minute."""
+    pytest.importorskip("ray")
+    if not can_isolate():
+        pytest.skip("nodes need namespaces of their own: unshare is missing, or this is not root")
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # its sockets have paths of 107 bytes at most
+    started = RayCluster(folder, {**host_environment, "RAY_health_check_timeout_ms": "3000"})
+    try:
+        yield started
+    finally:
+        started.close()
+        shutil.rmtree(folder, ignore_errors=True)

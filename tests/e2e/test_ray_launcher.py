@@ -237,7 +237,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         stack.callback(shutil.rmtree, ray_folder, ignore_errors=True)
         server = stack.enter_context(serving(password))
         port = stack.enter_context(server.pooled((folder / "secrets" / "userlist.txt").read_text()))
-        cluster = RayCluster(ray_folder, path, takes_jobs=True, variables=nodes)
+        cluster = RayCluster(ray_folder, {**nodes, "PYTHONPATH": path}, takes_jobs=True)
         stack.callback(cluster.close)
         stack.enter_context(cluster.node("second"))
         wait_for_jobs(cluster.jobs)
@@ -265,7 +265,7 @@ def test_a_load_is_driven_from_a_ray_job(project: Project) -> None:
     assert project.ended(run_id) == "SUCCESS", project.log(run_id)
     assert "Ray run job created" in project.log(run_id)
     hosts, tasks, tokens = map(set, zip(*project.notes("launched"), strict=True))
-    assert (hosts, tasks, tokens) == ({socket.gethostname(), "second"}, {"run_group"}, {SECRET})
+    assert (hosts, tasks, tokens) == ({socket.gethostname(), "second"}, {"_work"}, {SECRET})
     manifest = json.loads((project.folder / "root" / "launched" / "manifest.json").read_text())
     assert {shard["partition"] for shard in manifest["shards"]} == KEYS
     recorded = project.events(run_id, "ASSET_MATERIALIZATION")

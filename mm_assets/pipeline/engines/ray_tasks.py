@@ -230,8 +230,8 @@ class RayTasks:
 
     def _read(self, group: _Group, message: _Message) -> Iterator[Ended]:
         """The ends that a message tells."""
-        if not group.left or group.left[0] not in self._groups:  # it was canceled, or all have ended
-            return
+        if not group.left or self._groups.get(group.left[0]) is not group:
+            return  # all have ended, or it was canceled, and its tasks may be submitted again
         if isinstance(message, str):
             group.node, group.began = message, time.monotonic()
             return
