@@ -19,7 +19,7 @@ from mm_assets.orchestration.report import (
     stage_result,
 )
 from mm_assets.orchestration.resources import open_dataset, resource_key
-from mm_assets.orchestration.rollup import rolled_up, rollup_of_records
+from mm_assets.orchestration.rollup import failed_before, rolled_up, rollup_of_records
 from mm_assets.orchestration.runs import exclusive_step, leased_run
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage, packed_stages
@@ -145,7 +145,8 @@ def _checked(
 ) -> list[dg.AssetCheckResult]:
     results = check_results(spec, result, wanted=wanted)
     if spec.checks == "rollup":
-        return [rolled_up(context.instance, found, context.partition_key) for found in results]
+        key, instance = context.partition_key, context.instance
+        return [rolled_up(failed_before(instance, found), found, key) for found in results]
     return results
 
 

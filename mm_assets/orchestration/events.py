@@ -1,14 +1,15 @@
-"""The event log of a run, to which a load adds the events of a partition in one transaction.
+"""The event log of a run, to which a load adds the events of partitions in one transaction.
 
 Dagster's storages open connections for each event, with SQLite an engine too, and commit an event in several
 transactions. Here a copy of the instance's storage does all with one connection to each database, so that the events of
-a partition are stored together or not at all, also when the process is killed. Storages other than Dagster's for SQLite
-and Postgres store events one by one.
+a partition are stored together or not at all, also when the process is killed. What it stores beside the events, their
+tags and the latest event of each asset, it stores once per transaction. Storages other than Dagster's for SQLite and
+Postgres store events one by one.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,11 +35,12 @@ _POSTGRES = "PostgresEventLogStorage"  # of dagster-postgres, which is not a req
 
 @dataclass(kw_only=True)
 class Batch:
-    """Events that are stored at once.
+    """Events that are stored together.
 
     Attributes:
         name: what they are about, for people: a partition key for instance; empty for what may be lost.
-        reads: what reads that which `calls` need to know, before each attempt: a transaction keeps others waiting.
+        reads: what reads that which `calls` need to know, before each attempt: a transaction keeps others waiting, and
+            what was stored before in the same one cannot be read.
         calls: what stores them, by methods of `RunEvents`.
         first: asset and partition of a materialization among them, which the run stores in no other batch, if any.
         was_tried: whether they may have been stored.
@@ -67,30 +69,39 @@ class RunEvents:
         self._job_name = job_name
         self._step_key = step_key
         self._at_once = _Transactions.of(instance.event_log_storage, run_id)
-        self._made: dict[tuple[dg.AssetKey, str | None], Target | None] = {}  # of the partition at hand
+        self._made: dict[tuple[dg.AssetKey, str | None], Target | None] = {}  # of the batches at hand
 
-    def store(self, batch: Batch) -> None:
+    def store(self, batches: Sequence[Batch]) -> None:
         """Stores events: all or none where the storage has transactions, else one by one; `calls` are those left.
 
         Whatever the storage raises is raised, at the first attempt also where the instance has patience.
         """
         self._made.clear()
         with impatient():
-            for read in batch.reads:
-                read()
+            batches = [batch for batch in batches if not (batch.was_tried and self._has(batch))]
+            for batch in batches:
+                for read in batch.reads:
+                    read()
             if self._at_once is None:
-                while batch.calls:
-                    batch.calls[0]()
-                    batch.calls.popleft()
-            elif not (batch.was_tried and self._has(batch)):
+                for batch in batches:
+                    batch.was_tried = True
+                for batch in batches:
+                    while batch.calls:
+                        batch.calls[0]()
+                        batch.calls.popleft()
+            elif batches:
                 with self._at_once.transaction():
-                    batch.was_tried = True  # what could not begin was not stored
-                    for call in batch.calls:
-                        call()
+                    for batch in batches:
+                        batch.was_tried = True  # what could not begin was not stored
+                    for batch in batches:
+                        for call in batch.calls:
+                            call()
 
     def _has(self, batch: Batch) -> bool:
         """Whether a batch was stored, and only the answer of the database did not arrive."""
-        latest = None if batch.first is None else _latest(self._instance, *batch.first)
+        if self._at_once is None or batch.first is None:
+            return False
+        latest = _latest(self._instance, *batch.first)
         return latest is not None and latest.run_id == self._run_id
 
     def release(self) -> None:
@@ -189,6 +200,9 @@ class RunEvents:
 class _Transactions(SqlEventLogStorage):
     """Mixed into a class of Dagster's: all statements are executed in one transaction for each database.
 
+    The tags of all events are inserted, and the row of each asset is updated, at its end. The rows are then updated in
+    the order of their assets, so that loads at work at the same time wait for one another, and none for itself.
+
     It is left to the instance's own storage to create tables, and to be used by other threads.
     """
 
@@ -197,6 +211,8 @@ class _Transactions(SqlEventLogStorage):
     _has_table: dict[str, bool]
     _has_column: dict[str, bool]
     _stored: int | None
+    _tagged: list[tuple[sqlalchemy.Connection, dg.EventLogEntry, int]]
+    _last: dict[tuple[str, str], tuple[sqlalchemy.Connection, dg.EventLogEntry, int]]  # by asset and type of event
 
     @classmethod
     def of(cls, storage: EventLogStorage, run_id: str) -> "_Transactions | None":
@@ -217,6 +233,7 @@ class _Transactions(SqlEventLogStorage):
         made: _Transactions = object.__new__(kind)
         own = {name: value for name, value in vars(storage).items() if not isinstance(value, Patient)}
         vars(made).update(own, _databases=databases, _connections={}, _has_table={}, _has_column={}, _stored=None)
+        vars(made).update(_tagged=[], _last={})
         return made
 
     @contextmanager
@@ -227,8 +244,19 @@ class _Transactions(SqlEventLogStorage):
                 self._connections[name] = held.enter_context(engine.begin())
             try:
                 yield
+                self._store_last()
             finally:
                 self._connections.clear()
+                self._tagged.clear()
+                self._last.clear()
+
+    def _store_last(self) -> None:
+        """Stores the tags of all events, and the latest event of each asset."""
+        for connection in {id(connection): connection for connection, *_ in self._tagged}.values():
+            tagged = [(event, number) for own, event, number in self._tagged if own is connection]
+            super()._store_asset_event_tags(connection, *zip(*tagged, strict=True))
+        for _, (connection, event, number) in sorted(self._last.items()):
+            super()._store_asset_event(connection, event, number)
 
     def release(self) -> None:
         """Closes the connections of engines that were made here; each is opened again when it is needed."""
@@ -260,7 +288,14 @@ class _Transactions(SqlEventLogStorage):
 
     def _store_asset_event(self, conn: sqlalchemy.Connection, event: dg.EventLogEntry, event_id: int) -> None:
         self._stored = event_id
-        super()._store_asset_event(conn, event, event_id)
+        found = event.get_dagster_event()
+        assert found.asset_key is not None
+        self._last[found.asset_key.to_string(), found.event_type_value] = conn, event, event_id
+
+    def _store_asset_event_tags(
+        self, conn: sqlalchemy.Connection, events: Sequence[dg.EventLogEntry], event_ids: Sequence[int]
+    ) -> None:
+        self._tagged += [(conn, event, number) for event, number in zip(events, event_ids, strict=True)]
 
     def _update_asset_check_evaluation(self, event: dg.EventLogEntry, event_id: int | None) -> None:
         # A run of ours has no planned check, whose row Dagster looks for, and one result of each partition.

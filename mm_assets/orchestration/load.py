@@ -239,6 +239,7 @@ class Load:
         self._reports: Iterator[PartitionReport] | None = None  # once it has begun
         self._num_left = len(self.keys)
         self._made = time.monotonic()  # when there was a manifest last
+        self._mirror: Mirror | None = None  # of the run at hand
 
     def __enter__(self) -> Self:
         return self
@@ -259,7 +260,7 @@ class Load:
         number = min(self._num_left, MOST_PARTITIONS)
         try:
             present = self.present = self.present or Present(self.dataset)
-            mirror = Mirror(context, present)
+            mirror = self._mirror = Mirror(context, present)
             with rare_collections(), ExitStack() as held:
                 is_first = self._reports is None
                 reports = self._begun(context, present)
@@ -280,6 +281,7 @@ class Load:
                         except MmAssetsError as error:  # partitions do not wait for it, and another one follows
                             mirror.warn(f"the manifest is as before: {error}")
                         self._made = time.monotonic()
+                mirror.store()
                 if not self._num_left:
                     self._make_manifest(mirror)
         except MmAssetsError as error:
@@ -304,9 +306,13 @@ class Load:
             elsewhere = working_runs(context.instance, self.dataset)
             leases = self._held.enter_context(leased_run(context, self.dataset))
             tasks, refused = partition_tasks(present, self.keys, self.first, leases.holder, busy=elsewhere)
-            running = run_tasks(self.engine, tasks, timeout=spec.engine.timeout_seconds)
+            running = run_tasks(self.engine, tasks, timeout=spec.engine.timeout_seconds, idle=self._store)
             self._reports = chain(refused, self._held.enter_context(closing(running)))
         return self._reports
+
+    def _store(self) -> None:
+        if self._mirror is not None:
+            self._mirror.store()
 
     def _make_manifest(self, mirror: Mirror) -> None:
         assert self.present is not None

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any, Self
 
 import dagster as dg
@@ -30,7 +31,7 @@ from mm_assets.orchestration.report import (
     stage_result,
     stage_version,
 )
-from mm_assets.orchestration.rollup import failed_before, rolled_up
+from mm_assets.orchestration.rollup import failed_before, failed_in, rolled_up
 from mm_assets.orchestration.runs import Attempt, attempt_tags, failed_attempts
 from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, STAGE_OF_FILE, Stage, packed_files, recorded_stages
 from mm_assets.pipeline.partition_run import PartitionReport
@@ -46,10 +47,13 @@ _TAG = "dagster/"
 _VERSION, _CODE = f"{_TAG}data_version", f"{_TAG}code_version"
 MadeWith = Mapping[Stage, Mapping[str, str]]  # of stages, as recorded
 _NAMED = 10  # of what was lost, in a message
+_AT_ONCE = 32  # partitions that are stored in one transaction, at most
 
 
 class Mirror:
     """Records what was published in Dagster, as events of the load's run; what the database refuses it tries again.
+
+    What is recorded waits for `store`, or for so many that they are worth a transaction.
 
     Used in a `with` statement, whose end records what is left, in several attempts. Where the block is interrupted, the
     next load does.
@@ -76,6 +80,7 @@ class Mirror:
         self._refusal = ""  # why the last attempt failed
         self._passed: dict[str, tuple[dg.AssetCheckResult, list[str]]] = {}  # by asset, with `checks: rollup`
         self._failed: dict[dg.AssetKey, Mapping[str, str]] = {}  # by asset, those that its latest result names
+        self._rolled_up: set[dg.AssetKey] = set()  # whose latest result is of the batches at hand
         self._codes: dict[Stage, str | None] = {}
         self._attempts: Mapping[str, Attempt] | None = None  # by partition, its last failure before this load
 
@@ -228,12 +233,13 @@ class Mirror:
         self._batch.calls.append(partial(self._events.said, level, line))
 
     def _end(self, name: str = "") -> None:
-        """Ends what is stored at once; `name` as that of a `Batch`."""
+        """Ends what is stored together; `name` as that of a `Batch`."""
         if self._batch.calls:
             self._batch.name = name
             self._waiting.append(self._batch)
         self._batch = Batch()
-        self._try()
+        if len(self._waiting) >= _AT_ONCE:
+            self.store()
 
     def add(self, made: MaterializeResult, name: str) -> None:
         """Records one materialization without a partition, with its check results; `name` is for people."""
@@ -259,9 +265,9 @@ class Mirror:
         checks = check_results(self._spec, result)
         if self._spec.checks == "rollup":
             for found in checks:
+                self._batch.reads.append(partial(self._read_failed, found))
                 if found.passed:
                     self._passed.setdefault(result.record.stage, (found, []))[1].append(key)
-                    self._batch.reads.append(partial(self._read_failed, found))
                     self._batch.calls.append(partial(self._take_back, found, key))
                 else:
                     self._batch.calls.append(partial(self._roll_up, found, key, ()))
@@ -301,23 +307,26 @@ class Mirror:
 
     def _roll_up(self, found: dg.AssetCheckResult, key: str, passed: Sequence[str]) -> None:
         assert found.asset_key is not None
-        self._failed.pop(found.asset_key, None)
-        self._log_check(rolled_up(self._instance, found, key, passed=passed, is_gate=False), None)
+        result = rolled_up(self._failed[found.asset_key], found, key, passed=passed, is_gate=False)
+        self._failed[found.asset_key] = failed_in(result.metadata)
+        self._rolled_up.add(found.asset_key)
+        self._log_check(result, None)
 
     def _read_failed(self, found: dg.AssetCheckResult) -> None:
         assert found.asset_key is not None
         if found.asset_key not in self._failed:
-            self._failed[found.asset_key] = failed_before(self._instance, found.asset_key)
+            self._failed[found.asset_key] = failed_before(self._instance, found)
 
     def _take_back(self, found: dg.AssetCheckResult, key: str) -> None:
         """Rolls up a result at once that takes a partition from those that failed: the load may not reach its end."""
         assert found.asset_key is not None
-        if key in self._failed.get(found.asset_key, {}):
+        if key in self._failed[found.asset_key]:
             self._roll_up(found, key, ())
 
     def _add_passed(self) -> None:
         """With ``checks: rollup``, records one result per asset for all partitions that passed."""
         for found, (key, *passed) in self._passed.values():
+            self._batch.reads.append(partial(self._read_failed, found))
             self._batch.calls.append(partial(self._roll_up, found, key, passed))
         self._passed.clear()
         self._end("check results")
@@ -376,31 +385,40 @@ class Mirror:
                 self._events.planned(asset_key(self._spec, stage), key, tags)
 
     def _record_waiting(self) -> None:
+        self.store()
         for pause in PAUSES:
             if not self._waiting:
                 return
             time.sleep(pause)
-            self._try()
+            self.store()
         while self._waiting:
             self._lose(self._waiting.popleft().name, self._refusal)
             before = len(self._waiting)
-            self._try()
+            self.store()
             if before and len(self._waiting) == before:  # not this partition alone: the database is away
                 Patient.has_ended = True
                 while self._waiting:
                     self._lose(self._waiting.popleft().name, self._refusal)
 
-    def _try(self) -> None:
+    def store(self) -> None:
         """Stores what waits, in order, until the database is away; what it refuses for other reasons is lost."""
         while self._waiting:
+            # Of those that were refused together, one may be at fault.
+            batches = [*islice(self._waiting, 1 if self._waiting[0].was_tried else _AT_ONCE)]
+            for asset in self._rolled_up:  # another load may roll up results of it too
+                del self._failed[asset]
+            self._rolled_up.clear()
             try:
-                self._events.store(self._waiting[0])
+                self._events.store(batches)
             except Exception as error:  # noqa: BLE001 - SQLAlchemy's, and whatever a storage raises
                 self._refusal = first_line(error)
                 if may_pass(error):
                     return
-                self._lose(self._waiting[0].name, self._refusal)
-            self._waiting.popleft()
+                if len(batches) > 1:
+                    continue
+                self._lose(batches[0].name, self._refusal)
+            for _ in batches:
+                self._waiting.popleft()
 
     def _lose(self, name: str, why: object) -> None:
         if name:

@@ -10,7 +10,7 @@ from mm_assets.pipeline.chain import Stage
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.summaries import counted
 
-__all__ = ["failed_before", "rolled_up", "rollup_of_records"]
+__all__ = ["failed_before", "failed_in", "rolled_up", "rollup_of_records"]
 
 _FAILED = "failed"  # metadata: the partitions that failed, each with what was found
 _MAX_FAILED = 100  # of them: the event log keeps it forever
@@ -19,22 +19,20 @@ _NAMED = 5  # in a description
 
 
 def rolled_up(
-    instance: dg.DagsterInstance,
+    before: Mapping[str, str],
     result: dg.AssetCheckResult,
     partition: str,
     *,
     passed: Iterable[str] = (),
     is_gate: bool = True,
 ) -> dg.AssetCheckResult:
-    """What a check found in one partition, with the others that failed before and have not `passed` since.
+    """What a check found in one partition, with the others that failed `before` and have not `passed` since.
 
     Those make it an error, but a warning where it is a gate: an error would stop this partition, which has passed.
     """
-    assert result.asset_key is not None
     stops = not result.passed and result.severity == dg.AssetCheckSeverity.ERROR
-    failed = failed_before(instance, result.asset_key)
-    for key in (partition, *passed):
-        failed.pop(key, None)
+    passed = {partition, *passed}
+    failed = {key: said for key, said in before.items() if key not in passed}
     said = [] if result.passed else [f"{partition}: {result.description}"]
     if failed:
         named = ", ".join(list(failed)[:_NAMED]) + (", …" if len(failed) > _NAMED else "")
@@ -74,13 +72,19 @@ def rollup_of_records(dataset: DatasetStore, stage: Stage) -> dg.AssetCheckResul
     )
 
 
-def failed_before(instance: dg.DagsterInstance, asset: dg.AssetKey) -> dict[str, str]:
-    """The partitions that the latest result of an asset names, each with what its rules said."""
-    key = dg.AssetCheckKey(asset, ROLLUP)
+def failed_before(instance: dg.DagsterInstance, result: dg.AssetCheckResult) -> dict[str, str]:
+    """The partitions that the latest result of an asset names before this one, each with what its rules said."""
+    assert result.asset_key is not None
+    key = dg.AssetCheckKey(dg.AssetKey.from_coercible(result.asset_key), ROLLUP)
     summary = instance.event_log_storage.get_asset_check_summary_records([key])[key]
     record = summary.last_completed_check_execution_record
     event = None if record is None or record.event is None else record.event.dagster_event
-    table = None if event is None else event.asset_check_evaluation_data.metadata.get(_FAILED)
+    return {} if event is None else failed_in(event.asset_check_evaluation_data.metadata)
+
+
+def failed_in(metadata: Mapping[str, object]) -> dict[str, str]:
+    """The partitions that the metadata of a result names, each with what its rules said."""
+    table = metadata.get(_FAILED)
     if not isinstance(table, dg.TableMetadataValue):
         return {}
     return {str(row.data["partition"]): str(row.data["rules"]) for row in table.records}

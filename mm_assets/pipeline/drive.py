@@ -65,6 +65,7 @@ def run_tasks(
     tasks: Iterable[Task],
     *,
     timeout: float | None = None,
+    idle: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[PartitionReport, None, None]:
@@ -76,10 +77,11 @@ def run_tasks(
         engine: where they run.
         tasks: one for each partition.
         timeout: seconds after which a task is ended and repeated; None lets it run.
+        idle: called before each wait: all that has ended was yielded.
         clock: seconds that pass.
         sleep: waits for some.
     """
-    driver = _Driver(engine, tasks, timeout, clock, sleep)
+    driver = _Driver(engine, tasks, timeout, idle, clock, sleep)
     try:
         yield from driver.reports()
     finally:
@@ -92,11 +94,13 @@ class _Driver:
         engine: Engine,
         tasks: Iterable[Task],
         timeout: float | None,
+        idle: Callable[[], object],
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
         self._engine = engine
         self._timeout = timeout
+        self._idle = idle
         self._clock = clock
         self._sleep = sleep
         self._todo = deque(_Run(task) for task in tasks)
@@ -115,6 +119,7 @@ class _Driver:
             while self._waiting and self._waiting[0][0] <= self._clock():
                 self._todo.appendleft(heapq.heappop(self._waiting)[-1])
             self._submit()
+            self._idle()
             if not self._at_work:
                 if not self._todo and self._waiting:
                     self._sleep(max(self._waiting[0][0] - self._clock(), 0.0))
