@@ -160,7 +160,7 @@ def manifest(case: Case) -> dict[str, float]:
 
 
 def tick(case: Case) -> dict[str, float]:
-    """A tick of the sensor of shards, which has the cursor of the last one."""
+    """A tick of the sensor of shards, which has the cursor of the last one, in a process that has listed before."""
     import dagster as dg
 
     from mm_assets.orchestration.build import build_definitions
@@ -169,6 +169,7 @@ def tick(case: Case) -> dict[str, float]:
     spec, cursor = case.spec, case.folder / "cursor"
     definitions = build_definitions(spec)
     sensor = definitions.resolve_sensor_def(f"{spec.name}_shards")
+    declared(case.place).store.listing("")  # a code server stays: it connects once
     with dg.DagsterInstance.get() as instance:
         usage = Usage()
         with dg.build_sensor_context(

@@ -17,6 +17,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 from bisect import bisect_left, insort
 from collections import Counter
@@ -120,7 +121,7 @@ class Server:
     """What answers requests.
 
     Args:
-        delay: seconds before each answer.
+        delay: seconds that each answer takes at least.
     """
 
     def __init__(self, delay: float) -> None:
@@ -140,11 +141,11 @@ class Server:
         if request.path == "/_requests":
             found, self._requests = self._requests, Counter()
             return self._web.json_response(found)
-        if self._delay:
-            await asyncio.sleep(self._delay)
+        began = time.monotonic()
         name, query = request.path.lstrip("/"), request.query
         kind = "LIST" if request.method == "GET" and "/" not in name.rstrip("/") else request.method
         status, headers, content = self._answered(request, kind, name, query, body)
+        await asyncio.sleep(max(began + self._delay - time.monotonic(), 0))
         self._requests[kind] += 1
         self._requests["bytes in"] += len(body)
         self._requests["bytes out"] += 0 if request.method == "HEAD" else len(content)
@@ -291,7 +292,7 @@ def serve(delay: float) -> Iterator[Service]:
     """Starts a server on a free port of the loopback address.
 
     Args:
-        delay: seconds before each answer.
+        delay: seconds that each answer takes at least.
     """
     command = [sys.executable, "-m", __name__, "--delay", str(delay)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -307,7 +308,7 @@ def main() -> None:
     from aiohttp import web
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--delay", type=float, default=0.02, help="seconds before each answer")
+    parser.add_argument("--delay", type=float, default=0.02, help="seconds that each answer takes at least")
     arguments = parser.parse_args()
 
     async def run() -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from mm_assets.errors import ConfigError, SourceError
@@ -170,9 +171,11 @@ def register(
         ConfigError: the declaration's schema settings changed and `new_schema` was not given.
     """
     spec = dataset.spec
-    stored = dataset.registered()
+    with ThreadPoolExecutor(1, thread_name_prefix="listing") as pool:  # a listing of very many shards waits for seconds
+        listing = pool.submit(list_partitions, spec, seen=seen)
+        stored = dataset.registered()
+        partitions, unsettled, young = listing.result()
     before, source, declared = stored.partitions, stored.source, _decided_with(stored)
-    partitions, unsettled, young = list_partitions(spec, seen=seen)
     if young and wait:
         sleep(spec.settle_seconds)
         partitions, unsettled, young = list_partitions(spec, seen=young)

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from copy import copy
-from dataclasses import asdict, dataclass, field, fields
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mm_assets.checks.context import Outcome
@@ -225,7 +224,6 @@ def digest_fault(expected: str, found: str) -> str | None:
     return None if found == expected else f"was damaged or replaced: its SHA-256 is {found}, expected {expected}"
 
 
-_SHARD = tuple(field.name for field in fields(ShardFile))
 _READS = 8  # of small files at a time
 WITHDRAWN = ".withdrawn.json"  # the end of the name of a marker that counts no more
 _MARKER = re.compile(rf"(?P<key>.+?)(\.[0-9a-f]{{16}})?({re.escape(WITHDRAWN)}|\.json)")
@@ -427,9 +425,9 @@ class DatasetStore:
 
     def write_partitions(self, partitions: Iterable[Partition]) -> None:
         """Replaces the list of registered partitions."""
-        listed = {p.key: [_listed(shard) for shard in p.shards] for p in partitions}
         # A line for each partition: there may be very many, and Python indents slowly.
-        lines = ",\n".join(f"{_line(key)}: {_line(listed[key])}" for key in sorted(listed))
+        by_key = sorted(partitions, key=lambda p: p.key)
+        lines = ",\n".join(_line({p.key: [_listed(shard) for shard in p.shards]})[1:-1] for p in by_key)
         shards = f'{{"partitions": {{\n{lines}\n}},\n"shards": {_line(self.spec.shards)}, "version": 1}}\n'
         self._register("shards.json", shards.encode())
 
@@ -594,12 +592,12 @@ class DatasetStore:
                 raise SourceError(shard.url, detail)
 
 
-_line = partial(json.dumps, sort_keys=True, ensure_ascii=False)
+_line = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
 
 
 def _listed(shard: ShardFile) -> dict[str, Any]:
-    values = {name: getattr(shard, name) for name in _SHARD}
-    return values if shard.times is not None else {name: values[name] for name in _SHARD if name != "times"}
+    made = {"fingerprint": shard.fingerprint, "modified": shard.modified, "size": shard.size, "url": shard.url}
+    return made if shard.times is None else {**made, "times": shard.times}
 
 
 def _some(names: Iterable[str], limit: int = 5) -> str:

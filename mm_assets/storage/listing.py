@@ -70,7 +70,7 @@ def _describe(fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any])
     if tag is None:  # a listing and a single file may give the same time in two types
         tag = modified if seconds is None else seconds
     tag = _NO_TAG.sub("", UNMARKED if tag is None else str(tag))
-    return ShardFile(url=public_url(fs, path), size=int(size), fingerprint=f"{size}-{tag}", modified=seconds)
+    return ShardFile(url=fs.unstrip_protocol(path), size=int(size), fingerprint=f"{size}-{tag}", modified=seconds)
 
 
 def describe_file(url: str, storage_options: Options | None = None) -> ShardFile:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from html import unescape
 from typing import Any
 
 __all__ = ["listing_session", "use_fast_listings"]
 
 _LISTING = "ListObjectsV2Output"
-_ENTRY = re.compile("<Contents>(.*?)</Contents>", re.DOTALL)
+_ROOT = b"ListBucketResult"
+_LOOKS_FOR_ERROR = "_handle_200_error"  # of the client's handlers
+_HEAD = 200  # bytes in which the root begins
 _FIELD = re.compile("<([A-Za-z]+)>([^<]*)</")  # of what is nested, the innermost, which `_PARSED` does not have
 _PARSED: Mapping[str, Callable[[str], object]] = {
     "Key": str,
@@ -23,6 +25,8 @@ _PARSED: Mapping[str, Callable[[str], object]] = {
     "StorageClass": str,
     "Size": int,
     "LastModified": datetime.fromisoformat,
+    "ChecksumType": str,
+    "ChecksumAlgorithm": lambda text: [text],
 }
 
 
@@ -41,6 +45,7 @@ def listing_session(profile: str | None = None) -> Any:
     """
     from aiobotocore.parsers import AioResponseParserFactory, AioRestXMLParser
     from aiobotocore.session import AioSession
+    from botocore import handlers  # type: ignore[import-untyped]
 
     class Parser(AioRestXMLParser):  # type: ignore[misc]  # the package has no types
         async def parse(self, response: dict[str, Any], shape: Any) -> Any:
@@ -58,17 +63,37 @@ def listing_session(profile: str | None = None) -> Any:
 
     session = AioSession(profile=profile)
     session.register_component("response_parser_factory", Factory())
+    for event, of_client, *_ in handlers.BUILTIN_HANDLERS:
+        if getattr(of_client, "__name__", "") == _LOOKS_FOR_ERROR:
+            session.unregister(event, of_client)
+            session.get_component("event_emitter").register_first(event, partial(_look_for_error, of_client))
     return session
+
+
+def _look_for_error(of_client: Callable[..., object], response_dict: dict[str, Any], **given: Any) -> None:
+    """Looks for an error in an answer of status 200, as the client does by parsing it: not where it is a whole listing.
+
+    The client parses a listing for that a second time.
+    """
+    body = response_dict.get("body")
+    is_whole = isinstance(body, bytes) and body.rstrip().endswith(b"</%s>" % _ROOT) and b"<%s" % _ROOT in body[:_HEAD]
+    if not is_whole:
+        of_client(response_dict=response_dict, **given)
 
 
 def _without_contents(response: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A response without the objects that it lists, and these; as it is where it has what is not known here."""
     try:
-        body = response["body"].decode()
-        found = [
-            {name: _PARSED[name](unescape(text)) for name, text in _FIELD.findall(entry)}
-            for entry in _ENTRY.findall(body)
-        ]
+        head, *entries = response["body"].decode().split("<Contents>")
+        found, left = [], [head]
+        for entry in entries:
+            content, _, more = entry.partition("</Contents>")
+            fields = _FIELD.findall(content)
+            parsed = {name: _PARSED[name](unescape(text)) for name, text in fields}
+            if len(parsed) < len(fields):  # one is repeated
+                return response, []
+            found.append(parsed)
+            left.append(more)
     except (KeyError, ValueError):
         return response, []
-    return {**response, "body": _ENTRY.sub("", body).encode()}, found
+    return {**response, "body": "".join(left).encode()}, found

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("aiobotocore")
 
 from aiobotocore.parsers import AioResponseParserFactory
+from aiobotocore.session import AioSession
 from botocore.session import Session
 
 from mm_assets.storage.s3_listing import listing_session
@@ -61,14 +62,15 @@ def test_any_names_and_sizes(entries: list[tuple[str, int]], token: str) -> None
 @pytest.mark.parametrize(
     "more",
     [
+        "<ChecksumAlgorithm>CRC64NVME</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType>",
         "<Owner><ID>1</ID><DisplayName>n</DisplayName></Owner>",
         "<ChecksumAlgorithm>CRC32C</ChecksumAlgorithm><ChecksumAlgorithm>SHA1</ChecksumAlgorithm>",
         "<RestoreStatus><IsRestoreInProgress>false</IsRestoreInProgress></RestoreStatus>",
         "<Unknown/>",
     ],
 )
-def test_what_is_not_known_is_left_to_the_client(more: str) -> None:
-    """Entries with other elements, nested or repeated, are parsed by the client."""
+def test_elements_that_not_every_entry_has(more: str) -> None:
+    """Checksums are equal; entries with elements that are not known, nested or repeated are parsed by the client."""
     ours, theirs = both(listing(entry("a&b") + entry("c", more=more)))
     assert ours == theirs
     assert [found["Key"] for found in ours["Contents"]] == ["a&b", "c"]
@@ -79,3 +81,26 @@ def test_nothing_is_listed_as_nothing() -> None:
     ours, theirs = both(listing(""))
     assert ours == theirs
     assert "Contents" not in ours
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (listing(entry("a")), 200),
+        (listing(entry("a"))[:-9], 500),
+        ("<Error><Code>InternalError</Code></Error>", 500),
+        ("", 200),
+    ],
+)
+def test_an_error_with_status_200_is_still_one(body: str, status: int) -> None:
+    """What is no whole listing, the client takes for an error of the server, which it asks again."""
+    operation = Session().get_service_model("s3").operation_model("ListObjectsV2")
+
+    async def handled(session: AioSession) -> Any:
+        answer = {"body": body.encode(), "headers": {}, "status_code": 200, "context": {}}
+        emitter = session.get_component("event_emitter")
+        given = {"operation_model": operation, "response_dict": answer, "customized_response_dict": {}}
+        await emitter.emit("before-parse.s3.ListObjectsV2", **given)
+        return answer["status_code"]
+
+    assert [asyncio.run(handled(session)) for session in (listing_session(), AioSession())] == [status, status]
