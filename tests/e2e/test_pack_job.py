@@ -13,9 +13,11 @@ import mm_assets
 from mm_assets.checks.catalog import CATALOG
 from mm_assets.errors import SourceError
 from mm_assets.orchestration.build import build_definitions
-from mm_assets.orchestration.launch import register_dataset
+from mm_assets.orchestration.launch import register_dataset, run_load
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES, TABLES
+from mm_assets.pipeline.engines.base import Ended
+from mm_assets.pipeline.engines.processes import Processes
 from mm_assets.pipeline.pending import Present, pending_partitions
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
@@ -260,6 +262,41 @@ def test_a_rollup_remembers_the_partitions_that_failed(
         killed.setattr("mm_assets.orchestration.mirror.Mirror._add_passed", stop)
         run_partitions([(spec, "docs-00000")])
     assert latest() == (True, "ERROR", None)
+
+
+def test_partitions_that_end_together_are_taken_back_together(
+    instance: dg.DagsterInstance, demo_spec: SpecOf, inbox: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results that are stored in one transaction build on each other: the last names no partition that has passed."""
+    spec = demo_spec("docs", checks="rollup", shards=str(inbox("docs-00000.tar", "docs-00001.tar")))
+    keys, key = ["docs-00000", "docs-00001"], dg.AssetCheckKey(dg.AssetKey(["docs", "raw_shards"]), "all_rules")
+    register_dataset(instance, DatasetStore(spec))
+
+    class Together(Processes):
+        def ended(self, timeout: float | None) -> list[Ended]:
+            found: list[Ended] = []
+            while len(found) < len(keys):
+                found += super().ended(timeout)
+            return found
+
+    def stop(_: object) -> None:
+        raise SourceError("load", "it is killed before its end")
+
+    def latest() -> tuple[bool, str | None]:
+        record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
+        assert record.event is not None
+        found = record.event.get_dagster_event().asset_check_evaluation_data
+        return found.passed, found.description
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ParquetSink, "write", lambda self, batch: write(self, batch.slice(0, batch.num_rows - 1)))
+        run_partitions([(spec, key) for key in keys])
+    passed, said = latest()
+    assert (passed, str(said).endswith("1 partition failed before: docs-00000")) == (False, True)
+    with monkeypatch.context() as killed, Together(2) as engine:
+        killed.setattr("mm_assets.orchestration.mirror.Mirror._add_passed", stop)
+        run_load(spec, keys, engine=engine)
+    assert latest() == (True, None)
 
 
 def test_packed_formats_can_be_materialized_alone(instance: dg.DagsterInstance, demo_spec: SpecOf) -> None:
