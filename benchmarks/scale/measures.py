@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.scale.datasets import Place, Template, declared
+from mm_assets.pipeline.chain import CHAIN
 from mm_assets.pipeline.partition_run import rare_collections
 from mm_assets.pipeline.spec import DatasetSpec
 
@@ -193,13 +194,22 @@ from mm_assets.orchestration.build import build_definitions
 
 defs = build_definitions(Case.read(Path({case!r})).spec)
 """
-# What the pages of Dagster 1.13 ask for: the state of each asset of the graph, and the checks of one asset.
-_GRAPH = """{ assetNodes(group: {groupName: "many", repositoryLocationName: "defs.py",
-  repositoryName: "__repository__"})
-{ assetKey { path } partitionStats { numMaterialized numPartitions numFailed numMaterializing }
-  latestMaterializationByPartition(partitions: []) { runId }
-  assetChecksOrError { ... on AssetChecks { checks { name executionForLatestMaterialization { status } } } }
-  staleStatus } }"""
+# What the pages of Dagster 1.13 ask for: `AssetGraphLiveQuery` and `AssetStaleStatusDataQuery` of the asset graph, and
+# the checks of one asset.
+_KEYS = ", ".join(f'{{path: ["many", "{stage.name}"]}}' for stage in CHAIN)
+_GRAPH = (
+    f"{{ assetNodes(assetKeys: [{_KEYS}], loadMaterializations: true)"
+    """ { assetKey { path } opNames assetMaterializations(limit: 1) { timestamp runId stepKey }
+  assetObservations(limit: 1) { timestamp runId stepKey }
+  assetChecksOrError { ... on AssetChecks { checks { name canExecuteIndividually
+    executionForLatestMaterialization { id runId status timestamp stepKey evaluation { severity } }
+    partitionDefinition { name } partitionStatuses { ... on AssetCheckDefaultPartitionStatuses {
+      succeededPartitions failedPartitions inProgressPartitions } } } } }
+  partitionStats { numMaterialized numPartitions numFailed numMaterializing }
+  staleStatus staleCauses { key { path } reason } }"""
+    f" assetsLatestInfo(assetKeys: [{_KEYS}])"
+    " { assetKey { path } unstartedRunIds inProgressRunIds latestRun { id status endTime } } }"
+)
 _CHECKS = """{ assetNodeOrError(assetKey: {path: ["many", "packed_mult"]}) { ... on AssetNode {
   assetChecksOrError { ... on AssetChecks { checks { name description
     executionForLatestMaterialization { status evaluation { severity metadataEntries { label } } } } } } } } }"""
