@@ -98,7 +98,9 @@ class Bench:
 
 
 @contextmanager
-def bench(folder: Path, number: int, storage: str, database: str, delay: float) -> Iterator[Bench]:
+def bench(
+    folder: Path, number: int, storage: str, database: str, delay: float = DELAY, engine: str = "stub"
+) -> Iterator[Bench]:
     """Makes a dataset of registered partitions, of which one is published, and an instance."""
     folder.mkdir(parents=True)
     home = folder / "home"
@@ -112,7 +114,7 @@ def bench(folder: Path, number: int, storage: str, database: str, delay: float) 
         (home / "dagster.yaml").write_text(settings)
         place: Place = Remote(s3.url) if s3 is not None else Local(folder)
         _, template = make_dataset(place, number, published=1)
-        case, file = Case(place=place, template=template, folder=folder), folder / "case"
+        case, file = Case(place=place, template=template, folder=folder, engine=engine), folder / "case"
         case.write(file)
         environment = {**os.environ, "DAGSTER_HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
         yield Bench(case=case, file=file, environment=environment, s3=s3, database=server)
@@ -125,6 +127,7 @@ def main() -> None:
     parser.add_argument("--numbers", default="1000,10000", help="of partitions")
     parser.add_argument("--storage", default="local,s3")
     parser.add_argument("--database", default="sqlite,postgres")
+    parser.add_argument("--engine", choices=("stub", "processes"), default="stub", help="processes does the work")
     parser.add_argument("--delay", type=float, default=DELAY, help="seconds of a request to the S3 server")
     parser.add_argument("--measures", default=",".join(MEASURES), help="only these; a load is made in any case")
     parser.add_argument("--measure", choices=MEASURES, help=argparse.SUPPRESS)  # in a process of its own
@@ -140,7 +143,7 @@ def main() -> None:
         for storage in arguments.storage.split(","):
             for database in arguments.database.split(","):
                 folder = arguments.data / f"{number}-{storage}-{database}"
-                with bench(folder, number, storage, database, arguments.delay) as found:
+                with bench(folder, number, storage, database, arguments.delay, arguments.engine) as found:
                     for what in dict.fromkeys(("load", *wanted)):
                         found.prepare(what)
                         case = {"partitions": number, "storage": storage, "database": database, "measure": what}

@@ -25,6 +25,7 @@ from mm_assets.pipeline.spec import DatasetSpec
 __all__ = ["MEASURES", "Case", "measured"]
 
 SLOTS = 512  # tasks at work at a time, as with so many workers
+WORKERS = 2  # of the engine `processes`
 _MEGABYTE = 1 << 20
 
 
@@ -36,11 +37,13 @@ class Case:
         place: where it is.
         template: the report of its first partition.
         folder: for what one measure leaves for the next.
+        engine: of the load, `stub` or `processes`.
     """
 
     place: Place
     template: Template
     folder: Path
+    engine: str = "stub"
 
     @property
     def spec(self) -> DatasetSpec:
@@ -86,13 +89,14 @@ def _resident() -> float:
 
 
 def load(case: Case) -> dict[str, float]:
-    """Registers the partitions, and drives all that are pending over an engine that does nothing, as `run` does."""
+    """Registers the partitions, and drives all that are pending, as `run` does; the figures are the driver's own."""
     from benchmarks.scale.stub import Stub
     from mm_assets.orchestration.launch import open_instance, register_dataset, run_load
+    from mm_assets.pipeline.engines.processes import Processes
     from mm_assets.pipeline.pending import Present
     from mm_assets.pipeline.store import DatasetStore
 
-    engine = Stub(case.place, case.template, SLOTS)
+    engine = Stub(case.place, case.template, SLOTS) if case.engine == "stub" else Processes(WORKERS)
     usage = Usage()
     dataset = DatasetStore(case.spec)
     with open_instance() as instance:
