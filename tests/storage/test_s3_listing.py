@@ -93,7 +93,7 @@ def test_nothing_is_listed_as_nothing() -> None:
     ],
 )
 def test_an_error_with_status_200_is_still_one(body: str, status: int) -> None:
-    """What is no whole listing, the client takes for an error of the server, which it asks again."""
+    """What is not a whole listing, the client takes for an error of the server, which it asks again."""
     operation = Session().get_service_model("s3").operation_model("ListObjectsV2")
 
     async def handled(session: AioSession) -> Any:
