@@ -211,8 +211,8 @@ class _Transactions(SqlEventLogStorage):
     _has_table: dict[str, bool]
     _has_column: dict[str, bool]
     _stored: int | None
-    _tagged: list[tuple[sqlalchemy.Connection, dg.EventLogEntry, int]]
-    _last: dict[tuple[str, str], tuple[sqlalchemy.Connection, dg.EventLogEntry, int]]  # by asset and type of event
+    _tagged: list[tuple[dg.EventLogEntry, int]]
+    _last: dict[tuple[str, str], tuple[dg.EventLogEntry, int]]  # by asset and type of event
 
     @classmethod
     def of(cls, storage: EventLogStorage, run_id: str) -> "_Transactions | None":
@@ -252,11 +252,11 @@ class _Transactions(SqlEventLogStorage):
 
     def _store_last(self) -> None:
         """Stores the tags of all events, and the latest event of each asset."""
-        for connection in {id(connection): connection for connection, *_ in self._tagged}.values():
-            tagged = [(event, number) for own, event, number in self._tagged if own is connection]
-            super()._store_asset_event_tags(connection, *zip(*tagged, strict=True))
-        for _, (connection, event, number) in sorted(self._last.items()):
-            super()._store_asset_event(connection, event, number)
+        with self.index_transaction() as connection:
+            if self._tagged:
+                super()._store_asset_event_tags(connection, *zip(*self._tagged, strict=True))
+            for _, (event, number) in sorted(self._last.items()):
+                super()._store_asset_event(connection, event, number)
 
     def release(self) -> None:
         """Closes the connections of engines that were made here; each is opened again when it is needed."""
@@ -290,12 +290,12 @@ class _Transactions(SqlEventLogStorage):
         self._stored = event_id
         found = event.get_dagster_event()
         assert found.asset_key is not None
-        self._last[found.asset_key.to_string(), found.event_type_value] = conn, event, event_id
+        self._last[found.asset_key.to_string(), found.event_type_value] = event, event_id
 
     def _store_asset_event_tags(
         self, conn: sqlalchemy.Connection, events: Sequence[dg.EventLogEntry], event_ids: Sequence[int]
     ) -> None:
-        self._tagged += [(conn, event, number) for event, number in zip(events, event_ids, strict=True)]
+        self._tagged += zip(events, event_ids, strict=True)
 
     def _update_asset_check_evaluation(self, event: dg.EventLogEntry, event_id: int | None) -> None:
         # A run of ours has no planned check, whose row Dagster looks for, and one result of each partition.

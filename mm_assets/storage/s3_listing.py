@@ -45,7 +45,7 @@ def listing_session(profile: str | None = None) -> Any:
     """
     from aiobotocore.parsers import AioResponseParserFactory, AioRestXMLParser
     from aiobotocore.session import AioSession
-    from botocore import handlers  # type: ignore[import-untyped]
+    from botocore import handlers
 
     class Parser(AioRestXMLParser):  # type: ignore[misc]  # the package has no types
         async def parse(self, response: dict[str, Any], shape: Any) -> Any:
