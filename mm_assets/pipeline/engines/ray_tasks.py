@@ -32,8 +32,9 @@ from mm_assets.errors import ConfigError, MmAssetsError, SourceError, first_line
 from mm_assets.pipeline.engines.base import Ended, Loss, Task
 from mm_assets.pipeline.engines.processes import num_processors, scratch_bytes
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report
+from mm_assets.pipeline.records import StageFailure
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, StageFailure
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.urls import is_local
 
@@ -46,6 +47,7 @@ _MISSING_SECONDS = 60.0  # for a node that a task fits on to come back
 _GROWING_SECONDS = 1800.0  # for one to come, where the number of tasks is given: nodes may be started on demand
 _END_SECONDS = 2.0  # for Ray to confirm that tasks were canceled
 _SCRATCH = "scratch"
+_MOST_ASKED = 1 << 49  # bytes: Ray counts ten-thousandths in 64 bits, and a larger number wraps around to a small one
 _LOST_HOSTS = {"NodeDiedError", "LocalRayletDiedError", "ObjectLostError", "OwnerDiedError", "RaySystemError"}
 
 _Report = tuple[int, PartitionReport]  # of the task with this number in its group
@@ -192,11 +194,11 @@ class RayTasks:
         # unanswered and holds them all up, so that after a loss no task is like one before.
         memory -= self._num_lost
         scratch = max(map(scratch_bytes, tasks)) if any(node.scratch is not None for node in self._nodes) else 0
-        resources = {_SCRATCH: scratch} if scratch else {}
+        resources = {_SCRATCH: min(scratch, _MOST_ASKED)} if scratch else {}
         probes = {task.spec.name: self._probe(task) for task in tasks}
-        stream = self._remote.options(scheduling_strategy=strategy, memory=memory, resources=resources).remote(
-            __version__, socket.gethostname(), probes, pickle.dumps(tuple(tasks))
-        )
+        stream = self._remote.options(
+            scheduling_strategy=strategy, memory=min(memory, _MOST_ASKED), resources=resources
+        ).remote(__version__, socket.gethostname(), probes, pickle.dumps(tuple(tasks)))
         group = _Group(tasks, stream, memory=memory, scratch=scratch, strategy=strategy, num_lost=self._num_lost)
         self._groups |= dict.fromkeys(tasks, group)
         asyncio.run_coroutine_threadsafe(self._listen(group), self._loop)
