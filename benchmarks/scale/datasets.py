@@ -20,9 +20,10 @@ from typing import Any, Protocol
 from mm_assets.pipeline.chain import PUBLISHED, TABLES
 from mm_assets.pipeline.partition_run import PartitionReport, run_partition
 from mm_assets.pipeline.pending import pending_partitions
+from mm_assets.pipeline.records import Partition
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, Partition
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.urls import filesystem
 
 __all__ = ["Local", "Place", "Remote", "Template", "declared", "key_of", "make_dataset", "publish_one", "withdraw_one"]

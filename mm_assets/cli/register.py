@@ -12,7 +12,7 @@ from mm_assets.cli.output import echo, report_registration, wait_for_shards
 from mm_assets.summaries import counted
 
 if TYPE_CHECKING:
-    from mm_assets.pipeline.store import Registered
+    from mm_assets.pipeline.records import Registered
 
 
 @click.command()

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from mm_assets.pipeline.engines.base import Engine
     from mm_assets.pipeline.load import PartitionRun, Slice
     from mm_assets.pipeline.pending import Present
+    from mm_assets.pipeline.records import StageRecord
     from mm_assets.pipeline.spec import DatasetSpec, EngineOptions
-    from mm_assets.pipeline.store import DatasetStore, StageRecord
+    from mm_assets.pipeline.store import DatasetStore
 
 _SHOWN = 10  # partitions that are listed after a signal
 _NAMED = 50  # partitions in the command that continues

@@ -24,8 +24,9 @@ from mm_assets.orchestration.runs import exclusive_step, leased_run
 from mm_assets.pipeline import publish, stages
 from mm_assets.pipeline.chain import MANIFEST, PACKED_STAGES, PUBLISHED, Stage, packed_stages
 from mm_assets.pipeline.losses import loss_totals
+from mm_assets.pipeline.records import StageFailure
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, StageFailure
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.pipeline.work import PartitionWork
 
 __all__ = ["build_assets"]

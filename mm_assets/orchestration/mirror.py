@@ -37,9 +37,10 @@ from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED, STAGE_OF_FILE, 
 from mm_assets.pipeline.partition_run import PartitionReport
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.publish import ManifestReport, missing_streams, partitions_in_manifest
+from mm_assets.pipeline.records import StageRecord
 from mm_assets.pipeline.run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import RECORDS, StageRecord
+from mm_assets.pipeline.store import RECORDS
 
 __all__ = ["Mirror", "lost_said"]
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 import dagster as dg
 
 from mm_assets.pipeline.chain import MANIFEST, Stage
+from mm_assets.pipeline.records import Partition
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import Partition
 
 __all__ = [
     "add_partitions",

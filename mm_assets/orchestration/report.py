@@ -16,9 +16,9 @@ from mm_assets.pipeline.chain import MANIFEST, PUBLISHED, RECORDED_STAGES, STAGE
 from mm_assets.pipeline.duplicate_ids import duplicates_said
 from mm_assets.pipeline.losses import KINDS, LossTotal, listed_totals
 from mm_assets.pipeline.publish import ManifestReport
+from mm_assets.pipeline.records import StageRecord
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import StageResult
-from mm_assets.pipeline.store import StageRecord
 from mm_assets.rows.columns import Kept
 from mm_assets.rows.schema import COLUMN_DESCRIPTIONS, DatasetSchema
 

@@ -24,8 +24,9 @@ from mm_assets.pipeline.chain import CHAIN, MANIFEST, PUBLISHED
 from mm_assets.pipeline.leases import LEASE_SECONDS, LeasedError, Leases
 from mm_assets.pipeline.liveness import process_is_gone, process_tag
 from mm_assets.pipeline.pending import Stale
+from mm_assets.pipeline.records import Partition
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, Partition
+from mm_assets.pipeline.store import DatasetStore
 
 __all__ = [
     "ATTEMPT_TAG",

@@ -24,7 +24,8 @@ from mm_assets.formats.output import splice
 from mm_assets.pipeline.chain import PACKED_FOLDER, PUBLISHED
 from mm_assets.pipeline.markers import Marker
 from mm_assets.pipeline.pending import Present
-from mm_assets.pipeline.store import DatasetStore, canonical_json, size_fault
+from mm_assets.pipeline.records import canonical_json, size_fault
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.store import PublishedFile
 
 __all__ = [

@@ -24,7 +24,8 @@ from itertools import count
 from mm_assets.errors import MmAssetsError
 from mm_assets.pipeline.engines.base import Ended, Engine, Loss, Task
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report
-from mm_assets.pipeline.store import DatasetStore, StageFailure
+from mm_assets.pipeline.records import StageFailure
+from mm_assets.pipeline.store import DatasetStore
 
 __all__ = ["run_tasks"]
 

@@ -21,7 +21,8 @@ from typing import Self
 
 from mm_assets.errors import ChangedError, MmAssetsError, SourceError
 from mm_assets.pipeline.liveness import process_is_gone, process_tag
-from mm_assets.pipeline.store import DatasetStore, canonical_json
+from mm_assets.pipeline.records import canonical_json
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.store import Snapshot
 
 __all__ = ["LEASE_SECONDS", "Holder", "Lease", "LeasedError", "Leases"]

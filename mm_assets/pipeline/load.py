@@ -17,7 +17,7 @@ from mm_assets.pipeline.engines.base import Engine, Task
 from mm_assets.pipeline.leases import Holder, Leases
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report, rare_collections
 from mm_assets.pipeline.pending import Present, given_start
-from mm_assets.pipeline.store import StageFailure, StageRecord
+from mm_assets.pipeline.records import StageFailure, StageRecord
 
 __all__ = ["PartitionRun", "Slice", "partition_tasks", "run_unrecorded"]
 

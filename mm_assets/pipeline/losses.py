@@ -28,7 +28,8 @@ from mm_assets.pipeline.chain import (
     UNDECODABLE,
     Stage,
 )
-from mm_assets.pipeline.store import DatasetStore, StageRecord
+from mm_assets.pipeline.records import StageRecord
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.columns import NO_COLUMN, NULL_CAST
 from mm_assets.rows.schema import KEPT
 from mm_assets.summaries import counted

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from mm_assets.pipeline.chain import FILTERED_ROWS, PACKED_STAGES
-from mm_assets.pipeline.store import DatasetStore, canonical_json
+from mm_assets.pipeline.records import canonical_json
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.store import ListedFile
 
 __all__ = ["Listed", "Marker", "Markers"]
@@ -25,8 +27,22 @@ __all__ = ["Listed", "Marker", "Markers"]
 INDEX = "cache/markers.json"
 _INDEX_VERSION = 4
 _READS = 32  # of markers at a time: each waits for the storage most of its time
+_MOST_READ = 2048  # of them in memory as they were read: several kB each
 _HEAD = b'{"version":%d,"sha256":"%s","markers":'
 _JUDGED = ("mode", "on_undecodable", "judged", "undecodable")  # what markers say under `decodable`
+
+
+# There is one marker for each of very many partitions: what is the same in all is in memory once.
+_NONE: Mapping[str, Any] = {}
+
+
+@lru_cache(maxsize=1024)
+def _judged(mode: str, on_undecodable: str, judged: int, undecodable: int) -> Mapping[str, Any]:
+    return dict(zip(_JUDGED, (mode, on_undecodable, judged, undecodable), strict=True))
+
+
+def _packed(path: str, size: int, sha256: str) -> Mapping[str, Any]:
+    return {"path": path, "size": size, "sha256": sha256}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +84,14 @@ class Marker:
         return cls(
             key=key,
             num_samples=marker["num_samples"],
-            decodable={name: marker["decodable"][name] for name in _JUDGED},
-            losses=marker["losses"],
-            packed={form: files[form] for form in PACKED_STAGES if form in files},
-            tables={name: files[name]["size"] for name in tables},
+            decodable=_judged(*(marker["decodable"][name] for name in _JUDGED)),
+            losses=marker["losses"] or _NONE,
+            packed={form: _packed(**files[form]) for form in PACKED_STAGES if form in files},
+            tables={sys.intern(name): files[name]["size"] for name in tables},
             rows_digest=files[FILTERED_ROWS.tables[0].name]["sha256"],
             record=(marker["record"]["size"], marker["record"]["sha256"]),
             added=marker.get("added"),
-            lost_streams=marker.get("lost_streams", ()),
+            lost_streams=tuple(marker.get("lost_streams", ())),
         )
 
     @classmethod
@@ -85,14 +101,14 @@ class Marker:
         return cls(
             key=key,
             num_samples=num_samples,
-            decodable=dict(zip(_JUDGED, judged, strict=True)),
-            losses=rare.get("losses", {}),
-            packed={form: {"path": path, "size": size, "sha256": digest} for form, path, size, digest in packed},
-            tables={name: size for name, size in zip(tables, sizes, strict=True) if size is not None},
+            decodable=_judged(*judged),
+            losses=rare.get("losses", _NONE),
+            packed={sys.intern(form): _packed(path, size, digest) for form, path, size, digest in packed},
+            tables={sys.intern(name): size for name, size in zip(tables, sizes, strict=True) if size is not None},
             rows_digest=rows_digest,
             record=(record[0], record[1]),
             added=rare.get("added"),
-            lost_streams=rare.get("lost_streams", ()),
+            lost_streams=tuple(rare.get("lost_streams", ())),
         )
 
     def to_json(self, tables: Sequence[str]) -> list[Any]:
@@ -108,9 +124,9 @@ class Marker:
         """Path and bytes of each of its packed files."""
         return ((file["path"], file["size"]) for file in self.packed.values())
 
-    def table_files(self) -> Iterator[tuple[str, int]]:
-        """Path and bytes of each of its tables."""
-        return ((DatasetStore.table(name, self.key), size) for name, size in self.tables.items())
+    def table_files(self, tables: Container[str]) -> Iterator[tuple[str, int]]:
+        """Path and bytes of each of its tables that is among those named."""
+        return ((DatasetStore.table(name, self.key), size) for name, size in self.tables.items() if name in tables)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +177,12 @@ class Markers:
             self._has_read_cache = True
         unknown = [name for name in names if name not in self._read]
         with ThreadPoolExecutor(_READS, thread_name_prefix="markers") as pool:
-            for name, content in zip(unknown, pool.map(self._dataset.store.found_bytes, unknown), strict=True):
-                with suppress(ValueError, KeyError, TypeError, AttributeError):
-                    if content is not None:
-                        self._read[name] = Marker.of(json.loads(content))
+            for start in range(0, len(unknown), _MOST_READ):
+                some = unknown[start : start + _MOST_READ]
+                for name, content in zip(some, pool.map(self._dataset.store.found_bytes, some), strict=True):
+                    with suppress(ValueError, KeyError, TypeError, AttributeError):
+                        if content is not None:
+                            self._read[name] = Marker.of(json.loads(content))
         return {name: self._read[name] for name in names if name in self._read}
 
     @cached_property

@@ -28,10 +28,11 @@ from mm_assets.pipeline.chain import (
 )
 from mm_assets.pipeline.pending import first_stale, stage_fault
 from mm_assets.pipeline.publish import publish
+from mm_assets.pipeline.records import Partition, StageFailure
 from mm_assets.pipeline.run import StageResult
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import TABLE_STAGES, packed, streamed_rows
-from mm_assets.pipeline.store import DatasetStore, Partition, StageFailure
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.pipeline.work import PartitionWork
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.storage.staged import StagedStore

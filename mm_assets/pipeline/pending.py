@@ -7,6 +7,7 @@ manifest, and records only of partitions that are pending.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,9 +26,10 @@ from mm_assets.pipeline.chain import (
     recorded_stages,
 )
 from mm_assets.pipeline.markers import Marker, Markers
+from mm_assets.pipeline.records import Partition, StageFailure, StageRecord, size_fault
 from mm_assets.pipeline.register import Registration
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import RECORDS, WITHDRAWN, DatasetStore, Partition, StageFailure, StageRecord, size_fault
+from mm_assets.pipeline.store import RECORDS, WITHDRAWN, DatasetStore
 from mm_assets.rows.schema import DatasetSchema
 
 __all__ = [
@@ -133,7 +135,7 @@ class Present:
         self.names = dataset.marker_names(markers)
         self.packed = {name: file.size for name, file in packed.items()}
         self.records = {name: file.size for name, file in records.items()}
-        self._sizes = {**self.packed, **self.records}
+        self._sizes = ChainMap(self.packed, self.records)
         self.cache: Markers = Markers(dataset, markers, None if known is None else known.cache)
         self.schema = schema or (dataset.schema(registered) if self.partitions else DatasetSchema())
         made_with = PUBLISHED.digest(dataset.spec, self.schema)

@@ -12,6 +12,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -35,16 +36,8 @@ from mm_assets.pipeline.duplicate_ids import duplicate_ids
 from mm_assets.pipeline.losses import published_losses, sum_losses
 from mm_assets.pipeline.markers import Listed, Marker
 from mm_assets.pipeline.pending import Present, lost_files, stage_fault
-from mm_assets.pipeline.store import (
-    MARKER_VERSION,
-    RECORDS,
-    WITHDRAWN,
-    DatasetStore,
-    StageRecord,
-    canonical_json,
-    digest_fault,
-    size_fault,
-)
+from mm_assets.pipeline.records import MARKER_VERSION, StageRecord, canonical_json, digest_fault, size_fault
+from mm_assets.pipeline.store import RECORDS, WITHDRAWN, DatasetStore
 from mm_assets.pipeline.work import PartitionWork
 from mm_assets.storage.store import Snapshot, Store
 
@@ -61,6 +54,7 @@ __all__ = [
 ]
 
 _LOOKED_AT_SECONDS = 86_400.0
+_LISTINGS = 3  # of folders with a file of each partition at a time
 _ATTEMPTS = 5  # to make a manifest while other processes do the same
 _PACKED_PATH = re.compile(f"{PACKED_FOLDER}/{PACKED_NAME.pattern}")
 
@@ -242,9 +236,6 @@ def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestRep
         listed = {key: marker for key, marker in listed.items() if key not in faults}
     left_out = dict(sorted({**left_out, **faults}.items()))
     added = added_streams(listed, present.packed)
-    before = None
-    with suppress(ValueError):  # a damaged one is made again
-        before = None if newest.content is None else json.loads(newest.content)
     shards: list[dict[str, Any]] = []
     for key, marker in listed.items():
         files = dict(marker.packed)
@@ -258,11 +249,9 @@ def _build_manifest(dataset: DatasetStore, known: Present | None) -> ManifestRep
         shards=shards,
         added=added.streams,
         losses=sum_losses(marker.losses for marker in listed.values()),
-        duplicate_ids=_duplicate_ids(dataset, before, shards, listed),
+        duplicate_ids=_duplicate_ids(dataset, newest.content, shards, listed),
     )
-    content = newest.content
-    if content is None or manifest != before:
-        content = canonical_json(manifest, indent=1)
+    content = canonical_json(manifest, indent=1)
     digest = hashlib.sha256(content).hexdigest()
     if content != newest.content or not store.exists(f"manifests/{digest}.json"):
         store.write_bytes(f"manifests/{digest}.json", content)
@@ -352,10 +341,19 @@ def _settle(present: Present) -> bool:
 
 def _faults(present: Present, markers: Mapping[str, Marker]) -> dict[str, str]:
     """How the files of partitions differ from what their markers say."""
-    listings = present.dataset.listings(*TABLES)
-    tables = {name: file.size for listed in listings for name, file in listed.items()}
-    found = {key: present.lost_files(marker) or _made_again(marker, tables.get) for key, marker in markers.items()}
-    return {key: fault for key, fault in found.items() if fault}
+    store = present.dataset.store
+
+    def made_again(table: str) -> dict[str, str]:
+        sizes = store.sizes(table)  # several hundred bytes for each partition: only few tables' at a time
+        found = {key: _made_again(marker, sizes.get, (table,)) for key, marker in markers.items()}
+        return {key: fault for key, fault in found.items() if fault}
+
+    lost = {key: present.lost_files(marker) for key, marker in markers.items()}
+    found = {key: fault for key, fault in lost.items() if fault}
+    with ThreadPoolExecutor(1 if store.is_local else _LISTINGS, thread_name_prefix="tables") as pool:
+        for faults in pool.map(made_again, TABLES):
+            found = {**faults, **found}
+    return found
 
 
 def _withdraw(present: Present, faulty: Iterable[str]) -> None:
@@ -389,18 +387,20 @@ def _fault_now(dataset: DatasetStore, content: bytes) -> str | None:
 
 
 def _duplicate_ids(
-    dataset: DatasetStore, newest: Any, shards: Sequence[Mapping[str, Any]], markers: Mapping[str, Marker]
+    dataset: DatasetStore, newest: bytes | None, shards: Sequence[Mapping[str, Any]], markers: Mapping[str, Marker]
 ) -> Mapping[str, Any]:
-    """The ids that several partitions have; those of the newest manifest as parsed, if it lists the same files."""
+    """The ids that several partitions have; those of the newest manifest, if it lists the same files."""
 
     def files(listed: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         # The ids of a file do not depend on the streams that were added to the other.
         return {shard["partition"]: next(iter(packed_files(shard).values()))["sha256"] for shard in listed}
 
-    with suppress(KeyError, TypeError):  # there is no newest manifest, or it is damaged or an earlier one's
-        if files(newest["shards"]) == files(shards):
-            known: Mapping[str, Any] = newest["duplicate_ids"]
+    with suppress(ValueError, KeyError, TypeError):  # it is damaged, or one of an earlier release
+        before = {} if newest is None else json.loads(newest)
+        if files(before["shards"]) == files(shards):
+            known: Mapping[str, Any] = before["duplicate_ids"]
             return known
+    before = {}  # as large as the one that is made, and several times that in memory
     sizes = {key: marker.tables[FILTERED_ROWS.tables[0].name] for key, marker in markers.items()}
     return duplicate_ids(dataset, {key: marker.rows_digest for key, marker in markers.items()}, sizes)
 
@@ -414,9 +414,9 @@ def missing_streams(present: Present) -> Mapping[str, tuple[str, ...]]:
     return added_streams(present.published(), present.packed).missing
 
 
-def _made_again(marker: Marker, size_of: Callable[[str], int | None]) -> str | None:
+def _made_again(marker: Marker, size_of: Callable[[str], int | None], tables: Container[str] = TABLES) -> str | None:
     """What changed in a partition's tables since its marker was written, or None; `size_of` is None of what is gone."""
-    for path, size in marker.table_files():
+    for path, size in marker.table_files(tables):
         if fault := size_fault(size, size_of(path)):
             return f"{path} {fault}"
     return None

@@ -10,14 +10,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from mm_assets.errors import ConfigError, SourceError
 from mm_assets.pipeline.decide import Decision, decide_layout
+from mm_assets.pipeline.records import Partition, Registered
 from mm_assets.pipeline.shard_content import recognized
 from mm_assets.pipeline.spec import PARTITION_KEY, DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, Partition, Registered
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.base import shard_suffixes, source_formats
 from mm_assets.storage.listing import ShardFile, expand_shards
 from mm_assets.storage.urls import is_local, local_path
@@ -111,7 +111,7 @@ def no_shards(spec: DatasetSpec, *, registered: int = 0) -> SourceError:
 
 
 def list_partitions(
-    spec: DatasetSpec, *, seen: Mapping[str, tuple[str, float]] | None = None
+    spec: DatasetSpec, *, seen: Mapping[str, tuple[str, float]] | None = None, known: Iterable[Partition] = ()
 ) -> tuple[list[Partition], list[Partition], dict[str, tuple[str, float]]]:
     """Lists the shards that have settled, as partitions.
 
@@ -121,21 +121,24 @@ def list_partitions(
     Args:
         spec: the declaration.
         seen: by URL, the fingerprint last seen and since when (seconds since 1970).
+        known: the partitions as registered.
 
     Returns:
         The settled partitions sorted by key, those that wait for a shard, and `seen` for the next time: an entry for
         each shard that has not settled.
     """
     now = time.time()
-    known = seen or {}
+    before = seen or {}
     settled: list[Partition] = []
     unsettled: list[Partition] = []
     young: dict[str, tuple[str, float]] = {}
     suffixes = shard_suffixes(spec.source, where=spec.where)
-    for partition in group_shards(spec, expand_shards(spec.shards, spec.storage_options, suffixes=suffixes)):
+    urls = (shard.url for partition in known for shard in partition.shards)
+    listed = expand_shards(spec.shards, spec.storage_options, suffixes=suffixes, known=urls)
+    for partition in group_shards(spec, listed):
         waiting = {}
         for shard in partition.shards:
-            fingerprint, since = known.get(shard.url, ("", now))
+            fingerprint, since = before.get(shard.url, ("", now))
             since = since if fingerprint == shard.fingerprint else now
             age = 0.0 if shard.modified is None else now - shard.modified
             if max(now - since, age) < spec.settle_seconds:
@@ -171,14 +174,12 @@ def register(
         ConfigError: the declaration's schema settings changed and `new_schema` was not given.
     """
     spec = dataset.spec
-    with ThreadPoolExecutor(1, thread_name_prefix="listing") as pool:  # a listing of very many shards waits for seconds
-        listing = pool.submit(list_partitions, spec, seen=seen)
-        stored = dataset.registered()
-        partitions, unsettled, young = listing.result()
+    stored = dataset.registered()
+    partitions, unsettled, young = list_partitions(spec, seen=seen, known=stored.partitions.values())
     before, source, declared = stored.partitions, stored.source, _decided_with(stored)
     if young and wait:
         sleep(spec.settle_seconds)
-        partitions, unsettled, young = list_partitions(spec, seen=young)
+        partitions, unsettled, young = list_partitions(spec, seen=young, known=before.values())
     if not partitions and not young and (before or not allow_empty):
         # An unmounted folder looks like this; accepting it would empty the next manifest.
         raise no_shards(spec, registered=len(before))

@@ -23,7 +23,7 @@ from mm_assets.checks.runner import run_checks
 from mm_assets.errors import SourceError
 from mm_assets.pipeline.chain import CHAIN, FILTERED_ROWS, MATERIALIZED_ROWS, RAW_SHARDS, Stage, Table
 from mm_assets.pipeline.losses import losses_command
-from mm_assets.pipeline.store import StageRecord, digest_fault, size_fault
+from mm_assets.pipeline.records import StageRecord, digest_fault, size_fault
 from mm_assets.pipeline.work import PartitionWork
 from mm_assets.rows.base import RowSource
 from mm_assets.rows.columns import Kept

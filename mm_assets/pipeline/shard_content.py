@@ -12,7 +12,8 @@ from dataclasses import replace
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.formats import crc32c
 from mm_assets.pipeline.chain import MATERIALIZED_ROWS, RAW_SHARDS
-from mm_assets.pipeline.store import DatasetStore, Partition
+from mm_assets.pipeline.records import Partition
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.files import SourceFile
 from mm_assets.storage.listing import ShardFile
 

@@ -14,8 +14,9 @@ from mm_assets.errors import MmAssetsError, SourceError
 from mm_assets.pipeline.added_streams import set_aside_streams
 from mm_assets.pipeline.pending import Present, Stale, stale_partitions
 from mm_assets.pipeline.publish import partitions_in_manifest
+from mm_assets.pipeline.records import Partition, StageFailure
 from mm_assets.pipeline.register import list_partitions, no_shards, refusal
-from mm_assets.pipeline.store import DatasetStore, Partition, StageFailure
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.listing import ShardFile
 
 __all__ = ["DatasetStatus", "ManifestStatus", "ShardChanges", "dataset_status"]

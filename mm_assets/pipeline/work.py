@@ -11,8 +11,9 @@ from mm_assets.checks.relations import Measured
 from mm_assets.errors import SchemaMismatchError, SourceError
 from mm_assets.packing.plan import PackPlan
 from mm_assets.pipeline.chain import PUBLISHED, RAW_SHARDS, Stage, recorded_stages
+from mm_assets.pipeline.records import Partition, StageRecord
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, Partition, StageRecord
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.base import RowSource, row_sources
 from mm_assets.rows.schema import DatasetSchema
 from mm_assets.sources.base import Source, open_container

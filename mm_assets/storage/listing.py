@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +14,7 @@ import fsspec
 from fsspec.utils import glob_translate
 
 from mm_assets.errors import SourceError
+from mm_assets.storage.s3_listing import list_objects
 from mm_assets.storage.urls import Options, filesystem, protocols, public_url, storage_errors
 
 __all__ = ["UNMARKED", "ShardFile", "describe_file", "expand_shards"]
@@ -88,7 +89,7 @@ def describe_file(url: str, storage_options: Options | None = None) -> ShardFile
 
 
 def expand_shards(
-    pattern: str, storage_options: Options | None = None, *, suffixes: tuple[str, ...]
+    pattern: str, storage_options: Options | None = None, *, suffixes: tuple[str, ...], known: Iterable[str] = ()
 ) -> list[ShardFile]:
     """The shards that a folder, a glob or one path names, sorted by URL, without hidden files.
 
@@ -96,13 +97,19 @@ def expand_shards(
         pattern: a glob, a file, or a folder for all files below it whose names end as a shard's.
         storage_options: arguments for the file system.
         suffixes: ends of a shard's name, in lower case.
+        known: URLs that were listed before; of very many an object store is asked faster.
     """
     fs, path = filesystem(pattern, storage_options)
     with storage_errors(pattern, "cannot be listed"):
         if any(c in path for c in "*?["):
-            found = {p: i for p, i in _matching(fs, path).items() if i.get("type") != "directory"}
+            found = {p: i for p, i in _matching(fs, path, known).items() if i.get("type") != "directory"}
         elif fs.isdir(path):
-            found = {p: i for p, i in fs.find(path, detail=True).items() if p.lower().endswith(suffixes)}
+            files = (
+                {info["name"]: info for info in list_objects(fs, path, is_recursive=True, known=_names(fs, known))}
+                if "s3" in protocols(fs)
+                else fs.find(path, detail=True)
+            )
+            found = {p: i for p, i in files.items() if p.lower().endswith(suffixes)}
         elif fs.exists(path):
             found = {path: fs.info(path)}
         else:
@@ -115,7 +122,11 @@ def expand_shards(
     return sorted(listed, key=lambda shard: shard.url)
 
 
-def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> dict[str, Mapping[str, Any]]:
+def _names(fs: fsspec.AbstractFileSystem, urls: Iterable[str]) -> list[str]:
+    return sorted(map(fs._strip_protocol, urls))
+
+
+def _matching(fs: fsspec.AbstractFileSystem, pattern: str, known: Iterable[str]) -> dict[str, Mapping[str, Any]]:
     """What a glob matches, by path; of a single folder of an object store it is listed once, `glob` lists it twice."""
     folder, _, base = pattern.rpartition("/")
     if "file" in protocols(fs) or any(c in folder for c in "*?[") or "**" in base:
@@ -123,5 +134,8 @@ def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> dict[str, Mapping[
         return found
     matches = re.compile(glob_translate(pattern)).match
     with suppress(FileNotFoundError):
-        return {info["name"]: info for info in fs.ls(folder, detail=True) if matches(info["name"])}
+        listed = (
+            list_objects(fs, folder, known=_names(fs, known)) if "s3" in protocols(fs) else fs.ls(folder, detail=True)
+        )
+        return {info["name"]: info for info in listed if matches(info["name"])}
     return {}

@@ -1,23 +1,29 @@
-"""Listings of S3 at the speed of the store: the client's own parser takes most of the time of a page of 1,000 keys.
+"""Listings of S3 at the speed of the store, page by page.
 
-Only answers that list objects are parsed here, to what the client's parser makes of them; it parses all others.
+The client's own parser takes most of the time of a page of 1,000 keys, and the client collects all pages before it
+returns the first object, about 1 kB each. Only answers that list objects are parsed here, to what the client's parser
+makes of them; it parses all others.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import cache, partial
 from html import unescape
+from itertools import pairwise
 from typing import Any
 
-__all__ = ["listing_session", "use_fast_listings"]
+__all__ = ["list_objects", "listing_session", "use_fast_listings"]
 
 _LISTING = "ListObjectsV2Output"
 _ROOT = b"ListBucketResult"
 _LOOKS_FOR_ERROR = "_handle_200_error"  # of the client's handlers
 _HEAD = 200  # bytes in which the root begins
+_RANGES = 8  # requests for pages at a time: each waits for the store most of its time
+_PAGE = 1000  # objects
 _FIELD = re.compile("<([A-Za-z]+)>([^<]*)</")  # of what is nested, the innermost, which `_PARSED` does not have
 _PARSED: Mapping[str, Callable[[str], object]] = {
     "Key": str,
@@ -34,6 +40,61 @@ def use_fast_listings(fs: Any) -> None:
     """Lets a file system of s3fs that has no session yet use one whose clients parse listings fast."""
     if fs.session is None and fs.kwargs.keys() <= {"profile"}:  # of other arguments s3fs says that they are wrong
         fs.session = listing_session(fs.kwargs.get("profile"))
+
+
+def list_objects(
+    fs: Any, folder: str, *, is_recursive: bool = False, known: Sequence[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """The objects in a folder, sorted by name, each as `ls` of the file system describes it; folders are left out.
+
+    Args:
+        fs: a file system of s3fs.
+        folder: bucket and prefix.
+        is_recursive: also those in folders below it.
+        known: names that the folder had before, sorted, bucket included: where there are very many, the ranges between
+            some of them are listed at the same time. New names are found whatever the known ones are.
+
+    Yields:
+        One page at a time is in memory, or with `known` all objects.
+
+    Raises:
+        FileNotFoundError: there is no such bucket.
+    """
+    bucket, prefix, _ = fs.split_path(folder)
+    request = {"Bucket": bucket, "Prefix": f"{prefix.rstrip('/')}/" if prefix else "", **fs.req_kw}
+    if not is_recursive:
+        request["Delimiter"] = "/"
+    number = min(len(known) // _PAGE, _RANGES)
+    if number < 2:
+        yield from _objects_between(fs, request, "", None)
+        return
+    inner = [known[at * len(known) // number].partition("/")[2] for at in range(1, number)]
+    bounds = ["", *sorted(set(inner)), None]
+    with ThreadPoolExecutor(number, thread_name_prefix="ranges") as pool:
+        # `list`: a generator would do its work in the thread that reads it.
+        for found in pool.map(lambda bound: list(_objects_between(fs, request, *bound)), pairwise(bounds)):
+            yield from found
+
+
+def _objects_between(
+    fs: Any, request: Mapping[str, Any], after: str | None, until: str | None
+) -> Iterator[dict[str, Any]]:
+    """The objects whose keys are after one key, and up to another one or, without it, to the end."""
+    bucket = request["Bucket"]
+    more: dict[str, Any] = {"StartAfter": after} if after else {}
+    while True:
+        page = fs.call_s3("list_objects_v2", **request, **more)
+        contents = page.get("Contents", [])
+        for found in contents:
+            key = found["Key"]
+            if until is not None and key > until:
+                return
+            name = f"{bucket}/{key}"
+            yield {**found, "Key": name, "name": name, "type": "file", "size": found["Size"]}
+        folders = page.get("CommonPrefixes", [])
+        if not page.get("IsTruncated") or (until is not None and folders and folders[-1]["Prefix"] > until):
+            return
+        more = {"ContinuationToken": page["NextContinuationToken"]}
 
 
 @cache

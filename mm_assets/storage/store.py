@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from mm_assets.errors import ChangedError, SourceError, full_disk_named
 from mm_assets.storage.hashed_file import HashedFile, file_state
+from mm_assets.storage.s3_listing import list_objects
 from mm_assets.storage.urls import Options, filesystem, http_status, is_local, local_path, protocols, storage_errors
 
 __all__ = ["Draft", "ListedFile", "PublishedFile", "Snapshot", "Store"]
@@ -201,7 +202,8 @@ class Store:
 
     def _remote_files(self, folder: str) -> dict[str, ListedFile]:
         found = {}
-        for info in self.fs.ls(self.path_of(folder), detail=True):
+        path = self.path_of(folder)
+        for info in list_objects(self.fs, path) if self._is_s3 else self.fs.ls(path, detail=True):
             base = info["name"].rstrip("/").rsplit("/", 1)[-1]
             if info["type"] == "file" and base:
                 version = " ".join(str(info[fact]) for fact in _VERSION_FACTS if info.get(fact) is not None)

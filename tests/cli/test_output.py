@@ -8,8 +8,9 @@ import pytest
 from mm_assets.cli.options import DatasetChoice
 from mm_assets.cli.output import echo, printable, report_losses, report_registration
 from mm_assets.pipeline.losses import Loss, LossTotal
+from mm_assets.pipeline.records import Partition
 from mm_assets.pipeline.register import Registration, register
-from mm_assets.pipeline.store import DatasetStore, Partition
+from mm_assets.pipeline.store import DatasetStore
 
 from ..pipeline.chain import declare
 from ..pipeline.shards import CAPTIONS, make_shard

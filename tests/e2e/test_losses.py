@@ -19,10 +19,11 @@ from PIL import Image
 from mm_assets.cli.main import main
 from mm_assets.errors import SourceError
 from mm_assets.pipeline.losses import losses
+from mm_assets.pipeline.records import StageFailure
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.stages import TABLE_STAGES
-from mm_assets.pipeline.store import DatasetStore, StageFailure
+from mm_assets.pipeline.store import DatasetStore
 
 from ..pipeline.chain import at_work
 

@@ -11,8 +11,8 @@ from mm_assets.checks.context import Outcome
 from mm_assets.orchestration.checks import check_specs, rules_of
 from mm_assets.orchestration.report import check_results
 from mm_assets.pipeline.chain import CHAIN, RECORDED_STAGES
+from mm_assets.pipeline.records import StageRecord
 from mm_assets.pipeline.run import StageResult
-from mm_assets.pipeline.store import StageRecord
 from mm_assets.rows.preview import Preview
 
 from ..pipeline.chain import declare

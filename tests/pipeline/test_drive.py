@@ -12,8 +12,9 @@ from mm_assets.pipeline.drive import REPEATS, STORAGE_PAUSES, STRAGGLES, run_tas
 from mm_assets.pipeline.engines.base import Ended, Loss, Task
 from mm_assets.pipeline.leases import Leases
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report
+from mm_assets.pipeline.records import StageFailure
 from mm_assets.pipeline.register import register
-from mm_assets.pipeline.store import DatasetStore, StageFailure
+from mm_assets.pipeline.store import DatasetStore
 
 from .chain import declare
 from .shards import make_shard

@@ -24,9 +24,10 @@ from mm_assets.pipeline import publish
 from mm_assets.pipeline.chain import FILTERED_ROWS, RAW_SHARDS, ROWS
 from mm_assets.pipeline.losses import Loss, loss_totals, losses
 from mm_assets.pipeline.pending import Present, pending_reasons
+from mm_assets.pipeline.records import StageFailure
 from mm_assets.pipeline.register import register
 from mm_assets.pipeline.stages import StageResult
-from mm_assets.pipeline.store import DatasetStore, StageFailure
+from mm_assets.pipeline.store import DatasetStore
 
 from .chain import at_work, declare, marker_name, marker_of, run_chain
 

@@ -18,8 +18,9 @@ import pytest
 from mm_assets.pipeline.partition_run import run_partition
 from mm_assets.pipeline.pending import Present
 from mm_assets.pipeline.publish import build_manifest
+from mm_assets.pipeline.records import Partition
 from mm_assets.pipeline.register import register
-from mm_assets.pipeline.store import DatasetStore, Partition
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.store import Store
 
 from .chain import declare

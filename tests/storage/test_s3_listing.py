@@ -16,7 +16,8 @@ from aiobotocore.parsers import AioResponseParserFactory
 from aiobotocore.session import AioSession
 from botocore.session import Session
 
-from mm_assets.storage.s3_listing import listing_session
+from mm_assets.storage import s3_listing
+from mm_assets.storage.s3_listing import list_objects, listing_session
 
 SHAPE = Session().get_service_model("s3").operation_model("ListObjectsV2").output_shape
 # What XML can hold; the store encodes the rest.
@@ -104,3 +105,62 @@ def test_an_error_with_status_200_is_still_one(body: str, status: int) -> None:
         return answer["status_code"]
 
     assert [asyncio.run(handled(session)) for session in (listing_session(), AioSession())] == [status, status]
+
+
+class Bucket:
+    """A file system of one bucket that answers `list_objects_v2` as S3 does, a few objects per page."""
+
+    req_kw: dict[str, str] = {}
+
+    def __init__(self, keys: set[str], page: int) -> None:
+        self.keys = sorted(keys)
+        self.page = page
+
+    def split_path(self, path: str) -> tuple[str, str, None]:
+        bucket, _, key = path.partition("/")
+        return bucket, key, None
+
+    def call_s3(self, method: str, **request: str) -> dict[str, Any]:
+        assert (method, request["Bucket"]) == ("list_objects_v2", "bucket")
+        prefix, delimiter = request["Prefix"], request.get("Delimiter", "")
+        after = request.get("ContinuationToken") or request.get("StartAfter", "")
+        found: dict[str, Any] = {"Contents": [], "CommonPrefixes": []}
+        last = ""
+        for key in self.keys:
+            if not key.startswith(prefix):
+                continue
+            folder, is_folder, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
+            item = f"{prefix}{folder}{delimiter}" if is_folder else key
+            if item <= after or item == last:
+                continue
+            if len(found["Contents"]) + len(found["CommonPrefixes"]) == self.page:
+                return {**found, "IsTruncated": True, "NextContinuationToken": last}
+            if is_folder:
+                found["CommonPrefixes"].append({"Prefix": item})
+            else:
+                found["Contents"].append({"Key": key, "Size": len(key), "ETag": '"tag"'})
+            last = item
+        return {**found, "IsTruncated": False}
+
+
+KEYS = st.sets(st.text("ab/~", min_size=1, max_size=4), max_size=30).map(lambda keys: {f"in/{key}" for key in keys})
+
+
+@given(KEYS, KEYS, st.integers(1, 5), st.booleans())
+def test_ranges_between_known_names_miss_nothing(
+    keys: set[str], known: set[str], page: int, is_recursive: bool
+) -> None:
+    """Whatever names were known before, every object in the folder is listed once, in order, and no other."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(s3_listing, "_PAGE", 2)  # else thousands of names make a range
+        listed = list(
+            list_objects(
+                Bucket({*keys, "a", "inside", "other/b"}, page),
+                "bucket/in",
+                is_recursive=is_recursive,
+                known=sorted(f"bucket/{key}" for key in known),
+            )
+        )
+    wanted = sorted(key for key in keys if is_recursive or "/" not in key.removeprefix("in/"))
+    assert [info["name"] for info in listed] == [f"bucket/{key}" for key in wanted]
+    assert all(info["size"] == len(info["name"]) - len("bucket/") and info["type"] == "file" for info in listed)

@@ -15,8 +15,9 @@ from mm_assets.errors import MmAssetsError
 from mm_assets.pipeline.chain import RAW_SHARDS, Stage
 from mm_assets.pipeline.leases import Holder, LeasedError
 from mm_assets.pipeline.partition_run import PartitionReport, failed_report, run_partition
+from mm_assets.pipeline.records import Partition, StageFailure
 from mm_assets.pipeline.spec import DatasetSpec
-from mm_assets.pipeline.store import DatasetStore, Partition, StageFailure
+from mm_assets.pipeline.store import DatasetStore
 from mm_assets.rows.schema import DatasetSchema
 
 __all__ = ["Ended", "Engine", "Loss", "Task"]
