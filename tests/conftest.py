@@ -1,5 +1,6 @@
 """Options, profiles and fixtures of the whole suite."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import mm_assets
 
 REPO = Path(__file__).resolve().parent.parent
 DEMO_SHARDS = REPO / "mm_assets" / "defs" / "demo" / "shards"
+
+# A shell lets what it runs in the background ignore these, and so would every process that a test starts and ends.
+for _number, _effect in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _effect)
 
 DEFAULT_EXAMPLES = 100  # of Hypothesis, where a test does not say how many it needs
 settings.register_profile("nightly", max_examples=20 * DEFAULT_EXAMPLES)
