@@ -279,6 +279,7 @@ class _Run:
         from mm_assets.orchestration.launch import run_load
         from mm_assets.pipeline.engines.choice import open_engine
         from mm_assets.pipeline.load import run_unrecorded
+        from mm_assets.pipeline.register import registration_fault
 
         self.began = time.perf_counter()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -308,6 +309,8 @@ class _Run:
                 if not self.is_recorded:
                     run_unrecorded(present, keys, engine=engine, first=self.first, observed=observe)
                     stop.check()
+                    if (fault := registration_fault(dataset, present.partitions, keys)) is not None:
+                        self.failed.append(f"{name}: {fault}")
                     continue
                 rest = run_load(dataset.spec, keys, engine=engine, first=self.first, observed=observe, present=present)
                 if rest.present is not None:

@@ -29,6 +29,7 @@ from mm_assets.orchestration.runs import (
     end_dead_loads,
     leased_run,
     load_config,
+    loads_at_work,
     process_tags,
     tag_process,
     working_runs,
@@ -240,6 +241,7 @@ class Load:
         self._num_left = len(self.keys)
         self._made = time.monotonic()  # when there was a manifest last
         self._mirror: Mirror | None = None  # of the run at hand
+        self._is_caught_up = False  # with what was published without Dagster
 
     def __enter__(self) -> Self:
         return self
@@ -268,7 +270,7 @@ class Load:
                     held.enter_context(leased_run(context, self.dataset))
                 held.enter_context(mirror)
                 if is_first:
-                    mirror.catch_up(set(self.keys))
+                    self._catch_up(mirror, context)
                 for report in islice(reports, number):
                     self._num_left -= 1
                     mirror.record(report)
@@ -283,6 +285,8 @@ class Load:
                         self._made = time.monotonic()
                 mirror.store()
                 if not self._num_left:
+                    if not self._is_caught_up:  # the other may have ended since, or been dead
+                        self._catch_up(mirror, context)
                     self._make_manifest(mirror)
         except MmAssetsError as error:
             raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
@@ -310,6 +314,11 @@ class Load:
             self._reports = chain(refused, self._held.enter_context(closing(running)))
         return self._reports
 
+    def _catch_up(self, mirror: Mirror, context: dg.OpExecutionContext) -> None:
+        self._is_caught_up = not _another_records(mirror, context, self.dataset)
+        if self._is_caught_up:
+            mirror.catch_up(set(self.keys))
+
     def _store(self) -> None:
         if self._mirror is not None:
             self._mirror.store()
@@ -330,6 +339,17 @@ class Load:
 def named_keys(keys: Sequence[str]) -> str:
     """Partition keys in a message: the first of them."""
     return ", ".join(keys[:_NAMED]) + (", …" if len(keys) > _NAMED else "")
+
+
+def _another_records(mirror: Mirror, context: dg.OpExecutionContext, dataset: DatasetStore) -> bool:
+    """Whether another load is at work, which records what it has published, or what failed, a moment later."""
+    others = loads_at_work(context.instance, dataset, but=context.run_id)
+    if others:
+        mirror.warn(
+            f"a load is at work in run {others[0]}, which records what it publishes: what was published without "
+            "Dagster is recorded by the next load, or by `mm-assets sync` when that one has ended"
+        )
+    return bool(others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,7 +376,9 @@ def catch_up(context: dg.OpExecutionContext, dataset: DatasetStore, *, makes_man
     add_partitions(context.instance, dataset.spec, dataset.partitions().values())
     try:
         with leased_run(context, dataset), Mirror(context, Present(dataset)) as mirror:
-            num_partitions, failed = mirror.catch_up(), mirror.catch_up_failures()
+            num_partitions, failed = 0, list[str]()
+            if not _another_records(mirror, context, dataset):
+                num_partitions, failed = mirror.catch_up(), mirror.catch_up_failures()
             if makes_manifest:
                 build_manifest(dataset)
             manifest = mirror.catch_up_manifest()

@@ -211,6 +211,18 @@ def is_running(instance: dg.DagsterInstance, dataset: DatasetStore, job: str) ->
     return bool(_live_runs(instance, dataset, dg.RunsFilter(job_name=job, statuses=_UNFINISHED)))
 
 
+def loads_at_work(instance: dg.DagsterInstance, dataset: DatasetStore, *, but: str) -> list[str]:
+    """Ids of the other live runs of the load job, which record what they publish; dead runs are ended.
+
+    Args:
+        instance: the instance.
+        dataset: the dataset's folder.
+        but: id of the run that asks.
+    """
+    runs = _live_runs(instance, dataset, dg.RunsFilter(job_name=load_job_name(dataset.spec), statuses=_WORKING))
+    return [run.run_id for run in runs if but not in (run.run_id, run.tags.get(LOAD_TAG))]
+
+
 def _live_runs(instance: dg.DagsterInstance, dataset: DatasetStore, wanted: dg.RunsFilter) -> list[dg.DagsterRun]:
     return [r.dagster_run for r in instance.get_run_records(wanted) if not _end_if_dead(instance, dataset, r)]
 

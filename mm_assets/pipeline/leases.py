@@ -137,6 +137,7 @@ class Leases:
         self._owner = self.holder.owner
         self._clock = clock
         self._held: dict[str, float] = {}  # until when without the lease of the run, by name
+        self._lapsed: set[str] = set()  # of these, which had ended for some time: another process may have taken them
         self._renewed = 0.0  # until when with it
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -155,6 +156,7 @@ class Leases:
             self._thread.join()
         with self._lock:
             self._held.clear()
+            self._lapsed.clear()
             if self._renewed:
                 self._renewed = 0.0
                 self._delete(self.run_name(self._run))
@@ -195,8 +197,11 @@ class Leases:
             yield
         finally:
             with self._lock:
-                is_held = self._is_held(name) or (not self._renews and self._is_mine(name))
+                # What a driver renews, or what had ended, may be another's by now: the file says so.
+                is_known = self._renews and name not in self._lapsed
+                is_held = self._is_held(name) if is_known else self._is_mine(name)
                 self._held.pop(name, None)
+                self._lapsed.discard(name)
                 if is_held:
                     self._delete(name)
 
@@ -240,6 +245,7 @@ class Leases:
             break
         with self._lock:
             self._held[name] = until
+            self._lapsed.discard(name)
             if self._thread is None and self._renews:
                 self._thread = threading.Thread(target=self._renew_all, name="leases", daemon=True)
                 self._thread.start()
@@ -250,7 +256,8 @@ class Leases:
             return  # the last is one that could not be deleted
         valid = self._valid(name, lease)
         if valid is not None:
-            seconds = valid.until - self._clock() if valid.is_gone is None else None
+            # Whoever tries again may have a clock that is behind this one.
+            seconds = valid.until - self._clock() + _MARGIN if valid.is_gone is None else None
             where = self._store.url_of(self.file_name(name))
             raise LeasedError(where, name=name, owner=valid.owner, seconds=seconds)
 
@@ -276,9 +283,13 @@ class Leases:
             self.renew()
 
     def renew(self) -> None:
-        """Prolongs the leases that are held; those that ended, because this process was suspended, stay ended."""
+        """Prolongs the leases that are held.
+
+        Those that ended, because this process was suspended or the storage did not answer, are valid again where no
+        other process has taken them meanwhile: the work on their partitions goes on.
+        """
         with self._lock:
-            self._held = {name: until for name, until in self._held.items() if self._is_held(name)}
+            self._lapsed |= {name for name in self._held if not self._is_held(name)}
             if not self._held:
                 return
             until = self._clock() + LEASE_SECONDS

@@ -27,13 +27,16 @@ def process_tag(run_id: str) -> str | None:
 def process_is_gone(run_id: str, tag: str | None) -> bool | None:
     """Whether the process that a run's tag names has ended.
 
-    None where that is not known: there is no tag, it is another run's, or the process is on another host.
+    None where that is not known: there is no tag, it is another run's, or the process is on another host or of another
+    boot of this one.
     """
     parts = (tag or "").split(" ")
     if len(parts) != 5 or parts[0] != run_id or parts[1] != _place() or not parts[3].isdecimal():
         return None
+    if parts[2] != _boot():  # the machine restarted, or it is another one with the same name
+        return None
     # A process id is reused, but not with the same start time, which counts from the boot.
-    return parts[2] != _boot() or _start(int(parts[3])) != parts[4]
+    return _start(int(parts[3])) != parts[4]
 
 
 def _place() -> str | None:

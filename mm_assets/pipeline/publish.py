@@ -33,6 +33,7 @@ from mm_assets.pipeline.chain import (
     recorded_stages,
 )
 from mm_assets.pipeline.duplicate_ids import duplicate_ids
+from mm_assets.pipeline.leases import Leases
 from mm_assets.pipeline.losses import published_losses, sum_losses
 from mm_assets.pipeline.markers import Listed, Marker
 from mm_assets.pipeline.pending import Present, lost_files, stage_fault
@@ -478,7 +479,8 @@ class CleanReport:
 def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = False) -> CleanReport:
     """Removes packed files and manifests that are not needed, and tables and markers of partitions that are gone.
 
-    A packed file is needed by a remaining manifest, the marker of a registered partition, or the partition's records.
+    A packed file is needed by a remaining manifest, the marker of a registered partition, or the partition's records;
+    those of a partition at work remain.
 
     Args:
         dataset: the dataset's folder.
@@ -495,19 +497,22 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
     current = f"manifests/{hashlib.sha256(newest).hexdigest()}.json"
     manifests = sorted(store.sizes("manifests"), key=lambda name: (name != current, -_modified(store, name), name))
     present = Present(dataset)
-    registered = present.partitions
     needed = {path for name in manifests[:keep] for path in _packed_of(store, name)}
     for marker in present.published().values():
         needed |= {path for path, _ in marker.served_files()}
         if marker.added is not None:
             needed.add(marker.added["file"]["path"])
     sizes = {**store.sizes(PACKED_FOLDER), **store.sizes("manifests")}
+    registered = dataset.partitions()  # after the files, since others may have been registered meanwhile
     surplus: dict[str, list[str]] = {}
     for name in sizes.keys() - needed:
         if packed := _PACKED_PATH.fullmatch(name):
             surplus.setdefault(packed[1], []).append(name)
     doomed = [name for key in sorted(surplus.keys() - registered.keys()) for name in sorted(surplus[key])]
+    leases = Leases(dataset, "clean")
     for key in sorted(surplus.keys() & registered.keys()):
+        if leases.live(key) is not None:  # a run that names its packed files when all of them are there
+            continue
         # No stream is added to it meanwhile, and no marker of it withdrawn.
         with dataset.markers_held(key):
             needed = _packed_by(dataset, key, present.names.get(key, ()))
@@ -521,7 +526,9 @@ def clean(dataset: DatasetStore, *, keep: int | None = None, dry_run: bool = Fal
         doomed.append(name)
         sizes[name] = markers[name]
     for folder in (*TABLES, RECORDS):
-        for name, size in store.sizes(folder).items():
+        listed = store.sizes(folder)
+        registered = dataset.partitions()
+        for name, size in listed.items():
             if name.rsplit("/", 1)[-1].rsplit(".", 1)[0] not in registered:
                 doomed.append(name)
                 sizes[name] = size

@@ -23,7 +23,15 @@ from mm_assets.storage.listing import ShardFile, expand_shards
 from mm_assets.storage.urls import is_local, local_path
 from mm_assets.summaries import counted
 
-__all__ = ["Registration", "group_shards", "list_partitions", "no_shards", "refusal", "register"]
+__all__ = [
+    "Registration",
+    "group_shards",
+    "list_partitions",
+    "no_shards",
+    "refusal",
+    "register",
+    "registration_fault",
+]
 
 MAX_KEY = 200  # a file name has 255 bytes at most, and ours add a digest, an extension and dots
 
@@ -208,6 +216,26 @@ def register(
         unsettled=tuple(young),
         seen=young,
         decision=decision,
+    )
+
+
+def registration_fault(dataset: DatasetStore, known: Mapping[str, Partition], keys: Iterable[str]) -> str | None:
+    """How partitions that were run are no longer registered as they were then, or None.
+
+    Hosts with copies of local shards register them in turn, each with times of its own: what one has published does
+    not count for the others.
+
+    Raises:
+        SourceError: the registration cannot be read.
+    """
+    now = dataset.registered().partitions
+    changed = [key for key in keys if key not in now or now[key].fingerprints != known[key].fingerprints]
+    if not changed:
+        return None
+    return (
+        f"{counted(len(changed), 'partition')} that ran here, {changed[0]!r} first, were registered meanwhile with "
+        "other shards, and do not count: the fingerprint of a local shard is its size and time of modification, so "
+        "that all hosts have to see the same files; if shards were replaced, run the same command again"
     )
 
 

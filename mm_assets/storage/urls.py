@@ -122,7 +122,11 @@ def http_status(error: BaseException) -> int | None:
     for cause in _causes(error):
         reply = getattr(cause, "response", None)  # of botocore's errors
         status = reply.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(reply, Mapping) else None
-        status = getattr(cause, "status", None) if status is None else status  # of aiohttp's
+        # Of aiohttp's errors, of those of Google Cloud Storage, and of Azure's.
+        names = iter(("status", "code", "status_code"))
+        while status is None and (name := next(names, None)) is not None:
+            found = getattr(cause, name, None)
+            status = found if isinstance(found, int) and 400 <= found < 600 else None
         if isinstance(status, int):
             return status
     return None

@@ -265,7 +265,7 @@ def test_a_process_tag_speaks_of_its_own_run_only() -> None:
     assert process_is_gone("one", tag.rpartition(" ")[0]) is None
     run_id, place, boot, pid, start = tag.split(" ")
     assert process_is_gone("one", " ".join((run_id, "elsewhere/x", boot, pid, start))) is None
-    assert process_is_gone("one", " ".join((run_id, place, "another-boot", pid, start))) is True
+    assert process_is_gone("one", " ".join((run_id, place, "another-boot", pid, start))) is None
     assert process_is_gone("one", " ".join((run_id, place, boot, pid, str(int(start) + 1)))) is True
 
 

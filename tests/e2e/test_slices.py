@@ -16,7 +16,9 @@ from click.testing import CliRunner
 from mm_assets.cli.main import main
 from mm_assets.orchestration.partitions import asset_key
 from mm_assets.pipeline.chain import CHAIN
-from mm_assets.pipeline.load import Slice
+from mm_assets.pipeline.load import Slice, run_unrecorded
+from mm_assets.pipeline.pending import Present
+from mm_assets.pipeline.register import register
 from mm_assets.pipeline.spec import DatasetSpec
 from mm_assets.pipeline.store import DatasetStore
 
@@ -195,3 +197,31 @@ def test_a_sync_without_the_declaration_leaves_the_manifest(tmp_path: Path, shar
         ).store.exists("manifest.json")
         is False
     )
+
+
+def test_copies_of_shards_with_times_of_their_own_are_noticed(
+    tmp_path: Path, dagster_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice whose shards another host registers with other times meanwhile fails: what it publishes is left out."""
+    shards, root = tmp_path / "shards", tmp_path / "root"
+    for number in range(2):
+        make_shard(shards / f"{number}.tar", {f"{number}.txt": f"number {number}"})
+    given = {"name": "d", "shards": f"{shards}/*.tar", "root": str(root), "settle_seconds": 0}
+    spec = DatasetSpec.from_config(given, where="arguments")
+
+    def elsewhere(present: Present, *args: Any, **options: Any) -> None:
+        times = {path: path.stat().st_mtime_ns for path in shards.iterdir()}
+        for path in times:
+            os.utime(path, (1_700_000_000, 1_700_000_000))
+        register(DatasetStore(spec))
+        for path, time in times.items():
+            os.utime(path, ns=(time, time))
+        run_unrecorded(present, *args, **options)
+
+    monkeypatch.setattr("mm_assets.pipeline.load.run_unrecorded", elsewhere)
+    code, said = run(shards, root, "run", "--slice", "1/1", "--no-record")
+    assert code == 1
+    assert "2 partitions that ran here, '0' first, were registered meanwhile with other shards" in " ".join(
+        said.split()
+    )
+    assert "all hosts have to see the same files" in " ".join(said.split())

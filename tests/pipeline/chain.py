@@ -18,7 +18,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def declare(root: Path, shards: object, **settings: Any) -> DatasetSpec:
+def declare(root: Path | str, shards: object, **settings: Any) -> DatasetSpec:
     """A dataset as YAML would declare it."""
     config = {"name": "data", "shards": str(shards), "root": str(root), "settle_seconds": 0, **settings}
     return DatasetSpec.from_config(config, where="defs.yaml")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mm_assets.errors import SourceError
-from mm_assets.pipeline.leases import LEASE_SECONDS, Lease, LeasedError, Leases
+from mm_assets.pipeline.leases import LEASE_SECONDS, Holder, Lease, LeasedError, Leases
 from mm_assets.pipeline.store import DatasetStore
 from mm_assets.storage.store import Store
 
@@ -63,7 +63,7 @@ def test_a_lease_of_another_host_ends(dataset: DatasetStore) -> None:
     with Leases(dataset, "mine", clock=clock) as leases:
         with pytest.raises(LeasedError, match="on host elsewhere") as refused, leases.held("a"):
             pass
-        assert refused.value.seconds == pytest.approx(30)
+        assert 30 < refused.value.seconds <= 40  # whoever tries again may have a clock that is behind
         assert leases.live("a") == Lease(run="other", owner=ELSEWHERE, until=clock.now + 30)
         clock.now += 31
         assert leases.live("a") is None
@@ -74,7 +74,7 @@ def test_a_lease_of_another_host_ends(dataset: DatasetStore) -> None:
 
 
 def test_a_lease_is_renewed_while_its_owner_works(dataset: DatasetStore) -> None:
-    """It is written again before it ends; where its owner was suspended for longer, it is left alone."""
+    """It is written again before it ends; where its owner was suspended and another host has it, it is left alone."""
     clock = Clock()
     with Leases(dataset, "mine", clock=clock) as leases, leases.held("a"):
         for _ in range(5):
@@ -90,6 +90,36 @@ def test_a_lease_is_renewed_while_its_owner_works(dataset: DatasetStore) -> None
         assert found is not None
         assert found.run == "other"
     assert dataset.store.exists(Leases.file_name("a"))
+
+
+def test_a_storage_that_was_away_ends_no_lease_for_good(dataset: DatasetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an outage longer than a lease, a run is alive for other hosts again, with the partitions it works on."""
+    clock = Clock()
+    other = Holder("other", ELSEWHERE)
+    with (
+        Leases(dataset, "load", clock=clock) as driver,
+        Leases(dataset, "other", holder=other, clock=clock) as others,
+        driver.of_run(),
+        driver.held("a"),
+        driver.held("b"),
+    ):
+        monkeypatch.setattr(Lease, "is_gone", None)  # as another host sees it
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "write_bytes", refuse_to_write)
+            for _ in range(6):
+                clock.now += LEASE_SECONDS / 3
+                driver.renew()
+        assert others.live(Leases.run_name("load")) is None
+        with others.held("b"):
+            driver.renew()
+            assert others.live(Leases.run_name("load")) is not None
+            with pytest.raises(LeasedError, match="partition 'a'"), others.held("a"):
+                pass
+    assert not dataset.store.exists(Leases.file_name("a"))
+
+
+def refuse_to_write(store: Store, name: str, content: bytes) -> None:
+    raise SourceError(name, "the storage is away")
 
 
 def test_a_worker_releases_a_lease_that_its_driver_renews(dataset: DatasetStore) -> None:

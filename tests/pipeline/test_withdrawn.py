@@ -19,9 +19,12 @@ from mm_assets.pipeline import publish
 from mm_assets.pipeline import run as stage_runs
 from mm_assets.pipeline.added_streams import add_to_dataset
 from mm_assets.pipeline.chain import FILTERED_ROWS
+from mm_assets.pipeline.leases import Leases
 from mm_assets.pipeline.partition_run import run_partition
 from mm_assets.pipeline.pending import Present, pending_partitions
+from mm_assets.pipeline.register import register
 from mm_assets.pipeline.store import DatasetStore
+from mm_assets.storage.staged import StagedStore
 from mm_assets.storage.store import Store
 from tests.dataset.test_add_stream import values_of
 from tests.pipeline.chain import declare, marker_of, run_chain
@@ -342,3 +345,25 @@ def test_marker_of_other_settings_is_merged_before_it_is_removed(tmp_path: Path)
     publish.build_manifest(DatasetStore(dataset.spec))
     assert streams_in_manifest(dataset) == ["score"]
     assert marker_names(dataset) == [name]
+
+
+def test_cleaning_leaves_what_a_run_is_about_to_publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed files that are uploaded before the records which name them are not removed while their run is at work."""
+    shard = make_shard(tmp_path / "in" / "s.tar", CAPTIONS)
+    dataset = DatasetStore(declare(f"memory://{tmp_path.name}", shard, filters=[]))
+    register(dataset)
+    removed: list[tuple[str, ...]] = []
+    put = StagedStore._put
+
+    def cleaned(store: StagedStore, name: str) -> None:
+        if name == dataset.records_name("s"):  # the last before the marker
+            removed.append(publish.clean(DatasetStore(dataset.spec)).files)
+        put(store, name)
+
+    monkeypatch.setattr(StagedStore, "_put", cleaned)
+    with Leases(dataset, "run") as leases, leases.held("s"):
+        report = run_partition(dataset.spec, dataset.partition("s"), dataset.schema())
+    assert (report.ok, removed) == (True, [()])
+    assert [shard["partition"] for shard in publish.build_manifest(DatasetStore(dataset.spec)).manifest["shards"]] == [
+        "s"
+    ]

@@ -24,7 +24,7 @@ from mm_assets.storage.listing import expand_shards
 from mm_assets.storage.ranges import MAX_REQUEST
 from mm_assets.storage.remote import RemoteFile
 from mm_assets.storage.store import Store
-from mm_assets.storage.urls import storage_fault
+from mm_assets.storage.urls import storage_errors, storage_fault
 
 CONTENT = bytes(i * 7 % 251 for i in range(5000))
 
@@ -229,6 +229,35 @@ def test_two_writers_of_one_file_do_not_overlap(tmp_path: Path) -> None:
             store.write_bytes("x", b"second")
         assert storage_fault(refused.value) == "unavailable"
     assert store.read_bytes("x") == b"first"
+
+
+class GoogleError(Exception):
+    """As gcsfs raises one: the status is its `code`."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"HTTP {code}")
+        self.code = code
+
+
+class AzureError(Exception):
+    """As the client of Azure raises one."""
+
+    def __init__(self, status_code: int) -> None:
+        super().__init__(f"HTTP {status_code}")
+        self.status_code = status_code
+
+
+@pytest.mark.parametrize("kind", [GoogleError, AzureError])
+@pytest.mark.parametrize(
+    ("status", "fault"), [(429, "slow_down"), (503, "slow_down"), (502, "unavailable"), (404, None)]
+)
+def test_what_may_pass_is_known_of_other_clouds(
+    kind: type[GoogleError | AzureError], status: int, fault: str | None
+) -> None:
+    """The replies of object stores other than S3 that may pass are tried again, and others are not."""
+    with pytest.raises(SourceError) as raised, storage_errors("gs://bucket/x", "cannot be read"):
+        raise kind(status)
+    assert storage_fault(raised.value) == fault
 
 
 def test_a_killed_writer_leaves_nothing_visible_and_nothing_in_the_way(tmp_path: Path) -> None:

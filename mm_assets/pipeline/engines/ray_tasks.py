@@ -84,6 +84,7 @@ class RayTasks:
         self._nodes: list[_Node] = []
         self._looked = float("-inf")  # at the nodes
         self._same_since = time.monotonic()  # the nodes
+        self._had_workers = False  # nodes with a processor for tasks
         self._num_lost = 0  # looks at which nodes were gone
         self._is_mine = not ray.is_initialized()
         if self._is_mine:
@@ -267,10 +268,20 @@ class RayTasks:
         return found
 
     def _unplaceable(self) -> list[Ended]:
-        """The ends of tasks that no node has enough for, and none has had for long."""
-        patience = _MISSING_SECONDS if self._num_tasks is None else _GROWING_SECONDS
-        if time.monotonic() - self._same_since < patience:
+        """The ends of tasks that no node has enough for, and none has had for long.
+
+        Raises:
+            ConfigError: there is no node for any task, and for long there has been none. Those that wait have not
+                failed: the next load runs them.
+        """
+        has_workers = any(node.num_cpus >= 1 for node in self._nodes)
+        self._had_workers |= has_workers
+        # A cluster whose workers are all replaced takes minutes, and one that grows on demand has none at first.
+        is_patient = self._num_tasks is not None or (self._had_workers and not has_workers)
+        if time.monotonic() - self._same_since < (_GROWING_SECONDS if is_patient else _MISSING_SECONDS):
             return []
+        if not has_workers and any(group.began is None for group in self._groups.values()):
+            raise ConfigError("arguments", "engine", _offer(()))
         waiting = {id(g): g for g in self._groups.values() if g.began is None and not any(map(g.fits, self._nodes))}
         found: list[Ended] = []
         for group in waiting.values():
