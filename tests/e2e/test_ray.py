@@ -186,6 +186,22 @@ def test_what_no_node_has_is_said(project: Project, cluster: RayCluster, what: s
 
 
 @pytest.mark.cluster
+def test_without_workers_no_partition_is_given_up(project: Project, cluster: RayCluster) -> None:
+    """A cluster that has no node for tasks ends a load with one error, and its partitions wait for the next load."""
+    code = REPORTING + (
+        "ray_tasks._MISSING_SECONDS = 5.0\n"
+        "of = ray_tasks._Node.of\n"
+        "ray_tasks._Node.of = lambda listed: of({**listed, 'Resources': {**listed['Resources'], 'CPU': 0}})\n"
+    )
+    # More memory than there is, so that the head, which has processors, takes no task.
+    engine = json.dumps({"type": "ray", "address": cluster.address, "memory_bytes": 1 << 48})
+    with project.start("run", "--set", f"engine={engine}", code=code + MAIN) as command:
+        said = " ".join(command.ended(1).split())
+    assert said.count("no node of the Ray cluster has a processor for tasks: start one") == 1
+    assert not list(project.folder.rglob("failures/*.json"))
+
+
+@pytest.mark.cluster
 def test_a_load_goes_on_from_another_host(
     corpus: Corpus, project: Project, wanted: dict[str, str], cluster: RayCluster
 ) -> None:
