@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from mm_assets.cli.document import json_option, write_document
 from mm_assets.cli.options import field_option
 from mm_assets.cli.output import echo
 from mm_assets.dataset.manifest import FORMATS
@@ -26,11 +27,20 @@ if TYPE_CHECKING:
     "--format", "form", type=click.Choice(FORMATS), help="Which files of a manifest; MULT by default, if it has them."
 )
 @field_option
+@json_option
 def command(file: str, sample: int | None, form: str | None) -> None:
     """Show what a packed file or manifest holds."""
     import mm_assets
 
     with mm_assets.open(file, format=form) as dataset:
+        modalities: dict[str, Any] = {}
+        document: dict[str, Any] = {
+            "file": file,
+            "num_samples": len(dataset),
+            "schema": dict(dataset.schema),
+            "modalities": modalities,
+            "sample": None,
+        }
         echo(f"{file}: {counted(len(dataset), 'sample')}")
         pack = dataset.schema.get("pack")
         if pack and pack.get("preset"):
@@ -43,16 +53,27 @@ def command(file: str, sample: int | None, form: str | None) -> None:
                 echo(f"{key}: {json.dumps(value, ensure_ascii=False)}")
         for name in dataset.names:
             field = dataset.fields.get(name)
-            shown = _refusal(dataset, name) if field is None else _settings(field)
-            echo(f"  {name}: {shown}, {int(dataset.presence(name).sum()):,} present")
+            shown, present = (
+                _refusal(dataset, name) if field is None else _settings(field),
+                dataset.presence(name).sum(),
+            )
+            echo(f"  {name}: {shown}, {int(present):,} present")
+            modalities[name] = {
+                "field": None if field is None else type(field).__name__,
+                "shown": shown,
+                "present": int(present),
+            }
         if sample is not None:
             if not -len(dataset) <= sample < len(dataset):
                 raise ConfigError(
                     "arguments", "--sample", f"is {sample}, the file has {counted(len(dataset), 'sample')}"
                 )
+            values = {name: _shown(dataset, sample, name) for name in dataset.names}
+            document["sample"] = {"index": sample, "sample_id": dataset.sample_ids[sample], "values": values}
             echo(f"sample {sample}: {dataset.sample_ids[sample]}")
-            for name in dataset.names:
-                echo(f"  {name}: {_shown(dataset, sample, name)}")
+            for name, value in values.items():
+                echo(f"  {name}: {value}")
+    write_document(document)
 
 
 def _refusal(dataset: Dataset, name: str) -> str:

@@ -1,18 +1,21 @@
 """The `mm-assets` command.
 
 Results go to standard output, everything else to standard error. Exit code 0: success; 1: a requested operation failed
-or a file is damaged; 2: the command was used wrongly.
+or a file is damaged; 2: the command was used wrongly. With `--json` standard output has one document, of an error too.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import click
 
 from mm_assets import __version__
-from mm_assets.cli.output import report_error
+from mm_assets.cli.document import document_only, is_asked_for, write_error
+from mm_assets.cli.output import error_text, report_error
 from mm_assets.errors import MmAssetsError
 
 __all__ = ["COMMANDS", "main"]
@@ -48,11 +51,30 @@ class _Commands(click.Group):
         found.short_help = " ".join((found.help or "").partition("\n\n")[0].split())
         return found
 
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
+        """Runs the command line; with `--json` every end of it writes a document, also that of wrong arguments."""
+        given = list(sys.argv[1:] if args is None else args)
+        if not is_asked_for(given):
+            return super().main(given, *rest, **options)
+        with document_only():
+            try:
+                code = super().main(given, *rest, **{**options, "standalone_mode": False})
+            except click.ClickException as error:
+                error.show()
+                code = error.exit_code
+                write_error(type(error).__name__, error.format_message(), code)
+            except click.Abort:
+                code = 1
+                write_error("Abort", "interrupted", code)
+        sys.exit(code or 0)
+
     def invoke(self, ctx: click.Context) -> None:
         try:
             super().invoke(ctx)
         except (MmAssetsError, OSError) as error:  # a bug keeps its traceback
-            sys.exit(report_error(error, ctx.obj))
+            code = report_error(error, ctx.obj)
+            write_error(type(error).__name__, error_text(error, ctx.obj), code)
+            sys.exit(code)
         if ctx.obj is not None and ctx.obj.wrong:
             sys.exit(2)
 

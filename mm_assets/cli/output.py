@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mm_assets.cli.document import wants_json
 from mm_assets.errors import ConfigError, MmAssetsError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "echo",
+    "error_text",
     "inspect_command",
     "named_in_part",
     "print_table",
@@ -51,8 +53,9 @@ def printable(text: str) -> str:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Writes a line that may hold names from shards, to standard output or standard error."""
-    click.echo(printable(text), err=err)
+    """Writes a line that may hold names from shards; to standard output only where that is not for a document."""
+    if err or not wants_json():
+        click.echo(printable(text), err=err)
 
 
 def inspect_command(url: str, own_fields: Iterable[str], *options: str) -> str:
@@ -76,7 +79,7 @@ def print_table(
     numbers: Collection[str] = (),
     wrapped: Collection[str] = (),
 ) -> None:
-    """Writes a table; where the terminal is too narrow for it, each row as a paragraph that has the headings.
+    """Writes a table as `echo` a line; where a terminal is too narrow, each row as a paragraph with the headings.
 
     Args:
         headings: of the columns.
@@ -89,6 +92,8 @@ def print_table(
     from rich.padding import Padding
     from rich.table import Table
 
+    if wants_json():
+        return
     console = table_console()
     shown = [[printable(cell) for cell in row] for row in rows]
     table = Table()
@@ -140,14 +145,18 @@ def report_error(error: MmAssetsError | OSError, chosen: DatasetChoice | None) -
     Raises:
         OSError: it concerns no path, so its traceback is needed.
     """
+    for line in f"error: {error_text(error, chosen)}".splitlines():  # DuckDB's have several
+        echo(line, err=True)
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+def error_text(error: MmAssetsError | OSError, chosen: DatasetChoice | None) -> str:
+    """The message of an error, with the given options in the commands that it suggests; errors as `report_error`."""
     if isinstance(error, OSError) and not isinstance(error, MmAssetsError):
         if error.filename is None:
             raise error
-        echo(f"error: {error.filename}: {error.strerror}", err=True)
-        return 1
-    for line in f"error: {chosen.complete(str(error)) if chosen else error}".splitlines():  # DuckDB's have several
-        echo(line, err=True)
-    return 2 if isinstance(error, ConfigError) else 1
+        return f"{error.filename}: {error.strerror}"
+    return chosen.complete(str(error)) if chosen else str(error)
 
 
 def wait_for_shards(spec: DatasetSpec) -> Callable[[float], None]:

@@ -18,6 +18,8 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from mm_assets.cli.document import json_option, write_document, write_error
+from mm_assets.cli.losses import totals_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import (
     echo,
@@ -70,7 +72,8 @@ ENGINES = ("processes", "ray")
 @click.option(
     "--no-record", is_flag=True, help="Use no Dagster instance, make no manifest: `mm-assets sync` does later."
 )
-@click.option("--dry-run", is_flag=True, help="Dry run: list what would run, from which stage and why.")
+@click.option("--dry-run", is_flag=True, help="Dry run: list what would run, from which stage and why; write nothing.")
+@json_option
 def command(
     chosen: DatasetChoice,
     keys: tuple[str, ...],
@@ -191,6 +194,7 @@ class _Run:
         warned: what the checks of the manifests found, one line each.
         manifests: names of the datasets whose manifest was made.
         sums: of each dataset, of those that ran well, what the summary has a heading for.
+        changes: of each dataset, the partitions that registration found to be new, changed or gone.
         began: when the first run was started.
     """
 
@@ -209,6 +213,7 @@ class _Run:
     warned: list[str] = field(default_factory=list)
     manifests: list[str] = field(default_factory=list)
     sums: dict[str, Counter[str]] = field(default_factory=dict)
+    changes: dict[str, Mapping[str, list[str]]] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
     _abandoned: threading.Lock = field(default_factory=threading.Lock)
     _stderr: int = field(default_factory=lambda: os.dup(2))  # while a step runs, Dagster redirects the standard one
@@ -245,9 +250,10 @@ class _Run:
                 # The stored schema has more than the decision: the evidence for it.
                 schema = found.decision.schema if dry_run and found.decision is not None else None
                 present = Present(dataset, schema, partitions={p.key: p for p in found.partitions})
+                changes = {"new": list(found.added), "changed": list(found.changed), "gone": list(found.removed)}
+                self.changes[spec.name] = changes
                 if dry_run:
-                    changes = (("new", found.added), ("changed", found.changed), ("gone", found.removed))
-                    said = ", ".join(f"{len(keys):,} {what}" for what, keys in changes if keys)
+                    said = ", ".join(f"{len(keys):,} {what}" for what, keys in changes.items() if keys)
                     echo(f"{spec.name}: " + (f"would register partitions: {said}" if said else "no shard changed"))
                 self.present[spec.name] = present
                 self.pending[spec.name] = {key for key in present.pending() if self._is_in_part(key)}
@@ -262,13 +268,21 @@ class _Run:
         """Prints what would be done."""
         from mm_assets.pipeline.pending import planned_runs
 
+        document: dict[str, Any] = {}
         for name, present in self.present.items():
             planned = planned_runs(present, [key for spec, key in self.work if spec.name == name], self.first)
+            document[name] = {
+                "partitions": len(present.partitions),
+                "registration": self.changes[name],
+                "planned": {key: {"first": stale.first.name, "reason": stale.said} for key, stale in planned.items()},
+                "makes_manifest": self.is_recorded,
+            }
             report_planned(name, planned)
             number = f"{len(planned):,} of {counted(len(present.partitions), 'partition')}"
             echo(f"{name}: would run {number}" + (" and make the manifest" if self.is_recorded else ""))
         for line in self.failed:
             echo(f"failed: {self.chosen.complete(line)}", err=True)
+        write_document({"dry_run": True, "datasets": document, "failed": self.failed})
 
     def execute(self, stop: Stop) -> None:
         """Runs the partitions of each dataset and makes its manifest."""
@@ -345,7 +359,9 @@ class _Run:
             for name, found in present.items()
         }
         mine = {name: [key for key in found.partitions if self._is_in_part(key)] for name, found in present.items()}
-        _print_summary(present, mine, self.ended, self.sums, pending, time.perf_counter() - self.began)
+        seconds = time.perf_counter() - self.began
+        document = {name: self._document(found, mine[name], pending[name]) for name, found in present.items()}
+        _print_summary(present, mine, self.ended, self.sums, pending, seconds)
         if self.is_recorded:
             _print_manifests(present)
         else:
@@ -357,6 +373,7 @@ class _Run:
             listed = [markers[key].losses for key, is_ok in ran.items() if is_ok and key in markers]
             read = [key for key, is_ok in ran.items() if not is_ok or key not in markers]
             totals = loss_totals(dataset, read, listed)
+            document[name]["losses"] = totals_document(totals)
             if ran:
                 report_losses(self.chosen, name, totals)
             if totals:
@@ -367,10 +384,36 @@ class _Run:
             number = "" if len(keys) == 1 else f"{counted(len(keys), 'partition')}: "
             place = f"{name}/{keys[0]}" if len(keys) == 1 else name
             echo(f"warning: {place}: {number}{self.chosen.complete(line)}", err=True)
-        for line in (*self.warned, *(self._left_out(pending) if self.is_recorded else ())):
-            echo(f"warning: {self.chosen.complete(line)}", err=True)
-        for line in self.failed:
-            echo(f"failed: {self.chosen.complete(line)}", err=True)
+        all_warned = [*self.warned, *(self._left_out(pending) if self.is_recorded else ())]
+        warned, failed = list(map(self.chosen.complete, all_warned)), list(map(self.chosen.complete, self.failed))
+        for kind, lines in (("warning", warned), ("failed", failed)):
+            for line in lines:
+                echo(f"{kind}: {line}", err=True)
+        facts = {"seconds": round(seconds, 3), "warnings": warned, "failed": failed}
+        write_document({"dry_run": False, "datasets": document, **facts})
+
+    def _document(self, present: Present, keys: Sequence[str], pending: Mapping[str, str]) -> dict[str, Any]:
+        """A dataset's part of the document, without its losses."""
+        dataset, name = present.dataset, present.dataset.spec.name
+        sums = self.sums.get(name, Counter())
+        ran = {
+            result.partition: {
+                "status": "done" if result.ok else "failed",
+                "failures": list(result.failures),
+                "warnings": list(result.warnings),
+            }
+            for result in self.ended
+            if result.dataset == name
+        }
+        return {
+            "partitions": len(keys),
+            "registration": self.changes[name],
+            "ran": ran,
+            "pending": dict(pending),
+            "totals": {heading: count for heading, count in sums.items() if heading != _FAULTS},
+            "faults": sums[_FAULTS],
+            "manifest": dataset.store.url_of("manifest.json") if self.is_recorded else None,
+        }
 
     def _is_in_part(self, key: str) -> bool:
         return self.part is None or key in self.part
@@ -430,7 +473,9 @@ class _Run:
         said = f"{len(self.work) - len(left)} of {counted(len(self.work), 'partition')} done"
         kept = [dataset for dataset in self.datasets if dataset not in self.manifests and self.is_recorded]
         manifest = "the manifest is" if len(self.datasets) == 1 else f"the manifests of {', '.join(kept)} are"
-        echo(f"stopped by {name}: {said}" + (f", {manifest} as before" if kept else ""), err=True)
+        line = f"stopped by {name}: {said}" + (f", {manifest} as before" if kept else "")
+        echo(line, err=True)
+        write_error("Stopped", line, 128 + signum)
         for dataset, key in left[:_SHOWN]:
             echo(f"  not done: {dataset}/{key}", err=True)
         if len(left) > _SHOWN:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mm_assets.cli.document import json_option, wants_json, write_document
 from mm_assets.cli.options import DatasetChoice, dataset_options
 from mm_assets.cli.output import echo, named_in_part, report_error, report_faults, report_set_aside
 from mm_assets.errors import MmAssetsError
@@ -36,8 +36,8 @@ _KEYS = (
 
 @click.command()
 @dataset_options(undeclared=True)
-@click.option("--json", "as_json", is_flag=True, help="As JSON, by dataset: every partition with the reason.")
-def command(chosen: DatasetChoice, as_json: bool) -> None:
+@json_option
+def command(chosen: DatasetChoice) -> None:
     """Show what is published, what is pending and why, what failed last, and what the manifest lists.
 
     Nothing is registered or written. Exit code 0 also where something is pending or failed; 1 where a part of the
@@ -56,13 +56,12 @@ def command(chosen: DatasetChoice, as_json: bool) -> None:
             found[spec.name] = dict.fromkeys(_KEYS) | {"unknown": [str(error)]}
             continue
         found[spec.name] = _as_json(status)
-        if not as_json:
+        if not wants_json():
             _print(chosen, status)
         for line in status.unknown:
             echo(f"error: {spec.name}: {chosen.complete(line)}", err=True)
             code = 1
-    if as_json:
-        click.echo(json.dumps(found, indent=1))
+    write_document({"datasets": found})
     if code:
         sys.exit(code)
 

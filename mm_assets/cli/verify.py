@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import click
 
+from mm_assets.cli.document import json_option, write_document
 from mm_assets.cli.options import field_option
 from mm_assets.cli.output import echo
 from mm_assets.dataset.manifest import FORMATS
@@ -20,15 +22,18 @@ _SOUND, _DAMAGED = "ok", "DAMAGED"
 @click.command()
 @click.argument("files", nargs=-1, required=True)
 @field_option
+@json_option
 def command(files: tuple[str, ...]) -> None:
     """Check every checksum and structure; exit 1 and name the damaged samples.
 
     Of a manifest, or a folder, all files are checked in each format, with the digests of the manifest.
     """
-    states = [(file, _verify(file, form)) for file in files for form in _formats_in(file)]
-    for line in dict.fromkeys(_advice(file) for file, state in states if state == _DAMAGED):
+    found = [_verify(file, form) for file in files for form in _formats_in(file)]
+    advice = list(dict.fromkeys(_advice(each["file"]) for each in found if each["state"] == _DAMAGED))
+    for line in advice:
         echo(line, err=True)
-    if any(state != _SOUND for _, state in states):
+    write_document({"files": [{**each, "state": each["state"].lower()} for each in found], "advice": advice})
+    if any(each["state"] != _SOUND for each in found):
         sys.exit(1)
 
 
@@ -72,23 +77,33 @@ def _formats_listed(file: str) -> Sequence[str]:
     return FORMATS
 
 
-def _verify(file: str, form: str | None) -> str:
-    """Checks and reports the files of a format; the state that they are in."""
+def _verify(file: str, form: str | None) -> dict[str, Any]:
+    """Checks and reports the files of a format: the state that they are in, and what was found."""
     import mm_assets
 
     shown = file if form is None else f"{file} ({form})"
+    found: dict[str, Any] = {
+        "file": file,
+        "format": form,
+        "state": "",
+        "message": None,
+        "num_payloads": None,
+        "damage": [],
+    }
     try:
         with mm_assets.open(file, format=form) as dataset:
             report = dataset.verify()
     except MmAssetsError as error:
         is_packed = isinstance(error, FormatError) and not isinstance(error, BadMagicError)
         state = _DAMAGED if is_packed else "cannot be checked"
-        echo(f"{shown}: {state}: {str(error).removeprefix(f'{file}: ')}")
-        return state
+        message = str(error).removeprefix(f"{file}: ")
+        echo(f"{shown}: {state}: {message}")
+        return found | {"state": state, "message": message}
     except OSError as error:
         state = "cannot be read"
-        echo(f"{shown}: {state}: {error.strerror or error}")
-        return state
+        message = error.strerror or str(error)
+        echo(f"{shown}: {state}: {message}")
+        return found | {"state": state, "message": message}
     state = _SOUND if report.ok else _DAMAGED
     checked = f"{counted(report.num_payloads, 'payload')} checked, {counted(len(report.damage), 'fault')}"
     echo(f"{shown}: {state}, {checked}")
@@ -96,4 +111,8 @@ def _verify(file: str, form: str | None) -> str:
         place = f"sample {damage.sample} ({damage.sample_id})" if damage.sample is not None else "file"
         modality = f", {damage.modality}" if damage.modality else ""
         echo(f"  {place}{modality}: {damage.message}")
-    return state
+    listed = [
+        {"sample": d.sample, "sample_id": d.sample_id, "modality": d.modality, "message": d.message}
+        for d in report.damage
+    ]
+    return found | {"state": state, "num_payloads": report.num_payloads, "damage": listed}

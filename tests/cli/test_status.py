@@ -42,7 +42,7 @@ def invoke(made: Path, tmp_path: Path, dagster_home: Path, monkeypatch: pytest.M
 
 
 def state(result: Result) -> Any:
-    return json.loads(result.stdout)["data"]
+    return json.loads(result.stdout)["datasets"]["data"]
 
 
 @pytest.mark.parametrize("query", ["", ";", " ; "])
