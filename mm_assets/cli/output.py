@@ -35,6 +35,7 @@ __all__ = [
     "report_planned",
     "report_registration",
     "report_set_aside",
+    "size_text",
     "table_console",
     "wait_for_shards",
 ]
@@ -186,6 +187,16 @@ def report_registration(chosen: DatasetChoice, spec: DatasetSpec, found: Registr
     slow = slow_pages(spec, len(found.partitions))
     if slow is not None:
         echo(f"{dataset}: {slow}", err=True)
+
+
+def size_text(num_bytes: int) -> str:
+    """A number of bytes for people, with a unit of powers of 1,000."""
+    size, unit = float(num_bytes), "bytes"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if size < 999.5:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} {unit}" if unit == "bytes" or size >= 99.5 else f"{size:.1f} {unit}"
 
 
 def named_in_part(keys: Sequence[str]) -> str:

@@ -15,6 +15,8 @@ from click.testing import CliRunner, Result
 
 from mm_assets.cli.document import json_value
 from mm_assets.cli.main import COMMANDS, main
+from mm_assets.pipeline.leases import Leases
+from mm_assets.pipeline.store import DatasetStore
 
 from ..pipeline.chain import declare, run_chain
 from ..pipeline.shards import CAPTIONS, make_shard
@@ -115,7 +117,8 @@ def test_documents_of_a_dataset(place: Path) -> None:
     assert dry["registration"] == {"new": ["c"], "changed": ["a"], "gone": ["b"]}
     assert dry["planned"]["c"]["first"] == "raw_shards"
     assert of_data("register", invoke("register", *SHARDS, "--new-schema"))["new"] == ["c"]
-    pending = of_data("status", invoke("status", *SHARDS))
+    with Leases(DatasetStore(declare(place / "root", place / "in")), "a-run") as leases, leases.held("a"):
+        pending = of_data("status", invoke("status", *SHARDS))
     assert {key for each in pending["pending"] for key in each["partitions"]} == {"a", "c"}
     ran = of_data("run", invoke("run", *SHARDS, "-p", "c"))
     assert ran["ran"] == {"c": {"status": "done", "failures": [], "warnings": []}}
