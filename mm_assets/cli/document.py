@@ -145,6 +145,8 @@ def _pieces(value: object, newline: str) -> Iterator[str]:
             yield from _pieces(item, inner)
             opened = ","
         yield f"{newline}}}"
+    elif isinstance(value, list | tuple) and all(isinstance(item, int | float) for item in value):
+        yield json.dumps(value, allow_nan=False)
     elif isinstance(value, Iterator) or (isinstance(value, list | tuple) and value):
         opened = "["
         for item in value:

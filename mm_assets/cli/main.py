@@ -25,6 +25,7 @@ COMMANDS = (
     "register",
     "run",
     "status",
+    "stats",
     "sync",
     "losses",
     "inspect",

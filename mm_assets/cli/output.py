@@ -80,7 +80,7 @@ def print_table(
     numbers: Collection[str] = (),
     wrapped: Collection[str] = (),
 ) -> None:
-    """Writes a table as `echo` a line; where a terminal is too narrow, each row as a paragraph with the headings.
+    """Writes a table as `echo` a line; in a narrow terminal without lines, in a narrower one its rows as paragraphs.
 
     Args:
         headings: of the columns.
@@ -97,10 +97,12 @@ def print_table(
         return
     console = table_console()
     shown = [[printable(cell) for cell in row] for row in rows]
-    table = Table()
     widths = {heading: max(map(cell_len, (heading, *cells))) for heading, *cells in zip(headings, *shown, strict=True)}
     long = {heading for heading in wrapped if widths[heading] > _READABLE}
-    least = 1 + sum(3 + (_READABLE if heading in long else width) for heading, width in widths.items())
+    least = sum(_READABLE if heading in long else width for heading, width in widths.items())
+    lines, spaces = 3 * len(headings) + 1, 2 * (len(headings) - 1)  # columns that they take
+    is_wide = least + lines <= console.width
+    table = Table() if is_wide else Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in headings:
         table.add_column(
             heading,
@@ -108,7 +110,7 @@ def print_table(
             overflow="fold",
             no_wrap=heading not in long,
         )
-    if least <= console.width:
+    if least + (lines if is_wide else spaces) <= console.width:
         for row in shown:
             table.add_row(*map(escape, row))
         console.print(table)
@@ -191,12 +193,12 @@ def report_registration(chosen: DatasetChoice, spec: DatasetSpec, found: Registr
 
 def size_text(num_bytes: int) -> str:
     """A number of bytes for people, with a unit of powers of 1,000."""
-    size, unit = float(num_bytes), "bytes"
+    size, unit = float(num_bytes), "B"
     for larger in ("kB", "MB", "GB", "TB", "PB"):
         if size < 999.5:
             break
         size, unit = size / 1000, larger
-    return f"{size:.0f} {unit}" if unit == "bytes" or size >= 99.5 else f"{size:.1f} {unit}"
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.1f} {unit}"
 
 
 def named_in_part(keys: Sequence[str]) -> str:

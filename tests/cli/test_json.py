@@ -135,6 +135,8 @@ def test_documents_of_a_dataset(place: Path) -> None:
     lost = of_data("losses", invoke("losses", *MADE))
     assert [loss["member"] for loss in lost["losses"]] == ["b9.json"]
     assert lost["unpublished"] == ["a"]
+    numbers = of_data("stats", invoke("stats", *MADE))
+    assert (numbers["modalities"]["image"]["present"], numbers["num_samples"]) == (4, 5)
     synced = of_data("sync", invoke("sync", *SHARDS))
     assert (synced["manifest_made"], synced["failed"]) == (True, [])
     rows = of_data(
@@ -144,7 +146,7 @@ def test_documents_of_a_dataset(place: Path) -> None:
     assert all(row[2] is None for row in rows["rows"])
     cleaned = of_data("clean", invoke("clean", *MADE, "--keep", "1", "--dry-run"))
     assert (cleaned["removed"], any("b" in name for name in cleaned["files"])) == (False, True)
-    assert unseen("plan", "run", "register", "status", "losses", "sync", "sql", "clean") == {}
+    assert unseen("plan", "run", "register", "status", "stats", "losses", "sync", "sql", "clean") == {}
 
 
 def test_documents_of_files(place: Path) -> None:
