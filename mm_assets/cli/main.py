@@ -22,6 +22,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS = (
     "plan",
+    "init",
     "register",
     "run",
     "status",

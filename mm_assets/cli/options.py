@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DatasetChoice", "dataset_options", "field_option"]
 
-_SUGGESTED = re.compile(r"`mm-assets (plan|register|run|status|stats|sync|losses|add-stream|sql|clean)\b")
-_TAKES_SHARDS = ("plan", "register", "run", "status", "sync")
+_SUGGESTED = re.compile(r"`mm-assets (plan|init|register|run|status|stats|sync|losses|add-stream|sql|clean)\b")
+_TAKES_SHARDS = ("plan", "init", "register", "run", "status", "sync")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,14 @@ class DatasetChoice:
             raise raised
         self.wrong.extend(wrong)
         return specs if self.root is None else [spec.replace(root=_absolute(self.root)) for spec in specs]
+
+    def declared(self) -> Mapping[str, DatasetSpec | ConfigError]:
+        """What the definitions modules declare, by name, whatever was chosen.
+
+        Raises:
+            ConfigError: there is no project, or its modules cannot be loaded.
+        """
+        return self._declared(read_only=True)
 
     def stores(self) -> list[DatasetStore]:
         """Folders of the chosen datasets; below a given root, or the default one, also of those that nothing declares.

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -389,8 +390,20 @@ class _Run:
         for kind, lines in (("warning", warned), ("failed", failed)):
             for line in lines:
                 echo(f"{kind}: {line}", err=True)
+        if self.chosen.shards is not None:
+            self._offer_declaration()
         facts = {"seconds": round(seconds, 3), "warnings": warned, "failed": failed}
         write_document({"dry_run": False, "datasets": document, **facts})
+
+    def _offer_declaration(self) -> None:
+        """Prints the command that declares the dataset, of which only the options of this command are known."""
+        from mm_assets.cli.project import project_folder
+
+        (name,) = self.datasets or [None]
+        if name is not None:
+            project = "" if project_folder(Path.cwd()) else " --project"
+            command = self.chosen.complete(f"`mm-assets init --dataset {shlex.quote(name)}{project}`")
+            echo(f"to keep the dataset in a project: {command} writes its defs.yaml", err=True)
 
     def _document(self, present: Present, keys: Sequence[str], pending: Mapping[str, str]) -> dict[str, Any]:
         """A dataset's part of the document, without its losses."""

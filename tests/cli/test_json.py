@@ -107,10 +107,15 @@ def test_the_page_has_every_command() -> None:
         assert "--json" in CliRunner().invoke(main, [command, "--help"]).output, command
 
 
-def test_documents_of_a_dataset(place: Path) -> None:
+def test_documents_of_a_dataset(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the plan to the cleaning, each command's document has the documented keys, and says what was done."""
     plan = read("plan", invoke("plan", "in"))["datasets"]["default"]
     assert plan["partitions"] == 2
+    with monkeypatch.context() as elsewhere:
+        (place / "project").mkdir()
+        elsewhere.chdir(place / "project")
+        declared = of_data("init", invoke("init", str(place / "in"), "-d", "data", "--project"))
+    assert Path(declared["file"]).read_text() == declared["declaration"]
     (place / "in" / "b.tar").rename(place / "in" / "c.tar")
     make_shard(place / "in" / "a.tar", {**CAPTIONS, "9.txt": "more", "9.png": CAPTIONS["0.png"]})
     dry = of_data("run", invoke("run", *SHARDS, "--dry-run"))
@@ -146,7 +151,7 @@ def test_documents_of_a_dataset(place: Path) -> None:
     assert all(row[2] is None for row in rows["rows"])
     cleaned = of_data("clean", invoke("clean", *MADE, "--keep", "1", "--dry-run"))
     assert (cleaned["removed"], any("b" in name for name in cleaned["files"])) == (False, True)
-    assert unseen("plan", "run", "register", "status", "stats", "losses", "sync", "sql", "clean") == {}
+    assert unseen("plan", "init", "run", "register", "status", "stats", "losses", "sync", "sql", "clean") == {}
 
 
 def test_documents_of_files(place: Path) -> None:
