@@ -20,6 +20,8 @@ from typing import Any, ClassVar, TextIO
 
 import click
 
+from mm_assets.cli.secrets import masked_json
+
 __all__ = [
     "document_only",
     "is_asked_for",
@@ -126,7 +128,7 @@ def write_error(kind: str, message: str, code: int) -> None:
 def _write(output: _Output, document: Mapping[str, Any]) -> None:
     with tempfile.SpooledTemporaryFile(_MEMORY, "w+", encoding="utf-8") as draft:
         for piece in _pieces(document, "\n"):
-            draft.write(piece)
+            draft.write(masked_json(piece))
         draft.seek(0)
         output.is_written = True
         while block := draft.read(1 << 16):

@@ -6,8 +6,9 @@ A declaration is a template for Dagster, and names in it come from shards: what 
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mm_assets.cli.document import json_option, write_document
-from mm_assets.cli.options import DatasetChoice, dataset_options
+from mm_assets.cli.options import DatasetChoice, dataset_options, parsed_settings
 from mm_assets.cli.output import echo, printable
 from mm_assets.cli.project import declarations_folder, make_project, project_folder
+from mm_assets.cli.secrets import is_secret
 from mm_assets.errors import ConfigError
 from mm_assets.summaries import counted
 
@@ -61,10 +63,8 @@ def command(chosen: DatasetChoice, place: str | None, makes_project: bool) -> No
     if not made and spec.name in chosen.declared():
         raise ConfigError("arguments", "--dataset", f"{spec.name!r} is declared already: give another name")
     file = declarations_folder(Path.cwd()) / spec.name / "defs.yaml"
-    settles = any(setting.startswith("settle_seconds=") for setting in chosen.settings)
-    left_out = [] if settles else ["settle_seconds"]
-    left_out += [] if chosen.root is not None else ["root"]
-    text = _declaration(spec, decision, left_out=left_out, is_packed=_is_packed(spec))
+    secrets: dict[str, str] = {}
+    text = _declaration(chosen, spec, decision, is_packed=_is_packed(spec), secrets=secrets)
     _write_new(file, text)
     for path in made:
         echo(f"wrote {path}")
@@ -72,7 +72,7 @@ def command(chosen: DatasetChoice, place: str | None, makes_project: bool) -> No
     for note in decision.notes:
         echo(f"note: {note}", err=True)
     declared = replace(chosen, shards=None, root=None, pack=None, settings=())
-    steps = [declared.complete(step) for step in _next_steps(spec)]
+    steps = [declared.complete(step) for step in _next_steps(spec, secrets)]
     for number, step in enumerate(steps):
         echo(f"{'next: ' if not number else '      '}{step}")
     write_document(
@@ -80,8 +80,10 @@ def command(chosen: DatasetChoice, place: str | None, makes_project: bool) -> No
     )
 
 
-def _next_steps(spec: DatasetSpec) -> Iterator[str]:
+def _next_steps(spec: DatasetSpec, secrets: Mapping[str, str]) -> Iterator[str]:
     name = shlex.quote(spec.name)
+    for variable, option in secrets.items():
+        yield f"set the environment variable {variable}: the file has it in place of the {option}"
     yield f"`mm-assets run --dataset {name}` packs it"
     yield f"`mm-assets status --dataset {name}` shows what is pending"
     yield "docs/settings.md has every key of the file: filters, annotators, samples, pack"
@@ -106,13 +108,24 @@ def _is_packed(spec: DatasetSpec) -> bool:
     return registered.source == spec.shards and registered.declared == spec.declared
 
 
-def _declaration(spec: DatasetSpec, decision: Decision, *, left_out: Sequence[str], is_packed: bool) -> str:
-    """The text of the file: what was given, without some settings, and what was inferred."""
-    given = {
-        name: value
-        for name, value in spec.model_dump(mode="json", exclude_unset=True).items()
-        if name not in ("name", "shards", "root", "source", "pack", "samples", *left_out)
-    }
+def _declaration(
+    chosen: DatasetChoice, spec: DatasetSpec, decision: Decision, *, is_packed: bool, secrets: dict[str, str]
+) -> str:
+    """The text of the file: what was given, and what was inferred.
+
+    Args:
+        chosen: what was given.
+        spec: the declaration that it makes.
+        decision: the layout, and its evidence.
+        is_packed: whether the dataset is there, so that what was inferred is a comment.
+        secrets: takes the variables that stand for secrets, with the name of the option of each.
+    """
+    given = parsed_settings(chosen.settings)
+    for name in ("storage_options", "root_options"):
+        options = getattr(spec, name)
+        if options:
+            given[name] = _without_secrets(options, f"{spec.name}_{name}", secrets)
+    samples, _, _ = given.pop("samples", {}), given.pop("pack", None), given.pop("source", None)
     sampled = f"{counted(decision.num_samples, 'sample')} of {counted(len(decision.shards), 'shard')}"
     lines = [
         f"# Written by `mm-assets init`, from {sampled} of {decision.num_shards:,}. docs/settings.md has every key.",
@@ -121,7 +134,7 @@ def _declaration(spec: DatasetSpec, decision: Decision, *, left_out: Sequence[st
         *_entry("name", spec.name),
         *_entry("shards", _plain(spec, "shards", spec.shards)),
     ]
-    if "root" not in left_out:
+    if chosen.root is not None:
         lines += _entry("root", _plain(spec, "root", spec.root))
     source, pack = spec.source or _detected(spec, decision), spec.declared["pack"] or decision.schema.pack["preset"]
     if is_packed:
@@ -130,7 +143,7 @@ def _declaration(spec: DatasetSpec, decision: Decision, *, left_out: Sequence[st
         )
     if source is not None:
         lines += _entry("source", source, is_comment=is_packed and spec.source is None)
-    lines += _samples(spec, decision, is_packed=is_packed)
+    lines += _samples(samples, decision, is_packed=is_packed)
     lines += [line for name, value in given.items() for line in _entry(name, value)]
     packed = [f"{m['name']} ({m['field']})" for m in decision.schema.pack["modalities"]]
     lines.append(f"  # Packed: {printable(', '.join(packed))}.")
@@ -139,13 +152,27 @@ def _declaration(spec: DatasetSpec, decision: Decision, *, left_out: Sequence[st
     return "\n".join(lines) + "\n"
 
 
-def _samples(spec: DatasetSpec, decision: Decision, *, is_packed: bool) -> Iterator[str]:
+def _without_secrets(options: Mapping[str, Any], name: str, secrets: dict[str, str]) -> dict[str, Any]:
+    """Options with a variable of the environment in place of each secret, which belongs into no file."""
+    found: dict[str, Any] = {}
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            found[key] = _without_secrets(value, f"{name}_{key}", secrets)
+        elif is_secret(key) and value is not None and not isinstance(value, bool):
+            variable = re.sub(r"\W+", "_", f"{name}_{key}").upper()
+            secrets[variable] = key
+            found[key] = f"{{{{ env.{variable} }}}}"
+        else:
+            found[key] = value
+    return found
+
+
+def _samples(given: Mapping[str, Any], decision: Decision, *, is_packed: bool) -> Iterator[str]:
     """The setting `samples`; its columns are a comment where not every sample has all of them."""
-    given = spec.samples.model_dump(mode="json", exclude_unset=True)
     columns = [column.source for column in decision.columns if not _may_be_template(column.source)]
     is_settled = bool(columns) and all(c.num_samples >= decision.num_samples for c in decision.columns)
     if "user_columns" not in given and is_settled and not is_packed:
-        given["user_columns"] = columns
+        given = {**given, "user_columns": columns}
     if given:
         yield from _entry("samples", given)
     if columns and "user_columns" not in given:

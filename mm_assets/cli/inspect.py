@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mm_assets.cli.document import json_option, write_document
-from mm_assets.cli.options import field_option
+from mm_assets.cli.options import field_option, parsed_options, parsed_settings, storage_option
 from mm_assets.cli.output import echo
 from mm_assets.dataset.manifest import FORMATS
 from mm_assets.errors import ConfigError, MmAssetsError
@@ -26,13 +27,24 @@ if TYPE_CHECKING:
 @click.option(
     "--format", "form", type=click.Choice(FORMATS), help="Which files of a manifest; MULT by default, if it has them."
 )
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="MODALITY.KEY=VALUE",
+    help="Decode a modality with this setting of its field, such as image.decode_size=[64,64].",
+)
 @field_option
+@storage_option
 @json_option
-def command(file: str, sample: int | None, form: str | None) -> None:
+def command(
+    file: str, sample: int | None, form: str | None, settings: tuple[str, ...], storage_options: tuple[str, ...]
+) -> None:
     """Show what a packed file or manifest holds."""
     import mm_assets
 
-    with mm_assets.open(file, format=form) as dataset:
+    with mm_assets.open(file, format=form, storage_options=parsed_options(storage_options) or None) as opened:
+        dataset = opened.with_settings(_by_modality(settings)) if settings else opened
         modalities: dict[str, Any] = {}
         document: dict[str, Any] = {
             "file": file,
@@ -74,6 +86,14 @@ def command(file: str, sample: int | None, form: str | None) -> None:
             for name, value in values.items():
                 echo(f"  {name}: {value}")
     write_document(document)
+
+
+def _by_modality(settings: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+    found = parsed_settings(settings)
+    wrong = next((name for name, value in found.items() if not isinstance(value, dict)), None)
+    if wrong is not None:
+        raise ConfigError("arguments", "--set", f"found {wrong!r}, expected MODALITY.KEY=VALUE")
+    return found
 
 
 def _refusal(dataset: Dataset, name: str) -> str:

@@ -16,6 +16,7 @@ import click
 from mm_assets import __version__
 from mm_assets.cli.document import document_only, is_asked_for, write_error
 from mm_assets.cli.output import error_text, report_error
+from mm_assets.cli.secrets import forget_secrets
 from mm_assets.errors import MmAssetsError
 
 __all__ = ["COMMANDS", "main"]
@@ -55,6 +56,7 @@ class _Commands(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         """Runs the command line; with `--json` every end of it writes a document, also that of wrong arguments."""
+        forget_secrets()
         given = list(sys.argv[1:] if args is None else args)
         if not is_asked_for(given):
             return super().main(given, *rest, **options)

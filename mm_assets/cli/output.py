@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mm_assets.cli.document import wants_json
+from mm_assets.cli.secrets import masked
 from mm_assets.errors import ConfigError, MmAssetsError
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ _READABLE = 24  # characters of a line of a long text, at least
 
 
 def printable(text: str) -> str:
-    """Text for a terminal: names and ids come from shards, and their control characters are shown escaped."""
+    """Text for a terminal, without secrets: names come from shards, and their control characters are shown escaped."""
+    text = masked(text)
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

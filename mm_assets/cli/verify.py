@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import click
 
 from mm_assets.cli.document import json_option, write_document
-from mm_assets.cli.options import field_option
+from mm_assets.cli.options import field_option, parsed_options, storage_option
 from mm_assets.cli.output import echo
 from mm_assets.dataset.manifest import FORMATS
 from mm_assets.errors import BadMagicError, FormatError, MmAssetsError
@@ -22,13 +22,15 @@ _SOUND, _DAMAGED = "ok", "DAMAGED"
 @click.command()
 @click.argument("files", nargs=-1, required=True)
 @field_option
+@storage_option
 @json_option
-def command(files: tuple[str, ...]) -> None:
+def command(files: tuple[str, ...], storage_options: tuple[str, ...]) -> None:
     """Check every checksum and structure; exit 1 and name the damaged samples.
 
     Of a manifest, or a folder, all files are checked in each format, with the digests of the manifest.
     """
-    found = [_verify(file, form) for file in files for form in _formats_in(file)]
+    options = parsed_options(storage_options)
+    found = [_verify(file, form, options) for file in files for form in _formats_in(file, options)]
     advice = list(dict.fromkeys(_advice(each["file"]) for each in found if each["state"] == _DAMAGED))
     for line in advice:
         echo(line, err=True)
@@ -50,34 +52,34 @@ def _advice(file: str) -> str:
     return "to repair a file that is in no dataset's folder: copy it again, or make it again"
 
 
-def _formats_in(file: str) -> Sequence[str | None]:
+def _formats_in(file: str, options: Mapping[str, Any]) -> Sequence[str | None]:
     """The formats to check one after the other; None where the file itself is of one."""
     from mm_assets.storage.store import Store
 
     if file.endswith(tuple(f".{form}" for form in FORMATS)):
         return (None,)
     if file.endswith(".json"):
-        return _formats_listed(file)
+        return _formats_listed(file, options)
     try:
-        names = Store(file).sizes("")
+        names = Store(file, options).sizes("")
     except (MmAssetsError, OSError, ValueError):  # opening it says why
         return (None,)
     if "manifest.json" in names:
-        return _formats_listed(file)
+        return _formats_listed(file, options)
     return [form for form in FORMATS if any(name.endswith(f".{form}") for name in names)] or (None,)
 
 
-def _formats_listed(file: str) -> Sequence[str]:
+def _formats_listed(file: str, options: Mapping[str, Any]) -> Sequence[str]:
     """The formats of a manifest; all where it does not open, so that checking each says why."""
     import mm_assets
 
-    with suppress(MmAssetsError, OSError), mm_assets.open(file) as dataset:
+    with suppress(MmAssetsError, OSError), mm_assets.open(file, storage_options=options or None) as dataset:
         if dataset.manifest is not None:
             return dataset.manifest.formats
     return FORMATS
 
 
-def _verify(file: str, form: str | None) -> dict[str, Any]:
+def _verify(file: str, form: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Checks and reports the files of a format: the state that they are in, and what was found."""
     import mm_assets
 
@@ -91,7 +93,7 @@ def _verify(file: str, form: str | None) -> dict[str, Any]:
         "damage": [],
     }
     try:
-        with mm_assets.open(file, format=form) as dataset:
+        with mm_assets.open(file, format=form, storage_options=options or None) as dataset:
             report = dataset.verify()
     except MmAssetsError as error:
         is_packed = isinstance(error, FormatError) and not isinstance(error, BadMagicError)
