@@ -17,7 +17,7 @@ from mm_assets import __version__
 from mm_assets.cli.document import document_only, is_asked_for, write_error
 from mm_assets.cli.output import error_text, report_error
 from mm_assets.cli.secrets import forget_secrets
-from mm_assets.errors import MmAssetsError
+from mm_assets.errors import MmAssetsError, meant
 
 __all__ = ["COMMANDS", "main"]
 
@@ -36,6 +36,7 @@ COMMANDS = (
     "add-stream",
     "sql",
     "clean",
+    "completion",
 )
 """Every command; it is the object `command` of the module of its name in this package."""
 
@@ -53,6 +54,14 @@ class _Commands(click.Group):
         # Click cuts what it derives itself to one line.
         found.short_help = " ".join((found.help or "").partition("\n\n")[0].split())
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first argument names; an unknown one is refused with the one that is meant."""
+        if args and args[0][:1].isalnum() and self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}{meant(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         """Runs the command line; with `--json` every end of it writes a document, also that of wrong arguments."""

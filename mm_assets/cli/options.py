@@ -17,7 +17,7 @@ import click
 
 from mm_assets.cli.output import echo, report_error
 from mm_assets.cli.secrets import MASK, is_secret, masked_options, note_secrets
-from mm_assets.errors import ConfigError
+from mm_assets.errors import ConfigError, meant
 
 if TYPE_CHECKING:
     from mm_assets.pipeline.spec import DatasetSpec
@@ -97,7 +97,8 @@ class DatasetChoice:
         declared = self._declared(read_only=read_only)
         unknown = [name for name in self.names if name not in declared]
         if unknown:
-            detail = f"{unknown[0]!r} is not declared; declared are: {', '.join(sorted(declared)) or 'none'}"
+            names = ", ".join(sorted(declared)) or "none"
+            detail = f"{unknown[0]!r} is not declared; declared are: {names}{meant(unknown[0], declared)}"
             raise ConfigError("arguments", "--dataset", detail)
         chosen = [declared[name] for name in dict.fromkeys(self.names or declared)]
         specs = [found for found in chosen if not isinstance(found, ConfigError)]
@@ -169,7 +170,9 @@ class DatasetChoice:
         stores = [DatasetStore(self._with_options(spec)) for spec in specs]
         for dataset in stores:
             if dataset.registered().source is None:
-                raise ConfigError("arguments", "--dataset", f"{dataset.store.url} is not a registered dataset")
+                known = _registered_below(root)
+                detail = f"{dataset.store.url} is not a registered dataset{meant(dataset.spec.name, known)}"
+                raise ConfigError("arguments", "--dataset", detail)
         return stores
 
     def complete(self, message: str) -> str:
@@ -316,6 +319,13 @@ def _find_dagster_home(*, read_only: bool) -> None:
     os.environ["DAGSTER_HOME"] = str(home)
     if not given and home.parent != here:
         echo(f"DAGSTER_HOME is not set: using {home}", err=True)
+
+
+def _registered_below(root: str) -> list[str]:
+    """The names of the datasets below a local root, for a message."""
+    from mm_assets.storage.urls import is_local, local_path
+
+    return [file.parent.name for file in sorted(local_path(root).glob("*/shards.json"))] if is_local(root) else []
 
 
 def _absolute(url: str) -> str:

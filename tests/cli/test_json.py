@@ -187,7 +187,7 @@ def test_documents_of_files(place: Path) -> None:
         (("status", "--jsn", "--json"), "NoSuchOption", 2),
         (("inspect", "no.mult", "--json"), "FileNotFoundError", 1),
         (("inspect", "--json"), "MissingParameter", 2),
-        (("stauts", "--json"), "NoSuchCommand", 2),
+        (("stauts", "--json"), "UsageError", 2),
         (("sql", "-m", "no_such_module", "select 1", "--json"), "ConfigError", 2),
     ],
 )
